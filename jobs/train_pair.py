@@ -22,7 +22,7 @@ from jobs.console import console, point, run
 from specdec_core.base.errors import UserError
 from specdec_core.config import load_yaml, parse
 from specdec_core.training.bundled_pair.card import write_card
-from specdec_core.training.bundled_pair.recipe import train_pair
+from specdec_core.training.bundled_pair.recipe import claim, train_pair
 from specdec_core.training.bundled_pair.settings import SMOKE, Settings
 
 SECONDS_BETWEEN_METRICS = 5.0
@@ -72,6 +72,7 @@ def main(
 ) -> None:
     """Train the target, sharpen it, distil the drafts, measure the pair, write its model card."""
     settings = settings_from(smoke, config)
+    claim(settings, work)
     mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db"))
     present(mlflow.MlflowClient(), mlflow.set_experiment("train_pair"), views={})
     figures = TextColumn("{task.fields[figures]}", table_column=Column(overflow="fold"))

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import write_atomically
+from specdec_core.config import parse_json
 from specdec_core.prompts import stdlib
 from specdec_core.training.bundled_pair.corpus_rows import train_tokenizer
 from specdec_core.training.bundled_pair.distillation import distil
@@ -20,15 +23,34 @@ from specdec_core.training.bundled_pair.settings import Settings
 from specdec_core.training.bundled_pair.target import sharpen, train_target
 from specdec_core.training.bundled_pair.teacher import TeacherText
 
+_SETTINGS = "settings.json"
+# Settings that no phase's result depends on.
+_FREE = {"threads", "checkpoint_seconds", "held_out_prompts", "seen_prompts", "new_tokens"}
+
+
+def claim(settings: Settings, work: Path) -> None:
+    """Make `work` the folder of this recipe. Raises :class:`UserError` where its phases are of
+    another one."""
+    path = work / _SETTINGS
+    if not path.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, settings.model_dump_json(indent=1))
+        return
+    before = parse_json(Settings, path.read_text(), str(path)).model_dump(exclude=_FREE)
+    now = settings.model_dump(exclude=_FREE)
+    if changed := [name for name in now if now[name] != before[name]]:
+        raise UserError(
+            f"{path}: begun with other settings ({', '.join(changed)}); name another --work"
+        )
+
 
 def train_pair(settings: Settings, work: Path, out: Path, report: Report) -> dict[str, Any]:
     """The whole recipe into `out` (weights, prompts); returns the `facts` of the training and the
     `results` of the evaluation.
 
-    Finished phases found in `work` are not run again.
+    Finished phases found in `work`, which :func:`claim` has made this recipe's, are not run again.
     """
     torch.set_num_threads(settings.threads)
-    work.mkdir(parents=True, exist_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(settings, work)
     report("tokenizer", 1.0, {})

@@ -8,6 +8,7 @@ from specdec_core.base.bundled import PAIR
 from specdec_core.base.errors import UserError
 from specdec_core.training.bundled_pair.corpus_rows import Rows, train_tokenizer
 from specdec_core.training.bundled_pair.optimisation import build
+from specdec_core.training.bundled_pair.recipe import claim
 from specdec_core.training.bundled_pair.settings import SMOKE
 from specdec_core.training.bundled_pair.target import sharpen, train_target
 
@@ -75,6 +76,8 @@ def test_smoke_job_trains_a_loadable_pair_and_resumes(tmp_path, monkeypatch):
         job.main(work=work, out=out, config=None, smoke=True)
         trained = (work / "draft-small.pt").stat().st_mtime_ns
         job.main(work=work, out=out, config=None, smoke=True)
+        with pytest.raises(UserError, match=r"settings \(modules, vocabulary, .*; name another"):
+            job.main(work=work, out=out, config=None, smoke=False)
     finally:
         torch.set_num_threads(threads)
     assert (work / "draft-small.pt").stat().st_mtime_ns == trained
@@ -86,6 +89,16 @@ def test_smoke_job_trains_a_loadable_pair_and_resumes(tmp_path, monkeypatch):
     assert len(runs) == 2
     assert runs["metrics.draft-small.loss"].notna().any()
     assert runs["metrics.held_out.draft-medium.agreement"].notna().all()
+
+
+def test_phases_of_another_recipe_are_not_gone_on_with(tmp_path):
+    claim(SMOKE, tmp_path)
+    claim(
+        SMOKE.model_copy(update={"threads": 2, "checkpoint_seconds": 9, "new_tokens": 8}), tmp_path
+    )
+    with pytest.raises(UserError, match=r"json: begun with other settings \(sharpness\); name"):
+        claim(SMOKE.model_copy(update={"sharpness": 3.0}), tmp_path)
+    claim(SMOKE, tmp_path)
 
 
 def test_unknown_setting_is_one_line_that_names_it(tmp_path):
