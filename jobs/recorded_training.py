@@ -97,6 +97,7 @@ def train_on_answers(
     from specdec_core.config import PairSpec, RunnerSettings
     from specdec_core.training.recorded.answers import read_card
     from specdec_core.training.recorded.features import check_features
+    from specdec_core.training.recorded.finished import load_card
 
     temperatures = numbers(answering.temperatures, "--temperatures", float)
     spec = PairSpec(target=target, drafts={}, runner=RunnerSettings(device="cpu", threads=threads))
@@ -120,7 +121,8 @@ def train_on_answers(
         "learning_rates": rates,
         "out": str(out),
         **({"features": str(features)} if features else {}),
-        **({"further": True} if further else {}),
+        # What it begins with: each time that a model is trained further is a run of its own.
+        **({"further": load_card(out / kind.name, kind.card).training} if further else {}),
     }
     with interruptible(), locked(out, "training"):
         if features is None:

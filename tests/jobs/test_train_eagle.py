@@ -51,6 +51,15 @@ def test_a_head_is_trained_with_the_best_rate_and_not_trained_again(
     nested = next(run for run in runs if "loss" in run.data.metrics)
     assert {a.path for a in client.list_artifacts(nested.info.run_id)} == {"head"}
 
+    # Trained further twice, what is logged is each time a run of its own.
+    again = (*arguments[:-1], "1e-3", "--out", out, "--further", "--epochs", 1)
+    for more in (2, 4):
+        done = command(main, tmp_path, *again)
+        assert done.returncode == 0, done.stderr
+        after = client.search_runs(experiments)
+        assert len(after) == len(runs) + more
+        assert all(run.info.status == "FINISHED" for run in after)
+
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
@@ -59,6 +68,11 @@ def test_a_head_is_trained_with_the_best_rate_and_not_trained_again(
         ({"learning_rate": "0"}, "learning_rate: .*greater than 0"),
         ({"steps": 0}, "steps: .*greater than or equal to 1"),
         ({}, "answers: no answers in it; give --prompts"),
+        (
+            {"prompts": "bundled:train", "temperatures": "0.7"},
+            "--temperatures 0.7: no answers at temperature 0 or 1, by which an EAGLE head is",
+        ),
+        ({"prompts": "bundled:train", "further": True}, r"head/training\.json: no such file"),
         ({"prompts": "nowhere.jsonl"}, "nowhere.jsonl: no such file|no chat template"),
         ({"prompts": "bundled:nothing"}, "no such bundled prompts"),
         ({"target": "./nowhere", "prompts": "bundled:train"}, "nowhere: no such folder"),
