@@ -8,7 +8,7 @@ from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.engine.engine import Engine
 from specdec_core.engine.request import Request
 from specdec_core.models.pair import Pair
-from specdec_core.prompts.conversation import Conversation, conversations
+from specdec_core.prompts.conversation import Conversation, conversations, turn_id
 from specdec_core.prompts.prompt import Prompt
 
 
@@ -33,8 +33,8 @@ def requests_of(
         if asked.turns > 1:
             engine = engine or Engine(pair)
         for number, tokens in enumerate(_turns(asked, engine, max_new_tokens), start=1):
-            name = asked.prompt.id if number == 1 else f"{asked.prompt.id}, turn {number}"
             seed = first + len(requests)
+            name = turn_id(asked.prompt.id, number)
             requests.append(Request(name, tokens, max_new_tokens, seed=seed))
     return requests
 

@@ -10,6 +10,18 @@ from specdec_core.base.errors import UserError
 from specdec_core.prompts.chat import render
 from specdec_core.prompts.prompt import Message, Prompt
 
+_TURN = ", turn "
+
+
+def turn_id(prompt: str, number: int) -> str:
+    """Names turn `number`, from 1, of the conversation of that id."""
+    return prompt if number == 1 else f"{prompt}{_TURN}{number}"
+
+
+def conversation_of(turn: str) -> str:
+    """The id of the conversation that a turn of this id belongs to."""
+    return turn.rpartition(_TURN)[0] or turn
+
 
 @dataclass(frozen=True)
 class Conversation:

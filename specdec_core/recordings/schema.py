@@ -32,6 +32,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path, write_atomically
 from specdec_core.config import PairSpec, Sampling, Value, describe
+from specdec_core.prompts.conversation import conversation_of
 from specdec_core.prompts.prompt_sets import PromptSet
 
 VERSION = 1
@@ -271,6 +272,18 @@ class Prompts:
     ids: list[str]
     tokens: list[np.ndarray]
     outputs: list[np.ndarray]  # the target's
+
+    @cached_property
+    def first_turns(self) -> list[np.ndarray]:
+        """Of each prompt the tokens that its conversation begins with; of a first turn its own."""
+        begun: dict[str, np.ndarray] = {}
+        found = []
+        for name, tokens in zip(self.ids, self.tokens, strict=True):
+            conversation = conversation_of(name)
+            if conversation == name:
+                begun[name] = tokens
+            found.append(begun.setdefault(conversation, tokens))
+        return found
 
     @property
     def context(self) -> int:

@@ -74,7 +74,7 @@ def judge_heads(
 
 
 def _prompts(recordings: Sequence[Recording]) -> list[np.ndarray]:
-    return [tokens for recording in recordings for tokens in recording.prompts.tokens]
+    return [tokens for recording in recordings for tokens in recording.prompts.first_turns]
 
 
 def _times(

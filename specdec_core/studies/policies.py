@@ -37,7 +37,7 @@ class Compared:
     trials: list[Trial]
     profile: Profile
     context: float  # tokens in the cache half-way through the outputs
-    tokens: Sequence[np.ndarray] = ()  # of the prompts
+    tokens: Sequence[np.ndarray] = ()  # of the prompts' first turns
     seconds: Mapping[str, np.ndarray] = field(default_factory=dict)  # trial -> of each prompt
 
     def latency(self, trial: Trial) -> float:
@@ -111,7 +111,7 @@ def replay_search(
         trials.append(trial)
         seconds[trial.id] = prompt_seconds(rounds, profile, configuration, prompts.context)
         observer.step()
-    return Compared(name, trials, profile, prompts.context, prompts.tokens, seconds)
+    return Compared(name, trials, profile, prompts.context, prompts.first_turns, seconds)
 
 
 def best_of_families(sets: list[Compared]) -> pd.DataFrame:

@@ -55,8 +55,9 @@ class Modelled(Value):
 def judging_prompts(
     prompts: Sequence[np.ndarray], trained: Sequence[np.ndarray] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which of a recording's `prompts` (tokens) choose thresholds, and which report: numbers, half
-    and half by hash. Of the prompts that heads were `trained` on, dev chooses and test reports.
+    """Which of a recording's prompts choose thresholds, and which report: numbers, half and half by
+    hash. `prompts` are tokens, of a later turn those of its conversation's first one, so that a
+    conversation stays whole. Of those that heads were `trained` on, dev chooses and test reports.
 
     Raises:
         UserError: there are too few prompts.
@@ -174,7 +175,7 @@ def evaluate(
     trained: Sequence[np.ndarray] = (),
 ) -> dict[str, Modelled]:
     """The policy chosen for each name. `trained` are the prompts that heads were trained on."""
-    prompts = judging_prompts(replay.recording.prompts.tokens, trained)
+    prompts = judging_prompts(replay.recording.prompts.first_turns, trained)
     fastest = {name: chosen(replay, profile, draft, p, prompts) for name, p in policies.items()}
     return {
         name: modelled

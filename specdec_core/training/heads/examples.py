@@ -2,7 +2,8 @@
 
 SpecDec++'s head learns from the recording's token-mixed sequences (§4.4), the decision models from
 the draft's pass over the target's trajectory. Prompts, not tokens, are split into train, dev and
-test (App. D.1), by a hash of their tokens: the same prompt is on the same side in every recording.
+test (App. D.1), by a hash of their tokens: the same prompt is on the same side in every recording,
+and with it all turns of the conversation that it begins.
 What is chosen (epoch, learning rate, threshold) is chosen on dev, and reported on test.
 """
 
@@ -70,7 +71,7 @@ def load_examples(
     parts: dict[HeadKind, list[Rows]] = {kind: [] for kind in kinds}
     for recording in recordings:
         trace = recording.trace(draft)
-        split = split_prompts(trace.prompt_tokens)
+        split = split_prompts(trace.prompts.first_turns)
         hidden_size = trace.hidden.shape[1]
         for kind in kinds:
             if kind != "specdecpp":
@@ -145,13 +146,21 @@ def _joined(
         top_k=header.top_k,
         pair={"target": header.fingerprints["target"], "draft": header.fingerprints[draft]},
         sampling=header.sampling,
-        recordings=tuple(_digest(recording) for recording in recordings),
+        recordings=tuple(_digest(each, draft, kind, source) for each in recordings),
         source=source,
     )
 
 
-def _digest(recording: Recording) -> str:
-    content = f"{recording.header.model_dump_json()} {recording.shards}"
+def _digest(recording: Recording, draft: str, kind: HeadKind, source: Source) -> str:
+    header, prompts = recording.header, recording.prompts
+    content = f"{header.model_dump_json()} {recording.shards}"
+    # Earlier versions read and split these otherwise: their heads are to be trained anew.
+    if draft in header.eagle_heads and (kind, source) == ("specdecpp", "trajectory"):
+        content += " after continuations"
+    if any(
+        first is not own for first, own in zip(prompts.first_turns, prompts.tokens, strict=True)
+    ):
+        content += " by conversation"
     return hashlib.sha256(content.encode()).hexdigest()
 
 

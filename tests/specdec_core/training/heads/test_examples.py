@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
 from specdec_core.engine import Request
 from specdec_core.models.pair import Pair
+from specdec_core.prompts.conversation import turn_id
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.recordings.record import Recorder
-from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
+from specdec_core.recordings.schema import Header, Prompts, Recording, save_header, write_shard
 from specdec_core.training.heads.examples import (
     DEV,
     TEST,
@@ -30,7 +32,13 @@ PROMPTS = [tuple(range(5 + 3 * i, 20 + 3 * i)) for i in range(24)]
 NEW_TOKENS = 12
 
 
-def record(pair: Pair, folder: Path, numbers: range, **changes: object) -> Recording:
+def record(
+    pair: Pair,
+    folder: Path,
+    numbers: range,
+    name: Callable[[int], str] = "p{}".format,
+    **changes: object,
+) -> Recording:
     header = Header.model_validate(
         {
             "pair": pair.spec,
@@ -43,7 +51,7 @@ def record(pair: Pair, folder: Path, numbers: range, **changes: object) -> Recor
         }
     )
     save_header(header, folder)
-    requests = [(i, Request(f"p{i}", PROMPTS[i], NEW_TOKENS, seed=i)) for i in numbers]
+    requests = [(i, Request(name(i), PROMPTS[i], NEW_TOKENS, seed=i)) for i in numbers]
     write_shard(Recorder(pair, header).record(requests), folder, 0)
     return Recording.open(folder)
 
@@ -142,6 +150,29 @@ def test_the_same_prompts_are_in_the_same_split_in_every_recording(
     np.testing.assert_array_equal(whole.split, split[owners])
     again = part.trace("draft").prompt[part.trace("draft").trajectory]
     np.testing.assert_array_equal(both.split, np.append(whole.split, split[first + again]))
+
+
+def test_turns_of_a_conversation_are_in_one_split(
+    recording: Recording, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    def of_two(number: int) -> str:
+        return turn_id(f"chat {number // 2}", 1 + number % 2)
+
+    chats = record(tiny_pair, tmp_path, range(len(PROMPTS)), name=of_two)
+    tokens = [tuple(tokens) for tokens in chats.prompts.first_turns]
+    assert tokens == [PROMPTS[number // 2 * 2] for number in range(len(PROMPTS))]
+    found, single = (load_examples([each], "draft", ["t1"])["t1"] for each in (chats, recording))
+    prompt = chats.trace("draft").prompt[chats.trace("draft").trajectory]
+    sides = [set(found.split[prompt // 2 == chat]) for chat in range(len(PROMPTS) // 2)]
+    assert all(len(side) == 1 for side in sides)
+    # A conversation is where its first turn alone is; other prompts stay where they were.
+    np.testing.assert_array_equal(found.split[prompt % 2 == 0], single.split[prompt % 2 == 0])
+    assert (found.split != single.split).any()
+    # Neither is a head of the one reading taken for one of the other.
+    assert found.recordings != single.recordings
+    # One whose first turn is lost is still whole.
+    later = Prompts([1, 2], ["a, turn 2", "a, turn 3"], [*map(np.array, PROMPTS[:2])], [])
+    assert [tuple(tokens) for tokens in later.first_turns] == [PROMPTS[0]] * 2
 
 
 def test_recordings_that_do_not_fit_get_one_line(
