@@ -61,7 +61,7 @@ def settings_from(smoke: bool, config: Path | None) -> Settings:
 
 
 def main(
-    work: Annotated[Path, typer.Option(help="Checkpoints and finished phases.")] = Path(
+    work: Annotated[Path, typer.Option(help="Checkpoints and finished phases of a recipe.")] = Path(
         "build/pair"
     ),
     out: Annotated[Path, typer.Option(help="Receives weights/ and prompts.json.")] = Path(

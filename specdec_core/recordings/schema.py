@@ -313,10 +313,6 @@ class Trace:
     def __len__(self) -> int:
         return len(self.step)
 
-    @property
-    def prompt_tokens(self) -> list[np.ndarray]:
-        return self.prompts.tokens
-
     @cached_property
     def trajectory(self) -> np.ndarray:
         """The rows of step 0 (T,), T = ΣN."""
