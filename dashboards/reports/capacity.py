@@ -136,7 +136,8 @@ def _tried(results: Sequence[Capacity]) -> Section:
     return Section(
         key="tried",
         title="What was simulated",
-        note="The marked rows are the answer. A message is an addition to an answer, which a server"
+        note="The marked rows are the answer. Replicas whose queue grows as long as requests come"
+        " are none, even within the limits. A message is an addition to an answer, which a server"
         " passes on to its client.",
         shown=cells.table(frame, COLUMNS),
         marked=[n for n, row in enumerate(rows) if (row["replicas"], row["rate"]) in found],

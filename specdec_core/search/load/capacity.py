@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import pandas as pd
 
@@ -11,12 +12,14 @@ from specdec_core.cost.steps import StepTimes
 from specdec_core.engine.scheduler import Limits
 from specdec_core.search.load.answers import Answers
 from specdec_core.search.load.measures import LoadMeasures, measure
+from specdec_core.search.load.replica import Ask
 from specdec_core.search.load.simulator import (
     Router,
     Simulation,
     asks_of,
     asks_of_trace,
     simulate_arrivals,
+    simulate_clients,
 )
 from specdec_core.search.load.trace import TraceRequest
 from specdec_core.search.load.workload import Arrivals, Slo, arrival_times
@@ -27,6 +30,7 @@ _LEAST = 500  # requests that are simulated, …
 _WARM_UP = 0.2  # … of which the first find emptier replicas than later ones, and do not count
 _FEW = 1000  # times fewer requests than replicas answer one by one are as good as none
 _STEPS = 6  # of the search for a rate: to 2 %
+_WAVES = 32  # requests for each slot of a full replica: the last ones leave slots empty
 
 
 @dataclass(frozen=True)
@@ -45,21 +49,31 @@ class Service:
     def simulate(self, rate: float, replicas: int) -> Simulation:
         """Requests that come at `rate` a second to so many replicas, or as the trace says."""
         if self.trace:
-            return simulate_arrivals(
-                self.answers,
-                self.times,
-                asks_of_trace(self.answers, self.trace, self.new_tokens),
-                [request.arrival for request in self.trace],
-                self.limits,
-                replicas,
-                self.router,
-            )
-        count = max(round(rate * self.seconds), _LEAST)
-        coming = arrival_times(rate, count, self.arrivals).tolist()
-        asks = asks_of(self.answers, count)
+            asks, coming = self._asks(), [request.arrival for request in self.trace]
+        else:
+            asks = self._asks(max(round(rate * self.seconds), _LEAST))
+            coming = arrival_times(rate, len(asks), self.arrivals).tolist()
         return simulate_arrivals(
             self.answers, self.times, asks, coming, self.limits, replicas, self.router
         )
+
+    def one_by_one(self) -> Simulation:
+        """Requests that each have a replica to themselves, with nothing of another in its cache."""
+        limits = replace(self.limits, share_prefixes=False)
+        return simulate_clients(self.answers, self.times, self._asks(), 1, limits)
+
+    def full_rate(self) -> float:
+        """Requests a second that a replica answers whose slots are never empty."""
+        asks = asks_of(self.answers, max(_WAVES * self.limits.slots, _LEAST))
+        together = [0.0] * len(asks)
+        full = simulate_arrivals(self.answers, self.times, asks, together, self.limits)
+        return len(asks) / full.seconds
+
+    def _asks(self, number: int = _LEAST) -> list[Ask]:
+        """The trace's requests, or so many."""
+        if self.trace:
+            return asks_of_trace(self.answers, self.trace, self.new_tokens)
+        return asks_of(self.answers, number)
 
 
 @dataclass(frozen=True)
@@ -125,7 +139,7 @@ def least_replicas(
         return Capacity(slo, share, None, alone, search.tried)
     enough, few = 1, 0
     while not search.good(enough, rate):
-        if enough > _most(service, rate):  # not more replicas are missing, but faster routers
+        if enough > search.most(rate):  # not more replicas are missing, but faster routers
             return Capacity(slo, share, None, alone, search.tried)
         enough, few = 2 * enough, enough
     while enough - few > 1:
@@ -176,37 +190,51 @@ class _Search:
         self.tried: list[Tried] = []
 
     def good(self, replicas: int, rate: float) -> bool:
-        """Whether so many replicas keep the objective, for as long as requests come."""
+        """Whether so many replicas keep the objective, for as long as requests come: neither limits
+        on tokens alone nor a few seconds show that a queue grows. A trace ends."""
         kept = self.find(replicas, rate).measures.good_share >= self.share
-        return kept and self.service.router.load(rate) < 1
+        return kept and (bool(self.service.trace) or self._keeps_up(replicas, rate))
+
+    def most(self, rate: float) -> float:
+        """More replicas than there are ever requests, and than keep up, help no more."""
+        service = self.service
+        if service.trace:
+            return len(service.trace)
+        return max(rate * service.seconds, rate / self._full_rate, _LEAST)
+
+    def _keeps_up(self, replicas: int, rate: float) -> bool:
+        return rate < replicas * self._full_rate and self.service.router.load(rate) < 1
+
+    @cached_property
+    def _full_rate(self) -> float:
+        return self.service.full_rate()
 
     def find(self, replicas: int, rate: float) -> Tried:
         for each in self.tried:
             if (each.replicas, each.rate) == (replicas, rate):
                 return each
-        tried = self._measure(self.service.simulate(rate, replicas), replicas, rate)
+        # A trace is all that comes: what its first requests find counts, too.
+        warm_up = 0 if self.service.trace else _WARM_UP
+        tried = self._measure(self.service.simulate(rate, replicas), replicas, rate, warm_up)
         self.tried.append(tried)
         return tried
 
     def alone(self, rate: float) -> Tried:
         """A replica for each request, and no router between."""
-        return self._measure(self._one_by_one(), 0, rate)
+        return self._measure(self._one_by_one, 0, rate, warm_up=0)
 
     def alone_seconds(self) -> float:
         """Seconds of a request that shares its replica with nobody, on average."""
-        records = self._one_by_one().records
+        records = self._one_by_one.records
         return float((records["last"] - records["sent"]).mean())
 
+    @cached_property
     def _one_by_one(self) -> Simulation:
-        service, asks = self.service, asks_of(self.service.answers, _LEAST)
-        arrivals = [0.0] * len(asks)
-        return simulate_arrivals(
-            service.answers, service.times, asks, arrivals, service.limits, len(asks)
-        )
+        return self.service.one_by_one()
 
-    def _measure(self, simulation: Simulation, replicas: int, rate: float) -> Tried:
+    def _measure(self, simulation: Simulation, replicas: int, rate: float, warm_up: float) -> Tried:
         records = simulation.records
-        steady = records[records["sent"] >= _WARM_UP * records["sent"].max()]
+        steady = records[records["sent"] >= warm_up * records["sent"].max()]
         busy = sum(simulation.busy) / len(simulation.busy)
         return Tried(
             replicas,
@@ -216,11 +244,6 @@ class _Search:
             min(self.service.router.load(rate), 1.0),
             rate * simulation.rounds / len(records),
         )
-
-
-def _most(service: Service, rate: float) -> float:
-    """More replicas than there are ever requests help no more."""
-    return len(service.trace) or max(rate * service.seconds, _LEAST)
 
 
 def mean_rate(trace: Sequence[TraceRequest]) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from specdec_core.cost.steps import ForwardTerms, StepTimes
@@ -9,6 +11,7 @@ from specdec_core.engine.scheduler import Limits
 from specdec_core.search.load.answers import InOrder, SimulatedRound
 from specdec_core.search.load.capacity import Service, greatest_rate, least_replicas
 from specdec_core.search.load.simulator import Router
+from specdec_core.search.load.trace import TraceRequest
 from specdec_core.search.load.workload import Slo
 
 T = 0.01
@@ -64,6 +67,52 @@ def test_a_router_that_falls_behind_carries_nothing_however_short_the_simulation
     assert found.chosen is not None
     assert 90 < found.chosen.rate < 100
     assert found.chosen.router_busy > 0.9
+
+
+def test_a_queue_that_grows_is_not_carried_where_the_limits_leave_waiting_out() -> None:
+    found = least_replicas(service(), 101, Slo(tpot=2 * T))
+    assert found.chosen is not None
+    assert found.chosen.replicas == 6  # five answer 100 a second
+    found = greatest_rate(service(), 4, Slo(tpot=2 * T))
+    assert found.chosen is not None
+    assert 0.97 * 4 * 20 < found.chosen.rate < 4 * 20
+    # Nor where the limit is longer than the queue is after the seconds that are simulated.
+    found = greatest_rate(service(), 4, Slo(ttft=60))
+    assert found.chosen is not None
+    assert found.chosen.rate < 4 * 20
+
+
+def test_as_many_replicas_as_keep_up_are_found_however_short_the_simulation() -> None:
+    short = Service(TEN, TIMES, Limits(2), seconds=0.01)
+    found = least_replicas(short, 20_010, Slo(tpot=2 * T))
+    assert found.chosen is not None
+    assert found.chosen.replicas == 1001
+
+
+def of_trace(arrivals: Iterable[float], **more: int) -> Service:
+    """Replicas that answer one request at a time."""
+    asked = (TraceRequest(arrival=each, prompt_tokens=10, **more) for each in arrivals)
+    return Service(TEN, TIMES, Limits(1), trace=tuple(asked))
+
+
+def test_the_beginning_of_a_trace_counts() -> None:
+    """Four of its twenty requests come at once; the others come one by one."""
+    found = least_replicas(of_trace([0] * 4 + list(range(10, 26))), 1, SLO)
+    assert found.chosen is not None
+    assert found.chosen.replicas == 3, "with two, two of them wait for the others"
+    assert found.chosen.measures.requests == 20
+
+
+def test_a_trace_is_judged_by_its_own_requests_to_its_end() -> None:
+    """Alone, too: its answers take longer than the recorded ones. It comes faster than a replica
+    answers, but ends."""
+    asked = of_trace([0, 0.01, 0.02, 0.03], output_tokens=20)
+    found = least_replicas(asked, 100, Slo(latency=0.15))
+    assert found.chosen is None
+    assert found.alone.measures.value("latency", 50) == pytest.approx(20 * T)
+    found = least_replicas(asked, 100, Slo(latency=1))
+    assert found.chosen is not None
+    assert found.chosen.replicas == 1
 
 
 def test_the_greatest_rate_grows_with_the_replicas() -> None:
