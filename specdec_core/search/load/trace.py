@@ -31,7 +31,8 @@ class TraceRequest(Value):
     messages: tuple[Message, ...] = Field(default=(), description="… a chat's messages, …")
     prompt_tokens: PositiveInt | None = Field(default=None, description="… or its length alone")
     output_tokens: PositiveInt | None = Field(
-        default=None, description="tokens of the answer; unset, as many as there are"
+        default=None,
+        description="tokens of the answer, exactly; unset, as many as there are",
     )
     max_new_tokens: PositiveInt | None = Field(
         default=None, description="the most tokens of the answer; unset, the run's"

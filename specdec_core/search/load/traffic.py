@@ -100,6 +100,7 @@ class Traffic:
                 _tokens(asked, self.prompts[place], tokenizer),
                 asked.most_tokens(self.new_tokens),
                 seed=place,
+                ignore_eos=asked.output_tokens is not None,
             )
             for n, (asked, place) in enumerate(zip(self.trace, places, strict=False))
         ]

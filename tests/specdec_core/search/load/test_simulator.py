@@ -167,6 +167,20 @@ def test_an_answer_longer_than_the_recorded_one_begins_it_again() -> None:
     assert simulation.rounds == 4 + 2 + 2, "there is but one first round"
 
 
+def test_an_answer_that_ended_by_itself_ends_there_in_a_trace_too() -> None:
+    recorded = autoregressive(tokens=5)
+    for most, told, tokens in ((30, None, 5), (3, None, 3), (30, 12, 12), (8, 12, 8)):
+        [ask] = asks_of_trace(recorded, [request(most, told)], new_tokens=64)
+        assert ask.most == tokens
+    # One that was cut where the recording ends goes on as far as it may.
+    [cut] = asks_of_trace(recorded, [request(30)], new_tokens=5)
+    assert cut.most == 30
+
+
+def request(most: int, told: int | None = None) -> TraceRequest:
+    return TraceRequest(arrival=0, prompt="x", max_new_tokens=most, output_tokens=told)
+
+
 def test_who_drafts_follows_how_many_decode() -> None:
     ranges = {1: [[ALONE, *[FOUR] * 8]], 2: [[ALONE] * 9]}
     answers = ByLoad([10], ranges, "draft", lazy=True)

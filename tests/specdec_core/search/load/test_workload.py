@@ -103,6 +103,14 @@ def test_chats_of_a_trace_are_rendered_and_lengths_cut_or_repeat(
     )
 
 
+def test_an_answer_whose_length_a_trace_tells_does_not_end_before(tiny_pair: Pair) -> None:
+    told = TraceRequest(arrival=0, prompt_tokens=3, output_tokens=9)
+    most = TraceRequest(arrival=0, prompt_tokens=3, max_new_tokens=9)
+    traffic = Traffic(Workload(trace="t.jsonl"), ((7, 8, 9),), 16, (told, most))
+    requests = traffic.requests(Load(requests=2), tiny_pair.tokenizer)
+    assert [(r.max_new_tokens, r.ignore_eos) for r in requests] == [(9, True), (9, False)]
+
+
 @pytest.mark.parametrize(
     ("records", "message"),
     [
