@@ -116,7 +116,7 @@ class _ByLiveRuns:
         contestants = list(dict.fromkeys([simulated.baseline, *finalists, *schedule]))
         self.race.observer.stage(f"timing {load.label}")
         comparison = self.race.run(load, contestants)
-        among = [each.id for each in contestants]
+        among = comparison.racing  # whoever left was shown to be worse
         before = list(self.best.values())[-1:]
         choice = comparison.choose(among, before[0].id if before else None, TOLERANCE)
         cost = comparison.cost(choice, among)

@@ -3,8 +3,9 @@
 A configuration's value is what its requests gained over what they cost: tokens, or requests within
 the objective, over seconds. n clients that always wait are written n times what one of them is
 (Little's law), so that the end of a run, when some have nothing left to ask, does not count.
-Requests and turns are resampled together for all configurations, which answer the same requests;
-some may have had fewer turns.
+Requests and turns are resampled together for all configurations, which answer the same requests.
+Some may have had fewer turns: what is compared are the turns that all of those compared had, as a
+machine is faster in one than in another.
 Requests at the same time are not independent, so that with many clients intervals are too narrow
 rather than too wide.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -36,7 +38,7 @@ class Cost:
 
 class Comparison:
     """Configurations at one load, by what their requests gained and cost: `runs[id]` has the
-    records of each turn."""
+    records of each turn, from the first on that all had."""
 
     def __init__(
         self,
@@ -46,31 +48,29 @@ class Comparison:
         slo: Slo | None = None,
     ) -> None:
         self.ids, self.runs = list(runs), dict(runs)
-        each = [
-            np.array([_gain_and_cost(records, load, by, slo) for records in of])
-            for of in runs.values()
-        ]  # of each configuration (turns, 2, requests)
-        most, requests = max(map(len, each)), each[0].shape[-1]
+        self._measured = {
+            config_id: np.array([_gain_and_cost(records, load, by, slo) for records in of])
+            for config_id, of in runs.items()
+        }  # of each configuration (turns, 2, requests)
+        most, requests = max(map(len, runs.values())), len(self._measured[self.ids[0]][0, 0])
         rng = np.random.default_rng(0)
-        places = rng.random((DRAWS, most, 1))
-        r = rng.integers(requests, size=(DRAWS, 1, requests))
-        draws, values = [], []
-        for of in each:
-            gains, costs = of[:, 0], of[:, 1]
-            t = (places[:, : len(of)] * len(of)).astype(int)
-            draws.append(_value(gains[t, r], costs[t, r]))
-            values.append(_value(gains, costs))
-        self._draws = np.stack(draws)  # (configurations, draws)
-        self._values = np.stack(values)  # (configurations,)
+        self._places = rng.random((DRAWS, most, 1))
+        self._drawn = rng.integers(requests, size=(DRAWS, 1, requests))
+        self._resampled = cache(self._resample)
+
+    @property
+    def racing(self) -> list[str]:
+        """Those that had every turn."""
+        most = max(map(len, self.runs.values()))
+        return [config_id for config_id, of in self.runs.items() if len(of) == most]
 
     def ratio(self, candidate: str, baseline: str) -> Ratio:
         """How many times as good `candidate` is. Infinite over a baseline that reaches nothing."""
         if candidate == baseline:
             return Ratio(1.0, 1.0, 1.0)
-        ours, theirs = self.ids.index(candidate), self.ids.index(baseline)
-        low, high = _interval(_over(self._draws[ours], self._draws[theirs]))
-        value = _over(self._values[[ours]], self._values[[theirs]])
-        return Ratio(float(value[0]), low, high)
+        (value, draws), (their_value, their_draws) = self._together([candidate, baseline])
+        low, high = _interval(_over(draws, their_draws))
+        return Ratio(float(_over(value, their_value)), low, high)
 
     def in_question(self, among: Collection[str]) -> list[str]:
         """Those that no other of them is shown to be better than."""
@@ -82,8 +82,8 @@ class Comparison:
 
     def cost(self, choice: str, among: Collection[str]) -> Cost:
         """What choosing one of them costs against the best of them."""
-        draws = self._draws[[self.ids.index(each) for each in among]]
-        best, ours = draws.max(axis=0), self._draws[self.ids.index(choice)]
+        (_, ours), *others = self._together([choice, *among])
+        best = np.max([draws for _, draws in others], axis=0)
         costs = np.where(best > 0, 1 - ours / np.where(best > 0, best, 1), 0.0)
         return Cost(float(costs.mean()), *_interval(costs))
 
@@ -95,6 +95,18 @@ class Comparison:
         if kept is not None and costs.get(kept, np.inf) <= costs[best] + tolerance:
             return kept
         return best
+
+    def _together(self, ids: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The value of each, and its draws, over the turns that all of them had."""
+        turns = min(len(self.runs[config_id]) for config_id in ids)
+        return [self._resampled(config_id, turns) for config_id in ids]
+
+    def _resample(self, config_id: str, turns: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of the first so many turns: the value () and its draws (draws,)."""
+        of = self._measured[config_id][:turns]
+        gains, costs = of[:, 0], of[:, 1]
+        t, r = (self._places[:, :turns] * turns).astype(int), self._drawn
+        return _value(gains, costs), _value(gains[t, r], costs[t, r])
 
 
 def _gain_and_cost(

@@ -29,8 +29,8 @@ class LiveRace:
     def run(self, load: Load, contestants: Sequence[Configuration], first: int = 0) -> Comparison:
         """Turns, numbered from `first`, until one is left, the choice costs next to nothing, or the
         repeats are used. Whoever another is shown to be better than takes no further part."""
-        racing, ids = list(contestants), [each.id for each in contestants]
-        taken = {config_id: list[int]() for config_id in ids}
+        racing = list(contestants)
+        taken = {each.id: list[int]() for each in contestants}
         for turn in range(first, first + self.live.repeats):
             self.runs.take_turn(load, racing, turn, self.timer, self.observer)
             for each in racing:
@@ -38,9 +38,10 @@ class LiveRace:
             comparison = self._comparison(load, contestants, taken)
             if turn + 1 < first + _SURE:
                 continue
-            in_question = comparison.in_question([each.id for each in racing])
+            among = comparison.racing
+            in_question = comparison.in_question(among)
             racing = [each for each in racing if each.id in in_question]
-            cost = comparison.cost(comparison.choose(ids), ids)
+            cost = comparison.cost(comparison.choose(among), among)
             if len(racing) == 1 or cost.high <= TOLERANCE:
                 break
         return comparison

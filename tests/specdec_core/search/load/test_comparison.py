@@ -53,6 +53,20 @@ def test_the_least_expected_cost_decides_among_those_in_question() -> None:
     assert comparison.choose(noisy, kept=other, tolerance=0.5) == other
 
 
+def test_whoever_left_is_compared_over_the_turns_that_it_had() -> None:
+    """The machine is three times slower from the third turn on."""
+    measured = {"left": runs(1.1, turns=2), "stayed": [*runs(1.0, turns=2), *runs(3.0, turns=3)],
+                "too": [*runs(1.0, turns=2), *runs(2.0, turns=3)]}  # fmt: skip
+    comparison = Comparison(measured, FOUR, "tokens_per_second")
+    ratio = comparison.ratio("stayed", "left")
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1.1, 1.1, 1.1))
+    assert comparison.cost("stayed", ["stayed", "left"]).high == 0
+    # Those who had all turns are compared over all of them.
+    assert comparison.racing == ["stayed", "too"]
+    assert comparison.ratio("too", "stayed").value == pytest.approx(1.5)
+    assert comparison.cost("stayed", comparison.racing).expected > 0.2
+
+
 def test_goodput_counts_requests_within_the_objective() -> None:
     measured = {"late": runs(2.0), "in time": runs(1.0)}
     comparison = Comparison(measured, FOUR, "goodput", Slo(latency=1.5))
