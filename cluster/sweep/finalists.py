@@ -130,8 +130,9 @@ def choose_finalists(
 ) -> list[Trial]:
     """The best trials by estimated speedup that may win, the fastest first. The best of every
     family comes before others, so that the estimate alone does not decide between kinds of
-    drafting."""
-    may_win = [t for t in trials if t.may_win(allow_lossy)]
+    drafting. Asynchronous drafting, which is counted while it is timed, is left out: all of it
+    is."""
+    may_win = [t for t in trials if t.may_win(allow_lossy) and not t.configuration.asynchronous]
     ranked = by_estimate(t for t in may_win if t.configuration.drafter is not None)
     leaders: dict[str, Trial] = {}
     for trial in ranked:

@@ -15,6 +15,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
@@ -284,6 +285,13 @@ def test_the_best_of_each_family_is_a_finalist_before_the_next_best_of_any() -> 
     trials += [trial(CONFIDENT, 1.5), trial(LOOKUP, 1.2), trial(AUTOREGRESSIVE, 9.0)]
     chosen = [t.configuration for t in choose_finalists(trials, 4)]
     assert chosen == [FIXED[7], FIXED[6], CONFIDENT, LOOKUP]
+
+
+def test_asynchronous_drafting_that_was_counted_before_takes_no_finalists_place() -> None:
+    """All of it is timed anyway: a resumed sweep would enter it twice."""
+    pearl = Configuration(drafter=PearlSettings())
+    trials = [trial(pearl, 3.0), trial(FIXED[0], 2.0), trial(FIXED[1], 1.0)]
+    assert [t.configuration for t in choose_finalists(trials, 2)] == [FIXED[0], FIXED[1]]
 
 
 def test_a_trial_that_was_stopped_early_is_no_finalist() -> None:
