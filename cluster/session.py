@@ -110,12 +110,15 @@ def get(references: Any) -> Any:
 
 def resources(threads: int, device: str) -> dict[str, float]:
     """The resources of a process that decodes: its threads, and a GPU if the cluster has one and
-    `device` allows it. Raises :class:`UserError` for more threads than any cluster node has."""
-    has_gpu = device != "cpu" and ray.cluster_resources().get("GPU", 0) >= 1
-    most = max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])
+    `device` allows it. Raises :class:`UserError` for more threads than any cluster node has that
+    can run it."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    with_gpu = [] if device == "cpu" else [node for node in nodes if node.get("GPU", 0) >= 1]
+    most = max(node.get("CPU", 0) for node in with_gpu or nodes)
     if threads > most:
-        raise UserError(f"runner.threads: {threads} asked for, the cluster's nodes have {most:g}")
-    return {"CPU": threads, "GPU": int(has_gpu)}
+        which = "nodes with a GPU" if with_gpu else "nodes"
+        raise UserError(f"runner.threads: {threads} asked for, the cluster's {which} have {most:g}")
+    return {"CPU": threads, "GPU": int(bool(with_gpu))}
 
 
 def several_nodes() -> bool:

@@ -1,0 +1,28 @@
+"""What a process asks of the cluster is what one of its nodes has."""
+
+from __future__ import annotations
+
+import pytest
+import ray
+
+from cluster.session import resources
+from specdec_core.base.errors import UserError
+
+
+@pytest.fixture
+def mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster with a large node without a GPU, and a small one with one."""
+    nodes = [{"CPU": 64.0}, {"CPU": 8.0, "GPU": 1.0}]
+    listed = [{"Alive": True, "Resources": each} for each in nodes]
+    listed.append({"Alive": False, "Resources": {"CPU": 96.0, "GPU": 8.0}})
+    monkeypatch.setattr(ray, "nodes", lambda: listed)
+
+
+@pytest.mark.usefixtures("mixed")
+def test_threads_beside_a_gpu_are_those_of_a_node_that_has_one() -> None:
+    assert resources(8, "auto") == {"CPU": 8, "GPU": 1}
+    with pytest.raises(UserError, match="16 asked for, the cluster's nodes with a GPU have 8"):
+        resources(16, "auto")
+    assert resources(16, "cpu") == {"CPU": 16, "GPU": 0}
+    with pytest.raises(UserError, match="65 asked for, the cluster's nodes have 64"):
+        resources(65, "cpu")
