@@ -37,16 +37,21 @@ class Draft:
         return os.getpid()
 
     def serve(self, host: str, port: int, key: bytes) -> None:
-        """Draft for the engine at that address until it is gone. Errors are logged, and the draft
-        connects to its engine anew, as it would if its process had died."""
+        """Draft for the engine at that address until it is gone. After an error, which is logged,
+        and where the connection alone is cut, the draft connects anew, as it would if its process
+        had died. Raises :class:`LinkLost` where the engine was never there."""
+        served = False
         while True:
             try:
-                return serve(host, port, key, self.pair)
+                serve(host, port, key, self.pair)
             except LinkLost:
+                if served:
+                    return
                 raise
             except Exception:
                 logger.exception("drafting failed; it begins anew")
                 time.sleep(1)
+            served = True
 
 
 class PlacedDraft:

@@ -138,7 +138,7 @@ class TargetGroup:
         self._stop()
 
     def _start(self) -> None:
-        self._lost = False
+        self._lost = True  # until all are there: who asks before would wait for nobody
         self._wires: dict[int, Wire] = {}
         self._poll = select.poll()
         arguments = [(self.spec, self.split, rank, self.parts) for rank in range(self.parts)]
@@ -157,6 +157,7 @@ class TargetGroup:
         address = get(self._shards[0].address.remote()) if self.parts > 1 else None
         self.facts = get([shard.load.remote(address) for shard in self._shards])
         self._connect()
+        self._lost = False
 
     def _connect(self) -> None:
         host = ray.util.get_node_ip_address()

@@ -5,14 +5,16 @@ import json
 import os
 import signal
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from cluster.draft_actor import PlacedDraft
+from cluster.draft_actor import Draft, PlacedDraft
 from cluster.placement import Placement, place
 from cluster.sweep.run import run_sweep
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
+from specdec_core.drafting.pearl.socket_link import SocketLink
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.search.plan import Plan
@@ -49,6 +51,25 @@ def test_a_killed_draft_costs_no_token_and_comes_back(ray_running: None, tiny_pa
     finally:
         draft.close()
         placed.remove()
+
+
+def test_a_draft_whose_connection_is_cut_comes_back_and_ends_with_its_engine(
+    tiny_pair: Pair,
+) -> None:
+    draft, link = object.__new__(Draft), SocketLink("127.0.0.1")
+    draft.pair = tiny_pair
+    address = ("127.0.0.1", link.port, link.key)
+    serving = Thread(target=draft.serve, args=address, daemon=True)
+    serving.start()
+    try:
+        assert link.wait(30)
+        link._lose()  # as an engine does that takes it for lost
+        assert link.wait(30)
+        assert link.number == 2
+    finally:
+        link.close()
+    serving.join(30)
+    assert not serving.is_alive()
 
 
 CASCADE = {"kind": "cascade"}

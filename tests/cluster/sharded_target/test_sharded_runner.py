@@ -15,8 +15,11 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from cluster.placement import Placement
+from cluster.sharded_target import target_group
 from cluster.sharded_target.sharded_pair import ShardedPair, sharded_pair
 from cluster.sharded_target.sharded_runner import ShardedRunner
+from cluster.sharded_target.target_group import ShardLost
+from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.pearl.socket_link import SocketLink, serve
@@ -221,6 +224,26 @@ def test_a_shard_lost_between_forwards_costs_nothing_that_was_cut_since(both: Bo
             assert runner.mixes
             assert both.sharded.group.rebuilt == lost + 1
         logits.append(runner.forward(Batch([0], [[9, 10]])).logits)
+    torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("both", ["heads"], indirect=True)
+def test_a_group_that_did_not_start_again_is_lost_and_may_start_later(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks it meanwhile does not wait for shards that are not there."""
+    group = both.sharded.group
+    with monkeypatch.context() as patched:
+        patched.setattr(target_group, "START_LIMIT", 0)
+        with pytest.raises(UserError, match="did not start within 0 s"):
+            group.rebuild()
+    with pytest.raises(ShardLost):
+        group.ask([])
+    logits = []
+    for pair in (both.sharded, both.whole):
+        runner = pair.open_runner(None, 1)
+        runner.prefill([0], [PROMPTS[0]])
+        logits.append(runner.forward(Batch([0], [[5, 6]])).logits)
     torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
 
 
