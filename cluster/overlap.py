@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import ray
@@ -136,9 +136,8 @@ def _take_turns(
 @contextmanager
 def placed_bench(
     spec: PairSpec, placement: Placement
-) -> Iterator[tuple[ray.actor.ActorHandle, float]]:
-    """A loaded bench on the devices of `placement`, and how many CPU cores of its node these
-    take."""
+) -> Iterator[tuple[ray.actor.ActorHandle, Mapping[str, float]]]:
+    """A loaded bench on the devices of `placement`, and how many CPU cores these take, by node."""
     placed = place(placement)
     try:
         # A target on several devices has a process on each; this one then needs none.
@@ -146,7 +145,7 @@ def placed_bench(
         options = placed.options("target") if alone else {"num_cpus": 0}
         bench = start_actor(Overlapping, spec, placed, **options)
         get(bench.spec.remote())
-        yield bench, len(placed.bundles)
+        yield bench, placed.cores()
         ray.kill(bench)
     finally:
         placed.remove()

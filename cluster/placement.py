@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from specdec_core.base.errors import UserError
@@ -46,6 +52,11 @@ class Placed:
             # Ray may leave GPUs visible to an actor that has none.
             options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
         return options
+
+    def cores(self) -> Counter[str]:
+        """How many CPU cores are reserved, by the id of their node."""
+        nodes = {g.id: placement_group_table(g)["bundles_to_node_id"] for g in self.groups}
+        return Counter(nodes[group.id][bundle] for group, bundle in self.bundles.values())
 
     def remove(self) -> None:
         """Release the devices; actors on them end."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -209,29 +209,41 @@ def _nodes() -> list[dict[str, Any]]:
 
 @contextmanager
 def alone(
-    bench: ray.actor.ActorHandle, gpus: float, observer: Observer, held: float = 0
+    bench: ray.actor.ActorHandle,
+    gpus: float,
+    observer: Observer,
+    held: Mapping[str, float] | None = None,
 ) -> Iterator[None]:
-    """Reserve every core of the bench's node, except the caller's `held`, while the block measures,
-    so that no other work of Ray runs there: another sweep's trials, a recording, a training. Waits
-    for running work, ten minutes at most, and reports it. A bench on a GPU has that to itself
-    already."""
-    node_id = get(bench.node.remote())
-    (node,) = (n for n in _nodes() if n["NodeID"] == node_id)
-    cores = node["Resources"].get("CPU", 0) - held
-    if gpus or cores <= 0:
+    """Reserve every core of the bench's node, and of those on which the caller has `held` some (by
+    node), except these, while the block measures, so that no other work of Ray runs there: another
+    sweep's trials, a recording, a training. Waits for running work, ten minutes at most, and
+    reports it. A bench on a GPU has that to itself already."""
+    left = {} if gpus else left_cores(_nodes(), {get(bench.node.remote()): 0, **(held or {})})
+    if not left:
         yield
         return
-    where = [{"ray.io/node-id": node_id}]
-    hold = placement_group([{"CPU": cores}], bundle_label_selector=where)
+    hold = placement_group(
+        [{"CPU": cores} for cores in left.values()],
+        bundle_label_selector=[{"ray.io/node-id": node_id} for node_id in left],
+    )
     try:
         if not hold.wait(AT_ONCE):
-            address = node["NodeManagerAddress"]
-            observer.stage(f"waiting for others to leave {address}")
+            addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in _nodes()}
+            where = ", ".join(addresses.get(node_id, node_id) for node_id in left)
+            observer.stage(f"waiting for others to leave {where}")
             if not hold.wait(ALONE_SECONDS):
-                observer.warned(f"times are taken beside other work on {address}")
+                observer.warned(f"times are taken beside other work on {where}")
         yield
     finally:
         remove_placement_group(hold)
+
+
+def left_cores(nodes: Sequence[dict[str, Any]], held: Mapping[str, float]) -> dict[str, float]:
+    """The cores of each node of which some may be `held`, by node, that are not; none of a node
+    that is held as a whole."""
+    cores = {node["NodeID"]: node["Resources"].get("CPU", 0) for node in nodes}
+    left = {node_id: cores.get(node_id, 0) - number for node_id, number in held.items()}
+    return {node_id: number for node_id, number in left.items() if number > 0}
 
 
 class Timer(Protocol):

@@ -57,6 +57,7 @@ def test_no_two_actors_have_a_core_in_common(ray_running: None) -> None:
         draft, target = ray.get([actor.cores.remote() for actor in actors])
         assert len(draft) == len(target) == 1
         assert draft != target
+        assert placed.cores() == {ray.get_runtime_context().get_node_id(): 2}
     finally:
         placed.remove()
 

@@ -7,8 +7,9 @@ import time
 import pytest
 import ray
 
+from cluster.placement import Placement, place
 from cluster.sweep import timing
-from cluster.sweep.timing import alone, lost, start_bench
+from cluster.sweep.timing import alone, left_cores, lost, start_bench
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -53,6 +54,22 @@ def test_nobody_gets_a_core_of_the_node_meanwhile(bench: ray.actor.ActorHandle) 
     with alone(bench, 0, heard):
         assert not starts(1)
     assert starts(60)
+    assert (heard.stages, heard.warnings) == ([], [])
+
+
+def test_every_core_of_a_placements_nodes_is_reserved_that_it_does_not_hold() -> None:
+    nodes = [{"NodeID": name, "Resources": {"CPU": 4.0}} for name in "abcd"]
+    assert left_cores(nodes, {"a": 0, "b": 1, "c": 4}) == {"a": 4, "b": 3}
+
+
+def test_what_the_caller_holds_of_the_node_is_not_waited_for(bench: ray.actor.ActorHandle) -> None:
+    placed = place(Placement.model_validate({"draft": {"devices": 0}}))
+    heard = Heard()
+    try:
+        with alone(bench, 0, heard, placed.cores()):
+            assert not starts(1)
+    finally:
+        placed.remove()
     assert (heard.stages, heard.warnings) == ([], [])
 
 
