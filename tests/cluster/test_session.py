@@ -16,6 +16,7 @@ def mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = [{"Alive": True, "Resources": each} for each in nodes]
     listed.append({"Alive": False, "Resources": {"CPU": 96.0, "GPU": 8.0}})
     monkeypatch.setattr(ray, "nodes", lambda: listed)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 72.0, "GPU": 1.0})
 
 
 @pytest.mark.usefixtures("mixed")
