@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.markup import escape
 from typer import Argument, Option
 
 from jobs.choice import read_config
@@ -154,22 +155,34 @@ def _deployment(pair: Any, configuration: Any, source: str, version: int | None)
 
 
 def follow_champion(url: str, version: int | None, seconds: float) -> None:
-    """Look for a new champion with a certificate, for ever, and have the server serve it. One that
-    cannot be served is said once."""
+    """Look for a new champion with a certificate, for ever, and have the server serve it. What is
+    in the way of that is said once, and the server goes on as it is."""
     from cluster.serving.control import find_server
+    from dashboards.tracking.registry import champion_version
 
-    server, refused = find_server(url), None
+    server, said = find_server(url), set[str]()
     while True:
         time.sleep(seconds)
         try:
-            found = _registered(server.name, "champion")
-            if found.version in (version, refused) or found.certificate is None:
+            newest = champion_version(server.name)
+            if newest == version:
                 continue
-            refused = found.version
+            if newest == server.health()["version"]:  # deployed by somebody else
+                version = newest
+                continue
+            found = _registered(server.name, "champion")
+            if found.certificate is None:
+                raise UserError(
+                    f"version {found.version}, the new champion, has no certificate for the weights"
+                    f" that are here and is not served; `{program('specdec')} certify` writes one"
+                )
+            version = found.version  # one that the server refuses is not tried again
             say(server.url, server.deploy(found))
-            version = found.version
-        except UserError as error:
-            console.print(f"[yellow]warning:[/yellow] {error}", soft_wrap=True)
+        except Exception as error:  # a store's client raises anything when its server is away
+            message = str(error).partition("\n")[0] or type(error).__name__
+            if message not in said:
+                said.add(message)
+                console.print(f"[yellow]warning:[/yellow] {escape(message)}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -190,6 +190,12 @@ def load_champion(name: str | None = None) -> Registered:
     return found
 
 
+def champion_version(name: str) -> int | None:
+    """The number of the champion's version, of which nothing is read; None where there is none."""
+    version = None if no_store() else _look_up(connect(), name, CHAMPION)
+    return None if version is None else int(version.version)
+
+
 def load_registered(name: str, which: Alias | int) -> Registered:
     """A version of the registered model `name`, by number or alias. Raises :class:`UserError` when
     there is none."""
@@ -203,16 +209,19 @@ def load_registered(name: str, which: Alias | int) -> Registered:
 def find_registered(name: str, which: Alias | int) -> Registered | None:
     """:func:`load_registered`; None when there is no such version."""
     client = connect()
+    version = _look_up(client, name, which)
+    return None if version is None else _read(client, version)
+
+
+def _look_up(client: MlflowClient, name: str, which: Alias | int) -> ModelVersion | None:
     try:
         if isinstance(which, int):
-            version = client.get_model_version(name, str(which))
-        else:
-            version = client.get_model_version_by_alias(name, which)
+            return client.get_model_version(name, str(which))
+        return client.get_model_version_by_alias(name, which)
     except MlflowException as error:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             return None
         raise
-    return _read(client, version)
 
 
 def _read(client: MlflowClient, version: ModelVersion) -> Registered:

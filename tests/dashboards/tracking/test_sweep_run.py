@@ -51,22 +51,6 @@ from specdec_core.studies.certificate.certificate import (
 PROMPTS = [Prompt("a", "def f(x):"), Prompt("b", "import os")]
 
 
-@pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty store: making its tables takes seconds, so it is made once and copied."""
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
-@pytest.fixture
-def home(migrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    (tmp_path / "mlflow.db").write_bytes(migrated.read_bytes())
-    return tmp_path
-
-
 @pytest.fixture
 def result(swept: tuple[SweepResult, Path]) -> SweepResult:
     return swept[0].model_copy(deep=True)

@@ -22,7 +22,6 @@ import grpc
 import httpx
 import psutil
 import pytest
-import yaml
 from ray import serve
 
 from cluster.serving.control import find_server
@@ -33,7 +32,6 @@ from cluster.serving.replicas.number import Replicas
 from cluster.serving.served import Deployment
 from cluster.serving.server_process import free_port
 from dashboards.store import connect, experiment_id_of
-from dashboards.tracking.registry import SOURCE, appoint
 from jobs import deploy
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
@@ -44,6 +42,7 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.engine.scheduler import Limits
 from tests.dashboards.tracking.test_sweep_run import certificate_of
+from tests.registered import appointed
 
 COUPLED = Sampling(temperature=0.9, coupling="gumbel")
 CHAIN = Configuration(
@@ -254,19 +253,6 @@ def test_tokens_of_a_key_and_the_queue_count_over_all_replicas(url):
         assert counted(url, "specdec:requests_refused_total") == 1  # the queues' alone
     wait(lambda: health(url)["running"] == 0)
     assert http.post(url + PATH, json={"prompt": "x", "max_tokens": 200}).is_success
-
-
-def appointed(spec: PairSpec, configuration: Configuration) -> None:
-    """It is a version of the pair's registered model, and the champion."""
-    client = connect()
-    run = client.create_run(experiment_id_of(client, spec.name)).info
-    content = {"pair": spec, "configuration": configuration}
-    dumped = {key: value.model_dump(mode="json") for key, value in content.items()}
-    client.log_text(run.run_id, yaml.safe_dump(dumped), SOURCE)
-    if not client.search_registered_models():
-        client.create_registered_model(spec.name)
-    version = client.create_model_version(spec.name, run.artifact_uri, run.run_id)
-    appoint(spec.name, int(version.version))
 
 
 def test_a_new_champion_is_followed_by_all_replicas_or_none(url, tiny_spec, tmp_path, monkeypatch):
