@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 
 from dashboards.store import connect, no_store
+from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.studies.certificate.certificate import (
@@ -54,13 +56,19 @@ def tag_version(
 def fetch(
     client: MlflowClient, version: ModelVersion, pair: PairSpec, configuration: Configuration
 ) -> None:
-    """Copy a certified version's certificate into the workspace, unless that has one."""
-    path = certificate_path(pair, configuration)
-    if version.tags.get(CERTIFIED) != "true" or path.exists():
+    """Copy a certified version's certificate into the workspace, unless that has one for the
+    weights that are here."""
+    if version.tags.get(CERTIFIED) != "true":
+        return
+    try:
+        if find_certificate(pair, configuration) is not None:
+            return
+    except UserError:  # a broken file, or no weights yet to hold it against: its reader says that
         return
     assert version.run_id
-    file = client.download_artifacts(version.run_id, ARTIFACT)
-    write_atomically(path, Path(file).read_text())
+    with TemporaryDirectory() as scratch:
+        file = client.download_artifacts(version.run_id, ARTIFACT, scratch)
+        write_atomically(certificate_path(pair, configuration), Path(file).read_text())
 
 
 def _attach(client: MlflowClient, version: ModelVersion, certificate: Certificate) -> None:

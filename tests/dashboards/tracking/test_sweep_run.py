@@ -258,6 +258,19 @@ def test_a_version_says_whether_it_is_certified_and_its_certificate_comes_with_i
     assert find_certificate(result.pair, configuration) == certificate
 
 
+def test_a_certificate_of_other_weights_makes_way_for_the_versions_own(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    """The weights changed, and another machine certified them."""
+    log(result, folder)
+    certificate = certificate_of(result.pair, result.champion_trial.configuration)
+    assert attach(certificate) == [1]
+    stale = dict.fromkeys(certificate.fingerprints, "0" * 16)
+    certificate.model_copy(update={"fingerprints": stale}).save()
+    load_champion()
+    assert find_certificate(result.pair, certificate.configuration) == certificate
+
+
 def test_the_champion_before_is_kept_as_previous_and_a_challenger_beside_it(
     home: Path, result: SweepResult, folder: Path
 ) -> None:
