@@ -10,13 +10,14 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import yaml
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow.entities.model_registry import ModelVersion
+from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 from mlflow.exceptions import MlflowException
 
 from dashboards.reports.load_choice import verdicts
@@ -165,9 +166,7 @@ def find_champion() -> Registered | None:
     """:func:`load_champion` of the one that was promoted last; None when there is none."""
     if no_store():
         return None
-    if not any(CHAMPION in model.aliases for model in connect().search_registered_models()):
-        return None
-    return load_champion()
+    return load_champion() if any(_with_champions(connect())) else None
 
 
 def load_champion(name: str | None = None) -> Registered:
@@ -180,14 +179,25 @@ def load_champion(name: str | None = None) -> Registered:
     if no_store():
         raise none_yet
     if name is None:
-        models = [m for m in connect().search_registered_models() if CHAMPION in m.aliases]
+        models = [*_with_champions(connect())]
         if not models:
             raise none_yet
-        name = max(models, key=lambda m: int(m.tags.get(PROMOTED, 0))).name
+        name = max(models, key=lambda model: int(model.tags[PROMOTED])).name
     found = find_registered(name, CHAMPION)
     if found is None:
         raise none_yet
     return found
+
+
+def _with_champions(client: MlflowClient) -> Iterator[RegisteredModel]:
+    """The registered models that have a champion which was appointed here: other programs' models
+    in the same store may use the same alias."""
+    token = None
+    while True:
+        page = client.search_registered_models(page_token=token)
+        yield from (m for m in page if CHAMPION in m.aliases and PROMOTED in m.tags)
+        if not (token := page.token):
+            return
 
 
 def champion_version(name: str) -> int | None:

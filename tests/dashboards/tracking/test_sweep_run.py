@@ -19,6 +19,7 @@ from dashboards.tracking.registry import (
     CHALLENGER,
     PREVIOUS,
     appoint,
+    find_champion,
     load_champion,
     load_registered,
     register,
@@ -330,6 +331,20 @@ def test_without_a_name_the_pair_promoted_last_is_loaded(
     register(result, result.champion)
     assert load_champion()[0] == result.pair
     assert load_champion(other_pair.name)[0] == other_pair
+
+
+def test_champions_of_others_in_the_same_store_are_none_of_ours(
+    home: Path, result: SweepResult, folder: Path
+) -> None:
+    """More models than a page of the registry holds come first, one with a champion."""
+    client = MlflowClient(tracking_uri())
+    for number in range(101):
+        client.create_registered_model(f"another-{number}")
+    client.create_model_version("another-0", source=str(home))
+    client.set_registered_model_alias("another-0", "champion", "1")
+    assert find_champion() is None
+    log(result, folder)
+    assert find_champion() == load_champion() == load_champion(result.pair.name)
 
 
 def test_a_champions_head_comes_with_it(home: Path, result: SweepResult, folder: Path) -> None:
