@@ -49,10 +49,11 @@ function request(prompt, enabled) {
 /** Stream an answer into a pane; returns its rounds with the seconds at which they came. */
 async function ask(pane, prompt, enabled) {
   const came = [];
+  const { signal } = running;
   const [path, body] = request(prompt, enabled);
   const start = performance.now();
   const key = form.elements.key.value;
-  for await (const { round } of events(path, body, { key, signal: running.signal })) {
+  for await (const { round } of events(path, body, { key, signal })) {
     if (!round) continue;
     const seconds = (performance.now() - start) / 1000;
     came.push([round, seconds]);
@@ -67,16 +68,24 @@ function explain(shown) {
   for (const kind of shown) $(`#legend [data-kind=${kind}]`).classList.add("seen");
 }
 
-/** Show an answer again as it came. */
+/** Show an answer again as it came; where that is stopped, the rest of it at once. */
 async function replay(pane, came) {
+  const { signal } = running;
   pane.rewind();
   const start = performance.now();
   for (const [round, seconds] of came) {
     const wait = start + 1000 * seconds - performance.now();
-    if (wait > 0) await new Promise((done) => setTimeout(done, wait));
-    if (running.signal.aborted) return;
+    if (wait > 0 && !signal.aborted) await sleep(wait, signal);
     pane.add(round, seconds);
   }
+}
+
+/** Wait, but no longer than until `signal` is aborted. */
+function sleep(milliseconds, signal) {
+  return new Promise((done) => {
+    setTimeout(done, milliseconds);
+    signal.addEventListener("abort", done, { once: true });
+  });
 }
 
 async function answer(prompt) {
@@ -85,16 +94,19 @@ async function answer(prompt) {
   if (chat) turns.push({ role: "user", content: prompt });
   arrange();
   for (const pane of [on, off]) pane.begin(prompt, chat);
+  let whole = null; // the first answer, of which its replay shows a part
   try {
     if (race() === "together") {
       await Promise.all([ask(on, prompt, true), ask(off, prompt, false)]);
     } else {
       const came = await ask(on, prompt, true);
+      whole = on.said;
       if (race() === "alone") await Promise.all([replay(on, came), ask(off, prompt, false)]);
     }
   } finally {
     // What was said stays in the conversation, also where it was stopped.
-    if (chat && on.said) turns.push({ role: "assistant", content: on.said });
+    const said = whole ?? on.said;
+    if (chat && said) turns.push({ role: "assistant", content: said });
     else if (chat) turns.pop();
   }
   return race() === "none" ? "" : verdict();

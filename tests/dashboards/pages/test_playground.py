@@ -170,6 +170,49 @@ def test_escape_stops_and_a_refusal_is_shown(window: browser.Browser) -> None:
     assert all("400" in entry["message"] for entry in window.log("browser"))
 
 
+# What becomes of the second request of a race.
+SPOILED = {
+    "refused": "body.max_tokens = 100000;",
+    "stopped": "document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}));",
+}
+
+
+@pytest.fixture(params=SPOILED)
+def spoiled(window: browser.Browser, request: pytest.FixtureRequest) -> Iterator[browser.Browser]:
+    """A chat in which second answers fail, and `asked` has the bodies of all requests."""
+    window.run("document.querySelector('[value=chat]').click()")
+    window.run(f"""
+        window.asked = [];
+        window.send = window.fetch;
+        window.fetch = (path, options) => {{
+            const body = JSON.parse(options.body);
+            asked.push(body);
+            if (!body.speculative.enabled) {{ {SPOILED[request.param]} }}
+            return send(path, {{...options, body: JSON.stringify(body)}});
+        }};
+    """)
+    yield window
+    window.run("window.fetch = window.send; document.querySelector('[value=completion]').click()")
+
+
+@in_light
+def test_the_first_answer_stays_when_the_second_fails(spoiled: browser.Browser) -> None:
+    [alone] = ask(spoiled, "hi", race="none")
+    spoiled.run("document.querySelector('#clear').click()")
+    first, second = ask(spoiled, "hi", race="alone")
+    assert len(first["origins"]) > len(first["columns"]) > 1
+    assert (first["text"], second["text"]) == (alone["text"], "")
+    # The conversation goes on from it, and nothing is shown twice.
+    ask(spoiled, "and now?", race="none")
+    turns = spoiled.run("return asked.at(-1).messages")
+    assert [turn["content"] for turn in turns] == ["hi", alone["text"], "and now?"]
+    shown = spoiled.run(
+        "return [...document.querySelectorAll('.pane .answer')].map(each => each.textContent)"
+    )
+    assert shown[:2] == ["", alone["text"]]  # of a new chat, and of its first answer
+    assert all("400" in entry["message"] for entry in spoiled.log("browser"))
+
+
 def test_nothing_from_elsewhere_may_be_loaded(url: str) -> None:
     page = httpx.get(f"{url}/")
     assert page.headers["content-security-policy"].startswith("default-src 'none';")
