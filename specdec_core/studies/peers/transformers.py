@@ -111,7 +111,8 @@ class TransformersPeer(Peer):
         self.name = mode.label + (f", {draft}" if draft else "")
         self.version = f"transformers {transformers.__version__}, torch {torch.__version__}"
         self.settings = {k: v for k, v in asdict(mode).items() if k != "label" and v is not None}
-        self._load, self._mode, self._draft = load, mode, draft
+        self._load, self._draft = load, draft
+        self._mode = self._fresh = mode
         self._pair: Pair | None = None
 
     def open(self) -> None:
@@ -138,9 +139,17 @@ class TransformersPeer(Peer):
         seed: int = 0,
     ) -> list[int]:
         assert self._pair is not None  # it is open
-        return transformers_generate(
+        tokens = transformers_generate(
             self._pair, self._mode, self._draft, prompt_tokens, max_new_tokens, temperature, seed
         )
+        if self._draft is not None and self._mode.schedule == "heuristic":
+            # Its K lasts over requests, here as well, though modes share the assistant.
+            settings = self._pair.draft_models[self._draft].generation_config
+            self._mode = replace(self._mode, assistant_tokens=settings.num_assistant_tokens)
+        return tokens
+
+    def forget(self) -> None:
+        self._mode = self._fresh
 
     def close(self) -> None:
         self._pair = None

@@ -57,6 +57,36 @@ def test_the_modes_differ_in_what_they_ask_the_target(peers: list[Peer]) -> None
         hook.remove()
 
 
+def test_the_heuristics_length_lasts_over_requests_until_it_is_to_forget(
+    peers: list[Peer],
+) -> None:
+    """So does ours. The modes share the assistant, and none takes another's length."""
+    (heuristic,) = (peer for peer in peers if "heuristic" in peer.name)
+    target, drafts = heuristic._pair.target, heuristic._pair.draft_models
+    settings, lengths = drafts["draft"].generation_config, []
+
+    def starts() -> int:
+        """The length that the heuristic starts a request with: it is kept at the end."""
+        lengths.clear()
+        heuristic.decode(REPETITIVE, NEW)
+        return lengths[0]
+
+    hook = target.register_forward_hook(lambda *_: lengths.append(settings.num_assistant_tokens))
+    try:
+        heuristic.forget()
+        assert starts() == 5
+        learned = settings.num_assistant_tokens
+        assert learned != 5
+        for peer in peers:
+            if peer is not heuristic:
+                peer.decode(PROMPT, NEW)
+        assert starts() == learned
+        heuristic.forget()
+        assert starts() == 5
+    finally:
+        hook.remove()
+
+
 def test_a_seed_decides_the_drawn_text(peers: list[Peer]) -> None:
     for peer in peers:
         first, again, other = (peer.decode(PROMPT, 6, 1.0, seed) for seed in (1, 1, 2))
