@@ -22,6 +22,7 @@ const EXAMPLES = {
 };
 let turns = []; // of the conversation
 let running = null; // what stops the answers
+let chats = true; // whether the model has a chat template
 
 const kind = () => form.elements.mode.value;
 const race = () => form.elements.race.value;
@@ -125,6 +126,12 @@ function arrange() {
   $("#how").textContent = HOW[race()];
 }
 
+/** While answers are `awaited` they can only be stopped. */
+function enable(awaited) {
+  for (const field of form.elements) field.disabled = (field.id === "stop") !== awaited;
+  if (!chats) form.elements.mode[1].disabled = true;
+}
+
 function say(message, failed = false) {
   $("#message").textContent = message;
   $("#message").classList.toggle("failed", failed);
@@ -135,7 +142,7 @@ form.addEventListener("submit", async (event) => {
   if (running) return;
   running = new AbortController();
   const prompt = $("#prompt").value;
-  for (const field of form.elements) field.disabled = field.id !== "stop";
+  enable(true);
   say("…");
   try {
     const result = await answer(prompt);
@@ -147,7 +154,7 @@ form.addEventListener("submit", async (event) => {
     running.abort(); // the other one, too
   } finally {
     running = null;
-    for (const field of form.elements) field.disabled = field.id === "stop";
+    enable(false);
     $("#prompt").focus();
   }
 });
@@ -188,7 +195,8 @@ async function served() {
     $("#served").append(" ", badge);
   }
   document.title = `${health.model} – specdec`;
-  if (health.chat === false) form.elements.mode[1].disabled = true;
+  chats = health.chat !== false;
+  enable(running !== null);
 }
 
 function code(text) {

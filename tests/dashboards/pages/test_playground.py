@@ -213,6 +213,20 @@ def test_the_first_answer_stays_when_the_second_fails(spoiled: browser.Browser) 
     assert all("400" in entry["message"] for entry in spoiled.log("browser"))
 
 
+@in_light
+def test_a_model_without_a_chat_template_offers_no_chat(
+    window: browser.Browser, url: str, tiny_pair: Pair
+) -> None:
+    with running(engine_server(tiny_pair, CONFIGURATION, slots=2)) as plain:
+        window.open(f"{plain}/")
+        assert window.wait(READY)
+        ask(window, race="none")
+        fields = "return [...document.querySelectorAll('[name=mode]')].map(each => each.disabled)"
+        assert window.run(fields) == [False, True]
+    window.open(f"{url}/")
+    assert window.wait(READY)
+
+
 def test_nothing_from_elsewhere_may_be_loaded(url: str) -> None:
     page = httpx.get(f"{url}/")
     assert page.headers["content-security-policy"].startswith("default-src 'none';")
