@@ -256,8 +256,9 @@ def _tasks(result: BenchResult, baseline: Sequence[spec_bench.Answer] | None) ->
         label = f"{name}, T={temperature:g}" if several else name
         shown = rows.setdefault((name, temperature), {"": label})
         accepted = cells.as_number(row["mean_accepted"], ".2f")
-        shown[row["task"]] = cells.as_number(row["speedup"], ".2f×")
-        shown[row["task"]] += f" ({accepted})" if accepted != cells.NONE else ""
+        task = row["task"] or "other"  # of prompts without a category
+        shown[task] = cells.as_number(row["speedup"], ".2f×")
+        shown[task] += f" ({accepted})" if accepted != cells.NONE else ""
         if row["task"] == spec_bench.OVERALL:
             shown["tokens/s"] = cells.as_number(row["tokens_per_second"], ".0f")
     reference = "the given answers" if baseline is not None else "our autoregressive decoding"

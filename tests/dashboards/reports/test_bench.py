@@ -79,6 +79,14 @@ def test_the_report_has_every_row_and_says_who_wins(
     assert artifacts >= {"report.md", "summary.csv", "figures", "spec_bench"}
 
 
+def test_tasks_of_prompts_some_of_which_have_no_category(bench_result: BenchResult) -> None:
+    some = bench_result.model_copy(update={"categories": ["qa", None, "math"]})
+    (tasks,) = (section.shown for section in sections(some) if section.key == "tasks")
+    assert {"", "qa", "other", "overall"} <= set(tasks.columns)
+    for row in bench_result.rows:
+        assert tasks[""].str.startswith(row.name).any()
+
+
 def test_what_is_not_lossless_is_said(bench_result: BenchResult) -> None:
     broken = bench_result.model_copy(deep=True)
     chain = broken.at(0.0, "specdec")[1]
