@@ -116,7 +116,9 @@ def main(
         shown = report(result)
         files = write(shown, folder.path, "papers", apart=True)
         kept = [folder.path / "papers.json", folder.path / "plan.yaml"]
-        log(shown, [*files, *kept], resume=folder.path)
+        logged = folder.path / "logged"  # with the run's id, so that a result has one run
+        if not (folder.finished or logged.exists()):
+            write_atomically(logged, log(shown, [*files, *kept], resume=folder.path))
         if write_page is not None:
             wanted = {name for study in studies for name in study.needs}
             home = workspace()

@@ -213,6 +213,8 @@ def test_the_page_records_what_its_sections_need_and_takes_what_is_there(
     kept = {p: p.stat().st_mtime_ns for p in home.glob("papers/sections/*.parquet")}
     assert len(kept) == 2
     blocks = {p: p.stat().st_mtime_ns for p in home.glob("papers/*/blocks/*.json")}
+    for finished in home.glob("papers/*/finished"):
+        finished.unlink()  # as if it was interrupted while it made the page
 
     again = command(papers.main, home, *arguments, "--section", "svip-f3a")
     assert again.returncode == 0, again.stdout + again.stderr
@@ -220,6 +222,10 @@ def test_the_page_records_what_its_sections_need_and_takes_what_is_there(
     assert after.items() >= kept.items()
     assert len(after) == 3
     assert {p: p.stat().st_mtime_ns for p in home.glob("papers/*/blocks/*.json")} == blocks
+    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name(tiny_spec.name)
+    runs = client.search_runs([experiment.experiment_id])
+    assert [run.data.tags["mlflow.source.name"] for run in runs].count("specdec papers") == 1
 
 
 BROKEN = {
