@@ -8,6 +8,7 @@ interrupted run resumes with the next. Policies and drafters that learn start ev
                   pair.json            the pair with concrete data types
                   blocks/<set>-<repeat>.json
                   papers.json          the result
+                  logged               the run in MLflow that has it
                   finished             written last
     papers/sections/<key>-….parquet    the page's sections (:func:`study_tables`)
 """
