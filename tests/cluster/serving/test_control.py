@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 from cluster.serving.control import announced, find_server, url_of
+from cluster.serving.http.access import OPERATE
 from cluster.serving.http.app import build_app
 from cluster.serving.http.service import CompletionService
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation
@@ -93,4 +95,12 @@ def test_it_takes_orders_with_its_token_and_says_why_it_refuses_one(
 def test_a_server_without_a_token_takes_no_orders(tiny_pair: Pair, operation: Operation) -> None:
     engine = Engine(tiny_pair, AUTOREGRESSIVE)
     app = build_app(CompletionService(engine, "tiny", operation=operation))
-    assert not [route for route in app.routes if "specdec/deploy" in getattr(route, "path", "")]
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            for path in OPERATE:
+                answer = await http.post(path, headers={"x-specdec-token": ""}, content="{}")
+                assert answer.status_code == 404
+
+    asyncio.run(main())

@@ -305,7 +305,7 @@ def test_nothing_is_started_for_a_pair_that_cannot_serve(tiny_spec):
         check_servable(missing, CONFIGURATION)
 
 
-def test_an_empty_token_in_the_environment_is_none(tiny_spec, monkeypatch):
+def test_an_empty_token_in_the_environment_is_none(ray_running, tiny_spec, monkeypatch):
     for token in ("", "secret"):
         monkeypatch.setenv(TOKEN, token)
         (server,) = build_app(application(tiny_spec, CONFIGURATION), name=MODEL).deployments
