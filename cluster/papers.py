@@ -94,6 +94,12 @@ class PapersFolder(SweepFolder):
     def papers(self) -> PapersResult | None:
         return PapersResult.load(self.path) if (self.path / "papers.json").exists() else None
 
+    def is_of_these_weights(self, result: PapersResult) -> bool:
+        """Whether its models, heads and datastores are as they were when it was measured. Raises
+        :class:`UserError` for models that are not there."""
+        trained = trained_digests(each.configuration for each in result.measured)
+        return self.weights() == fingerprints(result.plan.pair) | trained
+
     def block(self, prompts: str, repeat: int) -> Path:
         name = re.sub(r"[^\w.-]+", "-", prompts)
         return self.path / "blocks" / f"{name}-{repeat}.json"
@@ -129,7 +135,11 @@ def run_papers(
     }
     identity = plan.digest({key: prompt_set.digest for key, prompt_set in sets.items()})
     done = None if again or fresh or name else PapersFolder.measured(home / "papers", identity)
-    if done is not None and (result := done.papers()) is not None and _is_of(done, result):
+    if (
+        done is not None
+        and (result := done.papers()) is not None
+        and done.is_of_these_weights(result)
+    ):
         observer.stage(f"reading {done.path}")
         return result, done
     folder = PapersFolder.claim(
@@ -172,12 +182,6 @@ def run_papers(
             result.save(folder.path)
         ray.kill(bench)
     return result, folder
-
-
-def _is_of(folder: PapersFolder, result: PapersResult) -> bool:
-    """Whether a result is of the models, heads and datastores as they are now."""
-    trained = trained_digests(each.configuration for each in result.measured)
-    return folder.weights() == fingerprints(result.plan.pair) | trained
 
 
 def study_inputs(

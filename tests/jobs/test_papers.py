@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
-from cluster.papers import recording_plan
+from cluster.papers import PapersFolder, recording_plan
 from jobs import papers
 from jobs.papers import PAPERS, parse_sources
 from specdec_core.base.errors import UserError
@@ -25,7 +26,7 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.datastores.datastore import open_datastore
-from specdec_core.models.fingerprints import tokenizer_digest
+from specdec_core.models.fingerprints import fingerprints, tokenizer_digest
 from specdec_core.models.pair import load_tokenizer
 from specdec_core.studies.papers.inputs import (
     load_sets,
@@ -405,6 +406,23 @@ def test_sections_are_computed_from_recordings_of_draft_models(
     wanted = recording_plan(asked, asked.recordings["texts"], name, tmp_path)
     assert wanted.pair.drafts == tiny_spec.drafts
     assert (wanted.prompts.limit, wanted.max_new_tokens) == (1, asked.max_new_tokens)
+
+
+def test_what_was_measured_of_other_weights_is_not_taken_for_the_page(
+    tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    config = tmp_path / "papers.yaml"
+    config.write_text(json.dumps(plan(tmp_path, tiny_spec)))
+    asked = load_paper_plan(config)
+    result = PapersResult(
+        name="x", started=datetime.now(UTC), plan=asked, pair=tiny_spec, sets={}, measured=[]
+    )
+    before, now, retrained = (PapersFolder(tmp_path / name) for name in ("before", "now", "other"))
+    weights = fingerprints(tiny_spec)
+    now.keep_weights(weights)
+    retrained.keep_weights({**weights, "draft": "0" * 16})
+    taken = [folder.is_of_these_weights(result) for folder in (before, now, retrained)]
+    assert taken == [False, True, False]
 
 
 class Warned(Observer):

@@ -45,20 +45,24 @@ def constant(seconds: float, per_row: float) -> ForwardCost:
     )
 
 
+def profile_of(draft: str) -> Profile:
+    """Verification is free here, so a plan has to draft."""
+    return Profile(
+        target=constant(1e-2, 0),
+        drafts={draft: constant(1e-6, 0)},
+        device="cpu",
+        target_dtype="float32",
+        draft_dtype="float32",
+    )
+
+
 @pytest.mark.long
 def test_it_measures_plans_writes_and_logs(
     tiny_pair_folders: dict[str, Path], tmp_path: Path
 ) -> None:
     prompts = tmp_path / "sums.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i} +"}) for i in range(4)))
-    # Verification is free here, so the plan has to draft.
-    profile = Profile(
-        target=constant(1e-2, 0),
-        drafts={"d": constant(1e-6, 0)},
-        device="cpu",
-        target_dtype="float32",
-        draft_dtype="float32",
-    )
+    profile = profile_of("d")
     done = throughput(
         tmp_path,
         *("--target", tiny_pair_folders["target"], "--draft", f"d={tiny_pair_folders['draft']}"),
@@ -117,13 +121,6 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(
 def test_a_profile_without_a_draft_is_said_before_anything_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times = Profile(
-        target=constant(1e-2, 0),
-        drafts={"other": constant(1e-6, 0)},
-        device="cpu",
-        target_dtype="float32",
-        draft_dtype="float32",
-    )
     monkeypatch.setattr("specdec_core.models.pair.load_pair", None)
     with pytest.raises(UserError, match=r"no forward time of draft '.*' \(it has: other\)"):
-        main(profile=times.save(tmp_path / "other.json"))
+        main(profile=profile_of("other").save(tmp_path / "other.json"))

@@ -9,6 +9,7 @@ import pytest
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec
 from specdec_core.cost import ForwardCost, Profile
+from specdec_core.studies import forward_times as module
 from specdec_core.studies.forward_times import forward_times, workspace_profile
 
 
@@ -47,6 +48,19 @@ def test_how_a_pair_is_run_names_its_times_and_what_it_holds_does_not(
 
     assert run(max_length=99) == run()
     assert len({run(), run(compile=True), run(threads=2), run(target_dtype="bfloat16")}) == 4
+
+
+def test_times_of_another_kind_of_machine_are_not_this_ones(
+    home: Path, tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workspaces may be shared, and copied."""
+
+    def on(**facts: str) -> Path:
+        monkeypatch.setattr(module, "environment", lambda: {"cpu": "A × 2", **facts})
+        return workspace_profile(tiny_spec)
+
+    assert on(git_commit="a") == on(git_commit="b", host="other")
+    assert len({on(), on(cpu="B × 2"), on(gpu="G × 1"), on(torch="3")}) == 4
 
 
 def test_a_file_that_lacks_a_draft_is_refused(home: Path, tiny_spec: PairSpec) -> None:
