@@ -105,6 +105,7 @@ def test_transformers_samples_as_the_engine_does(asking: PairSpec, tiny_spec: Pa
     for peer, unasked in both:
         with peer, unasked:
             assert tuple(peer.decode(PROMPT, NEW)) == tuple(expected.tokens), peer.name
+            unasked.decode(PROMPT, NEW)  # both keep their K over the same requests
             for seed in range(3):
                 drawn = unasked.decode(PROMPT, NEW, 1.0, seed)
                 assert peer.decode(PROMPT, NEW, 1.0, seed) == drawn, peer.name
