@@ -15,7 +15,7 @@ import pandas as pd
 
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, distinct_labels
-from specdec_core.cost.steps import EngineTerms, StepTimes
+from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits, Step
 from specdec_core.models.pair import Pair
@@ -24,7 +24,7 @@ from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.measures import COLUMNS, LoadMeasures, measure
 from specdec_core.search.load.simulator import asks_of, simulate_arrivals, simulate_clients
 from specdec_core.search.load.workload import arrival_times
-from specdec_core.studies.step_times import StepMeasurer, engine_terms
+from specdec_core.studies.step_times import StepMeasurer, engine_runs
 from specdec_core.tokens.statistics import Generation
 
 CLIENTS = (1, 4, 8, 16)
@@ -219,8 +219,8 @@ class LoadChecker:
         self.observer.stage("measuring steps")
         self._steps = StepMeasurer(pair, self.limits.slots)
         self._steps.measure()
-        before = self._steps.measured(EngineTerms()).times
-        self._terms = engine_terms(pair, before, self.limits.slots, self.observer)
+        before = self._steps.measured().times
+        self._runs = engine_runs(pair, before, self.limits.slots, self.observer)
 
     def with_clients(self, clients: Sequence[int] = CLIENTS, repeats: int = 3) -> LoadCheck:
         """Answer the prompts with 1, 4, … clients under each configuration, in turns."""
@@ -279,7 +279,7 @@ class LoadChecker:
 
     def _times(self) -> StepTimes:
         """From the passes among the live runs."""
-        return self._steps.measured(self._terms).times
+        return self._steps.measured(self._runs).times
 
 
 def _requests(replay: Replay, number: int) -> list[Request]:

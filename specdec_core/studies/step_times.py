@@ -2,19 +2,23 @@
 
 Forwards are measured at shapes drawn at random: some decoding rows with some candidates each and
 contexts of their own, with or without a chunk of a prompt among them. The target is measured after
-forwards of the drafts, which leave little of its weights in the processor's caches, and alone. What
-the engine adds is what remains of the steps of short runs.
+forwards of the drafts, which leave little of its weights in the processor's caches, and alone.
+Short runs of an engine tell what it adds, and how much longer the same forwards take between the
+rest of its work.
 """
 
 from __future__ import annotations
 
 import random
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
@@ -60,6 +64,23 @@ class StepMeasurement:
     def quality(self, draft: str | None) -> tuple[float, float]:
         terms = self.times.target if draft is None else self.times.drafts[draft]
         return fit_quality(terms, self.forwards[draft])
+
+
+class LiveForward(NamedTuple):
+    """A forward of an engine, and how many times as long it took as such forwards by themselves.
+    The target's, of steps with a draft's or without, are told apart."""
+
+    model: str
+    work: Work
+    slowdown: float
+
+
+@dataclass(frozen=True)
+class EngineRuns:
+    """What short runs of an engine tell of it."""
+
+    terms: EngineTerms = field(default_factory=EngineTerms)
+    forwards: Sequence[LiveForward] = ()
 
 
 class StepMeasurer:
@@ -114,9 +135,9 @@ class StepMeasurer:
                 seconds = _time(target, shape)
             self._samples[_ALONE][number].append(seconds)
 
-    def measured(self, engine: EngineTerms) -> StepMeasurement:
-        """The medians of the passes since the last :meth:`forget`, fitted, with what an engine
-        adds."""
+    def measured(self, runs: EngineRuns | None = None) -> StepMeasurement:
+        """The medians of the passes since the last :meth:`forget`, and the forwards of an engine's
+        runs at the speed of these passes, fitted together; with what the engine adds."""
         forwards = {
             name: [
                 PackedForward(seconds=statistics.median(each), **Work.of(shape)._asdict())
@@ -124,12 +145,17 @@ class StepMeasurer:
             ]
             for name, by_shape in self._samples.items()
         }
+        alone = {name: ForwardTerms.fit(measured) for name, measured in forwards.items()}
+        runs = runs or EngineRuns()
+        for name, work, slowdown in runs.forwards:
+            seconds = slowdown * alone[name].seconds(work)
+            forwards[name].append(PackedForward(seconds=seconds, **work._asdict()))
         terms = {name: ForwardTerms.fit(measured) for name, measured in forwards.items()}
         times = StepTimes(
             target=terms.pop(_TARGET),
             alone=terms.pop(_ALONE),
             drafts=terms,
-            engine=engine,
+            engine=runs.terms,
             device=str(self.pair.target.device),
             mixes=self._target.mixes,
             pair=self.pair.spec,
@@ -150,16 +176,16 @@ def measure_steps(
     repeats: int = 5,
     observer: Observer | None = None,
 ) -> StepMeasurement:
-    """Measure forwards of every model in `repeats` passes, fit them, and measure what the engine
-    adds."""
+    """Measure forwards of every model in `repeats` passes and in runs of an engine, and what the
+    engine adds."""
     observer = observer or Observer()
     observer.stage("measuring steps", repeats)
     measurer = StepMeasurer(pair, slots, shapes)
     for _ in range(repeats):
         measurer.measure()
         observer.step()
-    times = measurer.measured(EngineTerms()).times
-    return measurer.measured(engine_terms(pair, times, slots, observer))
+    times = measurer.measured().times
+    return measurer.measured(engine_runs(pair, times, slots, observer))
 
 
 def step_shapes(slots: int, count: int, longest: int, max_length: int) -> Iterator[list[Row]]:
@@ -285,9 +311,9 @@ class LoggedEngine:
         runner.forward = logged  # type: ignore[method-assign]
 
 
-def engine_terms(pair: Pair, times: StepTimes, slots: int, observer: Observer) -> EngineTerms:
-    """What the engine adds to the forwards: from short runs with 1, a few and all slots busy,
-    without a draft, with each, and with lookups."""
+def engine_runs(pair: Pair, times: StepTimes, slots: int, observer: Observer) -> EngineRuns:
+    """Short runs of an engine with 1, a few and all slots busy, without a draft, with each, and
+    with lookups; `times` are those of forwards by themselves."""
     policy = FixedSettings(max_tokens=4)
     drafters: list[DrafterSettings | None] = [None, SuffixSettings()]
     drafters += [DraftModelSettings(draft=name, policy=policy) for name in times.drafts]
@@ -295,6 +321,7 @@ def engine_terms(pair: Pair, times: StepTimes, slots: int, observer: Observer) -
     waits = pair.target.device.type == "cpu"
     works: list[EngineWork] = []
     rest: list[float] = []
+    live: list[LiveForward] = []
     observer.stage("measuring the engine", len(drafters))
     logged = LoggedEngine(Engine(pair, slots=slots))
     for name in times.drafts:
@@ -318,8 +345,27 @@ def engine_terms(pair: Pair, times: StepTimes, slots: int, observer: Observer) -
                 work = log.work(n)
                 works.append(work._replace(lookups=work.rows if looked_up else 0))
                 rest.append(seconds - forwards[n])
+            if waits:
+                live += _typical(log, times)
         observer.step()
-    return EngineTerms.fit(works, rest)
+    return EngineRuns(EngineTerms.fit(works, rest), live)
+
+
+def _typical(log: StepLog, times: StepTimes) -> Iterator[LiveForward]:
+    """For each model and number of rows that only decode, the forward whose slowdown is the
+    median."""
+    terms = {_TARGET: times.target, _ALONE: times.verifying(False), **times.drafts}
+    alike: dict[tuple[str, float], list[LiveForward]] = defaultdict(list)
+    for step, forwards in enumerate(log.forwards):
+        if log.read[step]:
+            continue
+        verifying = _TARGET if log.draft_forwards(step) else _ALONE
+        for draft, work, seconds in forwards:
+            model = draft or verifying
+            slowdown = seconds / terms[model].seconds(work)
+            alike[model, work.rows].append(LiveForward(model, work, slowdown))
+    for each in alike.values():
+        yield sorted(each, key=attrgetter("slowdown"))[len(each) // 2]
 
 
 def _repeating(engine: Engine, number: int) -> Iterator[Request]:

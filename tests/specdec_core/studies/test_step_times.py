@@ -14,6 +14,8 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.studies.step_times import (
+    EngineRuns,
+    LiveForward,
     LoggedEngine,
     StepMeasurer,
     measure_steps,
@@ -35,13 +37,27 @@ def test_shapes_have_decoding_rows_and_chunks_within_the_cache() -> None:
 def test_every_model_and_the_engine_are_measured(tiny_pair: Pair) -> None:
     measured = measure_steps(tiny_pair, slots=3, shapes=9, repeats=1)
     assert set(measured.forwards) == {None, "draft"}
-    assert [len(forwards) for forwards in measured.forwards.values()] == [9, 9]
+    # The shapes, and an engine's own forwards with one to three rows.
+    rows = [{each.rows for each in forwards[9:]} for forwards in measured.forwards.values()]
+    assert rows == [{1, 2, 3}, {1, 2, 3}]
     times = measured.times
     work = Work.of([(5, 60)] * 3)
     assert times.target.seconds(work) > 0
     assert times.draft("draft").seconds(work) > 0
     assert times.engine.seconds(EngineWork(3, 4, 12)) > 0
     assert (times.pair, times.slots) == (tiny_pair.spec, 3)
+
+
+def test_a_forward_takes_what_it_takes_in_an_engine(tiny_pair: Pair) -> None:
+    measurer = StepMeasurer(tiny_pair, slots=3, shapes=9)
+    measurer.measure()
+    works = [Work.of([(1, 60)] * rows) for rows in (1, 2, 3)] * 100
+    runs = EngineRuns(forwards=[LiveForward("draft", work, 1.5) for work in works])
+    alone, live = measurer.measured().times, measurer.measured(runs).times
+    assert live.target == alone.target
+    for work in works[:3]:
+        ratio = live.draft("draft").seconds(work) / alone.draft("draft").seconds(work)
+        assert 1.3 < ratio < 1.6  # the shapes have a say, too
 
 
 def test_times_of_another_pair_or_of_fewer_slots_are_refused(
