@@ -71,6 +71,11 @@ class DrafterSettings(KindSettings):
         return any(part.reads_rejected for part in self.parts)
 
     @property
+    def remembers(self) -> bool:
+        """Whether what earlier requests wrote decides what it proposes to later ones."""
+        return any(part.remembers for part in self.parts)
+
+    @property
     def family(self) -> str:
         """Drafters that differ only in their numbers share a family."""
         return self.kind

@@ -61,6 +61,10 @@ class SuffixSettings(LookupSettings):
         return self.min_match
 
     @property
+    def remembers(self) -> bool:
+        return self.memory == "all"
+
+    @property
     def depth(self) -> int:
         return self.max_tokens
 

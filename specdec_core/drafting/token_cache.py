@@ -52,6 +52,10 @@ class TokenCacheSettings(LookupSettings):
         )
 
     @property
+    def remembers(self) -> bool:
+        return self.memory == "all"
+
+    @property
     def depth(self) -> int:
         return self.phrase_length
 

@@ -86,6 +86,7 @@ class Engine:
         self._begun: dict[int, tuple[int, int]] = {}  # by slot: whose tokens it takes, how many
         self.last = Step()  # the last step's plan
         self._target_cost = cache(partial(target_cost, pair, self.target, self.drafts))
+        self._entered = 0  # requests under this configuration
         self._waiting: dict[str, Request] = {}
         self._active: dict[int, ActiveRequest] = {}
         self._forced: dict[int, TokenTree] = {}  # by slot: this step's, in place of the drafter's
@@ -97,6 +98,7 @@ class Engine:
             raise RuntimeError("the configuration cannot change while requests are being decoded")
         self.configuration = configuration
         self.drafter: Drafter | None = None
+        self._entered = 0
         self.drafts.reset()
         if configuration.drafter is not None:
             resources = Resources(
@@ -230,6 +232,16 @@ class Engine:
         self._begun[slot] = source, count
         return slot, count
 
+    def _stream(self, request: Request) -> RandomStream:
+        """The randomness of a request that enters."""
+        drafter, earlier = self.configuration.drafter, self._entered
+        self._entered += 1
+        remembers = drafter is not None and drafter.remembers
+        written = len(request.written)
+        return RandomStream(
+            request.seed, self.target.vocab_size, written, earlier if remembers else 0
+        )
+
     def _enter(self, plan: Step) -> None:
         """Empty the rows of requests that were preempted, and open those of new ones."""
         for slot in (*plan.preempted, *plan.entering):
@@ -249,7 +261,7 @@ class Engine:
                 slot,
                 list(request.text),
                 sampling,
-                RandomStream(request.seed, self.target.vocab_size, len(request.written)),
+                self._stream(request),
                 warper=request.rules(sampling, self.pair.eos_token_ids).warper(self._grammars),
                 room=max(request.max_new_tokens - len(request.written) - 1, 0),
             )

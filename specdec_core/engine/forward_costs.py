@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 
+from specdec_core.base.errors import UserError
 from specdec_core.engine.draft_runners import DraftRunners
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner
@@ -15,9 +16,21 @@ _REPEATS = 7  # the first ones warm up
 def target_cost(pair: Pair, target: ModelRunner, drafts: DraftRunners, draft: str | None) -> float:
     """c = t_target / t_draft (Post-use & Pre-cut, §5.2) of forwards of one token, to three digits;
     `draft` None is the pair's first. The models take turns, and their rows are left as they were.
+
+    Raises:
+        UserError: the draft's weights are not in this process.
     """
     name = pair.draft_name(draft)
-    own = drafts.open(name) if name in pair.draft_models else pair.open_alone(name, 1)
+    if next(pair.drafts[name].parameters()).is_meta:
+        raise UserError(
+            f"policy.target_cost: profile: draft {name} runs elsewhere and cannot be timed here;"
+            " give a number"
+        )
+    if name in pair.draft_models:
+        own = drafts.open(name)
+    else:
+        own = pair.open_alone(name, 1)
+        own.prefill([0], [[1]])  # a head does not read a text's first token
     seconds: list[tuple[float, float]] = []
     for _ in range(_REPEATS):
         seconds.append((_time_token(target), _time_token(own)))

@@ -74,6 +74,13 @@ class Request:
                 f"min_tokens must be between 0 and max_new_tokens ({self.max_new_tokens}), got"
                 f" {self.min_tokens}"
             )
+        if len(self.written) > self.max_new_tokens:
+            raise UserError(
+                f"{len(self.written)} tokens are written already, more than max_new_tokens"
+                f" ({self.max_new_tokens})"
+            )
+        if "" in self.stop:
+            raise UserError("stop: an empty string is everywhere")
         if self.logprobs is not None and not 0 <= self.logprobs <= vocab_size:
             raise UserError(f"logprobs must be between 0 and {vocab_size}, got {self.logprobs}")
         if self.prompt_logprobs and self.logprobs is None:
@@ -91,7 +98,7 @@ class Request:
                 f"the prompt and its output take {most} tokens, but the cache holds"
                 f" {limits.cache_tokens}, some of them for candidates"
             )
-        if not 0 <= min(self.tokens) <= max(self.tokens) < vocab_size:
+        if not 0 <= min(self.text) <= max(self.text) < vocab_size:
             raise UserError(f"the prompt has tokens outside 0…{vocab_size - 1}")
         bias = [token for token, _ in self.sampling.logit_bias] if self.sampling else []
         for name, tokens in (("stop_tokens", self.stop_tokens), ("logit_bias", bias)):

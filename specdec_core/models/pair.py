@@ -110,14 +110,15 @@ class Pair:
             return EagleRunner(model, target, slots, self.max_length, weights)
         features = self.feature_layers if draft is None else ()
         compact = True if compiled else self.compact
-        runner = EagerRunner(
-            model, slots, self.max_length, size, compact=compact, features=features
-        )
+        eager = EagerRunner(model, slots, self.max_length, size, compact=compact, features=features)
+        # Where the target's vocabulary is padded further, texts may have tokens that a draft lacks.
+        own: int = model.config.get_text_config(decoder=True).vocab_size
+        eager.known = own if own < size else None
         if weights is None:
-            return runner
+            return eager
         from specdec_core.models.compiled import CompiledRunner  # torch's compilers take a second
 
-        return CompiledRunner(runner, weights)
+        return CompiledRunner(eager, weights)
 
     def open_alone(self, draft: str, slots: int) -> ModelRunner:
         """A runner for a draft, to be timed: of whatever text a head is fed, a target of its own

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from time import perf_counter
@@ -184,6 +184,14 @@ def chunks(
         yield Batch(list(left), list(left.values()), wanted=None if logits else [0] * len(left))
 
 
+def _known(batch: Batch, known: int) -> Batch:
+    """The batch with only the first `known` tokens: what a draft reads does not decide the text."""
+    if max(map(max, batch.tokens)) < known:
+        return batch
+    tokens = [[token if token < known else 0 for token in row] for row in batch.tokens]
+    return replace(batch, tokens=tokens)
+
+
 class ModelRunner(ABC):
     """A model and the tokens that it has read in each row, with the guarantees listed in this
     module."""
@@ -192,6 +200,7 @@ class ModelRunner(ABC):
     vocab_size: int  # logits of the first tokens only: a draft may have more than its target
     max_length: int  # tokens of a row; a last draft tree fits after them
     prefill_chunk = PREFILL_CHUNK
+    known: int | None = None  # tokens of which it has embeddings, where a text may have others
     mixes = False  # whether a forward's rows cost what their own tokens do, not the widest one's
 
     def __init__(self) -> None:
@@ -211,7 +220,7 @@ class ModelRunner(ABC):
             ValueError: a row cannot hold that many tokens.
         """
         start = perf_counter()
-        output = self._forward(batch)
+        output = self._forward(batch if self.known is None else _known(batch, self.known))
         self.seconds += perf_counter() - start
         return output
 

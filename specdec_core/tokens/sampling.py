@@ -129,11 +129,14 @@ class RandomStream:
 
     `uniform()` is its next uniform number, `noise` what coupled sampling shares between models.
     Behind `written` tokens of another stream's the uniform numbers are others, for those tokens
-    depend on the first ones; the noise is that of their positions.
+    depend on the first ones; the noise is that of their positions. They are others, too, after so
+    many `earlier` requests whose outputs may be proposed: one of the same seed was drawn by the
+    numbers that would now judge its tokens.
     """
 
-    def __init__(self, seed: int, vocab_size: int, written: int = 0) -> None:
-        own = random.Random(f"{seed} behind {written}") if written else random.Random(seed)
+    def __init__(self, seed: int, vocab_size: int, written: int = 0, earlier: int = 0) -> None:
+        since = [f"behind {written}"] * (written > 0) + [f"after {earlier}"] * (earlier > 0)
+        own = random.Random(" ".join([str(seed), *since]) if since else seed)
         self.uniform = own.random
         self.noise = SharedNoise(seed, vocab_size)
 

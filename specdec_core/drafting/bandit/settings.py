@@ -92,6 +92,10 @@ class BanditSettings(DrafterSettings):
     def keeps_state(self) -> bool:
         return self.memory == "all"
 
+    @property
+    def remembers(self) -> bool:
+        return self.memory == "all" or super().remembers
+
     def chosen(self, arm: int | None) -> DrafterSettings:
         return self if arm is None else self.arms[arm]
 

@@ -41,6 +41,10 @@ class OuroborosSettings(ModelSettings):
         )
 
     @property
+    def remembers(self) -> bool:
+        return True
+
+    @property
     def depth(self) -> int:
         return self.max_tokens + self.phrase_length
 

@@ -33,7 +33,7 @@ class CompiledRunner(LocalRunner):
     def __init__(self, eager: EagerRunner, weights: str) -> None:
         super().__init__()
         self._eager, self.cache = eager, eager.cache
-        self.device, self.vocab_size = eager.device, eager.vocab_size
+        self.device, self.vocab_size, self.known = eager.device, eager.vocab_size, eager.known
         self.max_length, self.feature_layers = eager.max_length, eager.feature_layers
         self._watched = False
         eager.prepare()

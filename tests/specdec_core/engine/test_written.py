@@ -96,7 +96,7 @@ def test_a_sampled_continuation_has_the_targets_distribution() -> None:
 
 def test_the_test_notices_random_numbers_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     class Again(sampling_module.RandomStream):
-        def __init__(self, seed: int, vocab_size: int, written: int = 0) -> None:
+        def __init__(self, seed: int, vocab_size: int, written: int = 0, earlier: int = 0) -> None:
             super().__init__(seed, vocab_size)
 
     monkeypatch.setattr("specdec_core.engine.engine.RandomStream", Again)

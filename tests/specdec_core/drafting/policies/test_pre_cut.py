@@ -11,16 +11,18 @@ from types import SimpleNamespace
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, RecordingFacts, Sampling, parse
+from specdec_core.config import Configuration, PairSpec, RecordingFacts, Sampling, parse
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import SlotState
 from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.pre_cut import PreCutPolicy, PreCutSettings, QTable, reward
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
+from specdec_core.models.eagle.runner import EagleRunner
+from specdec_core.models.pair import Pair, load_skeleton
 from specdec_core.models.runner import Batch
 from specdec_core.tokens.token_tree import Origin, TokenTree
 from tests.conftest import tiny_llama
+from tests.specdec_core.models.eagle.pair_heads import head_of
 
 NEVER = 1e-9
 # A policy that does as its table says.
@@ -120,6 +122,24 @@ def test_an_engine_measures_the_cost_that_is_asked_for(tiny_pair: Pair) -> None:
     engine.configure(configuration)
     assert engine.drafter.policy.settings.target_cost == measured  # once for all
     assert set(engine.target.lengths) == {0}
+
+
+def test_a_head_is_timed_when_it_reads(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, read = replace(tiny_pair, drafts={"head": head_of(tiny_pair)}), []
+    forward = EagleRunner._read
+    monkeypatch.setattr(
+        EagleRunner, "_read", lambda *given: (read.append(given), forward(*given))[1]
+    )
+    Engine(pair, Configuration(drafter=DraftModelSettings(policy=PreCutSettings())))
+    assert len(read) >= 7
+
+
+def test_the_cost_beside_a_draft_that_runs_elsewhere_has_to_be_given(
+    tiny_pair: Pair, tiny_spec: PairSpec
+) -> None:
+    apart = replace(tiny_pair, drafts={"draft": load_skeleton(tiny_spec.drafts["draft"])})
+    with pytest.raises(UserError, match="target_cost: profile: draft draft runs elsewhere"):
+        Engine(apart, Configuration(drafter=DraftModelSettings(policy=PreCutSettings())))
 
 
 def test_a_round_updates_every_position_by_the_bellman_equation() -> None:
