@@ -50,6 +50,7 @@ def _model(models: Models, draft: str | None, tokens: int, threshold: float) -> 
     if kind != "model":
         return None
     settings = {
+        "spec-type": "draft-simple",  # without it the draft is loaded, and nothing is drafted
         "spec-draft-model": place,
         "spec-draft-n-max": tokens,
         "spec-draft-n-min": 0,

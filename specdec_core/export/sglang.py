@@ -1,8 +1,7 @@
-"""SGLang: command-line options, and a JSON file where the number of steps adapts."""
+"""SGLang: command-line options."""
 
 from __future__ import annotations
 
-import json
 import shlex
 
 from specdec_core.config import DrafterSettings
@@ -11,8 +10,6 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.export.server import Counterpart, Models, Server, Written, fixed_chain
 
-ADAPTIVE = "adaptive.json"
-_STEPS = "candidate_steps"
 _ALGORITHMS = {"model": "STANDALONE", "eagle3": "EAGLE3"}
 
 
@@ -27,23 +24,18 @@ class SgLang(Server):
             return Counterpart({})
         if (chain := fixed_chain(drafter)) is not None:
             place, kind = models.draft(chain.draft)
-            if kind not in _ALGORITHMS or (chain.scheduled and kind != "eagle3"):
+            if kind not in _ALGORITHMS or chain.scheduled:
                 return None
-            settings = _model(place, _ALGORITHMS[kind], chain.most, 1, chain.most + 1)
-            if not chain.scheduled:
-                return Counterpart(settings)
-            lengths = sorted({span.tokens for span in chain.spans} - {0})
-            remark = "chooses among the lengths by what was accepted, not by the load"
-            return Counterpart({**settings, _STEPS: lengths}, (remark,))
+            return Counterpart(_model(place, _ALGORITHMS[kind], chain.most, 1, chain.most + 1))
         if isinstance(drafter, DynamicTreeSettings) and isinstance(drafter.policy, FixedSettings):
             place, kind = models.draft(drafter.draft)
             # One number says how many nodes are expanded and how many children each gets.
             if kind not in _ALGORITHMS or drafter.expand != drafter.children or drafter.least:
                 return None
             steps, width = drafter.policy.max_tokens, drafter.children
-            return Counterpart(
-                _model(place, _ALGORITHMS[kind], steps, width, drafter.keep + 1),
-            )
+            grown = width + (steps - 1) * width**2  # it fails where more are to be kept
+            nodes = min(drafter.keep, grown) + 1
+            return Counterpart(_model(place, _ALGORITHMS[kind], steps, width, nodes))
         if isinstance(drafter, PromptLookupSettings):
             remark = "keeps n-grams of all requests, and runs on CUDA devices only"
             # Of the draft tokens one is the root, the last token of the text.
@@ -60,15 +52,10 @@ class SgLang(Server):
         return None
 
     def written(self, counterpart: Counterpart, models: Models) -> Written:
-        settings = dict(counterpart.settings)
-        steps = settings.pop(_STEPS, None)
         words = ["python", "-m", "sglang.launch_server", "--model-path", models.target]
-        for name, value in settings.items():
+        for name, value in counterpart.settings.items():
             words += [f"--{name}", str(value)]
-        if steps is None:
-            return Written({}, shlex.join(words))
-        words += ["--speculative-adaptive", "--speculative-adaptive-config", ADAPTIVE]
-        return Written({ADAPTIVE: json.dumps({_STEPS: steps}) + "\n"}, shlex.join(words))
+        return Written({}, shlex.join(words))
 
 
 def _model(place: str, algorithm: str, steps: int, width: int, nodes: int) -> dict[str, object]:

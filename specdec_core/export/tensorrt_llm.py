@@ -17,7 +17,7 @@ from specdec_core.export.server import Chain, Counterpart, Models, Server, Writt
 
 FILE = "trtllm.yaml"
 MOST_REQUESTS = 4096  # of a schedule's last range; beyond it nothing is drafted
-_TYPES = {"model": "DraftTarget", "eagle3": "Eagle3"}
+_TYPES = {"model": "Draft_Target", "eagle3": "Eagle3"}
 
 
 class TensorRtLlm(Server):
@@ -93,7 +93,8 @@ def _chain(chain: Chain, models: Models) -> Counterpart | None:
         # By the most requests of each range; with more than the last nothing is drafted.
         drafting = [span for span in chain.spans if span.tokens]
         idle = [span for span in chain.spans[:-1] if not span.tokens]
-        if idle:
+        # It refuses a schedule whose first length is not the longest.
+        if idle or chain.spans[0].tokens < chain.most:
             return None
         settings["draft_len_schedule"] = {
             span.high if span.high is not None else max(MOST_REQUESTS, span.low): span.tokens
@@ -112,5 +113,5 @@ def _hybrid(drafter: HybridSettings, models: Models) -> Counterpart | None:
     if inner is None or inner.settings["decoding_type"] != "Eagle3":
         return None
     length = chain.most
-    settings = {**inner.settings, "use_sa_spec": True, "sa_spec_threshold": drafter.min_match}
+    settings = {**inner.settings, "sa_config": {"threshold": drafter.min_match}}
     return Counterpart(settings, (f"what is looked up has {length} tokens at most, too",))

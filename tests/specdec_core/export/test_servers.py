@@ -24,6 +24,7 @@ MODELS = Models(
 CHAIN = {"kind": "draft_model", "draft": "small", "policy": {"kind": "fixed", "max_tokens": 4}}
 EAGLE = CHAIN | {"draft": "head"}
 BY_LOAD = CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 5, 4: 5, 8: 2, 16: 0}}}
+RISING = {"kind": "by_batch", "tokens": {1: 2, 4: 5}}
 LOOKUP = {"kind": "prompt_lookup", "max_ngram": 3, "max_tokens": 8}
 SUFFIX = {"kind": "suffix", "max_tokens": 6}
 TREE = {
@@ -88,6 +89,8 @@ def test_sglang_counts_the_root_of_what_is_looked_up_and_is_told_the_lengths_of_
         ("vllm", SUFFIX, {"min_match": 2}),
         ("trtllm", TREE, {"keep": 13}),  # more than 3 · 4
         ("trtllm", TREE, {"keep": 3}),  # fewer than its levels
+        ("trtllm", BY_LOAD, {"policy": RISING}),  # the first length has to be the longest
+        ("sglang", EAGLE, {"policy": BY_LOAD["policy"]}),  # it has one length for every load
     ],
 )
 def test_what_a_server_would_do_otherwise_has_no_counterpart(
@@ -100,16 +103,24 @@ def test_what_a_server_would_do_otherwise_has_no_counterpart(
 def test_the_others_are_told_of_what_they_have() -> None:
     assert settings("sglang", EAGLE)["speculative-num-draft-tokens"] == 5
     assert settings("sglang", TREE)["speculative-eagle-topk"] == 3
-    assert settings("sglang", EAGLE | {"policy": BY_LOAD["policy"]})["candidate_steps"] == [2, 5]
     assert settings("trtllm", BY_LOAD)["draft_len_schedule"] == {7: 5, 15: 2}
-    assert settings("trtllm", HYBRID)["sa_spec_threshold"] == 3
+    assert settings("trtllm", CHAIN)["decoding_type"] == "Draft_Target"
+    assert settings("trtllm", HYBRID)["sa_config"] == {"threshold": 3}
     assert settings("trtllm", TREE)["max_total_draft_tokens"] == 8
     assert settings("llamacpp", CONFIDENCE)["spec-draft-p-min"] == 0.5
+    assert settings("llamacpp", CHAIN)["spec-type"] == "draft-simple"
     assert settings("llamacpp", EAGLE) is None
     assert settings("transformers", CONFIDENCE)["assistant_confidence_threshold"] == 0.5
     heuristic = CHAIN | {"policy": {"kind": "heuristic", "start": 5}}
     told = settings("transformers", heuristic)
     assert told["num_assistant_tokens_schedule"] == "heuristic_transient"
+
+
+@pytest.mark.parametrize(("keep", "nodes"), [(29, 30), (30, 31), (31, 31), (64, 31)])
+def test_sglang_is_told_to_keep_no_more_nodes_than_grow(keep: int, nodes: int) -> None:
+    """3 at first and 9 on each of three further levels, and the root."""
+    told = settings("sglang", TREE | {"keep": keep})
+    assert told["speculative-num-draft-tokens"] == nodes
 
 
 @pytest.mark.parametrize("server", SERVERS)
