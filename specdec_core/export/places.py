@@ -43,8 +43,10 @@ def _draft(
     pair: PairSpec, name: str, model: str, target: PretrainedConfig, speculators: bool
 ) -> DraftFile:
     if not names_head(model):
-        reduced = isinstance(AutoConfig.from_pretrained(located(model)), ReducedDraftConfig)
-        return DraftFile(_place(model), "other" if reduced else "model")
+        config = AutoConfig.from_pretrained(located(model))
+        if isinstance(config, ReducedDraftConfig):
+            return DraftFile(_place(model), "other")
+        return DraftFile(_place(model), "model", _logits(config) != _logits(target))
     if not (speculators or model.startswith(_BUNDLED)):
         return DraftFile(_place(model), "eagle3")
     try:
@@ -52,6 +54,11 @@ def _draft(
     except UserError:  # of EAGLE-1, which is another program's in no format
         return DraftFile(_place(model), "other")
     return DraftFile(str(folder), "eagle3")
+
+
+def _logits(config: PretrainedConfig) -> int:
+    """How many logits a model has, those behind its last token included."""
+    return int(config.get_text_config(decoder=True).vocab_size)
 
 
 def _place(model: str) -> str:

@@ -23,12 +23,12 @@ class SgLang(Server):
         if drafter is None:
             return Counterpart({})
         if (chain := fixed_chain(drafter)) is not None:
-            place, kind = models.draft(chain.draft)
+            place, kind, _ = models.draft(chain.draft)
             if kind not in _ALGORITHMS or chain.scheduled:
                 return None
             return Counterpart(_model(place, _ALGORITHMS[kind], chain.most, 1, chain.most + 1))
         if isinstance(drafter, DynamicTreeSettings) and isinstance(drafter.policy, FixedSettings):
-            place, kind = models.draft(drafter.draft)
+            place, kind, _ = models.draft(drafter.draft)
             # One number says how many nodes are expanded and how many children each gets.
             if kind not in _ALGORITHMS or drafter.expand != drafter.children or drafter.least:
                 return None

@@ -32,7 +32,7 @@ class TensorRtLlm(Server):
         if (chain := fixed_chain(drafter)) is not None:
             return _chain(chain, models)
         if isinstance(drafter, DynamicTreeSettings) and isinstance(drafter.policy, FixedSettings):
-            place, kind = models.draft(drafter.draft)
+            place, kind, _ = models.draft(drafter.draft)
             if kind != "eagle3" or drafter.expand != drafter.children or drafter.least:
                 return None
             depth = drafter.policy.max_tokens
@@ -81,7 +81,7 @@ class TensorRtLlm(Server):
 
 
 def _chain(chain: Chain, models: Models) -> Counterpart | None:
-    place, kind = models.draft(chain.draft)
+    place, kind, _ = models.draft(chain.draft)
     if kind not in _TYPES:
         return None
     settings: dict[str, Any] = {

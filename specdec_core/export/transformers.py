@@ -43,7 +43,7 @@ class Transformers(Server):
             )
         if type(drafter) is not DraftModelSettings:
             return None
-        place, kind = models.draft(drafter.draft)
+        place, kind, _ = models.draft(drafter.draft)
         if kind != "model":
             return None
         policy, threshold, schedule = drafter.policy, 0.0, "constant"

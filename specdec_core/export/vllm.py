@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+from typing import Any
 
 from specdec_core.config import Configuration, DrafterSettings, RunnerSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.export.server import (
     PLUG_IN_FILE,
+    Chain,
     Counterpart,
     Models,
     Server,
@@ -38,20 +40,7 @@ class Vllm(Server):
         if drafter is None:
             return Counterpart({})
         if (chain := fixed_chain(drafter)) is not None:
-            place, kind = models.draft(chain.draft)
-            if kind not in _METHODS:
-                return None
-            settings = {
-                "method": _METHODS[kind],
-                "model": place,
-                "num_speculative_tokens": chain.most,
-                # More is accepted of tokens drawn from the draft's distribution than of its argmax.
-                "draft_sample_method": "probabilistic",
-            }
-            if chain.scheduled:
-                by_load = [_inclusive(span) for span in chain.spans]
-                settings["num_speculative_tokens_per_batch_size"] = by_load
-            return Counterpart(settings)
+            return _chain(chain, models)
         if isinstance(drafter, PromptLookupSettings):
             return Counterpart(
                 {
@@ -98,6 +87,33 @@ class Vllm(Server):
             {FILE: text, **plug_in_file(configuration, models, runner)},
             _commands(models.target, _OPTION, f"{plug_in.VARIABLE}={PLUG_IN_FILE} "),
         )
+
+
+def _chain(chain: Chain, models: Models) -> Counterpart | None:
+    place, kind, padded = models.draft(chain.draft)
+    if kind not in _METHODS:
+        return None
+    settings: dict[str, Any] = {
+        "method": _METHODS[kind],
+        "model": place,
+        "num_speculative_tokens": chain.most,
+    }
+    remarks: tuple[str, ...] = ()
+    if padded:
+        # It refuses another number of logits, unless it pairs the tokens by their texts; and then
+        # it refuses to draw them.
+        settings["use_heterogeneous_vocab"] = True
+        remarks = (
+            "drafts the likeliest tokens when sampling, too: draft and target have different numbers"
+            " of logits",
+        )
+    else:
+        # More is accepted of tokens drawn from the draft's distribution than of its argmax.
+        settings["draft_sample_method"] = "probabilistic"
+    if chain.scheduled:
+        by_load = [_inclusive(span) for span in chain.spans]
+        settings["num_speculative_tokens_per_batch_size"] = by_load
+    return Counterpart(settings, remarks)
 
 
 def _commands(target: str, option: str = "", variables: str = "") -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import yaml
 
 from jobs import export
 from specdec_core.config import Sampling
-from specdec_core.export.places import recording_of
+from specdec_core.export.places import models_of, recording_of
 from specdec_core.export.servers import SERVERS
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.schema import HEADER
@@ -45,6 +46,29 @@ def config(pair: Pair, drafter: object, folder: Path) -> Path:
     content = {"pair": pair.spec.model_dump(mode="json"), "configuration": {"drafter": drafter}}
     file.write_text(yaml.safe_dump(content))
     return file
+
+
+def pad_logits(model: str | Path, folder: Path) -> Path:
+    """A copy of a model that has 64 logits more by its configuration."""
+    shutil.copytree(model, folder)
+    settings = json.loads((folder / "config.json").read_text())
+    settings["vocab_size"] += 64
+    (folder / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_a_draft_with_another_number_of_logits_is_told_apart(
+    tiny_pair: Pair, tmp_path: Path
+) -> None:
+    drafts = {
+        **tiny_pair.spec.drafts,
+        "padded": str(pad_logits(tiny_pair.spec.drafts["draft"], tmp_path / "padded")),
+    }
+    models = models_of(tiny_pair.spec.model_copy(update={"drafts": drafts}), speculators=True)
+    assert {name: (d.kind, d.padded) for name, d in models.drafts.items()} == {
+        "draft": ("model", False),
+        "padded": ("model", True),
+    }
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -168,15 +192,23 @@ def test_the_fastest_of_all_is_found_by_the_servers_own_times(
 
 
 @installed
-def test_vllm_reads_what_is_written(command: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize("padded", [False, True])
+def test_vllm_reads_what_is_written(command: Command, tmp_path: Path, padded: bool) -> None:
+    """Also of a draft whose logits are padded to another number than the target's."""
     from specdec_core.config import PairSpec
+    from specdec_core.models.location import located
     from specdec_core.models.pair import load_pair
 
     pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}))
+    if padded:
+        folder = pad_logits(located("bundled:draft-small"), tmp_path / "padded")
+        drafts = {"small": str(folder)}
+        pair = replace(pair, spec=pair.spec.model_copy(update={"drafts": drafts}))
     by_load = CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 5, 4: 2, 8: 0}}}
     options = ("--to", "vllm", "--config", config(pair, by_load, tmp_path))
     done = command(export.main, tmp_path, *options, "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert ("numbers of logits" in done.stdout) == padded
     read = (
         "import json; from vllm.engine.arg_utils import EngineArgs;"
         "told = json.load(open('speculative_config.json'));"

@@ -57,6 +57,7 @@ class VllmMode:
 AUTOREGRESSIVE = VllmMode("vLLM")
 # Drawn from the draft's distribution when sampling: more is accepted than of its argmax.
 _DRAWN = {"draft_sample_method": "probabilistic"}
+_PAIRED = {"use_heterogeneous_vocab": True}
 DRAFT_MODEL = tuple(
     VllmMode(f"vLLM draft model K={k}", {"method": "draft_model", TOKENS: k, **_DRAWN})
     for k in (3, 5, 7)
@@ -260,7 +261,7 @@ def engine_settings(
     decode up to `requests` requests together."""
     speculative = mode.speculative
     if draft is not None:
-        speculative = {**(speculative or {}), "model": _draft_folder(pair, draft)}
+        speculative = {**_fitting(pair, mode, draft), "model": _draft_folder(pair, draft)}
     return {
         "model": located(pair.spec.target),
         "generation_config": "vllm",  # not what the checkpoint asks for
@@ -271,6 +272,17 @@ def engine_settings(
         "kv_cache_memory_bytes": _kv_cache_bytes(pair, requests),
         "speculative_config": speculative,
     }
+
+
+def _fitting(pair: Pair, mode: VllmMode, draft: str) -> dict[str, Any]:
+    """The mode's settings. A draft model with another number of logits than the target vLLM takes
+    only if it pairs their tokens by texts, and then it draws none."""
+    told = dict(mode.speculative or {})
+    models = (pair.target, pair.drafts[draft])
+    logits = {model.config.get_text_config(decoder=True).vocab_size for model in models}
+    if told.get("method") != "draft_model" or len(logits) == 1:
+        return told
+    return {name: v for name, v in told.items() if name not in _DRAWN} | _PAIRED
 
 
 def _draft_folder(pair: Pair, draft: str) -> str:

@@ -19,6 +19,7 @@ MODELS = Models(
         "small": DraftFile("org/small", "model"),
         "head": DraftFile("org/head", "eagle3"),
         "tiny": DraftFile("org/tiny", "other"),
+        "padded": DraftFile("org/padded", "model", padded=True),
     },
 )
 CHAIN = {"kind": "draft_model", "draft": "small", "policy": {"kind": "fixed", "max_tokens": 4}}
@@ -72,6 +73,18 @@ def test_vllm_is_told_of_chains_heads_lookups_and_lengths_by_load() -> None:
     assert settings("vllm", SUFFIX)["suffix_decoding_max_cached_requests"] == 0
     assert settings("vllm", CHAIN | {"draft": "tiny"}) is None
     assert settings("vllm", TREE) is None
+
+
+def test_vllm_draws_nothing_from_a_draft_with_another_number_of_logits() -> None:
+    """It pairs the tokens by their texts there, and refuses to draw."""
+    told = SERVERS["vllm"].counterpart(read(CHAIN | {"draft": "padded"}), MODELS)
+    assert told.settings == {
+        "method": "draft_model",
+        "model": "org/padded",
+        "num_speculative_tokens": 4,
+        "use_heterogeneous_vocab": True,
+    }
+    assert "numbers of logits" in told.remarks[0]
 
 
 def test_sglang_counts_the_root_of_what_is_looked_up_and_is_told_the_lengths_of_matches() -> None:

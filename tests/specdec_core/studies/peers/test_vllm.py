@@ -15,7 +15,15 @@ from specdec_core.models.eagle.loading import load_head, save_head
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.plugins.vllm_sampling import expanded
 from specdec_core.studies.peers.choose import peers_of
-from specdec_core.studies.peers.vllm import SUFFIX, VENV, VllmPeer, has_suffix
+from specdec_core.studies.peers.vllm import (
+    DRAFT_MODEL,
+    SUFFIX,
+    VENV,
+    VllmPeer,
+    engine_settings,
+    has_suffix,
+)
+from tests.conftest import tiny_llama
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
 installed = pytest.mark.skipif(
@@ -61,6 +69,16 @@ def test_a_head_is_exported_for_it_once(
     assert "int8" not in (Path(folder) / "config.json").read_text()
     assert torch.equal(exported.lm_head.weight, head.lm_head.weight)
     assert not any(peer.name.endswith(", eagle") for peer in peers_of(pair, ["transformers"]))
+
+
+def test_a_draft_with_another_number_of_logits_has_its_tokens_paired(tiny_pair: Pair) -> None:
+    size = tiny_pair.target.config.vocab_size + 64
+    padded = tiny_llama(0, hidden=32, layers=2, vocab=size)
+    pair = Pair(tiny_pair.spec, tiny_pair.tokenizer, tiny_pair.target, {"draft": padded})
+    for own, paired in ((tiny_pair, None), (pair, True)):
+        settings = engine_settings(own, DRAFT_MODEL[0], "draft")["speculative_config"]
+        assert settings.get("use_heterogeneous_vocab") == paired
+        assert ("draft_sample_method" in settings) == (paired is None)
 
 
 def test_without_its_environment_the_command_that_makes_it_is_named(
