@@ -46,7 +46,7 @@ def our_modes(plan: BenchPlan, pair: Pair) -> list[VllmMode]:
 def _exported(configuration: Configuration, pair: Pair, label: str) -> list[VllmMode]:
     """The mode that `specdec export --to vllm` would write; none where that is to draft nothing."""
     from specdec_core.export.nearest import told
-    from specdec_core.export.vllm import Vllm
+    from specdec_core.export.vllm import NEEDS_ARCTIC, Vllm
     from specdec_core.studies.peers.vllm import SUFFIX, environment_folder, exported, has_suffix
 
     server = Vllm()
@@ -67,8 +67,7 @@ def _exported(configuration: Configuration, pair: Pair, label: str) -> list[Vllm
     if mode.speculative["method"] == SUFFIX.speculative["method"] and not has_suffix(
         environment_folder()
     ):
-        remark = "; ".join(counterpart.remarks)
-        console.print(f"without vLLM with our export: it {remark}", soft_wrap=True)
+        console.print(f"without vLLM with our export: it {NEEDS_ARCTIC}", soft_wrap=True)
         return []
     return [mode]
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from specdec_core.config.drafters import LookupSettings
 from specdec_core.config.policies import MaxTokens
 from specdec_core.config.recorded import RecordingFacts
 from specdec_core.drafting.drafter import Lookup, LookupResult, Resources, SlotState
 from specdec_core.tokens.token_tree import Origin, TokenTree
+
+Occurrence = Literal["latest", "earliest"]
 
 
 class PromptLookupSettings(LookupSettings):
@@ -21,6 +23,19 @@ class PromptLookupSettings(LookupSettings):
     max_ngram: int = Field(default=3, ge=1, le=16)
     min_ngram: int = Field(default=1, ge=1, le=16)
     max_tokens: MaxTokens = 10
+    occurrence: Occurrence = Field(
+        default="latest",
+        description="of an n-gram that came several times, after which one it copies; vLLM and"
+        " transformers take the earliest",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The latest is not written, so that ids and files stay as they were."""
+        written: dict[str, Any] = handler(self)
+        if self.occurrence == "latest":
+            written.pop("occurrence", None)
+        return written
 
     def model_post_init(self, _: Any) -> None:
         if self.min_ngram > self.max_ngram:
@@ -28,7 +43,8 @@ class PromptLookupSettings(LookupSettings):
 
     @property
     def label(self) -> str:
-        return f"prompt lookup {self.max_ngram}/{self.max_tokens}"
+        earliest = " earliest" if self.occurrence == "earliest" else ""
+        return f"prompt lookup {self.max_ngram}/{self.max_tokens}{earliest}"
 
     @property
     def copied(self) -> str:
@@ -36,7 +52,8 @@ class PromptLookupSettings(LookupSettings):
 
     @property
     def limits(self) -> tuple[str, ...]:
-        return (f"{self.max_ngram} tokens compared at most",)
+        earliest = ("after the earliest match",) if self.occurrence == "earliest" else ()
+        return (f"{self.max_ngram} tokens compared at most", *earliest)
 
     @property
     def least(self) -> int:
@@ -51,18 +68,22 @@ class PromptLookupSettings(LookupSettings):
 
 
 class _Index:
-    """The last position after each n-gram of a growing text."""
+    """The position after each n-gram of a growing text, where it came last or first."""
 
-    def __init__(self, min_ngram: int, max_ngram: int) -> None:
-        self.sizes = range(max_ngram, min_ngram - 1, -1)
+    def __init__(self, settings: PromptLookupSettings) -> None:
+        self.sizes = range(settings.max_ngram, settings.min_ngram - 1, -1)
+        self._earliest = settings.occurrence == "earliest"
         self._follower: dict[tuple[int, ...], int] = {}
         self._indexed = 0
 
     def extend(self, tokens: list[int]) -> None:
         for position in range(max(self._indexed, 1), len(tokens)):
             for size in self.sizes:
-                if size <= position:
-                    self._follower[tuple(tokens[position - size : position])] = position
+                if size > position:
+                    continue
+                ngram = tuple(tokens[position - size : position])
+                if not self._earliest or ngram not in self._follower:
+                    self._follower[ngram] = position
         self._indexed = len(tokens)
 
     def lookup(self, end: Sequence[int]) -> tuple[int | None, int]:
@@ -76,17 +97,16 @@ class _Index:
 
 
 class PromptLookupDrafter(Lookup):
-    """Proposes the continuation of the longest suffix n-gram that occurred before, the latest
-    occurrence first."""
+    """Proposes the continuation of the longest suffix n-gram that occurred before, after its latest
+    occurrence or its earliest."""
 
-    def __init__(self, settings: PromptLookupSettings, resources: Resources) -> None:
+    def __init__(self, settings: PromptLookupSettings, resources: Resources | None = None) -> None:
         self.settings = settings
         self._indices: dict[int, _Index] = {}
 
     def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
-            index = _Index(self.settings.min_ngram, self.settings.max_ngram)
-            self._indices[sequence.slot] = index
+            self._indices[sequence.slot] = _Index(self.settings)
 
     def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> LookupResult:
         index, tokens = self._indices[sequence.slot], sequence.tokens

@@ -35,7 +35,7 @@ class LlamaCpp(Server):
                 "spec-ngram-simple-size-m": drafter.max_tokens,
                 "spec-draft-n-max": drafter.max_tokens,
             }
-            return Counterpart(settings, (GGUF,))
+            return Counterpart(settings, (GGUF, *self.other_matches(drafter)))
         return None
 
     def written(self, counterpart: Counterpart, models: Models) -> Written:

@@ -23,7 +23,7 @@ from specdec_core.drafting.policies.by_batch import ByBatchSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
-from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.prompt_lookup import Occurrence, PromptLookupSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.export.server import Counterpart, Models, Server, fixed_chain
@@ -47,7 +47,7 @@ class Nearest:
 
 def expressible(server: Server, models: Models) -> Iterator[DrafterSettings | None]:
     """The drafters of the grid that a server has a counterpart of; None drafts nothing."""
-    for drafter in _grid(models):
+    for drafter in _grid(models, server.occurrence):
         if server.counterpart(drafter, models) is not None:
             yield drafter
 
@@ -168,11 +168,13 @@ def _resting(
     return by_load if server.counterpart(by_load, models) is not None else found
 
 
-def _grid(models: Models) -> Iterator[DrafterSettings | None]:
+def _grid(models: Models, occurrence: Occurrence) -> Iterator[DrafterSettings | None]:
+    """Lookups copy after the `occurrence` that the server's copy after."""
     yield None
     for size, tokens in product((2, 3, 4), (3, 5, 8, 10)):
-        yield PromptLookupSettings(max_ngram=size, max_tokens=tokens)
-        yield PromptLookupSettings(max_ngram=size, min_ngram=size, max_tokens=tokens)
+        lookup = PromptLookupSettings(max_ngram=size, max_tokens=tokens, occurrence=occurrence)
+        yield lookup
+        yield lookup.model_copy(update={"min_ngram": size})
     suffixes = [SuffixSettings(max_tokens=tokens) for tokens in (4, 6, 8, 10)]
     yield from suffixes
     for draft in models.drafts:

@@ -18,6 +18,7 @@ from specdec_core.config import (
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.by_batch import ByBatchSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.prompt_lookup import Occurrence, PromptLookupSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 
 DraftKind = Literal["model", "eagle3", "other"]
@@ -115,6 +116,7 @@ class Server(ABC):
     known: ClassVar[tuple[str, ...]]  # versions with the same settings
     verified: ClassVar[bool] = False  # whether tests run the settings in the program itself
     speculators: ClassVar[bool] = False  # whether it reads EAGLE heads in that format alone
+    occurrence: ClassVar[Occurrence] = "latest"  # of an n-gram, after which its lookups copy
 
     @abstractmethod
     def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
@@ -123,6 +125,14 @@ class Server(ABC):
     @abstractmethod
     def written(self, counterpart: Counterpart, models: Models) -> Written:
         """The counterpart as the program reads it."""
+
+    def other_matches(self, drafter: PromptLookupSettings) -> tuple[str, ...]:
+        """The remark where its lookups copy after another occurrence than ours."""
+        if drafter.occurrence == self.occurrence:
+            return ()
+        return (
+            f"copies after an n-gram's {self.occurrence} occurrence, not the {drafter.occurrence}",
+        )
 
     def plugged_in(
         self, configuration: Configuration, models: Models, runner: RunnerSettings

@@ -47,7 +47,7 @@ class SgLang(Server):
                     "speculative-ngram-max-match-window-size": drafter.max_ngram,
                     "speculative-ngram-max-bfs-breadth": 1,
                 },
-                (remark,),
+                (remark, *self.other_matches(drafter)),
             )
         return None
 

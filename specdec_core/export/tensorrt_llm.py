@@ -18,6 +18,7 @@ from specdec_core.export.server import Chain, Counterpart, Models, Server, Writt
 FILE = "trtllm.yaml"
 MOST_REQUESTS = 4096  # of a schedule's last range; beyond it nothing is drafted
 _TYPES = {"model": "Draft_Target", "eagle3": "Eagle3"}
+_SUFFIX = "copies after the earliest occurrence of the longest suffix, not what most often followed"
 
 
 class TensorRtLlm(Server):
@@ -51,22 +52,24 @@ class TensorRtLlm(Server):
         if isinstance(drafter, PromptLookupSettings):
             if drafter.min_ngram > 1:
                 return None
+            oldest = drafter.occurrence == "earliest"
+            remark = "of an n-gram's continuations takes the one that was first seen last"
             return Counterpart(
                 {
                     "decoding_type": "NGram",
                     "max_draft_len": drafter.max_tokens,
                     "max_matching_ngram_size": drafter.max_ngram,
+                    "is_use_oldest": oldest,
                     "is_public_pool": False,
-                }
+                },
+                () if oldest else (remark,),
             )
         if isinstance(drafter, SuffixSettings) and not drafter.tree and drafter.memory != "all":
             if drafter.min_match > 1:
                 return None
-            remark = "drafts as many tokens however short the match"
-            return Counterpart(
-                {"decoding_type": "SA", "max_draft_len": drafter.max_tokens},
-                (remark,) if drafter.per_match else (),
-            )
+            settings = {"decoding_type": "SA", "max_draft_len": drafter.max_tokens}
+            bound = ("drafts as many tokens however short the match",) if drafter.per_match else ()
+            return Counterpart(settings, (_SUFFIX, *bound))
         if isinstance(drafter, HybridSettings):
             return _hybrid(drafter, models)
         return None
@@ -114,4 +117,5 @@ def _hybrid(drafter: HybridSettings, models: Models) -> Counterpart | None:
         return None
     length = chain.most
     settings = {**inner.settings, "sa_config": {"threshold": drafter.min_match}}
-    return Counterpart(settings, (f"what is looked up has {length} tokens at most, too",))
+    bound = f"what is looked up has {length} tokens at most, too"
+    return Counterpart(settings, (_SUFFIX, bound))

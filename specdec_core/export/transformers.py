@@ -30,6 +30,7 @@ class Transformers(Server):
     version = "5.23"
     known = ("5.23",)
     verified = True
+    occurrence = "earliest"
 
     def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
         if drafter is None:
@@ -39,7 +40,8 @@ class Transformers(Server):
                 {
                     "prompt_lookup_num_tokens": drafter.max_tokens,
                     "max_matching_ngram_size": drafter.max_ngram,
-                }
+                },
+                self.other_matches(drafter),
             )
         if type(drafter) is not DraftModelSettings:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from typing import Any
 
@@ -22,6 +23,8 @@ from specdec_core.export.server import (
 )
 
 MOST_REQUESTS = 1024  # of a schedule's last range: vLLM carries its K on
+TREE_DEPTH = 24  # of a match and its draft together, unless vLLM is told more
+NEEDS_ARCTIC = "needs the package arctic-inference in vLLM's environment"
 FILE = "speculative_config.json"
 MODULE = "vllm.entrypoints.openai.api_server"
 _OPTION = f' --speculative-config "$(cat {FILE})"'
@@ -35,6 +38,7 @@ class Vllm(Server):
     known = ("0.32",)
     verified = True
     speculators = True
+    occurrence = "earliest"
 
     def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
         if drafter is None:
@@ -48,19 +52,11 @@ class Vllm(Server):
                     "num_speculative_tokens": drafter.max_tokens,
                     "prompt_lookup_min": drafter.min_ngram,
                     "prompt_lookup_max": drafter.max_ngram,
-                }
+                },
+                self.other_matches(drafter),
             )
         if isinstance(drafter, SuffixSettings) and not drafter.tree and drafter.min_match == 1:
-            shared = drafter.memory == "all"
-            return Counterpart(
-                {
-                    "method": "suffix",
-                    "num_speculative_tokens": drafter.max_tokens,
-                    "suffix_decoding_max_spec_factor": drafter.per_match or drafter.max_tokens,
-                    "suffix_decoding_max_cached_requests": 10_000 if shared else 0,
-                },
-                ("needs the package arctic-inference in vLLM's environment",),
-            )
+            return _suffix(drafter)
         return None
 
     def written(self, counterpart: Counterpart, models: Models) -> Written:
@@ -104,8 +100,8 @@ def _chain(chain: Chain, models: Models) -> Counterpart | None:
         # it refuses to draw them.
         settings["use_heterogeneous_vocab"] = True
         remarks = (
-            "drafts the likeliest tokens when sampling, too: draft and target have different numbers"
-            " of logits",
+            "drafts the likeliest tokens when sampling, too: draft and target have different"
+            " numbers of logits",
         )
     else:
         # More is accepted of tokens drawn from the draft's distribution than of its argmax.
@@ -113,6 +109,27 @@ def _chain(chain: Chain, models: Models) -> Counterpart | None:
     if chain.scheduled:
         by_load = [_inclusive(span) for span in chain.spans]
         settings["num_speculative_tokens_per_batch_size"] = by_load
+    return Counterpart(settings, remarks)
+
+
+def _suffix(drafter: SuffixSettings) -> Counterpart:
+    settings = {
+        "method": "suffix",
+        "num_speculative_tokens": drafter.max_tokens,
+        "suffix_decoding_max_spec_factor": drafter.per_match or drafter.max_tokens,
+        "suffix_decoding_max_cached_requests": 10_000 if drafter.memory == "all" else 0,
+    }
+    # The shortest match that gets all tokens, and these.
+    match = math.ceil(drafter.max_tokens / drafter.per_match) if drafter.per_match else 1
+    if match + drafter.max_tokens > TREE_DEPTH:
+        settings["suffix_decoding_max_tree_depth"] = match + drafter.max_tokens
+    remarks = (
+        NEEDS_ARCTIC,
+        "scores the continuations of shorter matches, too, and takes the best, not always that of"
+        " the longest suffix",
+        "stops before a token that followed less often than suffix_decoding_min_token_prob, which"
+        " is left at 0.1",
+    )
     return Counterpart(settings, remarks)
 
 

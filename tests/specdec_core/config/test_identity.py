@@ -67,6 +67,7 @@ IDS: list[tuple[dict[str, Any] | None, str]] = [
     ),
     ({"kind": "dynamic_tree", "least": 0.01}, "e616cc8716"),
     ({"kind": "prompt_lookup", "max_ngram": 4}, "af923875dc"),
+    ({"kind": "prompt_lookup", "max_ngram": 4, "occurrence": "latest"}, "af923875dc"),
     ({"kind": "suffix", "tree": True, "memory": "all"}, "b9db37e62a"),
     ({"kind": "retrieval", "datastore": "code"}, "7d3975d1f1"),
     ({"kind": "token_cache", "learn_from": "output", "from_prompt": True}, "8b60bdccb1"),

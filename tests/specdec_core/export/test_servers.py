@@ -10,6 +10,7 @@ import yaml
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import AnyDrafter, DrafterSettings, parse
+from specdec_core.export.nearest import expressible
 from specdec_core.export.server import DraftFile, Models, fixed_chain, spans
 from specdec_core.export.servers import SERVERS, server_of
 
@@ -111,6 +112,53 @@ def test_what_a_server_would_do_otherwise_has_no_counterpart(
 ) -> None:
     assert settings(server, drafter) is not None
     assert settings(server, drafter | change) is None
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_lookups_are_told_after_which_occurrence_a_server_copies(server: str) -> None:
+    """Nothing is said where a server copies as ours does, and all that is ranked does."""
+    told = {}
+    for occurrence in ("latest", "earliest"):
+        lookup = read(LOOKUP | {"min_ngram": 3 if server == "llamacpp" else 1})
+        lookup = lookup.model_copy(update={"occurrence": occurrence})
+        remarks = SERVERS[server].counterpart(lookup, MODELS).remarks
+        told[occurrence] = not any("occurrence" in remark for remark in remarks)
+    if server == "trtllm":  # it can be told
+        assert told == {"latest": True, "earliest": True}
+        assert settings(server, LOOKUP)["is_use_oldest"] is False
+        assert settings(server, LOOKUP | {"occurrence": "earliest"})["is_use_oldest"] is True
+    else:
+        own = "earliest" if server in ("vllm", "transformers") else "latest"
+        assert told == {"latest": own == "latest", "earliest": own == "earliest"}
+    ranked = [d for d in expressible(SERVERS[server], MODELS) if d and d.kind == "prompt_lookup"]
+    assert {lookup.occurrence for lookup in ranked} == {SERVERS[server].occurrence}
+    assert all(told[lookup.occurrence] for lookup in ranked)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "depth"),
+    [
+        ({"max_tokens": 16}, None),  # 8 tokens found again allow 16, 24 together
+        ({"max_tokens": 17}, 26),
+        ({"max_tokens": 16, "per_match": 1}, 32),
+        ({"max_tokens": 23, "per_match": 0}, None),
+        ({"max_tokens": 30, "per_match": 0}, 31),
+    ],
+)
+def test_vllm_is_told_of_suffixes_and_drafts_that_do_not_fit_otherwise(
+    suffix: dict[str, Any], depth: int | None
+) -> None:
+    assert settings("vllm", SUFFIX | suffix).get("suffix_decoding_max_tree_depth") == depth
+
+
+def test_what_servers_do_otherwise_with_suffixes_is_said() -> None:
+    vllm = SERVERS["vllm"].counterpart(read(SUFFIX), MODELS)
+    assert "suffix_decoding_min_token_prob" not in vllm.settings
+    assert any("suffix_decoding_min_token_prob" in remark for remark in vllm.remarks)
+    assert any("longest suffix" in remark for remark in vllm.remarks)
+    for drafter in (SUFFIX, HYBRID):
+        remarks = SERVERS["trtllm"].counterpart(read(drafter), MODELS).remarks
+        assert any("earliest occurrence" in remark for remark in remarks)
 
 
 def test_the_others_are_told_of_what_they_have() -> None:

@@ -245,7 +245,7 @@ def test_replay_carries_over_what_was_learned(recorded: Recorded, short: Replay,
 
 
 def test_replay_runs_drafters_without_a_model(recorded: Recorded, short: Replay) -> None:
-    for drafter in (PromptLookupSettings(), None):
+    for drafter in (PromptLookupSettings(), PromptLookupSettings(occurrence="earliest"), None):
         configuration = Configuration(drafter=drafter)
         assert_same(short, configuration, recorded.live(configuration, FEW, slots=8))
 
