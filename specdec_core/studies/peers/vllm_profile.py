@@ -93,10 +93,12 @@ def profile_vllm(
                 rest.append(times[0]["step"] - times[0]["forward"])
             observer.step()
         readers = [name for name in peers if name not in (_NGRAM, _SUFFIX)]
+        observer.stage("reading prompts", LAPS * len(PROMPTS) * len(readers))
         for _, tokens, name in product(range(LAPS), PROMPTS, readers):
             if tokens + 2 <= pair.max_length:
                 least = prompts.setdefault(name, {}).get(tokens, math.inf)
                 prompts[name][tokens] = min(peers[name].read(tokens, repeats), least)
+            observer.step()
         version = peers[_PLAIN].version
     return assembled(pair, steps, prompts, min(rest), version)
 

@@ -116,9 +116,11 @@ class StepClock:
 
     def _abort(self) -> None:
         """End all requests."""
-        self._engine.abort_request([request.request_id for request in self._scheduler.running])
-        while self._engine.has_unfinished_requests():
-            self._engine.step()
+        # By vLLM's own ids, which it makes of those that it is given.
+        running = [request.request_id for request in self._scheduler.running]
+        self._engine.abort_request(running, internal=True)
+        if self._engine.has_unfinished_requests():
+            raise RuntimeError("vLLM goes on with requests that were given up")
 
     def _begin(self, rows: int, tokens: int) -> None:
         """Rows that decode, each behind a prompt of so many tokens."""
