@@ -118,6 +118,7 @@ def test_vllm_and_transformers_write_the_same() -> None:
             assert peer.version.startswith("vllm ")
             with pytest.raises(UserError, match=r"vLLM.*: .*maximum"):
                 peer.decode(tuple(range(5, 300)), 10)
+            assert peer.read(16, repeats=2) > 0  # fails where a text is not given up
 
 
 @pytest.mark.long
