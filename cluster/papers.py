@@ -34,8 +34,8 @@ from cluster.sweep.timing import InterleavedTimes, RemoteTimer, alone, start_ben
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.base.observer import Observer
-from specdec_core.config import Configuration
-from specdec_core.drafting.trained import trained_digests
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.drafting.trained import trained_digests, weights_here
 from specdec_core.engine import Request
 from specdec_core.engine.turns import requests_of
 from specdec_core.models.fingerprints import fingerprints
@@ -146,6 +146,8 @@ def run_papers(
         home / "papers", name or f"{plan.pair.name}-{identity[:8]}", identity, fresh
     )
     if (result := folder.papers()) is not None:
+        measured = [each.configuration for each in result.measured]
+        folder.check_weights(weights_here(result.plan.pair, measured))
         return result, folder
     plan = with_own_heads(with_datastores(plan, tokenizer, observer), observer)
     work = plan.work(list(sets))
@@ -196,7 +198,8 @@ def study_inputs(
     """The inputs among `wanted` of the page's sections: what the tables decoded, the workspace's
     forward times, measured if missing, long texts by the plan `long_form`, also greedy, and the
     plan's recordings, each made or resumed in `<home>/traces`. Optional prompt sets that are
-    missing are left out with a warning."""
+    missing are left out with a warning, and so are the recordings of a pair without draft
+    models."""
     inputs = {}
     if TIMES in wanted:
         times = forward_times(result.pair, [], None, None, observer)
@@ -212,11 +215,15 @@ def study_inputs(
         for name, texts in by_name.items():
             if name not in wanted:
                 continue
-            prints = str(sorted(fingerprints(plan.pair).items()))
+            trained = trained_digests(texts.configurations(name))
+            prints = str(sorted((fingerprints(plan.pair) | trained).items()))
             content = [texts.model_dump_json(), prints, digest(_long_prompts(texts))]
             key = hashlib.sha256("".join(content).encode()).hexdigest()
             inputs[name] = Input(key, partial(_write_long, texts, home, observer))
     asked = {name: each for name, each in plan.recordings.items() if name in wanted}
+    if asked and not _draft_models(plan.pair):
+        observer.warned("nothing is recorded: the pair has no draft model")
+        asked = {}
     with ray_session() if asked else nullcontext():  # one for all
         for name, recorded in asked.items():
             if sets := _record(plan, recorded, home, observer):
@@ -271,11 +278,10 @@ def _record(
 def recording_plan(plan: PaperPlan, recorded: Recorded, name: str, home: Path) -> RecordingPlan:
     """The recording of the set `name`. It is of the pair's draft models alone: no section looks at
     an EAGLE head, which would have to draft anew from every position."""
-    prompts, heads = plan.prompts[name], eagle_heads_of(plan.pair)
-    drafts = {draft: model for draft, model in plan.pair.drafts.items() if draft not in heads}
+    prompts = plan.prompts[name]
     limits = [limit for limit in (prompts.limit, recorded.limit) if limit]
     return RecordingPlan(
-        pair=plan.pair.model_copy(update={"drafts": drafts}),
+        pair=plan.pair.model_copy(update={"drafts": _draft_models(plan.pair)}),
         prompts=PromptSource(
             source=place_of(prompts, home)[1],
             limit=min(limits, default=None),
@@ -286,6 +292,12 @@ def recording_plan(plan: PaperPlan, recorded: Recorded, name: str, home: Path) -
         max_draft=recorded.max_draft,
         mixing=0,
     )
+
+
+def _draft_models(pair: PairSpec) -> dict[str, str]:
+    """The drafts of a pair that are no EAGLE heads."""
+    heads = eagle_heads_of(pair)
+    return {name: model for name, model in pair.drafts.items() if name not in heads}
 
 
 def _measure(

@@ -207,7 +207,7 @@ def main(
     ours = our_modes(plan, pair)
     asked = PromptSet.of(plan.prompts.source, loaded, plan.prompts.chat_template)
     told = [mode.speculative for mode in ours]
-    what = described(name, plan, pair.fingerprints, asked, told, environment())
+    what = described(name, plan, plan.weights(pair), asked, told, environment())
     with interruptible(), Parts.open(folder.parent, what, Take, fresh) as parts:
         if (kept := parts.pair(pair.spec)) != pair.spec:
             pair = load_pair(kept)

@@ -56,7 +56,7 @@ def bench_load(
     started, facts = datetime.now(UTC), environment()
     prompt_set = PromptSet.of(plan.prompts.source, prompts, plan.prompts.chat_template)
     told = [mode.speculative for mode in ours]
-    what = described(name, plan, pair.fingerprints, prompt_set, told, facts, cores=cores.sentence)
+    what = described(name, plan, plan.weights(pair), prompt_set, told, facts, cores=cores.sentence)
     with (
         interruptible(),
         Parts.open(folder.parent, what, LoadRecord, fresh) as parts,

@@ -34,7 +34,7 @@ from specdec_core.base.observer import together
 from specdec_core.config import PairSpec
 from specdec_core.cost import Profile
 from specdec_core.drafting.datastores.datastore import check_datastores
-from specdec_core.drafting.trained import trained_digests
+from specdec_core.drafting.trained import trained_digests, weights_here
 from specdec_core.engine import Request
 from specdec_core.models.pair import check_pair
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, load_prompts
@@ -82,6 +82,7 @@ def run_sweep(
     name = name or f"{plan.pair.name}-{identity[:8]}"
     folder = SweepFolder.claim(home / "sweeps", name, identity, fresh)
     if (result := folder.result()) is not None:
+        folder.check_weights(weights_here(plan.pair, plan.samples))
         observer.begun(result, prompts, folder.path)
         return result, folder
     recording = recording_of(plan, home, prompt_set.digest)
@@ -119,7 +120,7 @@ class _Sweep:
     requests: tuple[Request, ...]
     further: tuple[Request, ...]  # beyond the sweep's, for a race that they may decide
     replay: Replay | None
-    weights: dict[str, str]  # digests of models, heads and datastores
+    weights: dict[str, str]  # digests of models, heads, datastores and saved states
 
     def __init__(
         self, plan: ResolvedPlan, folder: SweepFolder, observer: SweepObserver, pair: PairSpec

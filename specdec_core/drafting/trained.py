@@ -1,16 +1,19 @@
-"""Which trained heads and datastores configurations read, beside models."""
+"""Which trained heads, datastores and saved states configurations read, beside models."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from specdec_core.config import Configuration
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.datastores import card as datastore
 from specdec_core.drafting.datastores.datastore import resolve_datastore
 from specdec_core.drafting.heads.storage import CARD, WEIGHTS, resolve_head
+from specdec_core.drafting.states import find_state
 from specdec_core.models.digests import add_files
+from specdec_core.models.fingerprints import fingerprints
 
 HEAD_FILES: tuple[str, ...] = (CARD, WEIGHTS)
 DATASTORE_FILES: tuple[str, ...] = (
@@ -22,15 +25,27 @@ DATASTORE_FILES: tuple[str, ...] = (
 
 
 def trained_digests(configurations: Iterable[Configuration]) -> dict[str, str]:
-    """A digest of each head and of each datastore, by `head <name>` and `datastore <name>`; of one
-    that is not there, an empty one."""
-    folders = {}
+    """A digest of each head, datastore and saved state, by `head <name>`, `datastore <name>` and
+    `state <name>`; of one that is not there, an empty one."""
+    folders: dict[str, tuple[Path, Sequence[str]]] = {}
     for configuration in configurations:
         for _, name in configuration.heads:
             folders[f"head {name}"] = resolve_head(name), HEAD_FILES
         for name in configuration.datastores:
             folders[f"datastore {name}"] = resolve_datastore(name), DATASTORE_FILES
+        for name in configuration.states:
+            state = find_state(name)
+            folders[f"state {name}"] = state.parent, (state.name,)
     return {key: _digest(folder, files) for key, (folder, files) in folders.items()}
+
+
+def weights_here(pair: PairSpec, configurations: Iterable[Configuration]) -> dict[str, str] | None:
+    """A digest of each of a pair's models, and of what configurations read beside them; None where
+    a model is not on this machine."""
+    try:
+        return fingerprints(pair) | trained_digests(configurations)
+    except UserError:
+        return None
 
 
 def _digest(folder: Path, files: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
     plan.yaml         the plan as it was given, and its digest
     pair.json         the pair with the data types that every process uses
-    weights.json      the digest of each model, head and datastore
+    weights.json      the digest of each model, head, datastore and saved state
     profile.json      what forwards cost
     trials/<id>.json  a finished configuration; its rounds are in <id>.parquet, unless it was
                       replayed: a replay yields them at any time
@@ -87,12 +87,19 @@ class SweepFolder:
         write_atomically(self.path / "plan.yaml", yaml.safe_dump(content, sort_keys=False))
 
     def keep_weights(self, weights: Mapping[str, str]) -> None:
-        """Write what the results are of: a digest of each model, head and datastore by name. Raises
-        :class:`UserError` where they were begun with others."""
-        kept = self.weights()
-        if kept is None:
+        """Write what the results are of: a digest of each model, head, datastore and saved state by
+        name. Raises :class:`UserError` where they were begun with others."""
+        self.check_weights(weights)
+        if self.weights() is None:
             write_atomically(self.path / "weights.json", json.dumps(dict(weights), indent=1))
-        elif other := [name for name in {**kept, **weights} if kept.get(name) != weights.get(name)]:
+
+    def check_weights(self, weights: Mapping[str, str] | None) -> None:
+        """Raises :class:`UserError` where the results were begun with other weights than these.
+        Where either are unknown, nothing is compared."""
+        kept = self.weights()
+        if kept is None or weights is None:
+            return
+        if other := [name for name in {**kept, **weights} if kept.get(name) != weights.get(name)]:
             raise UserError(
                 f"{self.path} was begun with other weights of {', '.join(other)}; give --fresh to"
                 " start beside it"

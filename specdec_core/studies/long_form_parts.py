@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from specdec_core.base.files import atomic_path
 from specdec_core.config import Configuration
+from specdec_core.drafting.trained import trained_digests
 from specdec_core.engine import Request
 from specdec_core.models.pair import Pair
 
@@ -65,7 +66,7 @@ class LongTexts:
 
     def _path(self, configuration: Configuration, request: Request, repeat: int) -> Path:
         what = {
-            "models": self.pair.fingerprints,
+            "models": self.pair.fingerprints | trained_digests([configuration]),
             "runner": self.pair.spec.runner.model_dump(mode="json"),
             "configuration": configuration.model_dump(mode="json"),
             "prompt": list(request.tokens),

@@ -39,7 +39,7 @@ def described(
     **more: Any,
 ) -> dict[str, Any]:
     """What two runs must have in common for one to go on with the other's parts: the `name` that
-    was given, if any, the plan, the models' `weights` by their digests, the prompts, what other
+    was given, if any, the plan, the `weights` by their digests, the prompts, what other
     libraries are `told` of ours, and the machine and code."""
     return {
         "name": name,

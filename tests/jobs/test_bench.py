@@ -19,7 +19,9 @@ from specdec_core.config import PairSpec
 from specdec_core.models.pair import Pair
 from specdec_core.studies.bench.benchmark import BenchPlan, load_bench_plan, open_peers
 from specdec_core.studies.bench.result import BenchResult
+from specdec_core.studies.parts import Parts
 from specdec_core.studies.peers.transformers import TransformersPeer
+from tests.conftest import save_random_head
 
 DRAFTED = ", K=2"
 
@@ -83,6 +85,37 @@ def test_a_bench_is_shown_written_and_logged(
     assert set(times["prompt"]) == {81, 82}
     assert (times["tokens"] == 8).all()
     assert (pd.read_csv(folder / "summary.csv")["equal_own"] == 4).all()
+
+
+@pytest.mark.parametrize("load", [(), ("--clients", "1", "--requests", "2")])
+def test_a_head_that_was_trained_anew_is_measured_anew(
+    load: tuple[str, ...],
+    files: dict[str, Path],
+    tiny_spec: PairSpec,
+    tiny_pair: Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head, begun = tmp_path / "head", []
+    policy = {"kind": "specdecpp", "head": str(head), "threshold": 0.5}
+    content = {
+        "pair": tiny_spec.model_dump(mode="json"),
+        "configuration": {"drafter": {"kind": "draft_model", "policy": policy}},
+    }
+    files["config"].write_text(yaml.safe_dump(content))
+    questions = [json.dumps({"prompt": f"x{n} = {n} +"}) for n in range(4)]
+    files["prompts"].write_text("\n".join(questions))
+
+    def opened(folder: Path, what: dict[str, object], *_: object) -> None:
+        begun.append(what)
+        raise UserError("interrupted")
+
+    monkeypatch.setattr(Parts, "open", opened)
+    for seed in (0, 0, 1):
+        save_random_head(tiny_pair, "specdecpp", head, seed)
+        size = ("--prompts", str(files["prompts"]), "--max-new-tokens", "4", "--repeats", "1")
+        assert call(monkeypatch, files, *size, *load, "--name", "mine") == 2
+    assert begun[0] == begun[1] != begun[2]
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,17 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
-from cluster.papers import PapersFolder, recording_plan
+from cluster.papers import PapersFolder, recording_plan, run_papers, study_inputs
 from jobs import papers
 from jobs.papers import PAPERS, parse_sources
 from specdec_core.base.errors import UserError
-from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.datastores.datastore import open_datastore
 from specdec_core.models.fingerprints import fingerprints, tokenizer_digest
-from specdec_core.models.pair import load_tokenizer
+from specdec_core.models.pair import Pair, load_tokenizer
+from specdec_core.recordings.observer import RecordingObserver
+from specdec_core.studies.long_form import LongFormPlan
 from specdec_core.studies.papers.inputs import (
     load_sets,
     with_datastores,
@@ -36,7 +37,8 @@ from specdec_core.studies.papers.inputs import (
 )
 from specdec_core.studies.papers.plan import PaperPlan, load_paper_plan
 from specdec_core.studies.papers.result import PapersResult
-from tests.conftest import chat_tokenizer
+from specdec_core.studies.papers.studies import LONG_FORM
+from tests.conftest import chat_tokenizer, save_random_head
 from tests.jobs.conftest import Command
 
 ROOT = Path(__file__).parents[2]
@@ -425,7 +427,63 @@ def test_what_was_measured_of_other_weights_is_not_taken_for_the_page(
     assert taken == [False, True, False]
 
 
-class Warned(Observer):
+def test_a_result_of_other_weights_is_not_delivered(tiny_spec: PairSpec, tmp_path: Path) -> None:
+    """Interrupted between its last block and its end, a run has only to be delivered."""
+    config = tmp_path / "papers.yaml"
+    config.write_text(json.dumps(plan(tmp_path, tiny_spec)))
+    asked, weights = load_paper_plan(config), fingerprints(tiny_spec)
+    result = PapersResult(
+        name="x", started=datetime.now(UTC), plan=asked, pair=tiny_spec, sets={}, measured=[]
+    )
+    for name, kept in (("before", None), ("now", weights), ("other", {**weights, "draft": "0"})):
+        folder = PapersFolder(tmp_path / "papers" / name)
+        result.save(folder.path)
+        if kept is not None:
+            folder.keep_weights(kept)
+    for name in ("before", "now"):
+        assert run_papers(asked, tmp_path, name)[0] == result
+    with pytest.raises(UserError, match="begun with other weights of draft; give --fresh"):
+        run_papers(asked, tmp_path, "other")
+
+
+def test_sections_of_recordings_are_left_out_for_a_pair_without_draft_models(
+    tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    config, content = tmp_path / "papers.yaml", plan(tmp_path, tiny_spec)
+    content["pair"]["drafts"] = {"eagle": "bundled:smollm2-eagle"}
+    content["recordings"] = {"texts": {"prompts": ["sums"], "limit": 1}}
+    config.write_text(json.dumps(content))
+    asked, observer = load_paper_plan(config), Warned()
+    result = PapersResult(
+        name="x", started=datetime.now(UTC), plan=asked, pair=asked.pair, sets={}, measured=[]
+    )
+    folder = PapersFolder(tmp_path / "papers" / "x")
+    assert study_inputs(asked, result, folder, tmp_path, {"texts"}, observer) == {}
+    assert observer.lines == ["nothing is recorded: the pair has no draft model"]
+
+
+def test_long_texts_are_written_again_for_a_head_that_was_trained_anew(
+    tiny_spec: PairSpec, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    config = tmp_path / "papers.yaml"
+    config.write_text(json.dumps(plan(tmp_path, tiny_spec)))
+    asked = load_paper_plan(config)
+    policy = {"kind": "specdecpp", "head": str(tmp_path / "head"), "threshold": 0.5}
+    drafting = parse(Configuration, {"drafter": {**CHAIN, "policy": policy}}, "test")
+    source = {"source": str(tmp_path / "sums.jsonl")}
+    texts = LongFormPlan(pair=tiny_spec, prompts=source, chosen=(drafting,))
+    result = PapersResult(
+        name="x", started=datetime.now(UTC), plan=asked, pair=tiny_spec, sets={}, measured=[]
+    )
+    folder, digests = PapersFolder(tmp_path / "papers" / "x"), []
+    for seed in (0, 0, 1):
+        save_random_head(tiny_pair, "specdecpp", tmp_path / "head", seed)
+        inputs = study_inputs(asked, result, folder, tmp_path, {LONG_FORM}, Warned(), texts)
+        digests.append(inputs[LONG_FORM].digest)
+    assert digests[0] == digests[1] != digests[2]
+
+
+class Warned(RecordingObserver):
     """Keeps its warnings."""
 
     def __init__(self) -> None:

@@ -29,6 +29,7 @@ from specdec_core.config import (
     overridden,
     parse,
 )
+from specdec_core.drafting.trained import trained_digests
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.plugins.text_drafter import check_chains
@@ -104,6 +105,11 @@ class BenchPlan(Value):
         for configuration in chosen:
             check_chains(configuration, f"{source}: a plug-in")
         return chosen
+
+    def weights(self, pair: Pair) -> dict[str, str]:
+        """A digest of each of the pair's models, and of all that the plan's configurations read
+        beside them."""
+        return pair.fingerprints | trained_digests([*self.configurations(), *self.plugged_in()])
 
     def _checked(self, configurations: Sequence[Configuration], source: str) -> list[Configuration]:
         greedy = dict.fromkeys(configuration.greedily for configuration in configurations)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,23 @@ def test_the_result_is_saved_and_read_again_without_running_anything(
     again, same = run_sweep(plan_for(tiny_spec, prompts_file), folder.path.parents[1])
     assert (again, same) == (result, folder)
     assert find_trial(folder.path.parent, result.trials[0].id[:6])[1] == result.trials[0]
+
+
+def test_a_result_of_other_weights_is_not_delivered(
+    swept: tuple[SweepResult, SweepFolder, Heard],
+    tiny_spec: PairSpec,
+    prompts_file: Path,
+    tmp_path: Path,
+) -> None:
+    _, folder, _ = swept
+    copy = SweepFolder(tmp_path / "sweeps" / folder.name)
+    shutil.copytree(folder.path, copy.path)
+    weights = copy.path / "weights.json"
+    weights.write_text(json.dumps({**(copy.weights() or {}), "draft": "0" * 16}))
+    with pytest.raises(UserError, match="begun with other weights of draft; give --fresh"):
+        run_sweep(plan_for(tiny_spec, prompts_file), tmp_path)
+    weights.unlink()  # a folder of before
+    assert run_sweep(plan_for(tiny_spec, prompts_file), tmp_path)[1] == copy
 
 
 @pytest.mark.long

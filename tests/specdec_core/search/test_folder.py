@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration
+from specdec_core.config import Configuration, parse
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
+from specdec_core.drafting.states import save_state
 from specdec_core.drafting.trained import trained_digests
 from specdec_core.models.pair import Pair
 from specdec_core.search.folder import SweepFolder
@@ -37,4 +38,15 @@ def test_a_head_that_was_trained_anew_is_another_one(tiny_pair: Pair, tmp_path: 
     assert list(before) == [f"head {tmp_path / 'head'}"]
     assert trained_digests(asked) == before
     save_random_head(tiny_pair, "specdecpp", tmp_path / "head", seed=1)
+    assert trained_digests(asked) != before
+
+
+def test_a_saved_state_that_has_learned_on_is_another_one(tmp_path: Path) -> None:
+    state = tmp_path / "learned.json"
+    arms = {"kind": "bandit", "arms": [1, 4], "state": str(state)}
+    asked = [parse(Configuration, {"drafter": arms}, "test")]
+    assert trained_digests(asked) == {f"state {state}": ""}
+    save_state({"rounds": 1}, state)
+    before = trained_digests(asked)
+    save_state({"rounds": 2}, state)
     assert trained_digests(asked) != before

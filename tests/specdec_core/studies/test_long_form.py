@@ -14,6 +14,8 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
+from specdec_core.engine import Request
 from specdec_core.models.pair import Pair
 from specdec_core.studies.long_form import (
     LongForm,
@@ -21,6 +23,8 @@ from specdec_core.studies.long_form import (
     measure_long_form,
     ranges_for,
 )
+from specdec_core.studies.long_form_parts import LongText, LongTexts
+from tests.conftest import save_random_head
 
 EDGES = (16, 32, 64)
 PROMPTS = [tuple(range(5, 12)), tuple(range(20, 30))]
@@ -113,6 +117,20 @@ def test_an_interrupted_run_goes_on_with_the_texts_it_has(
         long_form.rounds[counts].reset_index(drop=True),
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_a_text_of_a_head_that_was_trained_anew_is_not_gone_on_with(
+    tiny_pair: Pair, tmp_path: Path
+) -> None:
+    policy = SpecDecPlusPlusSettings(head=str(tmp_path / "head"))
+    drafting = Configuration(drafter=DraftModelSettings(policy=policy))
+    texts, request = LongTexts(tmp_path / "texts", tiny_pair), Request("r", PROMPTS[0], 8)
+    text = LongText(pd.DataFrame({"drafted": [1]}), (5,))
+    save_random_head(tiny_pair, "specdecpp", tmp_path / "head")
+    texts.keep(drafting, request, 0, text)
+    assert texts.get(drafting, request, 0) is not None
+    save_random_head(tiny_pair, "specdecpp", tmp_path / "head", seed=1)
+    assert texts.get(drafting, request, 0) is None
 
 
 def test_ranges_end_with_what_the_pair_holds() -> None:
