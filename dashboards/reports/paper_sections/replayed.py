@@ -139,7 +139,7 @@ REPLAYED = (
         ),
     ),
     PaperSection(
-        Study("banditspec-regret", ("greedy", TIMES), replayed.regret),
+        Study("banditspec-regret", ("greedy", TIMES), replayed.regret, version=2),
         "BanditSpec",
         "Thms 1 and 2, main table",
         "Regret of bandits, against one arm and against each prompt's",

@@ -29,7 +29,7 @@ POLICIES: tuple[dict[str, Any], ...] = (
     {"kind": "oracle"},
 )
 LENGTH = 4  # K of a bandit's arm that drafts with a model
-ARMS = (
+ARMS: tuple[dict[str, Any], ...] = (
     {"kind": "prompt_lookup"},
     {"kind": "suffix"},
     {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": LENGTH}},
@@ -66,7 +66,7 @@ def regret(recordings: Recordings, times: Profile) -> pd.DataFrame:
     tables = []
     for name, recording in recordings.items():
         header = recording.header
-        arms = {"arms": list(ARMS), "sampling": header.sampling.model_dump()}
+        arms = {"arms": _arms(recording), "sampling": header.sampling.model_dump()}
         asked = parse(ArmsPlan, {**arms, "bandits": list(BANDITS.values())}, "bandits")
         plan = asked.under(header.pair, header.sampling)
         comparison = replay_all(Replay(recording, hidden=False, profile=times), plan, times)
@@ -134,6 +134,12 @@ def ranks(recordings: Recordings) -> pd.DataFrame:
 def _chain(recording: Recording, policy: Mapping[str, Any]) -> Configuration:
     drafter = {"kind": "draft_model", "draft": recording.draft_name(), "policy": policy}
     return _configured(recording, drafter)
+
+
+def _arms(recording: Recording) -> list[dict[str, Any]]:
+    """:data:`ARMS` with the recorded draft: the pair that is priced may have another one first."""
+    draft = recording.draft_name()
+    return [{**arm, "draft": draft} if arm["kind"] == "draft_model" else arm for arm in ARMS]
 
 
 def _configured(recording: Recording, drafter: Mapping[str, Any]) -> Configuration:

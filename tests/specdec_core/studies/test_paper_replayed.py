@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
 
 from dashboards.reports.paper_sections.replayed import REPLAYED
@@ -50,6 +51,14 @@ def test_regret_is_against_the_arm_with_the_fewest_rounds(greedy: Sets) -> None:
     tokens = sum(map(len, greedy["code"].prompts.outputs))
     assert arms.loc[best, "best_rounds"] == pytest.approx(tokens / arms.loc[best, "mat"])
     assert table["bound"].notna().sum() == 4
+
+
+def test_arms_are_priced_by_the_recorded_draft(greedy: Sets) -> None:
+    """Whatever the pair that is priced has first."""
+    drafts = {"head": ForwardCost.constant(10.0), **PROFILE.drafts}
+    with_head = PROFILE.model_copy(update={"drafts": drafts})
+    expected = replayed.regret(greedy, PROFILE)
+    pd.testing.assert_frame_equal(replayed.regret(greedy, with_head), expected)
 
 
 def test_a_chain_of_a_trees_depth_is_never_deeper_accepted(greedy: Sets) -> None:
