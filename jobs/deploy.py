@@ -143,6 +143,7 @@ def _registered(name: str, which: Any) -> Deployment:
 def _deployment(pair: Any, configuration: Any, source: str, version: int | None) -> Deployment:
     from cluster.serving.deployment import certified, learned_state
     from cluster.serving.served import Deployment
+    from specdec_core.drafting.trained import weights_here
 
     return Deployment(
         pair=pair,
@@ -151,13 +152,15 @@ def _deployment(pair: Any, configuration: Any, source: str, version: int | None)
         version=version,
         certificate=certified(pair, configuration),
         learned=learned_state(pair, configuration),
+        weights=weights_here(pair, [configuration]),
     )
 
 
 def follow_champion(url: str, version: int | None, seconds: float) -> None:
     """Look for a new champion with a certificate, for ever, and have the server serve it. What is
-    in the way of that is said once, and the server goes on as it is."""
-    from cluster.serving.control import find_server
+    in the way of that is said once, and the server goes on as it is. A champion that it refuses is
+    not tried again; one that fails for any other reason is."""
+    from cluster.serving.control import Refusal, find_server
     from dashboards.tracking.registry import champion_version
 
     server, said = find_server(url), set[str]()
@@ -176,8 +179,13 @@ def follow_champion(url: str, version: int | None, seconds: float) -> None:
                     f"version {found.version}, the new champion, has no certificate for the weights"
                     f" that are here and is not served; `{program('specdec')} certify` writes one"
                 )
-            version = found.version  # one that the server refuses is not tried again
-            say(server.url, server.deploy(found))
+            try:
+                served = server.deploy(found)
+            except Refusal:
+                version = found.version
+                raise
+            version = found.version
+            say(server.url, served)
         except Exception as error:  # a store's client raises anything when its server is away
             message = str(error).partition("\n")[0] or type(error).__name__
             if message not in said:

@@ -27,6 +27,10 @@ TOKEN = "SPECDEC_DEPLOY_TOKEN"  # of a server that was started by a Serve config
 _TIMEOUT = 1800.0  # seconds: a new engine may compile its models
 
 
+class Refusal(UserError):
+    """A server does not take what it was asked for; asked again, it would not either."""
+
+
 class RunningServer(Value):
     """How to reach a server, and the pair that it was started with."""
 
@@ -44,7 +48,8 @@ class RunningServer(Value):
 
     def deploy(self, deployment: Deployment, canary: float | None = None) -> Deployment:
         """Have it serve this from now on, or give it the share `canary` of the traffic. Raises
-        :class:`UserError` where it refuses; then it goes on as before."""
+        :class:`Refusal` where it refuses, and any other :class:`UserError` where it cannot be asked
+        now; then it goes on as before."""
         path = DEPLOY if canary is None else f"{DEPLOY}?canary={canary}"
         return self._post(path, deployment.model_dump_json())
 
@@ -74,7 +79,8 @@ class RunningServer(Value):
         except httpx.HTTPError as error:
             raise UserError(f"{self.url}: no server answers there ({error})") from None
         if answer.is_error:
-            raise UserError(f"{self.url}: {_reason(answer)}")
+            kind = Refusal if answer.is_client_error else UserError
+            raise kind(f"{self.url}: {_reason(answer)}")
         return answer
 
 

@@ -36,6 +36,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, Placement, run_time
 from specdec_core.drafting.states import STATES, find_state, load_state
+from specdec_core.drafting.trained import weights_here
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import check_pair
 from specdec_core.studies.certificate.certificate import find_certificate
@@ -214,6 +215,7 @@ def application(
         certificate=certified(spec, configuration),
         operation=Operation(os.environ.get(TOKEN) or None),
         access=access,
+        weights=weights_here(spec, [configuration]),
     )
     return _bound(start, replicas, page, samples)
 
@@ -321,6 +323,7 @@ def serving(
             certified(spec, configuration),
             operation,
             access,
+            weights_here(spec, [configuration]),
         )
         # On several nodes the replica may be elsewhere; Ray Serve's proxy is on the head node.
         listener = None if several_nodes() else Listener(host, port, tls, drain)

@@ -20,6 +20,7 @@ from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from cluster.serving.stream import Stream
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine, Request
+from specdec_core.models.fingerprints import TARGET
 from specdec_core.models.pair import check_pair
 from specdec_core.tokens.statistics import Generation
 
@@ -219,7 +220,8 @@ class Rollout:
                 raise self._broken or EngineFailed(str(failed.loop.failure))
             logger.warning("the engine has failed and is started again")
             try:
-                self._switch(await failed.beside(failed.deployment))
+                deployment = await asyncio.to_thread(failed.deployment.as_here)
+                self._switch(await failed.beside(deployment))
             except (UserError, RuntimeError, OSError) as error:
                 self._broken = EngineFailed(f"the engine failed, and cannot be started: {error}")
                 raise self._broken from None
@@ -231,8 +233,9 @@ class Rollout:
             return self.current
 
     async def deploy(self, deployment: Deployment) -> Served:
-        """Serve this from now on, and nothing beside it. What is served already is not loaded
-        again. Raises :class:`UserError` where that cannot be; then all stays as it is."""
+        """Serve this from now on, and nothing beside it. What is served already, of the same
+        weights, is not loaded again. Raises :class:`UserError` where that cannot be; then all stays
+        as it is."""
         async with self._changing:
             return await self._deploy(deployment)
 
@@ -296,16 +299,24 @@ class Rollout:
         async with self._changing:
             if self.previous is None and self._trying is None:
                 raise UserError("nothing else was served before")
-            return await self._deploy(self.previous or self.current.deployment)
+            if self.previous is None:
+                return await self._deploy(self.current.deployment)
+            return await self._deploy(await asyncio.to_thread(self.previous.as_here))
 
     def check_deployable(self, deployment: Deployment) -> None:
-        """Raises :class:`UserError` for another target, as clients are promised this one's text,
-        and for models that are not there."""
+        """Raises :class:`UserError` for another target, also under the same name, as clients are
+        promised this one's text, and for models that are not there."""
         served, wanted = self.current.deployment.pair.target, deployment.pair.target
         if wanted != served:
             raise UserError(
                 f"this server's target is {served}, and not {wanted}: another target writes other"
                 " texts and needs a server of its own"
+            )
+        before, after = self.current.deployment.weights, deployment.weights
+        if before and after and before.get(TARGET) != after.get(TARGET):
+            raise UserError(
+                f"the target {served} has other weights than those that are served: another target"
+                " writes other texts and needs a server of its own"
             )
         check_pair(deployment.pair)
         if deployment.configuration.asynchronous:
@@ -327,7 +338,8 @@ class Rollout:
 
     def _switched(self, old: Served) -> None:
         """Another deployment has taken the place of this one."""
-        if not old.deployment.same(self.current.deployment):
+        # To weights that others have taken the place of there is no way back.
+        if not old.deployment.named_as(self.current.deployment):
             self.previous = old.deployment
         self._broken = None
         self.switches += 1

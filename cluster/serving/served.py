@@ -16,6 +16,7 @@ from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, PairSpec, Value, parse_json
 from specdec_core.drafting.bandit.gains import added, gained
 from specdec_core.drafting.states import load_state, save_state
+from specdec_core.drafting.trained import weights_here
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ class Deployment(Value):
         version: of the pair's registered model, if it is registered.
         certificate: what its certificate says, if it has one.
         learned: the file of what it learns while it is served, if it learns.
+        weights: digests of what it is of (:func:`weights_here`); None where that is not known.
     """
 
     pair: PairSpec
@@ -36,20 +38,35 @@ class Deployment(Value):
     version: int | None = None
     certificate: str | None = None
     learned: Path | None = None
+    weights: dict[str, str] | None = None
 
     @property
     def told_source(self) -> str:
         """`source` as everybody may read it: of a file, its name without the server's folders."""
         return Path(self.source).name
 
-    def same(self, other: Deployment) -> bool:
-        """Whether both are one to an engine, whatever is said of them."""
+    def named_as(self, other: Deployment) -> bool:
+        """Whether both are read from the same places, whatever is there now."""
         return (self.pair, self.configuration) == (other.pair, other.configuration)
+
+    def same(self, other: Deployment) -> bool:
+        """Whether both are one to an engine, whatever is said of them. Weights that are not known
+        are not compared."""
+        unknown = self.weights is None or other.weights is None
+        return self.named_as(other) and (unknown or self.weights == other.weights)
 
     def told_as(self, other: Deployment) -> Deployment:
         """This one, and of it is said what is said of the same one, `other`."""
         said = ("source", "version", "certificate")
         return self.model_copy(update={name: getattr(other, name) for name in said})
+
+    def as_here(self) -> Deployment:
+        """This one of the weights that are here now. A certificate for others is not its own."""
+        here = weights_here(self.pair, [self.configuration])
+        if here is None or here == self.weights:
+            return self
+        certificate = self.certificate if self.weights is None else None
+        return self.model_copy(update={"weights": here, "certificate": certificate})
 
 
 class Operation(NamedTuple):

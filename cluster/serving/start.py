@@ -20,7 +20,8 @@ from specdec_core.engine.scheduler import Limits
 @dataclass(frozen=True)
 class Start:
     """The arguments of :func:`cluster.serving.deployment.serving`. `learned` is the file of what is
-    learned while serving, `certificate` what the configuration's certificate says."""
+    learned while serving, `certificate` what the configuration's certificate says, `weights` the
+    digests of what is served (:class:`cluster.serving.served.Deployment`)."""
 
     pair: PairSpec
     configuration: Configuration
@@ -35,6 +36,7 @@ class Start:
     certificate: str | None = None
     operation: Operation = NOT_OPERATED
     access: Access = EVERYBODY
+    weights: dict[str, str] | None = None
 
     def deployment(self) -> Deployment:
         """What is served: what was deployed last, or else what the server was started with."""
@@ -45,6 +47,7 @@ class Start:
             version=self.version,
             certificate=self.certificate,
             learned=self.learned,
+            weights=self.weights,
         )
 
     def service(self, devices: ExitStack) -> CompletionService:

@@ -8,14 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.serving.control import announced
+from cluster.serving import control
+from cluster.serving.control import Refusal, announced
 from cluster.serving.http.app import build_app
 from cluster.serving.http.service import CompletionService
-from cluster.serving.served import Operation
+from cluster.serving.served import Deployment, Operation
 from cluster.serving.server_process import running
+from dashboards.tracking import registry
 from jobs import deploy
+from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from tests.dashboards.tracking.test_sweep_run import certificate_of
@@ -35,6 +39,57 @@ def url(home: Path, tiny_pair: Pair) -> Iterator[str]:
         announced(url, tiny_pair.spec, OPERATION),
     ):
         yield url
+
+
+class Server:
+    """Answers deployments with these errors in turn, and then takes what comes."""
+
+    name, url = "tiny", "here"
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors, self.asked = list(errors), 0
+
+    def health(self) -> dict[str, object]:
+        return {"version": 1}
+
+    def deploy(self, deployment: Deployment) -> Deployment:
+        self.asked += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return deployment
+
+
+@pytest.mark.parametrize(
+    ("errors", "asked"),
+    [
+        ([UserError("no server answers there"), UserError("no replica answers")], 3),
+        ([Refusal("another target")], 1),
+    ],
+)
+def test_a_champion_is_given_up_only_where_the_server_refuses_it(
+    errors: list[Exception], asked: int, tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, looks = Server(*errors), iter(range(5))
+    champion = Deployment(pair=tiny_spec, configuration=LOOKUP, version=2, certificate="sure")
+
+    def sleep(_: float) -> None:
+        if next(looks, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(deploy, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(control, "find_server", lambda _: server)
+    monkeypatch.setattr(registry, "champion_version", lambda _: 2)
+    monkeypatch.setattr(deploy, "_registered", lambda *_: champion)
+    with pytest.raises(KeyboardInterrupt):
+        deploy.follow_champion("here", 1, 1)
+    assert server.asked == asked
+
+
+def test_what_is_deployed_says_of_which_weights_it_is(home: Path, tiny_spec: PairSpec) -> None:
+    made = deploy._deployment(tiny_spec, LOOKUP, "here", None)
+    assert made.weights == weights_here(tiny_spec, [LOOKUP])
+    elsewhere = tiny_spec.model_copy(update={"target": "not/here"})
+    assert deploy._deployment(elsewhere, LOOKUP, "here", None).weights is None
 
 
 def test_following_outlives_the_registry_and_says_once_what_is_in_the_way(

@@ -150,7 +150,7 @@ class Fleet:
 
     async def deploy(self, deployment: Deployment) -> Deployment:
         """Have all replicas serve this from now on. Raises :class:`UserError` where one cannot;
-        then all go on as before."""
+        then all go on as before. Raises :class:`EngineFailed` where none answers."""
         async with self._changing:
             return await self._deploy(deployment)
 
@@ -160,7 +160,9 @@ class Fleet:
         async with self._changing:
             if self.previous is None and self._trying is None:
                 raise UserError("nothing else was served before")
-            return await self._deploy(self.previous or self.deployment)
+            if self.previous is None:
+                return await self._deploy(self.deployment)
+            return await self._deploy(await asyncio.to_thread(self.previous.as_here))
 
     async def try_out(self, deployment: Deployment, share: float) -> Deployment:
         """Have every replica give a challenger a share of its traffic. The first that can decide
@@ -214,7 +216,7 @@ class Fleet:
 
     async def _tell(self, name: str, *arguments: Any) -> None:
         """Have all replicas do something, or none. No challenger is tried any more then, unless all
-        have refused. Raises :class:`UserError`."""
+        have refused. Raises :class:`UserError`, or :class:`EngineFailed` where none answers."""
         told: list[Told] = await self.ask(name, *arguments, seconds=_LOAD)
         errors = [each.error for each in told if each.error is not None]
         if errors and len(errors) == len(told):
@@ -225,7 +227,7 @@ class Fleet:
             self._see(await self.ask("status"))
             self._trying = None
         if not told:
-            raise UserError("no replica answers")
+            raise EngineFailed("no replica answers")
         if errors:
             raise UserError(errors[0])
 
@@ -233,7 +235,10 @@ class Fleet:
         if self.deployment.same(deployment):
             self.deployment = self.deployment.told_as(deployment)
             return
-        self.previous, self.deployment = self.deployment, deployment
+        # To weights that others have taken the place of there is no way back.
+        if not self.deployment.named_as(deployment):
+            self.previous = self.deployment
+        self.deployment = deployment
         self.switches += 1
 
     async def _watch(self) -> None:

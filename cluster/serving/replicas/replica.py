@@ -52,6 +52,7 @@ class EngineReplica:
             version=deployment.version,
             certificate=deployment.certificate,
             learned=deployment.learned,
+            weights=deployment.weights,
             operation=NOT_OPERATED,  # the ingress is
         )
         self._stack = AsyncExitStack()

@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cluster.serving.control import announced, find_server, url_of
+from cluster.serving.control import Refusal, announced, find_server, url_of
+from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.http.access import OPERATE
 from cluster.serving.http.app import build_app
 from cluster.serving.http.service import CompletionService
@@ -17,6 +18,7 @@ from cluster.serving.served import NOT_OPERATED, Deployment, Operation
 from cluster.serving.server_process import free_port
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, PairSpec
+from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from tests.local_server import LocalServer
@@ -89,6 +91,40 @@ def test_it_takes_orders_with_its_token_and_says_why_it_refuses_one(
     answer = httpx.post(f"{url}/v1/specdec/deploy", headers=headers, content='{"pear": {}}')
     assert answer.status_code == 400
     assert "pear: unknown key" in answer.json()["error"]["message"]
+
+
+def test_what_fails_for_now_is_told_from_a_refusal(
+    home: Path, url: str, tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = Deployment(pair=tiny_spec, configuration=AUTOREGRESSIVE)
+
+    async def fails(*_: object) -> Deployment:
+        raise EngineFailed("no replica answers")
+
+    taken: list[Deployment] = []
+
+    async def served(_: object, wanted: Deployment, __: object) -> Deployment:
+        taken.append(wanted)
+        return wanted
+
+    with announced(url, tiny_spec, OPERATION):
+        server = find_server()
+        with pytest.raises(Refusal, match="is not replaced while it serves"):
+            server.deploy(deployment)
+        with monkeypatch.context() as patch:
+            patch.setattr(CompletionService, "deploy", fails)
+            patch.setattr(CompletionService, "roll_back", fails)
+            for ask in (lambda: server.deploy(deployment), server.roll_back):
+                with pytest.raises(UserError, match="no replica answers") as error:
+                    ask()
+                assert not isinstance(error.value, Refusal)
+        monkeypatch.setattr(CompletionService, "deploy", served)
+        sure = deployment.model_copy(update={"certificate": "sure"})
+        assert server.deploy(sure) == sure  # clients of earlier versions do not know of weights
+        elsewhere = sure.model_copy(update={"weights": {"target": "t", "draft": "d"}})
+        assert server.deploy(elsewhere) == deployment
+    here = weights_here(tiny_spec, [AUTOREGRESSIVE])
+    assert [each.weights for each in taken] == [here, here]
 
 
 @pytest.mark.parametrize("operation", [NOT_OPERATED, Operation("")])

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from cluster.serving import rollout
+from cluster.serving import deployment, rollout
 from cluster.serving.canary import Canary
-from cluster.serving.engine_loop import EngineFailed, LoopObserver
+from cluster.serving.engine_loop import EngineFailed, EngineLoop, LoopObserver
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.service import CompletionService
-from cluster.serving.served import NOT_OPERATED, Deployment, Operation
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from cluster.serving.stream import Stream, Submitted
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import Pair
+from specdec_core.models.pair import Pair, load_pair
+from tests.conftest import tiny_llama, tiny_tokenizer
 
 CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
 LOOKUP = Configuration(drafter=PromptLookupSettings())
@@ -372,6 +376,94 @@ def test_what_is_served_already_is_not_loaded_again(tiny_pair: Pair, tmp_path: P
         assert operation.last() == again
 
     told_here(tiny_pair, story, operation)
+
+
+@pytest.fixture
+def copied(tiny_spec: PairSpec, tmp_path: Path) -> PairSpec:
+    """The tiny pair with a draft that may be trained on."""
+    folder = shutil.copytree(tiny_spec.drafts["draft"], tmp_path / "draft")
+    return tiny_spec.model_copy(update={"drafts": {"draft": str(folder)}})
+
+
+def train_on(spec: PairSpec) -> None:
+    """The draft's folder has other weights from now on."""
+    tiny_llama(7, 32, 2, vocab=len(tiny_tokenizer())).save_pretrained(spec.drafts["draft"])
+
+
+async def loaded_here(served: Served, deployment: Deployment) -> Served:
+    """Instead of :meth:`Served.beside`, in this process."""
+    engine = Engine(load_pair(deployment.pair), deployment.configuration)
+    other = Served(EngineLoop(engine, served.loop.queue), deployment)
+    other.loop.open()
+    return other
+
+
+def deployed(spec: PairSpec, configuration: Configuration, **said: object) -> Deployment:
+    """As `specdec deploy` makes it."""
+    weights = weights_here(spec, [configuration])
+    return Deployment(pair=spec, configuration=configuration, weights=weights, **said)
+
+
+def test_weights_that_were_trained_anew_are_loaded_under_the_same_names(
+    copied: PairSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Served, "beside", loaded_here)
+    first = deployed(copied, CHAIN, certificate="sure")
+    engine = Engine(load_pair(copied), CHAIN)
+
+    async def story(service: CompletionService) -> None:
+        loop, served = service.loop, service.loop.current
+        assert await loop.deploy(first) is served
+        train_on(copied)
+        again = deployed(copied, CHAIN)
+        trained = await loop.deploy(again)
+        assert trained is loop.current is not served
+        draft = trained.loop.engine.pair.fingerprints["draft"]
+        assert draft == (again.weights or {})["draft"] != (first.weights or {})["draft"]
+        assert (await service.health()).certified is False
+        assert await loop.deploy(again) is trained
+        with pytest.raises(UserError, match="nothing else was served before"):
+            await loop.roll_back()  # what was there is overwritten
+
+    service = CompletionService(engine, "tiny", deployment=first)
+
+    async def main() -> None:
+        async with service.loop:
+            await story(service)
+
+    asyncio.run(asyncio.wait_for(main(), timeout=60))
+
+
+def test_a_rollback_to_weights_that_are_others_now_is_not_certified(
+    copied: PairSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Served, "beside", loaded_here)
+    first = deployed(copied, CHAIN, certificate="sure")
+    service = CompletionService(Engine(load_pair(copied), CHAIN), "tiny", deployment=first)
+
+    async def main() -> None:
+        async with service.loop:
+            await service.loop.deploy(deployed(copied, LOOKUP))
+            assert (await service.loop.roll_back()).deployment == first
+            await service.loop.roll_back()
+            train_on(copied)
+            back = (await service.loop.roll_back()).deployment
+            assert back == deployed(copied, CHAIN)
+            assert back.certificate is None
+            weights = {**(back.weights or {}), "target": "0"}
+            with pytest.raises(UserError, match="has other weights than those that are served"):
+                await service.loop.deploy(back.model_copy(update={"weights": weights}))
+
+    asyncio.run(asyncio.wait_for(main(), timeout=60))
+
+
+def test_a_server_starts_with_the_digests_of_its_weights(
+    copied: PairSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment, "_bound", lambda start, *_: start)
+    start: Any = deployment.application(copied, CHAIN)
+    assert start.deployment().weights == weights_here(copied, [CHAIN])
+    assert {"target", "draft"} == start.weights.keys()
 
 
 def test_a_rollback_ends_the_first_canary(tiny_pair: Pair) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 
+from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.http.access import OPERATE
 from cluster.serving.http.bodies import read_body
 from cluster.serving.http.service import Service
@@ -20,7 +22,8 @@ DEPLOY, ROLL_BACK = OPERATE
 
 
 def router(service: Service) -> APIRouter:
-    """`/v1/specdec/deploy` and `/v1/specdec/rollback`; none for a server without a token."""
+    """`/v1/specdec/deploy` and `/v1/specdec/rollback`; none for a server without a token. They
+    answer without the weights' digests, which clients of earlier versions do not know."""
     routes = APIRouter(include_in_schema=False)
     if not service.operation.token:
         return routes
@@ -31,21 +34,30 @@ def router(service: Service) -> APIRouter:
         if not hmac.compare_digest(given, token):
             raise ApiError(f"{TOKEN_HEADER}: not this server's token", status=403)
 
-    @routes.post(DEPLOY)
+    @routes.post(DEPLOY, response_model_exclude={"weights"})
     async def deploy(request: HttpRequest, canary: float | None = None) -> Deployment:
         check(request)
         try:
             wanted = parse_json(Deployment, await read_body(request), "the body")
+            # A client may be elsewhere, and one of an earlier version knows of no weights.
+            wanted = await asyncio.to_thread(wanted.as_here)
             return await service.deploy(wanted, canary)
-        except UserError as error:
-            raise ApiError(str(error)) from None
+        except (UserError, EngineFailed) as error:
+            raise _refused(error) from None
 
-    @routes.post(ROLL_BACK)
+    @routes.post(ROLL_BACK, response_model_exclude={"weights"})
     async def roll_back(request: HttpRequest) -> Deployment:
         check(request)
         try:
             return await service.roll_back()
-        except UserError as error:
-            raise ApiError(str(error)) from None
+        except (UserError, EngineFailed) as error:
+            raise _refused(error) from None
 
     return routes
+
+
+def _refused(error: UserError | EngineFailed) -> ApiError:
+    """Later it may be possible where only no engine answers."""
+    if isinstance(error, EngineFailed):
+        return ApiError(str(error), status=503, type="server_error")
+    return ApiError(str(error))

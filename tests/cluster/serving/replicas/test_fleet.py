@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cluster.serving.canary import Canary
+from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.http.service import CompletionService
 from cluster.serving.replicas.fleet import Fleet, Submission
 from cluster.serving.replicas.replica import EngineReplica
@@ -103,6 +104,39 @@ def test_what_is_served_already_is_told_anew_and_no_more(tiny_pair: Pair) -> Non
         handle.called.clear()
         await fleet._watch()  # the one that is said to be another's is no stray
         assert handle.called == ["status"]
+
+    told(tiny_pair, story)
+
+
+def test_weights_that_were_trained_anew_are_told_to_all_and_replace_none_to_return_to(
+    tiny_pair: Pair,
+) -> None:
+    weights = {"target": "t", "draft": "before"}
+    first = Deployment(pair=tiny_pair.spec, configuration=CHAIN, weights=weights)
+    trained = first.model_copy(update={"weights": weights | {"draft": "after"}})
+
+    async def story(fleet: Fleet, handle: Handle) -> None:
+        fleet.deployment = first
+        before = fleet.previous = Deployment(pair=tiny_pair.spec, configuration=LOOKUP)
+        assert await fleet.deploy(trained) == fleet.deployment == trained
+        assert (fleet.previous, fleet.switches) == (before, 1)
+        # One that has come with what was there before is told, too.
+        handle.replicas[1]._service.loop.current.deployment = first
+        handle.called.clear()
+        await fleet._watch()
+        assert handle.called == ["status", "deploy"]
+
+    told(tiny_pair, story)
+
+
+def test_without_replicas_a_deployment_fails_for_now_and_is_not_refused(tiny_pair: Pair) -> None:
+    wanted = Deployment(pair=tiny_pair.spec, configuration=LOOKUP)
+
+    async def story(fleet: Fleet, handle: Handle) -> None:
+        handle.replicas.clear()
+        with pytest.raises(EngineFailed, match="no replica answers"):
+            await fleet.deploy(wanted)
+        assert fleet.deployment.configuration == CHAIN
 
     told(tiny_pair, story)
 
