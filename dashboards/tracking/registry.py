@@ -6,11 +6,13 @@ the champion before, to which a rollback returns.
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -31,13 +33,17 @@ from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.drafting.datastores.datastore import resolve_datastore
 from specdec_core.drafting.heads.storage import resolve_head
 from specdec_core.drafting.states import find_state
+from specdec_core.drafting.trained import weights_here
 from specdec_core.search.results import SweepResult, Trial
+
+logger = logging.getLogger(__name__)
 
 Alias = Literal["champion", "challenger", "previous"]
 CHAMPION: Alias = "champion"
 CHALLENGER: Alias = "challenger"
 PREVIOUS: Alias = "previous"
 SOURCE = f"{CHAMPION}/{CHAMPION}.yaml"
+WEIGHTS = f"{CHAMPION}/weights.json"  # digests of what it was registered with, where all was there
 PROMOTED = "specdec.promoted"  # tag of a registered model: when its champion was last set
 
 
@@ -96,6 +102,8 @@ def _log_champion(
         "configuration": configuration.model_dump(mode="json"),
     }
     client.log_text(run_id, yaml.safe_dump(content, sort_keys=False), SOURCE)
+    if (weights := weights_here(pair, [configuration])) is not None:
+        client.log_text(run_id, json.dumps(weights, indent=1), WEIGHTS)
     for place, path in _workspace_files(configuration).items():
         if not path.exists():
             raise UserError(f"{path}: missing; a champion is registered with the files it needs")
@@ -236,7 +244,7 @@ def _look_up(client: MlflowClient, name: str, which: Alias | int) -> ModelVersio
 
 def _read(client: MlflowClient, version: ModelVersion) -> Registered:
     """What a version holds; the files that it needs, and its certificate, are in the workspace
-    afterwards."""
+    afterwards. Logs where those that were there already are others than it was registered with."""
     if not version.run_id:
         raise UserError(
             f"{tracking_uri()}: version {version.version} of {version.name} belongs to no run"
@@ -251,8 +259,28 @@ def _read(client: MlflowClient, version: ModelVersion) -> Registered:
             if place in copies and not path.exists():  # made elsewhere: it came with the champion
                 files = client.download_artifacts(version.run_id, f"{CHAMPION}/{place}", scratch)
                 _copy(Path(files), path)
+        if Path(WEIGHTS).name in copies:
+            file = client.download_artifacts(version.run_id, WEIGHTS, scratch)
+            _compare(version, json.loads(Path(file).read_text()), pair, configuration)
     fetch(client, version, pair, configuration)
     return Registered(pair, configuration, int(version.version))
+
+
+def _compare(
+    version: ModelVersion,
+    registered: Mapping[str, str],
+    pair: PairSpec,
+    configuration: Configuration,
+) -> None:
+    """Log which weights are others here than those that a version was registered with."""
+    here = weights_here(pair, [configuration])
+    if here is None:  # who loads them says what is missing
+        return
+    if other := [name for name in {**registered, **here} if registered.get(name) != here.get(name)]:
+        logger.warning(
+            "version %s of %s was registered with other weights of %s than are used here",
+            *(version.version, version.name, ", ".join(other)),
+        )
 
 
 def _copy(files: Path, path: Path) -> None:

@@ -364,6 +364,28 @@ def test_a_champions_head_comes_with_it(home: Path, result: SweepResult, folder:
     assert (head / "model.safetensors").read_bytes() == b"weights"
 
 
+def test_a_head_that_was_trained_anew_since_it_was_registered_is_told_of(
+    home: Path, result: SweepResult, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log(result, folder)
+    head = home / "heads" / "mine"
+    head.mkdir(parents=True)
+    (head / "head.json").write_text("a card")
+    (head / "model.safetensors").write_bytes(b"weights")
+    trial = next(t for t in result.trials if t.mlflow_run_id)
+    trial.configuration = Configuration(
+        drafter=DraftModelSettings(policy=DecisionSettings(head="mine"))
+    )
+    version = register(result, trial.id)
+    load_champion()
+    assert "other weights" not in caplog.text
+    (head / "model.safetensors").write_bytes(b"others")
+    load_champion()
+    [line] = [line for line in caplog.messages if "other weights" in line]
+    assert line.startswith(f"version {version} of {result.pair.name} ")
+    assert "weights of head mine than" in line
+
+
 def test_a_champions_datastores_come_with_it_unless_they_are_given_by_path(
     home: Path, result: SweepResult, folder: Path
 ) -> None:
