@@ -185,7 +185,8 @@ def recorded(
             f"{why}, and no recording of {pair.name} tells what comes nearest: make one with"
             " `specdec record`"
         )
-    times = forward_times(recording.header.pair, [], hardware, profile, observer)
+    header = recording.header
+    times = forward_times(header.pair, [], hardware, profile, observer, header.fingerprints)
     return Replay(recording, hidden=bool(configuration.heads), profile=times), times
 
 

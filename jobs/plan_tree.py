@@ -57,7 +57,7 @@ def main(
         )
     drafts = dict.fromkeys(recording.draft_name(name) for name in draft or header.pair.drafts)
     with ConsoleProgress(console) as progress:
-        times = forward_times(header.pair, [], hardware, profile, progress)
+        times = forward_times(header.pair, [], hardware, profile, progress, header.fingerprints)
         replay = Replay(recording, hidden=False)
         comparisons = [compare_trees(replay, times, d, budget, depth, progress) for d in drafts]
 

@@ -47,10 +47,13 @@ def main(
     recordings = open_recordings(traces, workspace())
     searches = {label: searched(search, recording) for label, recording in recordings.items()}
     replays = {label: Replay(recording, drawn=True) for label, recording in recordings.items()}
-    pair = next(iter(recordings.values())).header.pair
+    header = next(iter(recordings.values())).header  # of the same models as the others'
+    pair = header.pair
     with ConsoleProgress(console) as progress:
         configurations = [*chain.from_iterable(searches.values())]
-        times = forward_times(pair, configurations, hardware, profile, progress)
+        times = forward_times(
+            pair, configurations, hardware, profile, progress, header.fingerprints
+        )
         searches = {
             label: [configuration.priced(times.target_cost) for configuration in found]
             for label, found in searches.items()

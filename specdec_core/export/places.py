@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -10,6 +10,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, Sampling
+from specdec_core.drafting.trained import weights_here
 from specdec_core.export.server import DraftFile, Models
 from specdec_core.models.eagle.exported import exported_head
 from specdec_core.models.eagle.loading import names_head
@@ -71,21 +72,28 @@ def recording_of(
 ) -> Recording | None:
     """The recording `traces` of a pair, or without a name its latest that is finished and can be
     replayed, of those under `sampling` where there are any; None without one. Raises
-    :class:`UserError` for a named one of other weights."""
-    prints = fingerprints(pair)
+    :class:`UserError` for a named one of other weights. Of models whose weights are not here, the
+    names decide."""
+    prints = weights_here(pair, ())
     if traces is not None:
         recording = find_named(traces, home)
-        recording.check(prints)
+        recording.check(prints or {})
         return recording
     own = [
         recording
         for recording in _finished(home)
         if recording.header.replayable
-        and prints.items() <= recording.header.fingerprints.items()
+        and _recorded(pair, prints, recording)
         and pair.drafts.items() <= recording.header.pair.drafts.items()
     ]
     alike = [recording for recording in own if recording.header.sampling == sampling]
     return next(iter(alike or own), None)
+
+
+def _recorded(pair: PairSpec, prints: Mapping[str, str] | None, recording: Recording) -> bool:
+    if prints is None:
+        return pair.target == recording.header.pair.target
+    return prints.items() <= recording.header.fingerprints.items()
 
 
 def _finished(home: Path) -> Iterator[Recording]:

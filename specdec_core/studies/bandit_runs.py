@@ -59,7 +59,9 @@ def replay_recording(
     description of what was replayed. Times are those of :func:`forward_times`."""
     header = recording.header
     configurations = [entrant.configuration for entrant in plan.entrants]
-    times = forward_times(header.pair, configurations, hardware, profile, observer)
+    times = forward_times(
+        header.pair, configurations, hardware, profile, observer, header.fingerprints
+    )
     comparison = replay_all(Replay(recording, profile=times), plan, times, observer)
     return comparison, (
         f"{recording.folder.name}: replayed, {header.prompts.count} prompts of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specdec_core.base.environment import environment
@@ -13,7 +13,7 @@ from specdec_core.base.observer import Observer
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.cost import Profile, load_hardware, policy_key
-from specdec_core.models.fingerprints import fingerprints
+from specdec_core.models.fingerprints import TARGET, fingerprints
 from specdec_core.models.pair import load_pair
 from specdec_core.studies.profiling import measure_policies, profile_pair
 
@@ -24,14 +24,18 @@ def forward_times(
     hardware: Path | None,
     profile: Path | None,
     observer: Observer | None = None,
+    weights: Mapping[str, str] | None = None,
 ) -> Profile:
     """The times of the machine in the file `hardware`, of the file `profile`, or of the workspace's
-    for the pair, whose data types are known. What the workspace's lack, the configurations'
-    policies included, is measured now. Raises :class:`UserError` for a profile that lacks a
-    draft."""
+    for the pair, whose data types are known, and whose models had these `weights` when they were
+    recorded; unset, those that are here. What the workspace's lack, the configurations' policies
+    included, is measured now. Raises :class:`UserError` for a profile that lacks a draft, and where
+    models are to be measured that are not there."""
     if hardware is not None:
         return load_hardware(hardware).profile(list(pair.drafts))
-    path = profile or workspace_profile(pair)
+    path = profile or workspace_profile(pair, weights)
+    if profile is None and weights is not None and not path.exists():
+        path = workspace_profile(pair)  # what is measured now is of the models that are here
     times = load_profile(path, pair) if profile is not None or path.exists() else None
     if times is not None and profile is not None:
         return times
@@ -60,12 +64,15 @@ def load_profile(path: Path, pair: PairSpec) -> Profile:
     return times
 
 
-def workspace_profile(pair: PairSpec) -> Path:
+def workspace_profile(pair: PairSpec, weights: Mapping[str, str] | None = None) -> Path:
     """Where the workspace has the times of a pair: of these models, run in this way, on a machine
-    of this kind. Raises :class:`UserError` for models that are not there."""
+    of this kind. The models' `weights` are by their fingerprints, of which there may be more;
+    unset, they are looked up, which raises :class:`UserError` for models that are not there."""
+    names = (TARGET, *pair.drafts)
+    prints = fingerprints(pair) if weights is None else {name: weights.get(name) for name in names}
     run = pair.runner.model_dump(mode="json", exclude={"max_length"})
     machine = [fact for name, fact in environment().items() if name in ("cpu", "gpu", "torch")]
-    content = json.dumps([fingerprints(pair), run, machine], sort_keys=True)
+    content = json.dumps([prints, run, machine], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()
     return workspace() / "profiles" / f"{pair.name}-{digest[:8]}.json"
 

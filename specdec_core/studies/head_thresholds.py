@@ -88,4 +88,5 @@ def _times(
     and head, whatever its threshold."""
     drafters = [DraftModelSettings(draft=draft, policy=policy) for policy in policies]
     configurations = [Configuration(drafter=drafter) for drafter in drafters]
-    return forward_times(recording.header.pair, configurations, None, profile, observer)
+    header = recording.header
+    return forward_times(header.pair, configurations, None, profile, observer, header.fingerprints)

@@ -146,6 +146,18 @@ def test_a_recording_of_other_weights_tells_nothing(
         assert not (tmp_path / "export").exists()
 
 
+def test_of_models_that_are_elsewhere_the_names_decide(
+    tiny_pair: Pair, home: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(home / "traces" / "sums", tmp_path / "traces" / "sums")
+    header, target = tmp_path / "traces" / "sums" / HEADER, tiny_pair.spec.target
+    header.write_text(header.read_text().replace(target, "some/target"))
+    for name, found in (("some/target", True), ("another/target", False)):
+        pair = tiny_pair.spec.model_copy(update={"target": name})
+        assert (recording_of(pair, tmp_path, Sampling()) is not None) == found
+        assert recording_of(pair, tmp_path, Sampling(), "sums") is not None
+
+
 def test_a_recording_under_the_configurations_sampling_is_preferred(
     tiny_pair: Pair, home: Path, tmp_path: Path
 ) -> None:

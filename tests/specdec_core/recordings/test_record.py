@@ -27,13 +27,13 @@ N = 40
 
 def record(pair: Pair, folder: Path, prompts: int = 6, **settings: object) -> Recording:
     """Record a few short prompts of the tiny pair in shards of two."""
+    given = {"fingerprints": {"target": "t", "draft": "d"}, **settings}
     header = Header(
         pair=pair.spec,
-        fingerprints={"target": "t", "draft": "d"},
         eos_token_ids=tuple(sorted(pair.eos_token_ids)),
         prompts=PromptSet(source="test", count=prompts, digest="0"),
         max_new_tokens=N,
-        **settings,
+        **given,
     )
     save_header(header, folder)
     recorder = Recorder(pair, header)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec
+from specdec_core.base.observer import Observer
+from specdec_core.config import PairSpec, parse
 from specdec_core.cost import ForwardCost, Profile
+from specdec_core.models.fingerprints import fingerprints
+from specdec_core.models.pair import Pair
 from specdec_core.studies import forward_times as module
+from specdec_core.studies.bandit_runs import replay_recording
+from specdec_core.studies.bandits import ArmsPlan
 from specdec_core.studies.forward_times import forward_times, workspace_profile
+from tests.specdec_core.recordings.test_record import record
 
 
 @pytest.fixture
@@ -37,6 +45,27 @@ def test_a_pairs_times_are_found_again_and_another_pairs_measured(
     assert forward_times(other, [], None, None).device != "known"
     assert forward_times(tiny_spec, [], None, None) == kept
     assert len(list(home.glob("profiles/*.json"))) == 2
+
+
+def test_times_of_a_recorded_pair_are_found_without_its_models(
+    home: Path, tiny_spec: PairSpec, tiny_pair: Pair
+) -> None:
+    models = shutil.copytree(Path(tiny_spec.target).parent, home / "models")
+    names = {"target": str(models / "target"), "drafts": {"draft": str(models / "draft")}}
+    pair = tiny_spec.model_copy(update=names)
+    prints, kept = fingerprints(pair), profile_of("draft")
+    path = workspace_profile(pair, {**prints, "another": "0"})
+    assert path == workspace_profile(pair)
+    kept.save(path)
+    recorded = replace(tiny_pair, spec=pair)
+    recording = record(recorded, home / "recorded", 2, fingerprints=prints)
+    shutil.rmtree(models)
+    assert forward_times(pair, [], None, None, weights=prints) == kept
+    with pytest.raises(UserError, match="no such folder"):
+        forward_times(pair, [], None, None)
+    content = {"arms": [{"kind": "prompt_lookup"}, {"kind": "suffix"}], "bandits": [{}]}
+    plan = parse(ArmsPlan, content, "test").under(pair, recording.header.sampling)
+    assert "known" in replay_recording(recording, plan, None, None, Observer())[1]
 
 
 def test_how_a_pair_is_run_names_its_times_and_what_it_holds_does_not(
