@@ -33,10 +33,14 @@ class ShardedPair(Pair):
     group: TargetGroup = field(init=False)
 
     def open_runner(
-        self, draft: str | None, slots: int, target: ModelRunner | ReadRows | None = None
+        self,
+        draft: str | None,
+        slots: int,
+        target: ModelRunner | ReadRows | None = None,
+        max_length: int | None = None,
     ) -> ModelRunner:
         if draft is not None:
-            return super().open_runner(draft, slots, target)
+            return super().open_runner(draft, slots, target, max_length)
         size = self.target.config.get_text_config(decoder=True).vocab_size
         return ShardedRunner(self.group, slots, size, self.spec.runner.device)
 

@@ -11,10 +11,17 @@ from specdec_core.models.runner import ModelRunner
 
 class DraftRunners:
     """Runners with `slots` rows each, opened when first needed; heads draft from the rows of
-    `target`."""
+    `target`. A row holds `max_length` tokens; unset, what the pair holds."""
 
-    def __init__(self, pair: Pair, slots: int, target: ModelRunner | ReadRows | None) -> None:
+    def __init__(
+        self,
+        pair: Pair,
+        slots: int,
+        target: ModelRunner | ReadRows | None,
+        max_length: int | None = None,
+    ) -> None:
         self._pair, self._slots, self._target = pair, slots, target
+        self._max_length = max_length
         self._runners: dict[str, ModelRunner] = {}
         self._used: set[str] = set()  # by the drafter
 
@@ -23,7 +30,9 @@ class DraftRunners:
         name = self._pair.draft_name(name)
         self._used.add(name)
         if name not in self._runners:
-            self._runners[name] = self._pair.open_runner(name, self._slots, self._target)
+            self._runners[name] = self._pair.open_runner(
+                name, self._slots, self._target, self._max_length
+            )
         return self._runners[name]
 
     def reset(self) -> None:

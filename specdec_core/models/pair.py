@@ -92,25 +92,31 @@ class Pair:
         return tokenizer_digest(self.tokenizer)
 
     def open_runner(
-        self, draft: str | None, slots: int, target: ModelRunner | ReadRows | None = None
+        self,
+        draft: str | None,
+        slots: int,
+        target: ModelRunner | ReadRows | None = None,
+        max_length: int | None = None,
     ) -> ModelRunner:
         """A runner with its own cache, for the draft of that name, or the target for None. A head
-        drafts from the rows of `target`.
+        drafts from the rows of `target`. The cache holds `max_length` tokens; unset, what the pair
+        holds.
 
         Raises:
             UserError: a head without a target in this process.
         """
         size = self.target.config.get_text_config(decoder=True).vocab_size
+        length = self.max_length if max_length is None else max_length
         compiled = self.spec.runner.compile
         weights = self.fingerprints[TARGET if draft is None else draft] if compiled else None
         model = self.target if draft is None else self.drafts[draft]
         if isinstance(model, AnyHead):
             if not isinstance(target, ReadRows):
                 raise UserError(f"draft {draft}: {_APART}")
-            return EagleRunner(model, target, slots, self.max_length, weights)
+            return EagleRunner(model, target, slots, length, weights)
         features = self.feature_layers if draft is None else ()
         compact = True if compiled else self.compact
-        eager = EagerRunner(model, slots, self.max_length, size, compact=compact, features=features)
+        eager = EagerRunner(model, slots, length, size, compact=compact, features=features)
         # Where the target's vocabulary is padded further, texts may have tokens that a draft lacks.
         own: int = model.config.get_text_config(decoder=True).vocab_size
         eager.known = own if own < size else None
@@ -154,12 +160,23 @@ class Pair:
         models = (self.target, *self.draft_models.values())
         return _shortest(self.spec, [model.config for model in models])
 
+    @property
+    def drafts_length(self) -> int:
+        """Tokens that every draft of the pair can hold, whatever its target can."""
+        return _shortest(self.spec, [model.config for model in self.draft_models.values()])
+
 
 def max_length_of(spec: PairSpec) -> int:
     """:attr:`Pair.max_length`, from configurations alone. Raises :class:`UserError` for a model
     that is not there."""
-    models = (name for name in spec.drafts.values() if not names_head(name))
-    names = (spec.target, *models)
+    target = _from_pretrained(AutoConfig, spec.target, "configuration")
+    return min(_shortest(spec, [target]), drafts_length_of(spec))
+
+
+def drafts_length_of(spec: PairSpec) -> int:
+    """:attr:`Pair.drafts_length`, from configurations alone. Raises :class:`UserError` for a model
+    that is not there."""
+    names = (name for name in spec.drafts.values() if not names_head(name))
     return _shortest(spec, [_from_pretrained(AutoConfig, n, "configuration") for n in names])
 
 

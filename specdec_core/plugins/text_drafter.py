@@ -9,13 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from transformers import PreTrainedTokenizerBase
+
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, Sampling
+from specdec_core.config import Configuration, PairSpec, Sampling
 from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.engine.draft_runners import DraftRunners
 from specdec_core.models.eagle.runner import ReadRows
-from specdec_core.models.pair import Pair
+from specdec_core.models.pair import (
+    Pair,
+    check_pair,
+    drafts_length_of,
+    load_tokenizer,
+    max_length_of,
+    resolve_dtypes,
+)
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.token_tree import TokenTree
 
@@ -39,12 +48,30 @@ def check_chains(configuration: Configuration, program: str) -> None:
         raise UserError(f"{label} knows what the target will write; it can only be replayed")
 
 
+def opened(spec: PairSpec) -> tuple[PreTrainedTokenizerBase, PairSpec]:
+    """The tokenizer of a pair whose target another program runs, and the pair with concrete data
+    types and a `max_length` that its draft models can hold: longer texts get no candidates.
+
+    Raises:
+        UserError: a draft model is not there, or not one that drafts for this target.
+    """
+    if not spec.drafts:
+        return load_tokenizer(spec.target), spec
+    tokenizer = check_pair(_holding(spec, max_length_of(spec)))
+    return tokenizer, resolve_dtypes(_holding(spec, drafts_length_of(spec)))
+
+
+def _holding(spec: PairSpec, max_length: int) -> PairSpec:
+    runner = spec.runner.model_copy(update={"max_length": max_length})
+    return spec.model_copy(update={"runner": runner})
+
+
 class TextDrafter:
     """The drafter of a configuration, for up to `slots` texts at a time.
 
     The target of `pair` need not have weights. What `read` has of the target's rows is for EAGLE
     heads; the rows are the slots. A text that has outgrown the draft models' caches gets no
-    candidates any more.
+    candidates any more. How long a text the target takes is the other program's affair.
 
     Raises:
         UserError: the configuration names a draft or a head that is not there.
@@ -54,9 +81,10 @@ class TextDrafter:
         self, pair: Pair, configuration: Configuration, slots: int, read: ReadRows | None = None
     ) -> None:
         assert configuration.drafter is not None
-        self.max_length, self.eos_token_ids = pair.max_length, pair.eos_token_ids
+        self.max_length = pair.drafts_length if configuration.drafts else None
+        self.eos_token_ids = pair.eos_token_ids
         self.vocab_size = pair.target.config.get_text_config(decoder=True).vocab_size
-        self.runners = DraftRunners(pair, slots, read)
+        self.runners = DraftRunners(pair, slots, read, self.max_length)
         resources = Resources(
             self.runners.open,
             partial(load_pair_head, pair),
@@ -121,4 +149,4 @@ class TextDrafter:
         self.drafter.close(self.texts.pop(slot))
 
     def _fits(self, text: SlotState) -> bool:
-        return len(text.tokens) <= self.max_length
+        return self.max_length is None or len(text.tokens) <= self.max_length

@@ -29,9 +29,9 @@ from transformers.generation import CandidateGenerator
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairConfiguration, PairSpec, RunnerSettings, Sampling
 from specdec_core.models.eagle.any_head import AnyHead
-from specdec_core.models.pair import Pair, check_pair, load_drafts, load_tokenizer, resolve_dtypes
+from specdec_core.models.pair import Pair, load_drafts
 from specdec_core.plugins.features import ReadText
-from specdec_core.plugins.text_drafter import TextDrafter, check_chains
+from specdec_core.plugins.text_drafter import TextDrafter, check_chains, opened
 from specdec_core.tokens.token_tree import TokenTree
 
 PROGRAM = "transformers"
@@ -54,7 +54,8 @@ def speculative(
             writes it. Its sampling is not used: `generate`'s arguments decide.
         drafts: names or folders of the draft models, by the names that the configuration has for
             them; unset, those of the file.
-        runner: how the draft models run. Texts longer than its `max_length` get no candidates.
+        runner: how the draft models run. Texts longer than its `max_length`, or than a draft model
+            can hold, get none of their candidates.
 
     Raises:
         UserError: a configuration whose candidates transformers cannot verify (trees, PEARL), that
@@ -89,9 +90,7 @@ def _pair(model: PreTrainedModel, drafts: Mapping[str, str], runner: RunnerSetti
         drafts=dict(drafts),
         runner=runner.model_copy(update={"device": str(model.device), "target_dtype": "float32"}),
     )
-    if not drafts:
-        return Pair(spec, load_tokenizer(spec.target), model)
-    tokenizer, spec = check_pair(spec), resolve_dtypes(spec)
+    tokenizer, spec = opened(spec)
     return Pair(spec, tokenizer, model, load_drafts(spec, model))
 
 
@@ -103,7 +102,7 @@ class Candidates(CandidateGenerator):
         heads = any(isinstance(draft, AnyHead) for draft in pair.drafts.values())
         self.read: ReadText | None = None
         if heads and configuration.drafts:
-            positions = pair.max_length + _PADDING
+            positions = pair.drafts_length + _PADDING
             self.read = ReadText(pair.target, pair.feature_layers, positions)
         self.drafter = TextDrafter(pair, configuration, 1, self.read)
         drafter = configuration.drafter

@@ -23,17 +23,9 @@ import numpy as np
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairConfiguration
 from specdec_core.models.eagle.loading import names_head
-from specdec_core.models.pair import (
-    Pair,
-    check_pair,
-    load_drafts,
-    load_skeleton,
-    load_tokenizer,
-    max_length_of,
-    resolve_dtypes,
-)
+from specdec_core.models.pair import Pair, load_drafts, load_skeleton
 from specdec_core.plugins import vllm_sampling
-from specdec_core.plugins.text_drafter import TextDrafter, check_chains
+from specdec_core.plugins.text_drafter import TextDrafter, check_chains, opened
 
 PROGRAM = "vLLM"
 CLASS = f"{__name__}.Proposer"
@@ -83,11 +75,7 @@ class Proposer:
                 "runner": chosen.pair.runner.model_copy(update=runner),
             }
         )
-        # Texts that are longer than the models can hold get no candidates.
-        longest = spec.runner.model_copy(update={"max_length": max_length_of(spec)})
-        spec = spec.model_copy(update={"runner": longest})
-        tokenizer = check_pair(spec) if models else load_tokenizer(spec.target)
-        spec = resolve_dtypes(spec) if models else spec
+        tokenizer, spec = opened(spec)
         pair = Pair(spec, tokenizer, load_skeleton(spec.target), load_drafts(spec))
         self.slots = vllm_config.scheduler_config.max_num_seqs
         self.drafter = TextDrafter(pair, configuration, self.slots)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 from transformers.generation import BaseStreamer
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairConfiguration, Sampling, parse
+from specdec_core.config import (
+    Configuration,
+    PairConfiguration,
+    PairSpec,
+    RunnerSettings,
+    Sampling,
+    parse,
+)
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.plugins.text_drafter import TextDrafter
@@ -247,3 +256,19 @@ def test_calls_that_cannot_be_assisted_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=reason):
         of_pair(pair, configured({"kind": "suffix"}))(**inputs(TEXTS[0]), **options)
+
+
+def test_what_a_target_can_hold_here_limits_no_candidates_elsewhere(
+    longrope_folder: Path, tiny_spec: PairSpec
+) -> None:
+    """Its positions change at 64 tokens, which this engine does not do."""
+    model = AutoModelForCausalLM.from_pretrained(str(longrope_folder)).eval()
+    text = [7, 8, 9, 10, 11] * 20
+    runner = RunnerSettings(max_length=8192, target_dtype="float32", draft_dtype="float32")
+    for drafter, longest in ((CHAIN, 512), ({"kind": "prompt_lookup"}, None)):
+        generate: Any = speculative(model, configured(drafter), tiny_spec.drafts, runner)
+        own = generate.args[0].drafter
+        assert own.max_length == longest
+        own.begin(0, text)
+        own.add(0, [7])
+        assert own.propose({0: 5})[0].tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,6 +107,19 @@ def test_a_text_that_is_longer_than_a_draft_can_hold_gets_no_candidates(
     short, long = own.propose([[9], [127 + 80]], np.array([10, 80]), ids)
     assert short
     assert long == []
+
+
+def test_what_the_target_can_hold_here_limits_no_candidates(
+    longrope_folder: Path, tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its positions change at 64 tokens, which this engine does not do."""
+    other = tiny_pair.spec.model_copy(update={"target": str(longrope_folder)})
+    chain = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": MOST}}
+    for drafter in (chain, {"kind": "prompt_lookup"}):
+        own = proposer(replace(tiny_pair, spec=other), drafter, tmp_path, monkeypatch)
+        ids = np.resize(np.arange(7, 12, dtype=np.int32), (1, 128))
+        [candidates] = own.propose([[int(ids[0, 79])]], np.array([80]), ids)
+        assert candidates
 
 
 @pytest.mark.parametrize("drafter", [HYBRID, CHAIN], ids=["hybrid", "chain"])
