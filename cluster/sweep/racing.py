@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil, isfinite
 from time import perf_counter
 
@@ -56,9 +56,11 @@ class FinalistRace:
         end = perf_counter() + self.settings.seconds
         left = self.settings.challengers
         while perf_counter() < end and (new := challengers(self.taken())[: ceil(left / 2)]):
-            observer.stage(f"timing {len(new)} that may be faster", len(self.requests))
             # Compared is what was timed in the same pass.
             again = dict.fromkeys([self.contestants[0].id, *self.race.in_question])
+            if self._expected(again, len(new)) > end - perf_counter():
+                break
+            observer.stage(f"timing {len(new)} that may be faster", len(self.requests))
             known = [self._configuration(config_id) for config_id in again]
             self.contestants += new
             self.race.enter([configuration.id for configuration in new])
@@ -88,6 +90,12 @@ class FinalistRace:
             seconds[who] = [[by_seed[seed][n] for seed in seeds] for n in passes[who]]
             generations[who] = [self._generations[who][seed] for seed in seeds]
         return InterleavedTimes(seconds, generations, passes=passes)
+
+    def _expected(self, known: Iterable[str], new: int) -> float:
+        """Seconds that a pass should take: those of `known` configurations again, and of each that
+        is `new` as many as the fastest took."""
+        taken = self.taken()
+        return sum(taken[config_id] for config_id in known) + new * min(taken.values())
 
     def _time_all(self, configurations: Sequence[Configuration], observer: Observer) -> None:
         self.timer.warm_up(configurations, self.requests[0])

@@ -138,6 +138,16 @@ def test_nobody_comes_in_without_a_place_or_time(settings: dict[str, int]) -> No
     assert Raced(means, late=(CONFIDENT,), **settings).summary.champion == FIXED.id
 
 
+def test_nobody_comes_in_whose_pass_would_take_longer_than_is_left() -> None:
+    means = {AUTOREGRESSIVE: 1.0, FIXED: 0.7, LOOKUP: 0.7, CONFIDENT: 0.6}
+    raced = Raced(means, late=(CONFIDENT,))
+    first = 12 * (1.0 + 0.7 + 0.7)
+    assert raced.decoded[CONFIDENT.id, 0] > 0
+    raced = Raced(means, late=(CONFIDENT,), seconds=first)
+    assert raced.decoded[CONFIDENT.id, 0] == 0
+    assert raced.summary.laps > 12  # those in question go on
+
+
 def test_drafters_forget_before_every_pass() -> None:
     close = {AUTOREGRESSIVE: 1.0, FIXED: 0.5, CONFIDENT: 0.5}
     assert Raced(close, further=3, repeats=2).timer.passes == 4
