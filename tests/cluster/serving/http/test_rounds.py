@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -61,13 +62,15 @@ def test_other_streams_have_none(client: openai.OpenAI) -> None:
 
 
 def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair: Pair) -> None:
-    """The other engine's bandit has more arms, and others."""
+    """The other engine's bandit has more arms, and others. The text is long enough not to end
+    before it moves."""
+    runner = chat_pair.spec.runner.model_copy(update={"max_length": 512})
+    pair = replace(chat_pair, spec=chat_pair.spec.model_copy(update={"runner": runner}))
     bandits = BanditSettings(arms=[1, 4]), BanditSettings(arms=[2, 3, 5, {"kind": "prompt_lookup"}])
     first, second = (
-        CompletionService(Engine(chat_pair, Configuration(drafter=bandit)), "tiny")
-        for bandit in bandits
+        CompletionService(Engine(pair, Configuration(drafter=bandit)), "tiny") for bandit in bandits
     )
-    body = {"prompt": "def main(", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    body = {"prompt": "def main(", "max_tokens": 480, "ignore_eos": True, "stream": True}
 
     async def main() -> list[dict[str, Any]]:
         app = build_app(first)
