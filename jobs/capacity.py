@@ -63,7 +63,9 @@ def main(
     arrivals: Annotated[str, Option(help="Gaps between requests: poisson or constant.")] = (
         "poisson"
     ),
-    seconds: Annotated[float, Option(min=1, help="Seconds of arrivals to simulate.")] = 20.0,
+    seconds: Annotated[
+        float, Option(min=1, help="Seconds of arrivals to simulate, at least.")
+    ] = 20.0,
     check: Annotated[
         bool,
         Option(
@@ -154,7 +156,7 @@ def main(
             checked = _check(chosen, replay, limits, check_requests, progress)
 
     folder = workspace() / "capacity" / (name or recording.folder.name)
-    coming = f"{gaps} arrivals, {seconds:g} s of them"
+    coming = f"{gaps} arrivals, {results[0].seconds:.3g} s of them"
     load = f"{rate:g} requests a second, {coming}" if rate else f"{replicas} replicas, {coming}"
     if trace is not None:
         load = f"{len(requests)} requests of {trace}, {rate:.3g} a second on average"

@@ -25,9 +25,12 @@ from specdec_core.search.load.trace import TraceRequest
 from specdec_core.search.load.workload import Arrivals, Slo, arrival_times
 
 SHARE = 0.95  # of the requests that have to keep the objective
-SECONDS = 20.0  # of arrivals that are simulated
+SECONDS = 20.0  # of arrivals that are simulated, at least
 _LEAST = 500  # requests that are simulated, …
 _WARM_UP = 0.2  # … of which the first find emptier replicas than later ones, and do not count
+# So many times as long as an answer takes are simulated, at least. For the first of them replicas
+# fill, and requests of the last one answer beside fewer and fewer others.
+_SPAN, _FILLING, _EMPTYING = 6, 2, 1
 _FEW = 1000  # times fewer requests than replicas answer one by one are as good as none
 _STEPS = 6  # of the search for a rate: to 2 %
 _WAVES = 32  # requests for each slot of a full replica: the last ones leave slots empty
@@ -42,16 +45,17 @@ class Service:
     limits: Limits
     router: Router = field(default_factory=Router)
     arrivals: Arrivals = "poisson"
-    seconds: float = SECONDS
+    seconds: float = SECONDS  # at least, and as long as answers ask for
     trace: tuple[TraceRequest, ...] = ()
     new_tokens: int = 64  # of an answer to a request of the trace that does not say, at most
 
-    def simulate(self, rate: float, replicas: int) -> Simulation:
-        """Requests that come at `rate` a second to so many replicas, or as the trace says."""
+    def simulate(self, rate: float, replicas: int, seconds: float | None = None) -> Simulation:
+        """Requests that come at `rate` a second to so many replicas, for `seconds` where these are
+        given; or as the trace says."""
         if self.trace:
             asks, coming = self._asks(), [request.arrival for request in self.trace]
         else:
-            asks = self._asks(max(round(rate * self.seconds), _LEAST))
+            asks = self._asks(max(round(rate * (seconds or self.seconds)), _LEAST))
             coming = arrival_times(rate, len(asks), self.arrivals).tolist()
         return simulate_arrivals(
             self.answers, self.times, asks, coming, self.limits, replicas, self.router
@@ -118,6 +122,7 @@ class Capacity:
     chosen: Tried | None
     alone: Tried
     tried: list[Tried] = field(default_factory=list)
+    seconds: float = 0.0  # of arrivals that a try simulates; 0: the trace's
 
     def frame(self) -> pd.DataFrame:
         """One row a try, by replicas and rate."""
@@ -136,11 +141,11 @@ def least_replicas(
     search = _Search(service, slo, share)
     alone = search.alone(rate)
     if alone.measures.good_share < share:
-        return Capacity(slo, share, None, alone, search.tried)
+        return search.found(None, alone)
     enough, few = 1, 0
     while not search.good(enough, rate):
         if enough > search.most(rate):  # not more replicas are missing, but faster routers
-            return Capacity(slo, share, None, alone, search.tried)
+            return search.found(None, alone)
         enough, few = 2 * enough, enough
     while enough - few > 1:
         middle = (enough + few) // 2
@@ -148,7 +153,7 @@ def least_replicas(
             enough = middle
         else:
             few = middle
-    return Capacity(slo, share, search.find(enough, rate), alone, search.tried)
+    return search.found(search.find(enough, rate), alone)
 
 
 def greatest_rate(
@@ -163,7 +168,7 @@ def greatest_rate(
     rate = replicas / search.alone_seconds()
     alone = search.alone(rate)
     if alone.measures.good_share < share:
-        return Capacity(slo, share, None, alone, search.tried)
+        return search.found(None, alone)
     low = high = rate
     if search.good(replicas, rate):
         while search.good(replicas, high := 2 * low):
@@ -172,14 +177,14 @@ def greatest_rate(
         while not search.good(replicas, low := high / 2):
             high = low
             if high < rate / _FEW:  # a router that takes longer than the limits
-                return Capacity(slo, share, None, alone, search.tried)
+                return search.found(None, alone)
     for _ in range(_STEPS):
         middle = (low + high) / 2
         if search.good(replicas, middle):
             low = middle
         else:
             high = middle
-    return Capacity(slo, share, search.find(replicas, low), alone, search.tried)
+    return search.found(search.find(replicas, low), alone)
 
 
 class _Search:
@@ -189,6 +194,10 @@ class _Search:
         self.service, self.slo, self.share = service, slo, share
         self.tried: list[Tried] = []
 
+    def found(self, chosen: Tried | None, alone: Tried) -> Capacity:
+        seconds = 0.0 if self.service.trace else self._seconds
+        return Capacity(self.slo, self.share, chosen, alone, self.tried, seconds)
+
     def good(self, replicas: int, rate: float) -> bool:
         """Whether so many replicas keep the objective, for as long as requests come: neither limits
         on tokens alone nor a few seconds show that a queue grows. A trace ends."""
@@ -196,11 +205,10 @@ class _Search:
         return kept and (bool(self.service.trace) or self._keeps_up(replicas, rate))
 
     def most(self, rate: float) -> float:
-        """More replicas than there are ever requests, and than keep up, help no more."""
-        service = self.service
-        if service.trace:
-            return len(service.trace)
-        return max(rate * service.seconds, rate / self._full_rate, _LEAST)
+        """More replicas than there are ever requests help no more."""
+        if self.service.trace:
+            return len(self.service.trace)
+        return max(rate * self._seconds, _LEAST)
 
     def _keeps_up(self, replicas: int, rate: float) -> bool:
         return rate < replicas * self._full_rate and self.service.router.load(rate) < 1
@@ -209,19 +217,44 @@ class _Search:
     def _full_rate(self) -> float:
         return self.service.full_rate()
 
+    @cached_property
+    def _longest(self) -> float:
+        """Seconds of an answer, on average, where it takes longest: in a full replica, unless who
+        drafts for one request alone is slower."""
+        return max(self.service.limits.slots / self._full_rate, self.alone_seconds())
+
+    @property
+    def _seconds(self) -> float:
+        """Seconds of arrivals that are simulated."""
+        return max(self.service.seconds, _SPAN * self._longest)
+
     def find(self, replicas: int, rate: float) -> Tried:
         for each in self.tried:
             if (each.replicas, each.rate) == (replicas, rate):
                 return each
-        # A trace is all that comes: what its first requests find counts, too.
-        warm_up = 0 if self.service.trace else _WARM_UP
-        tried = self._measure(self.service.simulate(rate, replicas), replicas, rate, warm_up)
+        if self.service.trace:
+            simulation = self.service.simulate(rate, replicas)
+            # A trace is all that comes: what its first and last requests find counts, too.
+            steady = simulation.records
+        else:
+            simulation = self.service.simulate(rate, replicas, self._seconds)
+            steady = self._steady(simulation.records)
+        tried = self._measure(simulation, steady, replicas, rate)
         self.tried.append(tried)
         return tried
 
+    def _steady(self, records: pd.DataFrame) -> pd.DataFrame:
+        """The requests that come when replicas have filled, and are answered before they empty: the
+        others have fewer requests beside them than there are in the long run."""
+        sent, last = records["sent"], records["sent"].max()
+        first = max(_WARM_UP * last, _FILLING * self._longest)
+        counts = (sent >= first) & (sent <= last - _EMPTYING * self._longest)
+        steady: pd.DataFrame = records[counts]
+        return steady
+
     def alone(self, rate: float) -> Tried:
         """A replica for each request, and no router between."""
-        return self._measure(self._one_by_one, 0, rate, warm_up=0)
+        return self._measure(self._one_by_one, self._one_by_one.records, 0, rate)
 
     def alone_seconds(self) -> float:
         """Seconds of a request that shares its replica with nobody, on average."""
@@ -232,14 +265,16 @@ class _Search:
     def _one_by_one(self) -> Simulation:
         return self.service.one_by_one()
 
-    def _measure(self, simulation: Simulation, replicas: int, rate: float, warm_up: float) -> Tried:
+    def _measure(
+        self, simulation: Simulation, counted: pd.DataFrame, replicas: int, rate: float
+    ) -> Tried:
+        """What `counted`, of the simulation's requests, experience."""
         records = simulation.records
-        steady = records[records["sent"] >= warm_up * records["sent"].max()]
         busy = sum(simulation.busy) / len(simulation.busy)
         return Tried(
             replicas,
             rate,
-            measure(steady, self.slo),
+            measure(counted, self.slo),
             busy,
             min(self.service.router.load(rate), 1.0),
             rate * simulation.rounds / len(records),

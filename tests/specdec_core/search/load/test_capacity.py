@@ -10,6 +10,7 @@ from specdec_core.cost.steps import ForwardTerms, StepTimes
 from specdec_core.engine.scheduler import Limits
 from specdec_core.search.load.answers import InOrder, SimulatedRound
 from specdec_core.search.load.capacity import Service, greatest_rate, least_replicas
+from specdec_core.search.load.measures import measure
 from specdec_core.search.load.simulator import Router
 from specdec_core.search.load.trace import TraceRequest
 from specdec_core.search.load.workload import Slo
@@ -84,9 +85,22 @@ def test_a_queue_that_grows_is_not_carried_where_the_limits_leave_waiting_out() 
 
 def test_as_many_replicas_as_keep_up_are_found_however_short_the_simulation() -> None:
     short = Service(TEN, TIMES, Limits(2), seconds=0.01)
-    found = least_replicas(short, 20_010, Slo(tpot=2 * T))
+    found = least_replicas(short, 2_010, Slo(tpot=2 * T))
     assert found.chosen is not None
-    assert found.chosen.replicas == 1001
+    assert found.chosen.replicas == 101
+
+
+def test_what_keeps_the_limits_for_long_answers_keeps_them_in_the_long_run() -> None:
+    """For as long as answers take replicas fill, and at the end they empty."""
+    slow = StepTimes(target=ForwardTerms(fixed=70 * T, per_row=7 * T))
+    long = Service(TEN, slow, Limits(16), arrivals="constant")  # an answer takes 8 to 18 s
+    slo = Slo(tpot=140 * T)
+    for found in (least_replicas(long, 20, slo), greatest_rate(long, 16, slo)):
+        assert found.chosen is not None
+        assert found.seconds > 100 > long.seconds
+        row = found.chosen
+        later = long.simulate(row.rate, row.replicas, 10 * found.seconds).records
+        assert measure(later[later["sent"] > found.seconds], slo).good_share >= found.share
 
 
 def of_trace(arrivals: Iterable[float], **more: int) -> Service:
