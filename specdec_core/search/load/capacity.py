@@ -90,6 +90,7 @@ class Tried:
     busy: float  # the share of the time that a replica steps, on average
     router_busy: float
     messages: float  # a second that this rate makes: additions to answers, for the clients
+    waiting: int = 0  # requests without their first token when the last one comes
 
     @property
     def row(self) -> dict[str, float]:
@@ -199,10 +200,16 @@ class _Search:
         return Capacity(self.slo, self.share, chosen, alone, self.tried, seconds)
 
     def good(self, replicas: int, rate: float) -> bool:
-        """Whether so many replicas keep the objective, for as long as requests come: neither limits
-        on tokens alone nor a few seconds show that a queue grows. A trace ends."""
-        kept = self.find(replicas, rate).measures.good_share >= self.share
-        return kept and (bool(self.service.trace) or self._keeps_up(replicas, rate))
+        """Whether so many replicas keep the objective, and no queue grows behind limits that leave
+        waiting out, or that are longer than what is simulated. A trace ends: where waiting has a
+        limit, its queue may grow until then."""
+        tried = self.find(replicas, rate)
+        if tried.measures.good_share < self.share:
+            return False
+        if not self.service.trace:
+            return self._keeps_up(replicas, rate)
+        waits = self.slo.ttft is not None or self.slo.latency is not None
+        return waits or tried.waiting <= replicas * self.service.limits.slots
 
     def most(self, rate: float) -> float:
         """More replicas than there are ever requests help no more."""
@@ -278,6 +285,7 @@ class _Search:
             busy,
             min(self.service.router.load(rate), 1.0),
             rate * simulation.rounds / len(records),
+            int((records["first"] > records["sent"].max()).sum()),
         )
 
 

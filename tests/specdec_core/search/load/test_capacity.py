@@ -129,6 +129,20 @@ def test_a_trace_is_judged_by_its_own_requests_to_its_end() -> None:
     assert found.chosen.replicas == 1
 
 
+def test_a_traces_queue_is_over_by_its_end_where_no_limit_counts_waiting() -> None:
+    """A replica answers 10 requests a second, of the 15 that come."""
+    asked = of_trace(n / 15 for n in range(100))
+    for slo, replicas in (
+        (Slo(tpot=2 * T), 2),
+        (Slo(tpot=2 * T, ttft=60), 1),
+        (Slo(latency=60), 1),
+    ):
+        found = least_replicas(asked, 15, slo)
+        assert found.chosen is not None
+        assert found.chosen.replicas == replicas
+    assert found.chosen.waiting > 20
+
+
 def test_the_greatest_rate_grows_with_the_replicas() -> None:
     rates = []
     for replicas in (1, 4):
