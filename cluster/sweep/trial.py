@@ -129,14 +129,15 @@ def assess(configuration: Configuration, generations: list[Generation], profile:
     """Counts, rates, and the speedup that the profile predicts from them."""
     lengths = [(g.prompt_tokens, len(g.tokens)) for g in generations]
     prompts = [prompt for prompt, _ in lengths]
-    return Trial.of(configuration, Counts.of(generations), profile, middle(lengths), prompts)
+    counts, by_arm = Counts.of(generations), Counts.by_arm(generations)
+    return Trial.of(configuration, counts, profile, middle(lengths), prompts, by_arm=by_arm)
 
 
 def replayed(replay: Replay, configuration: Configuration, profile: Profile) -> Trial:
     """The same from a recording. Raises :class:`UserError` where it cannot be replayed."""
-    counts = replay.run(configuration).counts
-    prompts = map(len, replay.recording.prompts.tokens)
-    return Trial.of(configuration, counts, profile, context_of(replay), prompts, replayed=True)
+    rounds, context = replay.run(configuration), context_of(replay)
+    prompts, by_arm = map(len, replay.recording.prompts.tokens), rounds.counts_by_arm()
+    return Trial.of(configuration, rounds.counts, profile, context, prompts, True, by_arm)
 
 
 def context_of(replay: Replay) -> int:

@@ -125,6 +125,21 @@ class Profile(Value):
             seconds += counts.n_draft * self.t_draft(draft, context, batch, _draft_width(counts))
         return seconds / batch
 
+    def seconds_by_arm(
+        self,
+        counts: Mapping[int | None, Counts],
+        configuration: Configuration,
+        context: float | None = None,
+    ) -> float:
+        """Seconds of a configuration's rounds by :meth:`estimate_seconds`: of those of each arm at
+        the costs of that arm, whose draft model may be another. None: of rounds without an arm, as
+        all are where no bandit chooses."""
+        seconds = 0.0
+        for arm, of_arm in counts.items():
+            by_arm = configuration.by(arm)
+            seconds += self.under(by_arm).estimate_seconds(of_arm, by_arm.draft, context)
+        return seconds
+
     def round_seconds(
         self,
         drafted: int,

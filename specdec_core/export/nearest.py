@@ -132,11 +132,13 @@ def rank(
 def estimated(option: Configuration, replay: Replay, profile: Profile) -> Trial:
     """A configuration's counts on a recording, and its time by a profile, prompts included where
     it has their times."""
-    prompts, counts = replay.recording.prompts, replay.run(option).counts
+    prompts, rounds = replay.recording.prompts, replay.run(option)
+    counts, by_arm = rounds.counts, rounds.counts_by_arm()
     if profile.whole_chains:
         counts = whole_chains(option, counts)
+        by_arm = {arm: whole_chains(option, each) for arm, each in by_arm.items()}
     lengths = map(len, prompts.tokens)
-    return Trial.of(option, counts, profile, prompts.context, lengths, replayed=True)
+    return Trial.of(option, counts, profile, prompts.context, lengths, replayed=True, by_arm=by_arm)
 
 
 def whole_chains(option: Configuration, counts: Counts) -> Counts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,19 @@ class ReplayedRounds:
             n_target_tokens=int((self.generated > self.accepted).sum()),
             n_draft_tokens=int(self.draft_tokens.sum()),
         )
+
+    def by_arm(self) -> dict[int | None, ReplayedRounds]:
+        """The rounds that each of a bandit's arms proposed for; None: those without one."""
+        columns = [f.name for f in fields(self) if isinstance(getattr(self, f.name), np.ndarray)]
+        parts: dict[int | None, ReplayedRounds] = {}
+        for arm in np.unique(self.arm).tolist():
+            of_arm = {name: getattr(self, name)[self.arm == arm] for name in columns}
+            parts[None if arm == NO_ARM else arm] = replace(self, **of_arm)
+        return parts
+
+    def counts_by_arm(self) -> dict[int | None, Counts]:
+        """The counts of :meth:`by_arm`."""
+        return {arm: rounds.counts for arm, rounds in self.by_arm().items()}
 
     def by_prompt(self, values: np.ndarray | None = None) -> np.ndarray:
         """The sum of rounds' `values` for each prompt (P,), in the order of `ids`; unset, the

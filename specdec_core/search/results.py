@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,13 @@ class Trial(Document):
         context: float,
         prompts: Iterable[int] = (),
         replayed: bool = False,
+        by_arm: Mapping[int | None, Counts] | None = None,
     ) -> Trial:
         """Counts, their rates, and the time that the profile predicts from them at `context` tokens
-        in the cache, with that of reading prompts of so many tokens."""
-        prompts, draft = list(prompts), configuration.draft
-        profile = profile.under(configuration)
-        seconds = profile.estimate_seconds(counts, draft, context)
+        in the cache, with that of reading prompts of so many tokens. `by_arm` has the counts of
+        each arm of a bandit; unset, all are priced alike."""
+        prompts = list(prompts)
+        seconds = profile.seconds_by_arm(by_arm or {None: counts}, configuration, context)
         seconds += profile.prefill_seconds(prompts, configuration.drafts)
         alone = profile.autoregressive_seconds(counts.n, context) + profile.prefill_seconds(prompts)
         speedup = alone / seconds if seconds else 1.0

@@ -19,9 +19,9 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.plan import load_plan
 from specdec_core.search.replaying import find_named
-from specdec_core.search.results import METRIC, ORACLE, Trial, by_estimate
+from specdec_core.search.results import METRIC, ORACLE, SECONDS, Trial, by_estimate
 from specdec_core.studies.comparison import ratio_columns
-from specdec_core.tokens.statistics import Counts, paired_ratio
+from specdec_core.tokens.statistics import paired_ratio
 from specdec_core.training.heads.evaluation import judging_prompts, prompt_seconds
 
 FIXED = "fixed"
@@ -35,16 +35,12 @@ class Compared:
 
     name: str
     trials: list[Trial]
-    profile: Profile
-    context: float  # tokens in the cache half-way through the outputs
     tokens: Sequence[np.ndarray] = ()  # of the prompts' first turns
     seconds: Mapping[str, np.ndarray] = field(default_factory=dict)  # trial -> of each prompt
 
     def latency(self, trial: Trial) -> float:
         """Modelled seconds a token (SpecDec++, Eq. 3.1 over N)."""
-        counts, draft = Counts(**trial.counts), trial.configuration.draft
-        profile = self.profile.under(trial.configuration)
-        return profile.estimate_seconds(counts, draft, self.context) / max(counts.n, 1)
+        return trial.metrics[SECONDS] / max(trial.counts["n"], 1)
 
     def families(self) -> dict[tuple[str | None, str], list[Trial]]:
         """The trials by draft and family, the fastest first in each, families by their fastest."""
@@ -107,11 +103,18 @@ def replay_search(
     trials, seconds = [], {}
     for configuration in replayable:
         rounds = replay.run(configuration)
-        trial = Trial.of(configuration, rounds.counts, profile, prompts.context, replayed=True)
+        trial = Trial.of(
+            configuration,
+            rounds.counts,
+            profile,
+            prompts.context,
+            replayed=True,
+            by_arm=rounds.counts_by_arm(),
+        )
         trials.append(trial)
         seconds[trial.id] = prompt_seconds(rounds, profile, configuration, prompts.context)
         observer.step()
-    return Compared(name, trials, profile, prompts.context, prompts.first_turns, seconds)
+    return Compared(name, trials, prompts.first_turns, seconds)
 
 
 def best_of_families(sets: list[Compared]) -> pd.DataFrame:

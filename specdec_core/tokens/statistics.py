@@ -123,6 +123,29 @@ class Counts:
             n_draft_tokens=sum(r.draft_tokens for r in rounds),
         )
 
+    @classmethod
+    def by_arm(cls, generations: Iterable[Generation]) -> dict[int | None, Counts]:
+        """The counts of the rounds that each of a bandit's arms proposed for; None: of those
+        without one."""
+        generations = list(generations)
+        arms: dict[int | None, list[Round]] = {}
+        for r in (r for g in generations for r in g.rounds):
+            arms.setdefault(r.arm, []).append(r)
+        return {
+            arm: cls(
+                requests=len(generations),
+                n=sum(r.generated for r in rounds),
+                n_draft=sum(r.draft_forwards for r in rounds),
+                n_target=len(rounds),
+                n_discarded=sum(r.drafted - r.accepted for r in rounds),
+                n_drafted=sum(r.drafted for r in rounds),
+                n_accepted=sum(r.accepted for r in rounds),
+                n_target_tokens=sum(r.generated > r.accepted for r in rounds),
+                n_draft_tokens=sum(r.draft_tokens for r in rounds),
+            )
+            for arm, rounds in arms.items()
+        }
+
     def metrics(self) -> dict[str, float]:
         """The papers' rates. Discard rate N_discarded/N, verification rate N_target/N, MAT
         N/N_target, acceptance rate accepted/drafted, utilisation N/N_draft (Post-use, Eq. 3)."""

@@ -9,12 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec_core.config import Configuration, DrafterSettings, LookupSettings
+from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.by_batch import ByBatchSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.rounds import ReplayedRounds
+from specdec_core.recordings.rounds import NO_ARM, ReplayedRounds
 
 
 class SimulatedRound(NamedTuple):
@@ -24,6 +25,7 @@ class SimulatedRound(NamedTuple):
     generated: int
     draft_forwards: int
     draft_tokens: int  # positions at which the draft model gave a distribution
+    draft: str | None = None  # the draft model, if not that of all rounds
 
     def within(self, room: int) -> SimulatedRound:
         """The same with at most `room` candidates, after which the target adds a token."""
@@ -32,6 +34,7 @@ class SimulatedRound(NamedTuple):
             min(self.generated, room + 1),
             min(self.draft_forwards, room),
             min(self.draft_tokens, room),
+            self.draft,
         )
 
 
@@ -39,10 +42,11 @@ class Answers(ABC):
     """The rounds of recorded prompts under one configuration.
 
     `prompts` are the tokens of each prompt and `lengths` those of its answer. `draft` is the draft
-    model that proposes, if one does; a `lazy` one reads a text only when it proposes after it.
-    Texts are looked up when `lookups[n]`, where n is the greatest key that is not more than the
-    number of requests that decode. `texts` are the tokens of prompts with their answers, where they
-    are known: prompts that begin alike share that part.
+    model that proposes, if one does, of several the first; rounds may name another. A `lazy` one
+    reads a text only when it proposes after it, as each of several does. Texts are looked up when
+    `lookups[n]`, where n is the greatest key that is not more than the number of requests that
+    decode. `texts` are the tokens of prompts with their answers, where they are known: prompts that
+    begin alike share that part.
     """
 
     prompts: Sequence[int]
@@ -77,14 +81,23 @@ class InOrder(Answers):
         self.lengths = [sum(r.generated for r in answer) for answer in rounds]
 
     @classmethod
-    def of(cls, replayed: ReplayedRounds, prompts: Sequence[int], draft: str | None) -> InOrder:
-        """The rounds of a replay of prompts with so many tokens."""
+    def of(cls, replay: Replay, replayed: ReplayedRounds, configuration: Configuration) -> InOrder:
+        """The rounds of a configuration's replay. Each names the draft model of its arm."""
+        names, prompts = replay.header.pair.drafts, _prompt_lengths(replay)
+        drafts = {
+            arm: configuration.by(None if arm == NO_ARM else arm).draft_of(names)
+            for arm in np.unique(replayed.arm).tolist()
+        }
         columns = (replayed.drafted, replayed.generated, replayed.draft_forwards)
         rows = zip(*(c.tolist() for c in (*columns, replayed.draft_tokens)), strict=True)
         rounds: list[list[SimulatedRound]] = [[] for _ in prompts]
-        for prompt, row in zip(replayed.prompt.tolist(), rows, strict=True):
-            rounds[prompt].append(SimulatedRound(*row))
-        return cls(prompts, rounds, draft)
+        places = zip(replayed.prompt.tolist(), replayed.arm.tolist(), rows, strict=True)
+        for prompt, arm, row in places:
+            rounds[prompt].append(SimulatedRound(*row)._replace(draft=drafts[arm]))
+        draft = configuration.draft_of(names)
+        answers = cls(prompts, rounds, draft)
+        answers.lazy = draft is not None and _rests(replay, configuration, draft)
+        return answers
 
     def round(self, answer: int, position: int, number: int, decoding: int) -> SimulatedRound:
         rounds = self.rounds[answer]
@@ -107,7 +120,7 @@ class ByLoad(Answers):
         self._least = sorted(ranges, reverse=True)
 
     @classmethod
-    def of(cls, replay: Replay, configuration: Configuration, draft: str | None) -> ByLoad:
+    def of(cls, replay: Replay, configuration: Configuration) -> ByLoad:
         """Each range's drafter replayed on its own. Where the text alone decides what it drafts
         (:meth:`Replay.everywhere`), its rounds are those of the live engine, whenever the load
         changes. Other drafters remember their earlier rounds; of their own replay, the first round
@@ -120,6 +133,7 @@ class ByLoad(Answers):
                 part = configuration.model_copy(update={"drafter": drafter})
                 replayed[drafter] = _by_position(replay, part)
             ranges[least] = replayed[drafter]
+        draft = configuration.draft_of(replay.header.pair.drafts)
         lazy = draft is not None and _rests(replay, configuration, draft)
         return cls(_prompt_lengths(replay), ranges, draft, lazy)
 
@@ -158,13 +172,12 @@ def replayed_answers(replay: Replay, configuration: Configuration) -> Answers:
     """The answers to a recording's prompts under `configuration`. Raises :class:`UserError` for one
     that cannot be replayed."""
     drafter = configuration.drafter
-    draft = configuration.draft_of(replay.header.pair.drafts)
     answers: Answers
     by_load = drafters_by_load(drafter)
     if len(by_load) > 1:
-        answers = ByLoad.of(replay, configuration, draft)
+        answers = ByLoad.of(replay, configuration)
     else:
-        answers = InOrder.of(replay.run(configuration), _prompt_lengths(replay), draft)
+        answers = InOrder.of(replay, replay.run(configuration), configuration)
     answers.lookups = {
         least: each is not None and any(isinstance(part, LookupSettings) for part in each.walk())
         for least, each in by_load.items()
@@ -183,7 +196,7 @@ def _by_position(replay: Replay, configuration: Configuration) -> list[list[Simu
     """A round from each position of each recorded output: the first that was replayed from there or
     after it, and behind the last one that one, cut to what is left."""
     rounds = replay.everywhere(configuration)
-    in_order = InOrder.of(rounds, _prompt_lengths(replay), None).rounds
+    in_order = InOrder.of(replay, rounds, configuration).rounds
     by_position = []
     for number, output in enumerate(replay.recording.prompts.outputs):
         begins = rounds.position[rounds.prompt == number]
@@ -199,10 +212,10 @@ def _by_position(replay: Replay, configuration: Configuration) -> list[list[Simu
 
 
 def _rests(replay: Replay, configuration: Configuration, draft: str) -> bool:
-    """Whether a draft model reads a text only when it proposes after it: another range's drafter
-    does without it, or its policy drafts nothing at some load."""
+    """Whether a draft model reads a text only when it proposes after it: another range's drafter,
+    or another arm of a bandit, does without it, or its policy drafts nothing at some load."""
     for part in configuration.parts:
-        if isinstance(part, ScheduleSettings):
+        if isinstance(part, BanditSettings | ScheduleSettings):
             for each in part.parts:
                 drafts = (name for inner in each.walk() for name in inner.drafts)
                 if draft not in map(replay.recording.draft_name, drafts):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from specdec_core.cost.steps import FEW, EngineWork, StepTimes, Work
+from specdec_core.cost.steps import FEW, EngineWork, ForwardTerms, StepTimes, Work
 from specdec_core.engine.prefixes import Prefixes
 from specdec_core.engine.scheduler import Limits, Scheduler, Step
 from specdec_core.search.load.answers import Answers, SimulatedRound
@@ -23,7 +23,7 @@ class Ask(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """A request on its way. Its text has `tokens` tokens, of which target and draft hold so
+    """A request on its way. Its text has `tokens` tokens, of which target and drafts hold so
     many."""
 
     index: int
@@ -32,10 +32,41 @@ class SimulatedRequest:
     sent: float
     tokens: int
     held: int = 0
-    draft_held: int = 0
+    drafts_held: dict[str, int] = field(default_factory=dict)  # by the draft's name
     generated: int = 0
     rounds: int = 0
     first: float | None = None
+
+    def forget(self) -> None:
+        """Its slot is emptied."""
+        self.held = 0
+        self.drafts_held.clear()
+
+
+@dataclass(slots=True)
+class DraftWork:
+    """What a draft's forwards of a step do, each over the rows that still draft: how many there
+    are, and the sums over their rows as in :class:`Work`."""
+
+    forwards: int = 0
+    rows: int = 0
+    fed: int = 0
+    cached: int = 0
+    pairs: int = 0
+
+    def add(self, forwards: int, fed: int, held: int) -> None:
+        """A row with so many forwards, which feed `fed` tokens after `held` ones."""
+        context = held + forwards // 2
+        self.forwards = max(self.forwards, forwards)
+        self.rows += forwards
+        self.fed += fed
+        self.cached += forwards * context
+        self.pairs += fed * context
+
+    def seconds(self, terms: ForwardTerms) -> float:
+        few = self.pairs if self.fed < FEW * self.rows else 0
+        sums = (self.rows, self.fed, self.cached, self.pairs, few)
+        return self.forwards * terms.seconds(Work._make(n / self.forwards for n in sums))
 
 
 class SimulatedStep(NamedTuple):
@@ -64,10 +95,12 @@ class Replica:
         self.steps = 0
         self.busy_seconds = 0.0
         self._answers, self._engine = answers, times.engine
-        self._draft = times.draft(answers.draft) if answers.draft is not None else None
         self._times = times
+        self._drafts: dict[str, ForwardTerms] = {}
+        if answers.draft is not None:
+            self._terms(answers.draft)  # which raises without them
         self._mixes = times.mixes
-        self._target = times.verifying(False)
+        self._drafting = False  # whether a draft has had a forward in the step
         self._last = Step()
         self._waiting: dict[str, SimulatedRequest] = {}
         self._slots: dict[int, SimulatedRequest] = {}  # the last in each slot, finished ones too
@@ -85,16 +118,16 @@ class Replica:
         before, self._last = self._last, (plan := self.scheduler.plan())
         slots = self._slots
         for slot in plan.preempted:
-            slots[slot].held = slots[slot].draft_held = 0
+            slots[slot].forget()
         for slot, name in plan.entering.items():
             self._enter(slot, self._waiting.pop(name))
         for slot in self.prefixes.forget(self._held(), self.scheduler.room):
-            slots[slot].held = slots[slot].draft_held = 0
+            slots[slot].forget()
         decoding = [slots[slot] for slot in plan.decoding]
         ends = set(plan.decoding)  # whose prompts are read to their ends, if they are read
         reading = [(slots[slot], n) for slot, n in plan.reading.items() if slot not in ends]
         seconds = self._follow([slot for slot in before.reading if slot not in plan.entering])
-        self._target = self._times.verifying(seconds > 0)
+        self._drafting = seconds > 0
         together = bool(decoding) and (self._mixes or plan.running == 1)
         if not together:
             seconds += self._read(decoding, reading)
@@ -125,7 +158,9 @@ class Replica:
                 request.first = now
             request.held = request.tokens - 1
             if request.generated >= request.ask.most:
-                request.draft_held = min(request.draft_held, request.tokens - each.generated)
+                before = request.tokens - each.generated
+                held = request.drafts_held.items()
+                request.drafts_held = {draft: min(n, before) for draft, n in held}
                 self.prefixes.left(self.scheduler.running[request.name].slot)
                 self.scheduler.leave(request.name)
                 self.requests -= 1
@@ -153,7 +188,8 @@ class Replica:
             source, count = self._begun.pop(slot)
             if count:
                 request.held = count
-                request.draft_held = min(count, self._slots[source].draft_held)
+                held = self._slots[source].drafts_held.items()
+                request.drafts_held = {draft: min(count, n) for draft, n in held}
             if text := self._text(request, whole=True):
                 self.prefixes.holds(slot, text)
         self._slots[slot] = request
@@ -172,19 +208,20 @@ class Replica:
         return self.scheduler.idle
 
     def _follow(self, read: list[int]) -> float:
-        """Seconds in which the draft reads what the target has read of the texts in these slots."""
-        if self._draft is None or self._answers.lazy:
+        """Seconds in which the draft reads what the target has read of the texts in these slots. It
+        is the only one: of several, each is lazy."""
+        draft = self._answers.draft
+        if draft is None or self._answers.lazy:
             return 0.0
         running = {request.slot: request.name for request in self.scheduler.running.values()}
         following = [self._slots[slot] for slot in read if slot in running]
-        behind = [request for request in following if request.held > request.draft_held]
-        if not behind:
-            return 0.0
-        rows = [(r.held - r.draft_held, r.draft_held) for r in behind]
-        seconds = self._draft.seconds(Work.of(rows))
-        for request in behind:
-            request.draft_held = request.held
-        return seconds
+        rows = []
+        for request in following:
+            held = request.drafts_held.get(draft, 0)
+            if request.held > held:
+                rows.append((request.held - held, held))
+                request.drafts_held[draft] = request.held
+        return self._terms(draft).seconds(Work.of(rows)) if rows else 0.0
 
     def _read(
         self, decoding: list[SimulatedRequest], reading: list[tuple[SimulatedRequest, int]]
@@ -197,19 +234,20 @@ class Replica:
             return 0.0
         for request in decoding:
             request.held = request.tokens - 1
-        return self._target.seconds(Work.of([(count, r.held) for r, count in new]))
+        target = self._times.verifying(self._drafting)
+        return target.seconds(Work.of([(count, r.held) for r, count in new]))
 
     def _decode(
         self, decoding: list[SimulatedRequest], reading: list[tuple[SimulatedRequest, int]]
     ) -> tuple[float, EngineWork]:
         """Seconds of the forwards of a round of those that decode, and what it asks of the engine.
-        The drafts' forwards are each over all rows that still draft; the target's is over all rows,
-        those of `reading` too."""
+        A draft's forwards are each over all rows that still draft with it, and drafts take turns;
+        the target's forward is over all rows, those of `reading` too."""
         answers, together, number = self._answers, [], len(decoding)
         candidates = fed = cached = lookups = 0
         pairs = few_pairs = 0.0
         looks_up = answers.looks_up(number)
-        longest = draft_rows = draft_fed = draft_cached = draft_pairs = 0
+        drafting: dict[str, DraftWork] = {}
         for request in decoding:
             ask, text, held = request.ask, request.tokens, request.held
             each = answers.round(ask.answer, request.generated, request.rounds, number)
@@ -226,26 +264,19 @@ class Replica:
             cached += held
             pairs += seen
             few_pairs += seen if count < FEW else 0
-            if forwards := each.draft_forwards:
-                if forwards > longest:
-                    longest = forwards
+            draft = each.draft or answers.draft
+            if (forwards := each.draft_forwards) and draft is not None:
+                read = request.drafts_held.get(draft, 0)
                 # The first forward reads the text's unread end, of at least one token, too.
-                count = each.draft_tokens + text - request.draft_held - 1
-                context = request.draft_held + forwards // 2
-                draft_rows += forwards
-                draft_fed += count
-                draft_cached += forwards * context
-                draft_pairs += count * context
-                request.draft_held = text + min(each.generated, forwards) - 1
+                work = drafting.setdefault(draft, DraftWork())
+                work.add(forwards, each.draft_tokens + text - read - 1, read)
+                request.drafts_held[draft] = text + min(each.generated, forwards) - 1
         self._rounds = together
         rows, seconds, draft_forwards = number, 0.0, 0
-        if longest and self._draft is not None:
-            draft_forwards = longest
-            few = draft_pairs if draft_fed < FEW * draft_rows else 0
-            sums = (draft_rows, draft_fed, draft_cached, draft_pairs, few)
-            mean = Work._make(value / longest for value in sums)
-            seconds = longest * self._draft.seconds(mean)
-            self._target = self._times.verifying(True)
+        for draft, work in drafting.items():
+            draft_forwards += work.forwards
+            seconds += work.seconds(self._terms(draft))
+            self._drafting = True
         for request, count in reading:
             seen = count * (request.held + (count - 1) / 2)
             rows += 1
@@ -253,5 +284,12 @@ class Replica:
             cached += request.held
             pairs += seen
             few_pairs += seen if count < FEW else 0
-        seconds += self._target.seconds(Work(rows, fed, cached, pairs, few_pairs))
+        target = self._times.verifying(self._drafting)
+        seconds += target.seconds(Work(rows, fed, cached, pairs, few_pairs))
         return seconds, EngineWork(number, draft_forwards, candidates, lookups)
+
+    def _terms(self, draft: str) -> ForwardTerms:
+        """The times of a draft's forwards. Raises :class:`UserError` where there are none."""
+        if draft not in self._drafts:
+            self._drafts[draft] = self._times.draft(draft)
+        return self._drafts[draft]

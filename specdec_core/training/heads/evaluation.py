@@ -85,16 +85,19 @@ def prompt_seconds(
     rounds: ReplayedRounds, profile: Profile, configuration: Configuration, context: float
 ) -> np.ndarray:
     """Modelled seconds of each prompt (P,): SpecDec++'s Eq. 3.1, with the forwards' times at the
-    widths that they have on average over all prompts."""
-    counts, profile = rounds.counts, profile.under(configuration)
-    whole = profile.estimate_seconds(counts, configuration.draft, context)
-    undrafted = replace(counts, n_draft=0, n_draft_tokens=0)
-    verifying = profile.estimate_seconds(undrafted, configuration.draft, context)
-    seconds = rounds.by_prompt() * (verifying / max(counts.n_target, 1))
-    seconds += rounds.by_prompt(rounds.draft_forwards) * (
-        (whole - verifying) / max(counts.n_draft, 1)
-    )
-    return np.asarray(seconds)
+    widths that they have on average over all prompts; of a bandit's arms one by one."""
+    seconds = np.zeros(len(rounds.ids))
+    for arm, of_arm in rounds.by_arm().items():
+        by_arm = configuration.by(arm)
+        counts, cost = of_arm.counts, profile.under(by_arm)
+        whole = cost.estimate_seconds(counts, by_arm.draft, context)
+        undrafted = replace(counts, n_draft=0, n_draft_tokens=0)
+        verifying = cost.estimate_seconds(undrafted, by_arm.draft, context)
+        seconds += of_arm.by_prompt() * (verifying / max(counts.n_target, 1))
+        seconds += of_arm.by_prompt(of_arm.draft_forwards) * (
+            (whole - verifying) / max(counts.n_draft, 1)
+        )
+    return seconds
 
 
 def chosen(

@@ -66,7 +66,7 @@ def one() -> Compared:
         trial(ORACLE, 80, 20),  # 28 s
         trial(None, 0, 70),
     ]
-    return Compared("one", trials, PROFILE, 10)
+    return Compared("one", trials)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def two() -> Compared:
         trial(SURER, 150, 40),
         trial(SVIP, 0, 54),
     ]
-    return Compared("two", trials, PROFILE, 10)
+    return Compared("two", trials)
 
 
 def test_the_best_of_each_family_is_held_against_fixed_k_and_the_oracle(one: Compared) -> None:
@@ -126,7 +126,7 @@ def test_what_is_held_against_the_product_was_chosen_on_other_prompts() -> None:
     fast[choose], fast[report] = 5.0, 12.5
     slow[choose], slow[report] = 6.0, 1.0
     seconds[trials[3].id] = 8 + np.arange(60) % 3
-    compared = Compared("one", trials, PROFILE, 10, prompts, seconds)
+    compared = Compared("one", trials, prompts, seconds)
     found = against_product(compared).set_index("family")
     assert found.loc["specdecpp", "head"] == "mine"
     assert found.loc["specdecpp", "config_id"] == trials[1].id
@@ -142,7 +142,7 @@ def test_what_is_held_against_the_product_was_chosen_on_other_prompts() -> None:
     assert line.endswith("the best, mine: 0.800× (0.800–0.800)")
     fast[report] = 5.0
     assert "a head beats" in verdicts(against_product(compared))[0]
-    few = Compared("few", trials, PROFILE, 10, prompts[:1], seconds)
+    few = Compared("few", trials, prompts[:1], seconds)
     assert against_product(few).empty
 
 

@@ -24,6 +24,8 @@ T = 0.01
 CONSTANT = StepTimes(target=ForwardTerms(fixed=T), drafts={"draft": ForwardTerms(fixed=T / 10)})
 ALONE = SimulatedRound(drafted=0, generated=1, draft_forwards=0, draft_tokens=0)
 FOUR = SimulatedRound(drafted=3, generated=4, draft_forwards=3, draft_tokens=3)
+MEDIUM, SMALL = FOUR._replace(draft="medium"), FOUR._replace(draft="small")
+TWO_DRAFTS = {"medium": ForwardTerms(fixed=0.1), "small": ForwardTerms(fixed=0.001)}
 Rows = list[list[float]]
 
 
@@ -109,6 +111,33 @@ def test_the_target_alone_has_a_time_of_its_own() -> None:
     for answers, seconds in ((autoregressive(), 5 * T / 2), (drafted(rounds=1), T / 2 + 1.4 * T)):
         simulation = simulate_clients(answers, costs, asks_of(answers, 1), 1, Limits(2))
         assert simulation.seconds == pytest.approx(seconds)
+
+
+def test_each_of_several_drafts_takes_its_own_time() -> None:
+    costs = CONSTANT.model_copy(update={"drafts": TWO_DRAFTS})
+    rounds = [[ALONE, MEDIUM, SMALL], [ALONE, SMALL, SMALL]]
+    answers = InOrder([10, 10], rounds, "medium")
+    answers.lazy = True
+    for asks, draft_seconds in (
+        ([Ask(0, 10, 9)], 3 * 0.1 + 3 * 0.001),
+        ([Ask(1, 10, 9)], 6 * 0.001),
+        # The drafts of a step take turns.
+        ([Ask(0, 10, 9), Ask(1, 10, 9)], 3 * 0.1 + 6 * 0.001),
+    ):
+        simulation = simulate_clients(answers, costs, asks, len(asks), Limits(2))
+        assert simulation.seconds == pytest.approx(3 * T + draft_seconds)
+
+
+def test_a_schedule_takes_the_times_of_the_range_that_drafts() -> None:
+    costs = CONSTANT.model_copy(update={"drafts": TWO_DRAFTS})
+    medium, small = ([[ALONE, *[each] * 8]] for each in (MEDIUM, SMALL))
+    schedule = ByLoad([10], {1: medium, 8: small}, "medium", lazy=True)
+    for number, alone in ((8, small), (7, medium)):
+        taken = [
+            simulate_clients(each, costs, asks_of(each, 2 * number), number, Limits(8)).seconds
+            for each in (schedule, ByLoad([10], {1: alone}, alone[0][1].draft, lazy=True))
+        ]
+        assert taken[0] == pytest.approx(taken[1])
 
 
 def test_clients_send_the_next_request_when_they_have_their_answer() -> None:

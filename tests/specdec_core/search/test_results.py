@@ -1,0 +1,114 @@
+"""A configuration with several draft models costs what each of them does in its own rounds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cluster.sweep.trial import assess, replayed
+from specdec_core.config import Configuration, PairSpec, RunnerSettings, parse
+from specdec_core.cost import Hardware
+from specdec_core.cost.steps import ForwardTerms, StepTimes
+from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits
+from specdec_core.export.nearest import estimated
+from specdec_core.models.pair import Pair, load_pair
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.rounds import ReplayedRounds
+from specdec_core.recordings.schema import Recording
+from specdec_core.search.load.answers import replayed_answers
+from specdec_core.search.load.simulator import asks_of, simulate_clients
+from specdec_core.search.results import SECONDS
+from specdec_core.studies.policies import replay_search
+from specdec_core.training.heads.evaluation import prompt_seconds
+from tests.jobs.conftest import record_prompts
+
+DRAFTS = {"medium": 0.1, "small": 0.001}
+MACHINE = Hardware(name="far", target={"speculative": 0.02, "alone": 0.01}, drafts=DRAFTS)
+PROFILE = MACHINE.profile(list(DRAFTS))
+NEW_TOKENS = 24
+
+
+def chain(draft: str) -> dict[str, object]:
+    policy = {"kind": "fixed", "max_tokens": 4}
+    return {"kind": "draft_model", "draft": draft, "policy": policy}
+
+
+def configured(**drafter: object) -> Configuration:
+    return parse(Configuration, {"drafter": drafter}, "test")
+
+
+BANDIT = configured(kind="bandit", arms=[chain("medium"), chain("small")])
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_pair_folders) -> Pair:
+    """A pair whose drafts are the same but for their names."""
+    drafts = dict.fromkeys(DRAFTS, str(tiny_pair_folders["draft"]))
+    runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
+    spec = {"target": str(tiny_pair_folders["target"]), "drafts": drafts, "runner": runner}
+    return load_pair(parse(PairSpec, spec, "test"))
+
+
+@pytest.fixture(scope="module")
+def replay(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Replay:
+    folder = tmp_path_factory.mktemp("recorded")
+    prompts = folder / "texts.jsonl"
+    texts = [f"x{n} = {n} + " * (1 + n % 3) for n in range(6)]
+    prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
+    record_prompts(pair, prompts, folder / "trace", NEW_TOKENS)
+    return Replay(Recording.open(folder / "trace"), hidden=False)
+
+
+def drafting(rounds: ReplayedRounds) -> float:
+    """Seconds of the bandit's draft models."""
+    forwards = [int(rounds.draft_forwards[rounds.arm == arm].sum()) for arm in (0, 1)]
+    assert min(forwards) > 0
+    return 0.1 * forwards[0] + 0.001 * forwards[1]
+
+
+def test_a_bandits_estimate_is_the_sum_over_its_arms(replay: Replay, pair: Pair) -> None:
+    rounds = replay.run(BANDIT)
+    first = int((rounds.position == 0).sum())  # without candidates
+    verified = 0.02 * (len(rounds.prompt) - first) + 0.01 * first
+    expected = verified + drafting(rounds)
+    trial = replayed(replay, BANDIT, PROFILE)
+    assert trial.metrics[SECONDS] == pytest.approx(expected)
+    assert estimated(BANDIT, replay, PROFILE).metrics[SECONDS] == pytest.approx(expected)
+    each = prompt_seconds(rounds, PROFILE, BANDIT, replay.recording.prompts.context)
+    assert each.sum() == pytest.approx(expected)
+    compared = replay_search("set", replay, [BANDIT], PROFILE)
+    assert compared.latency(compared.trials[0]) == pytest.approx(expected / trial.counts["n"])
+    # Decoded live the rounds are the same.
+    prompts = replay.recording.prompts.tokens
+    asked = [Request(str(n), tuple(p.tolist()), NEW_TOKENS) for n, p in enumerate(prompts)]
+    live = assess(BANDIT, Engine(pair, BANDIT).generate(asked), PROFILE)
+    assert live.counts == trial.counts
+    assert live.metrics[SECONDS] == pytest.approx(expected)
+
+
+def test_a_simulated_bandit_takes_what_its_arms_take(replay: Replay) -> None:
+    answers = replayed_answers(replay, BANDIT)
+    assert answers.lazy, "each draft model reads a text when it drafts"
+    asks = asks_of(answers, len(answers))
+    times = StepTimes.of(PROFILE.model_copy(update={"autoregressive_forward": None}))
+    simulated = simulate_clients(answers, times, asks, 1, Limits(1))
+    rounds = replay.run(BANDIT)
+    assert simulated.seconds == pytest.approx(0.02 * len(rounds.prompt) + drafting(rounds))
+
+
+def test_a_schedule_simulated_at_8_clients_is_its_second_range_alone(replay: Replay) -> None:
+    times = StepTimes(
+        target=ForwardTerms(fixed=0.01),
+        drafts={name: ForwardTerms(per_token=seconds) for name, seconds in DRAFTS.items()},
+    )
+    schedule = configured(kind="schedule", ranges={1: chain("medium"), 8: chain("small")})
+    seconds = {}
+    for configuration in (schedule, *(configured(**chain(name)) for name in DRAFTS)):
+        answers = replayed_answers(replay, configuration)
+        asks = asks_of(answers, 1) * 8  # which begin and end together
+        simulated = simulate_clients(answers, times, asks, 8, Limits(8))
+        seconds[configuration.draft, configuration == schedule] = simulated.seconds
+    assert seconds["medium", True] == pytest.approx(seconds["small", False])
+    assert seconds["medium", False] > 2 * seconds["small", False]
