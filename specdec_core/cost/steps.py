@@ -179,6 +179,9 @@ class StepTimes(Value):
     alone: ForwardTerms | None = Field(
         default=None, description="the target's in other steps; unset, the same"
     )
+    autoregressive: ForwardTerms | None = Field(
+        default=None, description="… in those without candidates; unset, the same"
+    )
     drafts: dict[str, ForwardTerms] = Field(default={})
     engine: EngineTerms = EngineTerms()
     device: str = "unknown"
@@ -203,9 +206,13 @@ class StepTimes(Value):
             return f"up to {self.slots} slots, not {slots}"
         return None
 
-    def verifying(self, drafting: bool) -> ForwardTerms:
-        """The target's, after forwards of a draft or without."""
-        return self.target if drafting or self.alone is None else self.alone
+    def verifying(self, drafting: bool, candidates: bool = True) -> ForwardTerms:
+        """The target's, after forwards of a draft or without, and with candidates or without."""
+        if drafting:
+            return self.target
+        if not candidates and self.autoregressive is not None:
+            return self.autoregressive
+        return self.target if self.alone is None else self.alone
 
     def draft(self, name: str | None = None) -> ForwardTerms:
         """A draft's; None is the first. Raises :class:`UserError` for one without times."""
@@ -225,10 +232,13 @@ class StepTimes(Value):
 
     @classmethod
     def of(cls, profile: Profile) -> StepTimes:
-        """As far as a profile tells, whose forwards have rows of one width and one context."""
-        overhead = profile.draft_overhead.values()
+        """As far as a profile tells, whose forwards have rows of one width and one context. Where
+        it has the target's forward of decoding without drafting, steps without candidates take
+        that."""
+        overhead, alone = profile.draft_overhead.values(), profile.autoregressive_forward
         return cls(
             target=_of_cost(profile.target),
+            autoregressive=None if alone is None else ForwardTerms(fixed=alone),
             drafts={name: _of_cost(cost) for name, cost in profile.drafts.items()},
             engine=EngineTerms(
                 per_step=profile.round_overhead,

@@ -234,7 +234,7 @@ class Replica:
             return 0.0
         for request in decoding:
             request.held = request.tokens - 1
-        target = self._times.verifying(self._drafting)
+        target = self._times.verifying(self._drafting, candidates=False)
         return target.seconds(Work.of([(count, r.held) for r, count in new]))
 
     def _decode(
@@ -284,7 +284,7 @@ class Replica:
             cached += request.held
             pairs += seen
             few_pairs += seen if count < FEW else 0
-        target = self._times.verifying(self._drafting)
+        target = self._times.verifying(self._drafting, candidates > 0)
         seconds += target.seconds(Work(rows, fed, cached, pairs, few_pairs))
         return seconds, EngineWork(number, draft_forwards, candidates, lookups)
 

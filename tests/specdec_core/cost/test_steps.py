@@ -135,6 +135,17 @@ def test_another_machines_forward_times_are_constant(tmp_path: Path) -> None:
         assert times.draft("small").seconds(Work.of([(1, 300)] * rows)) == pytest.approx(0.01)
 
 
+def test_another_machines_target_alone_has_its_own_time(tmp_path: Path) -> None:
+    path = tmp_path / "h.yaml"
+    target = {"speculative": 0.2, "alone": 0.1}
+    path.write_text(json.dumps({"name": "A100", "target": target, "drafts": {"*": 0.01}}))
+    times, work = load_step_times(path, ["small"]), Work.of([(1, 300)] * 4)
+    assert times.verifying(False, candidates=False).seconds(work) == pytest.approx(0.1)
+    # Candidates of a lookup are verified, too.
+    assert times.verifying(False).seconds(work) == pytest.approx(0.2)
+    assert times.verifying(True, candidates=False).seconds(work) == pytest.approx(0.2)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

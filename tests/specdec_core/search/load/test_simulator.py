@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from specdec_core.cost import Hardware
 from specdec_core.cost.steps import EngineTerms, ForwardTerms, StepTimes
 from specdec_core.engine.scheduler import STEP_TOKENS, Limits
 from specdec_core.search.load.answers import Answers, ByLoad, InOrder, SimulatedRound
@@ -111,6 +112,20 @@ def test_the_target_alone_has_a_time_of_its_own() -> None:
     for answers, seconds in ((autoregressive(), 5 * T / 2), (drafted(rounds=1), T / 2 + 1.4 * T)):
         simulation = simulate_clients(answers, costs, asks_of(answers, 1), 1, Limits(2))
         assert simulation.seconds == pytest.approx(seconds)
+
+
+def test_another_machines_time_alone_is_that_of_steps_without_candidates() -> None:
+    machine = {"name": "far", "target": {"speculative": 0.2, "alone": 0.1}, "drafts": {"*": 0.01}}
+    profile = Hardware.model_validate(machine).profile(["draft"])
+    costs = StepTimes.of(profile)
+    lookup = FOUR._replace(draft_forwards=0, draft_tokens=0)
+    for rounds in ([ALONE] * 5, [ALONE, lookup, ALONE, lookup], [ALONE, FOUR, FOUR]):
+        answers = InOrder([10], [rounds], "draft")
+        answers.lazy = True  # no forward of its own reads the prompt
+        simulation = simulate_clients(answers, costs, asks_of(answers, 1), 1, Limits(2))
+        expected = [profile.round_seconds(r.drafted, r.draft_forwards, 0, "draft") for r in rounds]
+        assert simulation.seconds == pytest.approx(sum(expected))
+    assert profile.autoregressive_seconds(5) == pytest.approx(5 * 0.1)
 
 
 def test_each_of_several_drafts_takes_its_own_time() -> None:
