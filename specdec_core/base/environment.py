@@ -32,6 +32,11 @@ def environment() -> dict[str, str]:
     return facts
 
 
+def machine() -> dict[str, str]:
+    """The facts that the times of forwards depend on: processors and torch."""
+    return {name: fact for name, fact in environment().items() if name in ("cpu", "gpu", "torch")}
+
+
 def _cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -189,13 +189,21 @@ class StepTimes(Value):
         default=True, description="whether a forward has prompts and candidates together"
     )
     pair: PairSpec | None = Field(default=None, description="whose steps were measured")
+    fingerprints: dict[str, str] = Field(default={}, description="of the models' weights")
+    machine: dict[str, str] = Field(default={}, description="where they were measured")
     slots: int | None = Field(
         default=None, ge=1, description="the most requests together that were measured"
     )
 
-    def foreign_to(self, pair: PairSpec, slots: int) -> str | None:
-        """Of what else these times are than of `slots` slots of a pair; None where they are of
-        these, or do not tell."""
+    def foreign_to(
+        self,
+        pair: PairSpec,
+        slots: int,
+        fingerprints: Mapping[str, str] | None = None,
+        machine: Mapping[str, str] | None = None,
+    ) -> str | None:
+        """Of what else these times are than of `slots` slots of a pair, whose weights have these
+        fingerprints, on this machine; None where they are of these, or do not tell."""
         if self.pair is not None:
             measured, asked = _settings(self.pair), _settings(pair)
             for name, value in asked.items():
@@ -204,6 +212,14 @@ class StepTimes(Value):
                     return f"{name} {known}, not {value}"
         if self.slots is not None and slots > self.slots:
             return f"up to {self.slots} slots, not {slots}"
+        if self.machine and machine is not None:
+            for name in {**self.machine, **machine}:
+                measured_on, here = (each.get(name, "none") for each in (self.machine, machine))
+                if measured_on != here:
+                    return f"{name} {measured_on}, not {here}"
+        for name, weights in (fingerprints or {}).items():
+            if self.fingerprints.get(name, weights) != weights:
+                return f"other weights of {name}"
         return None
 
     def verifying(self, drafting: bool, candidates: bool = True) -> ForwardTerms:

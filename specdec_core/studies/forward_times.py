@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from specdec_core.base.environment import environment
+from specdec_core.base.environment import machine
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.base.workspace import workspace
@@ -71,8 +71,7 @@ def workspace_profile(pair: PairSpec, weights: Mapping[str, str] | None = None) 
     names = (TARGET, *pair.drafts)
     prints = fingerprints(pair) if weights is None else {name: weights.get(name) for name in names}
     run = pair.runner.model_dump(mode="json", exclude={"max_length"})
-    machine = [fact for name, fact in environment().items() if name in ("cpu", "gpu", "torch")]
-    content = json.dumps([prints, run, machine], sort_keys=True)
+    content = json.dumps([prints, run, list(machine().values())], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()
     return workspace() / "profiles" / f"{pair.name}-{digest[:8]}.json"
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
+from specdec_core.base.environment import machine
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, DrafterSettings, PairSpec
@@ -38,6 +39,7 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.engine import Engine, Request
+from specdec_core.models.fingerprints import fingerprints
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
 
@@ -93,6 +95,7 @@ class StepMeasurer:
 
     def __init__(self, pair: Pair, slots: int = SLOTS, shapes: int = SHAPES) -> None:
         self.pair, self.slots = pair, slots
+        self._machine = machine()
         # As many rows again, which hold the longest contexts. Each of the others begins like one of
         # its own: what rows share in memory is read faster than what different requests hold.
         self._drafts = {name: pair.open_alone(name, 2 * slots) for name in pair.drafts}
@@ -159,6 +162,8 @@ class StepMeasurer:
             device=str(self.pair.target.device),
             mixes=self._target.mixes,
             pair=self.pair.spec,
+            fingerprints=self.pair.fingerprints,
+            machine=self._machine,
             slots=self.slots,
         )
         by_draft: dict[str | None, list[PackedForward]] = {None: forwards[_TARGET]}
@@ -382,10 +387,11 @@ def step_times(
 ) -> StepTimes:
     """The pair's step times on this machine: those in the file `path`, or, where it is missing,
     measured now and written there. Raises :class:`UserError` for a file that lacks a draft, or is
-    of another pair or of fewer slots."""
+    of another pair, of other weights, of another machine or of fewer slots."""
     if path.exists():
         times = load_step_times(path, list(pair.drafts))
-        if (other := times.foreign_to(pair, slots)) is not None:
+        other = times.foreign_to(pair, slots, fingerprints(pair), machine())
+        if other is not None:
             raise UserError(f"{path}: step times of {other}; delete it to measure again")
         return times
     observer = observer or Observer()

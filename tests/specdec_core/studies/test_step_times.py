@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from specdec_core.base.environment import machine
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.cost.steps import EngineWork, ForwardTerms, StepTimes, Work
@@ -46,6 +47,7 @@ def test_every_model_and_the_engine_are_measured(tiny_pair: Pair) -> None:
     assert times.draft("draft").seconds(work) > 0
     assert times.engine.seconds(EngineWork(3, 4, 12)) > 0
     assert (times.pair, times.slots) == (tiny_pair.spec, 3)
+    assert (times.fingerprints, times.machine) == (tiny_pair.fingerprints, machine())
 
 
 def test_a_forward_takes_what_it_takes_in_an_engine(tiny_pair: Pair) -> None:
@@ -78,6 +80,31 @@ def test_times_of_another_pair_or_of_fewer_slots_are_refused(
         step_times(spec.model_copy(update={"runner": threads}), path, 4)
     times.save(path)  # from before they were recorded, or by hand
     assert step_times(spec, path, 16) == times
+
+
+def test_times_of_other_weights_or_of_another_machine_are_refused(
+    tiny_pair: Pair, tmp_path: Path
+) -> None:
+    """A draft is trained further in its folder, and a workspace is shared."""
+    path, spec = tmp_path / "steps.json", tiny_pair.spec
+    times = StepTimes(
+        target=ForwardTerms(fixed=1),
+        drafts={"draft": ForwardTerms()},
+        pair=spec,
+        fingerprints=tiny_pair.fingerprints,
+        machine=machine(),
+    )
+    times.save(path)
+    assert step_times(spec, path, 4) == times
+    before = {**tiny_pair.fingerprints, "draft": "0" * 16}
+    times.model_copy(update={"fingerprints": before}).save(path)
+    with pytest.raises(UserError, match=r"steps.json: step times of other weights of draft; delet"):
+        step_times(spec, path, 4)
+    assert step_times(spec.model_copy(update={"drafts": {}}), path, 4).fingerprints == before
+    for fact, message in (("cpu", "cpu B × 2, not .*; delete it"), ("gpu", "gpu B × 2, not none")):
+        times.model_copy(update={"machine": {**machine(), fact: "B × 2"}}).save(path)
+        with pytest.raises(UserError, match=f"step times of {message}"):
+            step_times(spec, path, 4)
 
 
 def test_rows_that_are_measured_share_no_memory() -> None:
