@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import ray
 
-from cluster.devices import claim_device
+from cluster.devices import placed_spec
 from cluster.draft_actor import PlacedDraft
 from cluster.placed_engine import check_models
 from cluster.placement import Placed, place
@@ -27,8 +27,7 @@ class Certifier:
     served."""
 
     def __init__(self, spec: PairSpec, placed: Placed) -> None:
-        claim_device()
-        self.pair, self.placed = load_pair(spec), placed
+        self.pair, self.placed = load_pair(placed_spec(spec)), placed
         self._draft: PlacedDraft | None = None
         self._drafts_of: PairSpec | None = None
 

@@ -13,6 +13,8 @@ from typing import IO
 
 import torch
 
+from specdec_core.config import PairSpec
+
 logger = logging.getLogger(__name__)
 
 # Seconds that a process may take to end after Ray has given its CPU to the next.
@@ -39,6 +41,14 @@ def claim_device() -> torch.device:
     claim_core()
     torch.set_num_threads(1)
     return torch.device("cpu")
+
+
+def placed_spec(spec: PairSpec) -> PairSpec:
+    """A pair as this process runs it on its device: on a core of its own with one thread, whatever
+    the pair asks for, as several would take turns there."""
+    if claim_device().type != "cpu":
+        return spec
+    return spec.model_copy(update={"runner": spec.runner.model_copy(update={"threads": 1})})
 
 
 def claim_core() -> int | None:

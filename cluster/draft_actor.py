@@ -8,7 +8,7 @@ import time
 
 import ray
 
-from cluster.devices import claim_device
+from cluster.devices import placed_spec
 from cluster.placement import Placed
 from cluster.session import get, start_actor
 from specdec_core.base.errors import UserError
@@ -27,7 +27,7 @@ class Draft:
     it, so that it connects to its engine anew."""
 
     def __init__(self, spec: PairSpec) -> None:
-        claim_device()
+        spec = placed_spec(spec)
         self.pair = Pair(
             spec, load_tokenizer(spec.target), load_skeleton(spec.target), load_drafts(spec)
         )

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import ray
 
-from cluster.devices import claim_device
+from cluster.devices import placed_spec
 from cluster.draft_actor import LOADING, PlacedDraft
 from cluster.placement import Placed, place
 from cluster.session import get, on_node, start_actor
@@ -29,8 +29,7 @@ class Overlapping(Bench):
 
     def __init__(self, spec: PairSpec, placed: Placed) -> None:
         if placed.placement.target.devices == 1:
-            claim_device()
-            self.pair = load_pair(spec)
+            self.pair = load_pair(placed_spec(spec))
         else:
             self.pair = load_sharded(spec, placed)
         open_link: Callable[[], Link] = no_link

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from cluster.devices import claim_device
+from cluster.devices import claim_device, placed_spec
 from cluster.sharded_target.exchange import Exchange, NcclExchange, SocketExchange, all_agree
 from cluster.sharded_target.shard_weights import load_heads, load_layers
 from specdec_core.base.wire import LinkLost, connect
@@ -68,8 +68,9 @@ class Shard:
     """
 
     def __init__(self, spec: PairSpec, split: str, rank: int, parts: int) -> None:
-        self.spec, self.split, self.rank, self.parts = spec, split, rank, parts
+        self.split, self.rank, self.parts = split, rank, parts
         self.device = claim_device()
+        self.spec = placed_spec(spec)
         # Logits are with every rank where heads are split, with the last where layers are.
         self.answers = rank == (parts - 1 if split == "layers" else 0)
         self.runners: dict[int, ModelRunner] = {}

@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 import ray
+import torch
 
+from cluster.certifying import Certifier
 from cluster.devices import claim_device
+from cluster.overlap import placed_bench
 from cluster.placement import Placement, place
+from cluster.session import start_actor
+from cluster.sharded_target.shard import Shard
 from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec
 
 FILES = sorted((Path(__file__).parents[2] / "cluster").glob("*-[0-9]*.yaml"))
 
@@ -58,6 +64,30 @@ def test_no_two_actors_have_a_core_in_common(ray_running: None) -> None:
         assert len(draft) == len(target) == 1
         assert draft != target
         assert placed.cores() == {ray.get_runtime_context().get_node_id(): 2}
+    finally:
+        placed.remove()
+
+
+def test_a_model_on_a_core_has_one_thread(ray_running: None, tiny_spec: PairSpec) -> None:
+    """Several would take turns on it."""
+    runner = tiny_spec.runner.model_copy(update={"threads": 2})
+    spec = tiny_spec.model_copy(update={"runner": runner})
+
+    def threads(actor: object) -> int:
+        return torch.get_num_threads()
+
+    alone = placement(draft=0)
+    with placed_bench(spec, alone) as (bench, _):
+        assert ray.get(bench.spec.remote()).runner.threads == 1
+        assert ray.get(bench.__ray_call__.remote(threads)) == 1
+    placed = place(alone)
+    try:
+        for kind, arguments in ((Shard, ("heads", 0, 1)), (Certifier, (placed,))):
+            actor = start_actor(kind, spec, *arguments, **placed.options("target"))
+            if kind is Shard:
+                ray.get(actor.load.remote(None))
+            assert ray.get(actor.__ray_call__.remote(threads)) == 1
+            ray.kill(actor)
     finally:
         placed.remove()
 
