@@ -39,7 +39,7 @@ class ChatMessage(Part):
     """A message of a request."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
     # Clients send back what they were answered, which has these.
     refusal: None = None
     annotations: Empty | None = None
@@ -57,7 +57,9 @@ class ChatMessage(Part):
 class Rendered(Part):
     """How messages become a prompt."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[
+        list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    ]
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -93,7 +95,10 @@ class ChatRequest(Rendered, GenerationRequest):
         default=None, description='"auto" or "default"; others are not supported'
     )
     metadata: dict[str, str] | None = Field(
-        default=None, max_length=0, description="{}; others are not supported"
+        default=None,
+        max_length=0,
+        fail_fast=True,
+        description="{}; others are not supported",
     )
 
     @field_validator("top_logprobs")

@@ -47,7 +47,8 @@ SERVER_ERROR = ApiError("the server failed to answer", status=500, type="server_
 
 
 def refusal(error: ValidationError, model: type[BaseModel]) -> ApiError:
-    """The first thing wrong with a body of `model`, naming its key."""
+    """The first thing wrong with a body of `model`, naming its key. All errors are listed for that:
+    the fields of requests keep them few."""
     item = error.errors(include_url=False)[0]
     reason = item["msg"].removeprefix("Value error, ")
     if item["type"] == "json_invalid":

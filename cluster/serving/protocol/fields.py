@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 from typing_extensions import TypeAliasType
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -55,7 +62,7 @@ Bias = Annotated[
         Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")],
         Annotated[float, Field(ge=-100, le=100)],
     ],
-    Field(max_length=1024, json_schema_extra={"additionalProperties": False}),
+    Field(max_length=1024, fail_fast=True, json_schema_extra={"additionalProperties": False}),
 ]
 
 
@@ -63,6 +70,17 @@ class Part(BaseModel):
     """A part of a request: strictly typed, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_key(cls, value: Any) -> Any:
+        """One unknown key is enough to refuse it: each makes an error, and a body has room for a
+        million."""
+        if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
+            return value
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next((key for key in value if key not in known), None)
+        return {key: inner for key, inner in value.items() if key in known or key == unknown}
 
 
 class StreamOptions(Part):

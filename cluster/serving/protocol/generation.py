@@ -74,11 +74,15 @@ class GenerationRequest(Part):
     )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
     # Where the text ends.
-    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
+    stop: (
+        Text | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None
+    ) = Field(
         default=None,
         description=f"a string, or at most {MAX_STOP_STRINGS} of them, none of them empty",
     )
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    stop_token_ids: (
+        Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None
+    ) = None
     min_tokens: LeastTokens | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None

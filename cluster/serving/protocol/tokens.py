@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from cluster.serving.protocol.chat import NOT_BOTH, Rendered
 from cluster.serving.protocol.counts import optional
@@ -36,7 +38,7 @@ class Tokens(BaseModel):
 
 class DetokenizeRequest(Part):
     model: ModelName | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 class Detokenized(BaseModel):

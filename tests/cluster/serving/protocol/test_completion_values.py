@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from cluster.serving.protocol.chat import ChatRequest
 from cluster.serving.protocol.completions import CompletionRequest
 from cluster.serving.protocol.counts import NOBODY, SpecDec
 from cluster.serving.protocol.errors import ApiError
+from cluster.serving.protocol.fields import Part
+from cluster.serving.protocol.generation import parse_body
+from cluster.serving.protocol.tokens import DetokenizeRequest, TokenizeChatRequest
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
@@ -24,6 +31,40 @@ def test_numbers_that_are_no_setting_are_refused_by_name(name: str, number: str)
         CompletionRequest.from_body(f'{{"prompt": "x", "{name}": {number}}}'.encode())
     assert refused.value.status == 400
     assert refused.value.body.error.param == name
+
+
+MANY = 20_000
+UNKNOWN = {f"key{n}": n for n in range(MANY)}
+HI = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "key"),
+    [
+        (ChatRequest, {"messages": [{"role": "user", "content": [{}] * MANY}]}, "messages"),
+        (TokenizeChatRequest, {"messages": [{}] * MANY}, "messages"),
+        (ChatRequest, {"messages": [{**HI, **UNKNOWN}]}, "messages"),
+        (ChatRequest, {"messages": [HI], **UNKNOWN}, "key0"),
+        (ChatRequest, {"messages": [HI], "stream_options": UNKNOWN}, "stream_options"),
+        (ChatRequest, {"messages": [HI], "logit_bias": UNKNOWN}, "logit_bias"),
+        (ChatRequest, {"messages": [HI], "metadata": UNKNOWN}, "metadata"),
+        (ChatRequest, {"messages": [HI], "stop": [0] * MANY}, "stop"),
+        (ChatRequest, {"messages": [HI], "stop_token_ids": ["a"] * MANY}, "stop_token_ids"),
+        (CompletionRequest, {"prompt": [[{}] * MANY] * 2}, "prompt"),
+        (DetokenizeRequest, {"tokens": ["a"] * MANY}, "tokens"),
+    ],
+)
+def test_a_body_with_many_errors_is_refused_for_the_first_ones(
+    kind: type[Part], body: dict[str, Any], key: str
+) -> None:
+    content = json.dumps(body)
+    with pytest.raises(ValidationError) as found:
+        kind.model_validate_json(content)
+    assert found.value.error_count() < 5
+    with pytest.raises(ApiError) as refused:
+        parse_body(kind, content.encode())
+    assert refused.value.body.error.param == key
+    assert len(refused.value.body.error.message) < 300
 
 
 def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
