@@ -20,6 +20,7 @@ from time import perf_counter
 
 import torch
 
+from specdec_core.base.errors import UserError
 from specdec_core.base.round_clock import RoundClock
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
@@ -31,7 +32,7 @@ from specdec_core.engine.forward_costs import target_cost
 from specdec_core.engine.judging import Judgement, judge
 from specdec_core.engine.prefixes import Prefixes
 from specdec_core.engine.request import Chunk, Request
-from specdec_core.engine.scheduler import Limits, Scheduler, Step
+from specdec_core.engine.scheduler import BLOCK, Limits, Scheduler, Step
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch
 from specdec_core.tokens.detokenising import StreamDecoder
@@ -60,7 +61,11 @@ class Engine:
 
     Models and caches survive a change of configuration (:meth:`configure`). `open_link` connects to
     an asynchronous draft, where there is one; it is called once, when first needed. `limits` are
-    the scheduler's; unset, those of `slots` alone.
+    the scheduler's; unset, those of `slots` alone. `max_length` is what a request may have of
+    prompt and output: as much as the pair and the whole cache hold.
+
+    Raises:
+        UserError: the cache has no room for any request.
     """
 
     elsewhere = False  # whether it runs in another process
@@ -76,7 +81,7 @@ class Engine:
         limits = limits or Limits(slots)
         slots = limits.slots
         self.pair, self.slots, self._link = pair, slots, cache(open_link)
-        self.max_length = pair.max_length
+        self.max_length = _length(pair, limits)
         self.target = pair.open_runner(None, slots)
         self.drafts = DraftRunners(pair, slots, self.target)
         self._clock = RoundClock()
@@ -448,3 +453,13 @@ class Engine:
         self.scheduler.leave(request.request.id)
         if self.drafter is not None:
             self.drafter.close(request.state)
+
+
+def _length(pair: Pair, limits: Limits) -> int:
+    """The most tokens of a request. Raises :class:`UserError`."""
+    most = pair.max_length if limits.most is None else min(pair.max_length, limits.most)
+    if most < 2:
+        raise UserError(
+            f"a cache of {limits.cache_tokens} tokens holds no request: it needs {2 * BLOCK}"
+        )
+    return most

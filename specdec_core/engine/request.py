@@ -87,16 +87,16 @@ class Request:
             raise UserError("prompt_logprobs needs logprobs")
         if self.speculate is not None and self.speculate < 0:
             raise UserError(f"speculate must be at least 0, got {self.speculate}")
-        if len(self.tokens) + self.max_new_tokens > max_length:
-            raise UserError(
-                f"the prompt has {len(self.tokens)} tokens and {self.max_new_tokens} new ones"
-                f" were asked for, but the context holds {max_length}"
-            )
         most = len(self.tokens) + self.max_new_tokens
         if not limits.holds(most):
             raise UserError(
                 f"the prompt and its output take {most} tokens, but the cache holds"
                 f" {limits.cache_tokens}, some of them for candidates"
+            )
+        if most > max_length:
+            raise UserError(
+                f"the prompt has {len(self.tokens)} tokens and {self.max_new_tokens} new ones"
+                f" were asked for, but the context holds {max_length}"
             )
         if not 0 <= min(self.text) <= max(self.text) < vocab_size:
             raise UserError(f"the prompt has tokens outside 0…{vocab_size - 1}")

@@ -43,9 +43,14 @@ class Limits:
         """Whole blocks of the cache."""
         return None if self.cache_tokens is None else self.cache_tokens // BLOCK
 
+    @property
+    def most(self) -> int | None:
+        """Tokens, prompt and output, that a request may have in the cache; None: any number."""
+        return None if self.blocks is None else max(self.blocks * BLOCK - _AHEAD, 0)
+
     def holds(self, tokens: int) -> bool:
         """Whether a request of `tokens` tokens, prompt and output, can ever run."""
-        return self.blocks is None or blocks_of(tokens) <= self.blocks
+        return self.most is None or tokens <= self.most
 
 
 @dataclass(slots=True, eq=False)

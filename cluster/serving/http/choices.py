@@ -29,7 +29,8 @@ def choices(
     """An engine request for each choice, those of a prompt after each other.
 
     Without a number in the request a choice gets `default_tokens` tokens, or all that there is room
-    for. The tokens `end` end it, unless the end of a text is to be ignored.
+    for, and that a key may use in a minute. The tokens `end` end it, unless the end of a text is to
+    be ignored.
 
     Raises:
         ApiError: what was asked for does not fit, or does not go together.
@@ -46,6 +47,9 @@ def choices(
     check_tokens(stops, engine.vocab_size, "stop_token_ids")
     grammar = _grammar(engine, body)
     sampling = body.sampling(engine.configuration.sampling, engine.vocab_size)
+    granted = _granted(service, prompts, body.choices)
+    if granted is not None:
+        default_tokens = min(default_tokens or granted, granted)
     requests, random_seeds = [], seeds(body.seed)
     for prompt in prompts:
         new_tokens = _new_tokens(service, body, len(prompt), default_tokens)
@@ -99,6 +103,15 @@ def _grammars(tokenizer: Any, vocab_size: int, final: frozenset[int]) -> Grammar
     return Grammars(tokenizer, vocab_size, final)
 
 
+def _granted(service: Service, prompts: Sequence[tuple[int, ...]], choices: int) -> int | None:
+    """The new tokens of each choice that a key's whole minute has, next to the prompts; None: any
+    number. One where it has none: more than it has is refused where it is taken."""
+    minute = service.access.allowance.tokens
+    if minute is None:
+        return None
+    return max((minute - sum(map(len, prompts))) // (len(prompts) * choices), 1)
+
+
 def _new_tokens(service: Service, body: GenerationRequest, length: int, default: int | None) -> int:
     """The most new tokens for a prompt of `length` tokens. Raises :class:`ApiError`."""
     most, allowed = service.engine.max_length, service.access.limits.tokens
@@ -108,7 +121,7 @@ def _new_tokens(service: Service, body: GenerationRequest, length: int, default:
         new_tokens = min(default or room, room, allowed or room)
     if length + new_tokens > most:
         raise ApiError(
-            f"this model's context holds {most} tokens, but the prompt has {length} and"
+            f"the context holds {most} tokens here, but the prompt has {length} and"
             f" max_tokens is {new_tokens}",
             param="prompt" if length >= most else "max_tokens",
             code="context_length_exceeded",

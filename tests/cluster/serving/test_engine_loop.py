@@ -176,7 +176,7 @@ def test_a_small_cache_preempts_and_refuses_at_once_what_never_fits(tiny_pair):
         ):
             never = await http.post("/v1/completions", json={**body, "prompt": [5] * 150})
             assert never.status_code == 400
-            assert "the cache holds 256" in never.json()["error"]["message"]
+            assert "the context holds 192 tokens here" in never.json()["error"]["message"]
             answers = await asyncio.gather(
                 *(http.post("/v1/completions", json={**body, "prompt": p}) for p in prompts)
             )
@@ -188,6 +188,29 @@ def test_a_small_cache_preempts_and_refuses_at_once_what_never_fits(tiny_pair):
                 assert answer.json()["choices"] == alone.json()["choices"]
 
     asyncio.run(asyncio.wait_for(story(), timeout=60))
+
+
+def test_an_answer_without_a_number_has_the_room_that_the_cache_has(chat_pair):
+    limits = Limits(2, cache_tokens=192)
+    service = CompletionService(Engine(chat_pair, SPECULATIVE, limits=limits), "tiny")
+    transport = httpx.ASGITransport(build_app(service))
+    chat = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
+
+    async def story() -> None:
+        async with (
+            service.loop,
+            httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as http,
+        ):
+            answer = await http.post("/v1/chat/completions", json=chat)
+            assert answer.status_code == 200, answer.text
+            (card,) = (await http.get("/v1/models")).json()["data"]
+            assert answer.json()["usage"]["total_tokens"] == card["max_model_len"] == 128
+            schemas = (await http.get("/openapi.json")).json()["components"]["schemas"]
+            assert schemas["NewTokens"]["maximum"] == 127
+
+    asyncio.run(asyncio.wait_for(story(), timeout=60))
+    with pytest.raises(UserError, match="a cache of 100 tokens holds no request: it needs 128"):
+        Engine(chat_pair, limits=Limits(2, cache_tokens=100))
 
 
 def test_the_next_turn_of_a_chat_says_how_much_of_it_was_in_the_cache(tiny_pair):

@@ -109,6 +109,20 @@ def test_tokens_are_counted_as_they_were_used(chat_pair: Pair) -> None:
     with_access(chat_pair, Access(allowance=allowance), story)
 
 
+def test_an_answer_without_a_number_has_no_more_than_a_minutes_tokens(chat_pair: Pair) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True, "n": 2}
+
+    async def story(http: httpx.AsyncClient) -> None:
+        answer = await http.post("/v1/chat/completions", json=chat)
+        assert answer.status_code == 200, answer.text
+        usage = answer.json()["usage"]
+        assert usage["completion_tokens"] == (101 - usage["prompt_tokens"]) // 2 * 2
+        again = await http.post("/v1/chat/completions", json=chat)
+        assert again.status_code == 429
+
+    with_access(chat_pair, Access(allowance=Allowance(tokens=101)), story)
+
+
 def test_a_request_is_limited_in_tokens_and_time(
     chat_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
