@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from grpc.aio import AioRpcError  # type: ignore[import-untyped]
@@ -44,6 +44,7 @@ _WATCH = 1.0  # seconds between looks at what the replicas serve
 _SHARE = 30.0  # and between exchanges of what their bandits have learned
 _ANSWER = 10.0  # seconds in which a replica says how it is
 _LOAD = 1800.0  # seconds in which it loads another engine
+_LATE = object()  # in place of the answer of a replica that does not answer in time
 _GONE = (RayError, RayServeException, AioRpcError)  # what a replica's death looks like
 
 
@@ -138,15 +139,16 @@ class Fleet:
 
     async def ask(self, name: str, *arguments: Any, seconds: float = _ANSWER) -> list[Any]:
         """What the replicas return that answer in time."""
-        try:
-            asked = self._engines.broadcast(name, *arguments)
-            said = await asked.results_async(timeout_s=seconds, return_exceptions=True)
-        except (DeploymentUnavailableError, TimeoutError):
-            return []
-        for error in said:
-            if isinstance(error, BaseException) and not isinstance(error, _GONE):
-                logger.error("a replica failed at %r", name, exc_info=error)
-        return [answer for answer in said if not isinstance(answer, BaseException)]
+        said = [answer async for answer in self._answers(name, *arguments, seconds=seconds)]
+        return [answer for answer in said if answer is not _LATE]
+
+    async def takes(self) -> bool:
+        """Whether a replica takes requests that come now. The first one that does is enough."""
+        async with aclosing(self._answers("status", seconds=_ANSWER)) as statuses:
+            async for status in statuses:
+                if status is not _LATE and status.takes:
+                    return True
+        return False
 
     async def deploy(self, deployment: Deployment) -> Deployment:
         """Have all replicas serve this from now on. Raises :class:`UserError` where one cannot;
@@ -176,6 +178,44 @@ class Fleet:
             self._trying = deployment
             await self._decide(await self.ask("status"))
             return deployment
+
+    async def _answers(
+        self, name: str, *arguments: Any, seconds: float
+    ) -> AsyncGenerator[Any, None]:
+        """What each replica returns, as it comes; at the end :data:`_LATE` for each that has not
+        answered within so many seconds. One that has died or failed is left out.
+
+        Each is waited for alone: Ray's `results_async` gives up what the others have said where one
+        does not answer in time.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        try:
+            async with asyncio.timeout_at(end):
+                asked = self._engines.broadcast(name, *arguments)
+                results = await asked._fetch_replica_results_async()
+        except (DeploymentUnavailableError, TimeoutError):
+            return
+        late = {asyncio.ensure_future(result.get_async()) for result in results}
+        try:
+            while late:
+                done, late = await asyncio.wait(
+                    late, timeout=max(end - loop.time(), 0), return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    break
+                for answer in done:
+                    if answer.cancelled():
+                        continue
+                    if (error := answer.exception()) is None:
+                        yield answer.result()
+                    elif not isinstance(error, _GONE):
+                        logger.error("a replica failed at %r", name, exc_info=error)
+        finally:
+            for answer in late:
+                answer.cancel()
+        for _ in late:
+            yield _LATE
 
     async def _hand(
         self, requests: Sequence[Request], begun: bool, avoid: Sequence[str] = ()
@@ -217,16 +257,19 @@ class Fleet:
     async def _tell(self, name: str, *arguments: Any) -> None:
         """Have all replicas do something, or none. No challenger is tried any more then, unless all
         have refused. Raises :class:`UserError`, or :class:`EngineFailed` where none answers."""
-        told: list[Told] = await self.ask(name, *arguments, seconds=_LOAD)
+        answers = [a async for a in self._answers(name, *arguments, seconds=_LOAD)]
+        late = Told("", "a replica did not answer in time")
+        told: list[Told] = [late if answer is _LATE else answer for answer in answers]
+        silent = all(answer is _LATE for answer in answers)
         errors = [each.error for each in told if each.error is not None]
-        if errors and len(errors) == len(told):
+        if errors and len(errors) == len(told) and not silent:
             raise UserError(errors[0])
         if errors:
             await self.ask("deploy", self.deployment, seconds=_LOAD)
         if self._trying is not None:
             self._see(await self.ask("status"))
             self._trying = None
-        if not told:
+        if silent:
             raise EngineFailed("no replica answers")
         if errors:
             raise UserError(errors[0])

@@ -11,7 +11,7 @@ from cluster.serving.http.access import Access
 from cluster.serving.http.service import Service
 from cluster.serving.protocol.models import Arm, Health, ReplicaHealth
 from cluster.serving.replicas.fleet import Fleet
-from cluster.serving.replicas.messages import Facts, Status
+from cluster.serving.replicas.messages import Facts
 from cluster.serving.replicas.metrics import metrics_page
 from cluster.serving.served import Deployment
 from cluster.serving.stream import Stream
@@ -83,8 +83,7 @@ class ReplicatedService(Service):
         return merged
 
     async def ready(self) -> bool:
-        statuses: list[Status] = await self.fleet.ask("status")
-        return any(status.takes for status in statuses)
+        return await self.fleet.takes()
 
     async def page(self) -> tuple[bytes, str]:
         found = dict(await self.fleet.ask("metrics"))

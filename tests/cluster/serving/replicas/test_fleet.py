@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.serve.handle import DeploymentBroadcastResponse
 
 from cluster.serving.canary import Canary
 from cluster.serving.engine_loop import EngineFailed
@@ -31,6 +32,8 @@ LOOKUP = Configuration(drafter=PromptLookupSettings())
 class Replica(EngineReplica.func_or_class):
     """Of a service that others start and end."""
 
+    hangs = False
+
     def __init__(self, name: str, service: CompletionService) -> None:
         self._name, self._service = name, service
 
@@ -46,14 +49,26 @@ class Handle:
     def options(self, **_: Any) -> Handle:
         return self
 
-    def broadcast(self, name: str, *arguments: Any) -> Answers:
+    def broadcast(self, name: str, *arguments: Any) -> DeploymentBroadcastResponse:
         self.called.append(name)
-        return Answers([getattr(replica, name)(*arguments) for replica in self.replicas])
+
+        async def results() -> list[Result]:
+            return [Result(replica, name, arguments) for replica in self.replicas]
+
+        return DeploymentBroadcastResponse(results(), None)
 
 
-class Answers(list):
-    async def results_async(self, **_: Any) -> list[Any]:
-        return [await answer if inspect.isawaitable(answer) else answer for answer in self]
+class Result:
+    """What a replica returns, once it does."""
+
+    def __init__(self, replica: Replica, name: str, arguments: tuple[Any, ...]) -> None:
+        self._replica, self._name, self._arguments = replica, name, arguments
+
+    async def get_async(self) -> Any:
+        if self._replica.hangs:
+            await asyncio.Event().wait()
+        answer = getattr(self._replica, self._name)(*self._arguments)
+        return await answer if inspect.isawaitable(answer) else answer
 
 
 def told(
@@ -186,6 +201,28 @@ def test_a_promotion_that_cannot_be_written_down_happens_once(
 
     told(tiny_pair, story, Operation(None, tmp_path / "file" / "deployed"))
     assert "is not remembered" in caplog.text
+
+
+def test_a_replica_that_hangs_silences_no_other(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = Deployment(pair=tiny_pair.spec, configuration=CHAIN, source="version 2", version=2)
+
+    async def story(fleet: Fleet, handle: Handle) -> None:
+        first, second = handle.replicas
+        first.hangs = True
+        assert [name for name, _ in await fleet.ask("metrics", seconds=0.05)] == ["second"]
+        assert await fleet.takes()
+        monkeypatch.setattr("cluster.serving.replicas.fleet._LOAD", 0.05)
+        # It may come back with what it served before: then all serve that.
+        with pytest.raises(UserError, match="a replica did not answer in time"):
+            await fleet.deploy(again)
+        assert fleet.deployment != again
+        assert second._service.loop.current.deployment.version is None
+        first.hangs = False
+        assert await fleet.deploy(again) == again
+
+    told(tiny_pair, story)
 
 
 def test_a_replica_says_under_which_configuration_it_goes_on(tiny_pair: Pair) -> None:
