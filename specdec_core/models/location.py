@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from specdec_core.models.gguf_files import unpacked
 
 _PACKAGE = "package:"
 _GGUF = ".gguf"
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def located(name: str) -> str:
@@ -30,6 +32,12 @@ def located(name: str) -> str:
         return path
     repository, mark, file = path.rpartition("#")
     return str(unpacked(_downloaded(name, repository, file) if mark else Path(path), name))
+
+
+def hub_id(name: str) -> str | None:
+    """`name`, if it is a model's id on the hub; None where it is a path on this machine, or one of
+    the other names of :func:`located`."""
+    return name if _HUB_ID.fullmatch(name) and not Path(name).exists() else None
 
 
 def _packaged(name: str) -> Path:

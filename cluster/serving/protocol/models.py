@@ -7,12 +7,46 @@ from typing import Literal
 from pydantic import BaseModel
 
 
+class ModelPermission(BaseModel):
+    """What clients of vLLM's may ask for; of everybody the same."""
+
+    id: str
+    object: Literal["model_permission"] = "model_permission"
+    created: int
+    allow_create_engine: Literal[False] = False
+    allow_sampling: Literal[True] = True
+    allow_logprobs: Literal[True] = True
+    allow_search_indices: Literal[False] = False
+    allow_view: Literal[True] = True
+    allow_fine_tuning: Literal[False] = False
+    organization: Literal["*"] = "*"
+    group: None = None
+    is_blocking: Literal[False] = False
+
+
 class ModelCard(BaseModel):
+    """OpenAI's card, and what vLLM's has more. `root` is the hub id that the target came from; for
+    any other, the name that it is served under."""
+
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "specdec"
-    max_model_len: int  # as vLLM has it
+    root: str
+    parent: None = None
+    max_model_len: int
+    permission: list[ModelPermission]
+
+    @classmethod
+    def of(cls, name: str, root: str, created: int, max_length: int) -> ModelCard:
+        permission = ModelPermission(id=f"modelperm-{name}", created=created)
+        return cls(
+            id=name,
+            created=created,
+            root=root,
+            max_model_len=max_length,
+            permission=[permission],
+        )
 
 
 class ModelList(BaseModel):

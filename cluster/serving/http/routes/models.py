@@ -8,6 +8,7 @@ from starlette.requests import Request as HttpRequest
 from cluster.serving.http.openapi import MODEL, MODEL_NAME
 from cluster.serving.http.service import Service
 from cluster.serving.protocol.models import ModelCard, ModelList
+from specdec_core.models.location import hub_id
 
 
 def router(service: Service) -> APIRouter:
@@ -15,9 +16,8 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
     def card() -> ModelCard:
-        return ModelCard(
-            id=service.model, created=service.started, max_model_len=service.engine.max_length
-        )
+        root = hub_id(service.engine.pair.spec.target) or service.model
+        return ModelCard.of(service.model, root, service.started, service.engine.max_length)
 
     @routes.get("/v1/models")
     async def models() -> ModelList:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from jsonschema import Draft202012Validator
 from cluster.serving.protocol.logprobs import TokenTexts
 from specdec_core.config import Sampling
 from specdec_core.engine import Engine, Request
+from specdec_core.models.location import hub_id
 from specdec_core.models.pair import Pair
 from tests.conftest import tiny_tokenizer
 
@@ -303,6 +305,23 @@ def test_usage_may_come_with_every_part(client: openai.OpenAI) -> None:
     assert counts == sorted(counts)
     assert counts[-1] == last.usage.completion_tokens == 16
     assert parts[0].usage.prompt_tokens == last.usage.prompt_tokens
+
+
+def test_a_models_card_has_what_clients_of_vllm_read(chat_url: str) -> None:
+    (card,) = httpx.get(f"{chat_url}/v1/models").json()["data"]
+    # The target is a folder: its path is nobody's business.
+    assert (card["id"], card["root"], card["parent"]) == ("tiny", "tiny", None)
+    (permission,) = card["permission"]
+    assert permission["object"] == "model_permission"
+    assert permission["allow_sampling"] is permission["allow_logprobs"] is True
+
+
+def test_only_a_hubs_id_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    assert hub_id("meta-llama/Llama-3.1-8B") == "meta-llama/Llama-3.1-8B"
+    for name in ("models/mine", str(tmp_path), "bundled:target", "package:x", "gpt2", "a/b#c.gguf"):
+        assert hub_id(name) is None
 
 
 def test_texts_become_tokens_and_back(chat_url: str, chat_pair: Pair) -> None:
