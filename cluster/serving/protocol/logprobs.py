@@ -51,9 +51,11 @@ class TokenTexts:
         """A token's text and its bytes. One that is no whole character is called after its bytes,
         as OpenAI does, for instance `bytes:\\xe2`; without known bytes by what decodes of it."""
         text = str(self.tokenizer.decode([token], skip_special_tokens=False))
+        name = str(self.tokenizer.convert_ids_to_tokens(token))
         if REPLACEMENT not in text:
+            text = _spaces(name)[len(_spaces(text, " ")) :] + text
             return text, list(text.encode("utf-8", errors="replace"))
-        data = _bytes_of(str(self.tokenizer.convert_ids_to_tokens(token)))
+        data = _bytes_of(name)
         if data is None:
             return text, None
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data), list(data)
@@ -73,10 +75,11 @@ class TokenTexts:
         )
 
     def _tops(self, entry: TokenLogprobs) -> dict[str, float]:
-        return {
-            self.named(token)[0]: max(value, _LEAST)
-            for token, value in ((entry.token, entry.logprob), *entry.top)
-        }
+        """Of tokens with one name, the token's own value or else the most likely one's."""
+        tops: dict[str, float] = {}
+        for token, value in ((entry.token, entry.logprob), *entry.top):
+            tops.setdefault(self.named(token)[0], max(value, _LEAST))
+        return tops
 
     def chat(self, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs:
         """In the shape of `/v1/chat/completions`."""
@@ -93,6 +96,12 @@ class TokenTexts:
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         name, data = self.named(token)
         return {"token": name, "logprob": max(logprob, _LEAST), "bytes": data}
+
+
+def _spaces(name: str, space: str = "▁") -> str:
+    """The spaces that a token begins with. SentencePiece's decoders leave one out where a text
+    begins, as that of a lone token does."""
+    return " " * (len(name) - len(name.lstrip(space)))
 
 
 def _bytes_of(name: str) -> bytes | None:

@@ -18,7 +18,9 @@ from specdec_core.config import Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.models.location import hub_id
 from specdec_core.models.pair import Pair
+from specdec_core.tokens.statistics import TokenLogprobs
 from tests.conftest import tiny_tokenizer
+from tests.specdec_core.tokens.test_detokenising import metaspace
 
 PROMPT = "def main("
 
@@ -143,6 +145,30 @@ def test_tokens_that_are_no_text_are_called_after_their_bytes() -> None:
         ("bytes:\\xa9", [0xA9]),
     ]
     assert texts.named(tokenizer("x")["input_ids"][0]) == ("x", [0x78])
+
+
+def test_a_lone_token_keeps_the_space_that_it_begins_with() -> None:
+    tokenizer = metaspace()
+    texts = TokenTexts(tokenizer)
+    ids = tokenizer("x def main  (n)", add_special_tokens=False)["input_ids"]
+    names = [texts.named(token)[0] for token in ids]
+    assert "".join(names) == " x def main  (n)"  # the tokenizer puts one before the text
+    assert sum(name.startswith(" ") for name in names) > 2
+    for token in ids:
+        name, data = texts.named(token)
+        assert bytes(data) == name.encode()
+    said = texts.completion([TokenLogprobs(token, -1.0, ()) for token in ids], 3)
+    lengths = [len(name) for name in names]
+    assert said.text_offset == [3 + sum(lengths[:place]) for place in range(len(lengths))]
+
+
+def test_of_tokens_with_one_name_the_drawn_one_keeps_its_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = TokenTexts(tiny_tokenizer())
+    monkeypatch.setattr(texts, "named", lambda token: ("same" if token < 3 else "other", None))
+    said = texts.completion([TokenLogprobs(1, -2.0, ((0, -0.5), (3, -1.0), (4, -1.5)))], 0)
+    assert said.top_logprobs == [{"same": -2.0, "other": -1.0}]
 
 
 def test_a_text_ends_at_a_stop_token_also_past_the_end_of_a_text(client: openai.OpenAI) -> None:
