@@ -72,6 +72,9 @@ class LoopObserver:
     def refused(self) -> None:
         """A submission found the queue full."""
 
+    def read(self, seconds: float) -> None:
+        """So many seconds of the engine went into reading texts, apart from rounds."""
+
     def stepped(self, configuration: Configuration, chunks: Sequence[Chunk]) -> None:
         """A step by this configuration added these to unfinished requests."""
 
@@ -135,6 +138,7 @@ class EngineLoop:
             initargs=(engine.pair.spec.runner.threads, () if engine.elsewhere else cores),
         )
         self._stepping = False  # whether a step is queued; used by the engine's thread only
+        self._read_seconds = 0.0  # that the observer was told of
 
     async def __aenter__(self) -> EngineLoop:
         self.open()
@@ -260,7 +264,7 @@ class EngineLoop:
             logger.exception("the engine failed")
             self._loop.call_soon_threadsafe(self._fail, f"the engine failed: {error!r}")
             return
-        self._loop.call_soon_threadsafe(self._deliver, chunks)
+        self._loop.call_soon_threadsafe(self._deliver, chunks, self.engine.status().read_seconds)
         if self.engine.idle:
             self._stepping = False
         else:
@@ -268,9 +272,11 @@ class EngineLoop:
 
     # On the event loop.
 
-    def _deliver(self, chunks: Sequence[Chunk]) -> None:
+    def _deliver(self, chunks: Sequence[Chunk], read_seconds: float) -> None:
         # Others were cancelled during the step.
         chunks = [chunk for chunk in chunks if chunk.request_id in self._chunks]
+        self.observer.read(read_seconds - self._read_seconds)
+        self._read_seconds = read_seconds
         self.observer.stepped(self.engine.configuration, chunks)
         for chunk in chunks:
             self._chunks[chunk.request_id].put_nowait(chunk)

@@ -66,7 +66,7 @@ class Metrics(Collector, LoopObserver):
         self._rounds: dict[Configuration, Rounds] = {}
         # Zero from the beginning: of a counter that appears late, Prometheus misses the first rise.
         self._origins: Counter[Origin] = Counter(dict.fromkeys(Origin, 0))
-        self._seconds = dict.fromkeys(("draft", "target", "other"), 0.0)
+        self._seconds = dict.fromkeys(("draft", "target", "other", "read"), 0.0)
         self._oracle = 0.0
         self._ended: Counter[str] = Counter(stop=0, length=0, abort=0, error=0)
         self._refused = self._prompt = self._generated = self._asked = self._cached = 0
@@ -109,6 +109,9 @@ class Metrics(Collector, LoopObserver):
 
     def refused(self) -> None:
         self._refused += 1
+
+    def read(self, seconds: float) -> None:
+        self._seconds["read"] += seconds
 
     def stepped(self, configuration: Configuration, chunks: Sequence[Chunk]) -> None:
         now = perf_counter()
@@ -259,7 +262,8 @@ class Metrics(Collector, LoopObserver):
         )
         yield self._counter(
             "specdec:oracle_seconds",
-            "Estimated time of the same steps, had every draft ended with its last accepted token.",
+            "Estimated time of the same steps without reading, had every draft ended with its last"
+            " accepted token.",
             self._oracle,
         )
         yield self._candidates(drafted)

@@ -47,13 +47,15 @@ from specdec_core.tokens.topology import after_text
 class Status:
     """How an engine is doing: the requests without a slot; the share of the cache that running
     requests take; how often one has made room for an older one there; the prompts that began like a
-    text there, and their tokens that were not read again."""
+    text there, and their tokens that were not read again; and the seconds that texts were read in,
+    apart from rounds."""
 
     waiting: int
     cache_usage: float
     preemptions: int
     prefix_hits: int
     prefix_tokens: int
+    read_seconds: float
 
 
 class Engine:
@@ -90,6 +92,7 @@ class Engine:
         self.prefixes = Prefixes(slots)
         self._begun: dict[int, tuple[int, int]] = {}  # by slot: whose tokens it takes, how many
         self.last = Step()  # the last step's plan
+        self._read_seconds = 0.0
         self._target_cost = cache(partial(target_cost, pair, self.target, self.drafts))
         self._entered = 0  # requests under this configuration
         self._waiting: dict[str, Request] = {}
@@ -145,6 +148,7 @@ class Engine:
             self.scheduler.preemptions,
             self.prefixes.hits,
             self.prefixes.tokens,
+            self._read_seconds,
         )
 
     def add(self, request: Request) -> None:
@@ -178,11 +182,14 @@ class Engine:
         """One round of all slots that decode: a chunk for each. Other slots' texts are read
         meanwhile. Without `texts` a request's text comes with its last chunk, unless it has stop
         strings."""
+        start = perf_counter()
         before, self.last = self.last, (plan := self.scheduler.plan())
         self._enter(plan)
         self._forget()
         self._follow(before, plan)
         fed = self._read_ahead(plan)
+        if before.reading or plan.reading:
+            self._read_seconds += perf_counter() - start
         if not plan.decoding:
             return []
         active = [self._active[slot] for slot in plan.decoding]

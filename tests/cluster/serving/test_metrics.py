@@ -21,6 +21,7 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.engine import Chunk, Engine, Request
+from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Round
 from specdec_core.tokens.token_tree import Origin
@@ -114,6 +115,22 @@ def test_counts_are_those_of_the_answers(engine: Engine) -> None:
         other = value(found, "specdec:step_seconds_total", part="other")
         oracle = value(found, "specdec:oracle_seconds_total")
         assert parts[1] + other <= oracle < sum(parts) + other  # not all candidates were accepted
+
+    serve(engine, story)
+
+
+def test_the_time_of_reading_prompts_is_counted(tiny_pair: Pair) -> None:
+    engine = Engine(tiny_pair, FIXED, limits=Limits(2, step_tokens=16))
+
+    async def story(server: Server) -> None:
+        found = await server.metrics()
+        assert value(found, "specdec:step_seconds_total", part="read") == 0
+        await server.complete("x = 1\n" * 20, max_tokens=1)
+        found = await server.metrics()
+        assert value(found, "specdec:step_seconds_total", part="read") > 0
+        # The one round was without a draft.
+        parts = [value(found, "specdec:step_seconds_total", part=p) for p in ("target", "other")]
+        assert sum(parts) <= value(found, "specdec:oracle_seconds_total")
 
     serve(engine, story)
 
