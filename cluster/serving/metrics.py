@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -33,8 +34,8 @@ from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Round
 from specdec_core.tokens.token_tree import Origin
 
-# Upper ends of the histograms' buckets, vLLM's: seconds to the first token, between tokens, and of
-# a whole request.
+# Upper ends of the histograms' buckets, vLLM's: seconds to the first token, between rounds and of a
+# token, and of a whole request.
 _FIRST = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -53,6 +54,25 @@ _CANDIDATES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 Rounds = Counter[tuple[int | None, int, int]]
 
 
+@dataclass(slots=True)
+class _Answer:
+    """An unfinished request: when it began, and its prompt's tokens; when its first tokens and its
+    latest ones came, and how many there are."""
+
+    began: float
+    prompt: int
+    first: float | None = None
+    latest: float = 0.0
+    tokens: int = 0
+
+    @property
+    def each(self) -> float:
+        """Seconds of a token after the first; 0 where there is none, as vLLM has it."""
+        if self.first is None or self.tokens < 2:
+            return 0.0
+        return (self.latest - self.first) / (self.tokens - 1)
+
+
 class Metrics(Collector, LoopObserver):
     """Follows the requests of a rollout; a registry of its own has what it counts.
 
@@ -61,8 +81,7 @@ class Metrics(Collector, LoopObserver):
 
     def __init__(self, model: str, loop: Rollout) -> None:
         self._model, self._loop = model, loop
-        self._began: dict[str, tuple[float, int]] = {}  # of unfinished requests: time, prompt
-        self._latest: dict[str, float] = {}  # when those that have tokens got the last ones
+        self._unfinished: dict[str, _Answer] = {}
         self._rounds: dict[Configuration, Rounds] = {}
         # Zero from the beginning: of a counter that appears late, Prometheus misses the first rise.
         self._origins: Counter[Origin] = Counter(dict.fromkeys(Origin, 0))
@@ -76,7 +95,12 @@ class Metrics(Collector, LoopObserver):
             "vllm:time_to_first_token_seconds", "Time to the first token.", _FIRST
         )
         self._between = self._histogram(
-            "vllm:inter_token_latency_seconds", "Time between tokens, of each round.", _BETWEEN
+            "vllm:inter_token_latency_seconds", "Time between rounds with tokens.", _BETWEEN
+        )
+        self._each = self._histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Time of a token after the first, of each request.",
+            _BETWEEN,
         )
         self._whole = self._histogram(
             "vllm:e2e_request_latency_seconds", "Time of a whole request.", _WHOLE
@@ -100,12 +124,13 @@ class Metrics(Collector, LoopObserver):
     # What happens.
 
     def submitted(self, request: Request) -> None:
-        self._began[request.id] = perf_counter(), len(request.tokens)
+        self._unfinished[request.id] = _Answer(perf_counter(), len(request.tokens))
 
     def resumed(self, request: Request) -> None:
-        # Its first token and its prompt were counted where it was begun.
-        self._began[request.id] = perf_counter(), len(request.tokens)
-        self._latest[request.id] = perf_counter()
+        # Its first token and its prompt were counted where it was begun. As after a first token,
+        # all that come now have taken time.
+        now = perf_counter()
+        self._unfinished[request.id] = _Answer(now, len(request.tokens), now, now, tokens=1)
 
     def refused(self) -> None:
         self._refused += 1
@@ -117,23 +142,27 @@ class Metrics(Collector, LoopObserver):
         now = perf_counter()
         rounds = self._rounds.setdefault(configuration, Counter())
         for chunk in chunks:
-            began, prompt = self._began[chunk.request_id]
+            answer = self._unfinished[chunk.request_id]
             if chunk.adds:
-                if (latest := self._latest.get(chunk.request_id)) is None:
-                    self._first.observe(now - began)
-                    self._prompt += prompt
+                if answer.first is None:
+                    answer.first = now
+                    self._first.observe(now - answer.began)
+                    self._prompt += answer.prompt
                 elif chunk.tokens:
-                    self._between.observe((now - latest) / len(chunk.tokens))
-                self._latest[chunk.request_id] = now
+                    self._between.observe(now - answer.latest)
+                answer.latest = now
+                answer.tokens += len(chunk.tokens)
             self._generated += len(chunk.tokens)
             self._origins.update(chunk.origins)
             rounds[chunk.round.arm, chunk.round.drafted, chunk.round.accepted] += 1
             if chunk.finished:
-                self._whole.observe(now - began)
-                self._queued.observe(max(now - began - chunk.finished.seconds, 0.0))
-                self._asked += prompt
+                whole = now - answer.began
+                self._whole.observe(whole)
+                self._queued.observe(max(whole - chunk.finished.seconds, 0.0))
+                self._each.observe(answer.each)
+                self._asked += answer.prompt
                 self._cached += chunk.finished.cached_tokens
-                self.drift.finished(configuration, chunk.finished, prompt)
+                self.drift.finished(configuration, chunk.finished, answer.prompt)
                 self._end(chunk.request_id, chunk.finished.finish_reason)
         if chunks:
             self._spend([chunk.round for chunk in chunks])
@@ -146,8 +175,7 @@ class Metrics(Collector, LoopObserver):
             self._end(request_id, "error")
 
     def _end(self, request_id: str, reason: str) -> None:
-        self._latest.pop(request_id, None)
-        if self._began.pop(request_id, None) is not None:
+        if self._unfinished.pop(request_id, None) is not None:
             self._ended[reason] += 1
 
     def _spend(self, rounds: Sequence[Round]) -> None:

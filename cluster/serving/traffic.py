@@ -23,6 +23,7 @@ Samples = Mapping[tuple[str, Labels], float]
 _TIMES = {
     "ttft": "vllm:time_to_first_token_seconds",
     "inter_token": "vllm:inter_token_latency_seconds",
+    "per_token": "vllm:request_time_per_output_token_seconds",
     "request": "vllm:e2e_request_latency_seconds",
 }
 _QUANTILES = {"median": 0.5, "p95": 0.95}

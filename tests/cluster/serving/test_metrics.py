@@ -23,7 +23,7 @@ from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.engine import Chunk, Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
-from specdec_core.tokens.statistics import Round
+from specdec_core.tokens.statistics import Generation, Round
 from specdec_core.tokens.token_tree import Origin
 
 FIXED = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
@@ -153,6 +153,34 @@ def test_an_oracle_drafts_up_to_the_last_accepted_candidate(engine: Engine) -> N
         before = metrics._oracle
         metrics.stepped(FIXED, chunks)
         assert metrics._oracle - before == pytest.approx(seconds)
+
+
+def test_time_between_rounds_and_of_a_token_are_counted_as_vllm_does(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Round(0, 4, 1, 2, 4, 8.0, 2.0, 1.0, depth=4)
+    now = 0.0
+    monkeypatch.setattr("cluster.serving.metrics.perf_counter", lambda: now)
+    deployment = Deployment(pair=engine.pair.spec, configuration=FIXED)
+    metrics = Metrics("tiny", Rollout(Served(EngineLoop(engine), deployment)))
+
+    def counted(name: str) -> tuple[float, float]:
+        found = samples(metrics.page()[0].decode())
+        return value(found, f"vllm:{name}_seconds_count"), value(found, f"vllm:{name}_seconds_sum")
+
+    metrics.submitted(Request("whole", (1,), 9))
+    metrics.resumed(Request("elsewhere begun", (1,), 9))
+    for name, steps in {
+        "whole": [(1.0, 1), (1.5, 3), (2.0, 2)],
+        "elsewhere begun": [(2.5, 4), (3.0, 1)],
+    }.items():
+        for now, tokens in steps:
+            done = Generation(name, 1, [1] * 6, "", [], [step], "length")
+            finished = done if (now, tokens) == steps[-1] else None
+            chunk = Chunk(name, "", [1] * tokens, [Origin.BONUS] * tokens, step, finished)
+            metrics.stepped(FIXED, [chunk])
+    assert counted("inter_token_latency") == (4, 0.5 + 0.5 + 2.5 + 0.5)
+    assert counted("request_time_per_output_token") == (2, 1.0 / 5 + 3.0 / 5)
 
 
 def test_the_first_tokens_time_is_not_that_of_a_round_before_it(tiny_pair: Pair) -> None:
