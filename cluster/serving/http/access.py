@@ -6,9 +6,10 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -21,6 +22,8 @@ OPEN = frozenset({"/health", "/ready"})  # what load balancers ask
 PAGES = "/playground"  # files of the page at `/`, for whoever asks; it asks with its user's key
 OPERATE = ("/v1/specdec/deploy", "/v1/specdec/rollback")  # they ask for the server's token
 ACCOUNT = "account"  # in a request's state
+_HOSTS = (b"host", b"x-forwarded-host")
+_PORTS = {"http": 80, "https": 443}
 _LINE = re.compile(r"([0-9a-fA-F]{64})(\s.*)?")
 
 
@@ -124,6 +127,37 @@ def _open(path: str) -> bool:
     return path in (*OPEN, *OPERATE) or path == "/" or path.startswith(f"{PAGES}/")
 
 
+def check_origin(method: str, headers: Mapping[bytes, bytes]) -> None:
+    """Raises :class:`ApiError` (403) for what a page of another site has a browser send: no such
+    page can read the answer, but a request without a key would be decoded all the same. Links to
+    what is shown here may be followed from anywhere. Programs send none of these headers."""
+    site = headers.get(b"sec-fetch-site")
+    if site is None:  # an older browser, or a page that is not encrypted and not this machine's
+        foreign = b"origin" in headers and not _own(headers)
+    else:
+        foreign = site in (b"cross-site", b"same-site")
+    following = method == "GET" and headers.get(b"sec-fetch-mode") == b"navigate"
+    if foreign and not following:
+        raise ApiError(
+            "a page of another site may not ask this server: open its own page, or ask from a"
+            " program",
+            status=403,
+            code="cross_site_request",
+        )
+
+
+def _own(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the origin is the host that was asked, also where a proxy says which that was."""
+    try:
+        origin = urlsplit(headers[b"origin"].decode("latin-1").lower())
+    except ValueError:
+        return False
+    hosts = (headers.get(name, b"").decode("latin-1").lower() for name in _HOSTS)
+    default = f":{_PORTS.get(origin.scheme, '')}"
+    named = {host.removesuffix(default) for host in hosts if host}
+    return origin.netloc.removesuffix(default) in named
+
+
 class Gate:
     """ASGI middleware: lets in who may ask, and puts the account into the request's state."""
 
@@ -131,15 +165,20 @@ class Gate:
         self.app, self.accounts = app, Accounts(access)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _open(scope["path"]):
+        if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         try:
-            account = self.accounts.of(scope["headers"])
-            if scope["method"] == "POST":
-                account.request()
+            check_origin(scope["method"], dict(scope["headers"]))
+            if not _open(scope["path"]):
+                scope.setdefault("state", {})[ACCOUNT] = self._account(scope)
         except ApiError as error:
             await answer(error)(scope, receive, send)
             return
-        scope.setdefault("state", {})[ACCOUNT] = account
         await self.app(scope, receive, send)
+
+    def _account(self, scope: Scope) -> Account:
+        account = self.accounts.of(scope["headers"])
+        if scope["method"] == "POST":
+            account.request()
+        return account

@@ -46,6 +46,7 @@ PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 
 # Answers at every route.
 ANYWHERE: Answers = {
+    403: {"model": Error, "description": "A page of another site asks, by somebody's browser."},
     405: {"model": Error, "description": "The path does not have this method."},
     408: {
         "model": Error,

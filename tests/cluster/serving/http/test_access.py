@@ -15,8 +15,10 @@ import pytest
 from cluster.serving.http.access import Access, check_exposed, read_keys
 from cluster.serving.http.app import build_app
 from cluster.serving.http.limits import Account, Allowance, RequestLimits, Taken, Window
+from cluster.serving.http.pages import Page
 from cluster.serving.http.service import CompletionService
 from cluster.serving.protocol.errors import ApiError
+from dashboards.pages import PLAYGROUND
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
@@ -140,6 +142,57 @@ def test_a_request_is_limited_in_tokens_and_time(
         assert (health["running"], health["cancelled"]) == (0, 2)
 
     with_access(chat_pair, Access(limits=limits), story)
+
+
+HERE = {"host": "127.0.0.1:8000"}
+LINK = {"sec-fetch-mode": "navigate", "sec-fetch-site": "cross-site"}
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "lets_in"),
+    [
+        ("POST", {}, True),
+        ("POST", {"sec-fetch-site": "same-origin", "origin": "http://127.0.0.1:8000"}, True),
+        # Of an encrypted page, behind a proxy that gives the server another name.
+        ("POST", {"sec-fetch-site": "same-origin", "origin": "https://llm.example.org"}, True),
+        ("POST", {"sec-fetch-site": "none"}, True),
+        ("POST", {"origin": "http://127.0.0.1:8000"}, True),
+        ("POST", {"host": "Example.org:443", "origin": "https://example.org"}, True),
+        ("POST", {"x-forwarded-host": "example.org", "origin": "https://example.org"}, True),
+        ("POST", {"sec-fetch-site": "cross-site"}, False),
+        ("POST", {"sec-fetch-site": "same-site"}, False),
+        ("POST", {"origin": "https://evil.example"}, False),
+        ("POST", {"origin": "http://127.0.0.1:3000"}, False),
+        ("POST", {"origin": "null"}, False),
+        ("POST", {"origin": "http://["}, False),
+        ("POST", LINK, False),
+        ("GET", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, False),
+        ("GET", LINK, True),
+    ],
+)
+def test_a_page_of_another_site_may_not_ask(
+    chat_pair: Pair, method: str, headers: dict[str, str], lets_in: bool
+) -> None:
+    service = CompletionService(Engine(chat_pair), "tiny")
+    app = build_app(service, Page(*PLAYGROUND))
+    path, body = ("/", None) if method == "GET" else ("/v1/completions", BODY)
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(app)
+        async with (
+            service.loop,
+            httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http,
+        ):
+            answer = await http.request(method, path, json=body, headers=HERE | headers)
+            if lets_in:
+                assert answer.status_code == 200
+                return
+            assert answer.status_code == 403
+            error = answer.json()["error"]
+            assert error["code"] == "cross_site_request"
+            assert "\n" not in error["message"]
+
+    asyncio.run(main())
 
 
 def test_nothing_of_a_request_is_logged(chat_pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
