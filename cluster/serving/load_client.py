@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -109,7 +109,7 @@ class _Load:
                 record.error = f"status {answer.status_code}: {_refusal(text)}"
                 return
             record.error = "the answer broke off"  # until its end has come
-            async for line in answer.aiter_lines():
+            async for line in _lines(answer):
                 if not line.startswith("data:"):
                     continue
                 event = line.removeprefix("data:").strip()
@@ -136,6 +136,15 @@ class _Load:
         if ours := event.get("specdec"):
             record.rounds, record.drafted = ours["rounds"], ours["drafted"]
             record.arms = ours["arms"]
+
+
+async def _lines(answer: httpx.Response) -> AsyncIterator[str]:
+    """The lines of a stream. httpx would end one at U+2028, too, which a text may have."""
+    rest = ""
+    async for part in answer.aiter_text():
+        *lines, rest = (rest + part).split("\n")
+        for line in lines:
+            yield line
 
 
 def body_of(request: LoadRequest) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from cluster.serving.http.rounds import Rounds
 from cluster.serving.http.service import Service
 from cluster.serving.protocol.counts import Metrics, SpecDec, Usage
 from cluster.serving.protocol.errors import SERVER_ERROR, ApiError
+from cluster.serving.protocol.events import DONE, event
 from cluster.serving.protocol.fields import StreamOptions
 from cluster.serving.protocol.generation import GenerationRequest
 from cluster.serving.stream import Stream
@@ -127,13 +128,13 @@ class Answer(ABC, Generic[Body]):
         carries the counts; usage follows if requested."""
         with closing(self.stream), closing(taken):
             try:
-                async for event in self._events(self._chunks(taken)):
-                    yield f"data: {event.model_dump_json()}\n\n"
-                yield "data: [DONE]\n\n"
+                async for part in self._events(self._chunks(taken)):
+                    yield event(part)
+                yield DONE
             except EngineFailed:
-                yield f"data: {SERVER_ERROR.body.model_dump_json()}\n\n"
+                yield event(SERVER_ERROR.body)
             except ApiError as error:  # it took too long
-                yield f"data: {error.body.model_dump_json()}\n\n"
+                yield event(error.body)
 
     async def _events(self, chunks: AsyncIterator[tuple[int, Chunk]]) -> AsyncIterator[BaseModel]:
         options = self.body.stream_options or StreamOptions()

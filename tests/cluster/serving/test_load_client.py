@@ -92,6 +92,16 @@ def test_only_whole_answers_count(events: str, error: str | None) -> None:
     assert record.error == error or (error and record.error.startswith(error))
 
 
+@pytest.mark.parametrize("end", ["\x85", "\u2028", "\u2029"])
+def test_a_text_may_have_what_ends_lines_elsewhere(end: str) -> None:
+    async def answer(_: int) -> AsyncIterator[str]:
+        yield TEXT.replace('"a"', f'"a{end}b"') + USAGE % 5 + DONE
+
+    with running(stub(answer)) as url:
+        (record,) = run_load(url, [LoadRequest("x", 5)], 1)
+    assert (record.error, record.text) == (None, f"a{end}b")
+
+
 def test_an_open_loop_waits_for_nobody() -> None:
     """The server answers only once all requests have come."""
     come = 0

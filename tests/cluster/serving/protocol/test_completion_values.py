@@ -10,9 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from cluster.serving.protocol.chat import ChatRequest
-from cluster.serving.protocol.completions import CompletionRequest
+from cluster.serving.protocol.completions import CompletionChoice, CompletionRequest
 from cluster.serving.protocol.counts import NOBODY, SpecDec
 from cluster.serving.protocol.errors import ApiError
+from cluster.serving.protocol.events import event
 from cluster.serving.protocol.fields import Part
 from cluster.serving.protocol.generation import parse_body
 from cluster.serving.protocol.tokens import DetokenizeRequest, TokenizeChatRequest
@@ -65,6 +66,12 @@ def test_a_body_with_many_errors_is_refused_for_the_first_ones(
         parse_body(kind, content.encode())
     assert refused.value.body.error.param == key
     assert len(refused.value.body.error.message) < 300
+
+
+def test_an_event_is_one_line_however_lines_are_split() -> None:
+    text = "".join(map(chr, range(0x2100)))
+    (line,) = event(CompletionChoice(index=0, text=text)).splitlines()[:-1]
+    assert json.loads(line.removeprefix("data: "))["text"] == text
 
 
 def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
