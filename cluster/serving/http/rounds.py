@@ -19,8 +19,11 @@ class Rounds:
 
     def __init__(self, service: Service, requests: Sequence[Request]) -> None:
         self._name = service.prompts.texts.named
-        tokenizer = service.prompts.tokenizer
-        self._decoders = [StreamDecoder(tokenizer, r.stop, r.tokens) for r in requests]
+        tokenizer, ends = service.prompts.tokenizer, service.engine.pair.eos_token_ids
+        self._final = [r.final(ends) for r in requests]
+        self._decoders = [
+            StreamDecoder(tokenizer, r.stop, r.tokens, r.min_tokens) for r in requests
+        ]
 
     def of(self, index: int, chunk: Chunk, configuration: Configuration) -> StreamedRound:
         """The round of a chunk of the choice `index`, whose request had a trace, by this
@@ -44,9 +47,11 @@ class Rounds:
         tokens = []
         for place, (token, origin) in enumerate(zip(chunk.tokens, chunk.origins, strict=True)):
             node = drawn.path[place] if place < len(drawn.path) else None
+            # A token that ends the text is none of it.
+            ends = chunk.finished is not None and token in self._final[index]
             tokens.append(
                 RoundToken(
-                    text=decoder.push([token]),
+                    text="" if ends else decoder.push([token]),
                     origin=origin,
                     probability=exp(chunk.logprobs[place].logprob) if chunk.logprobs else None,
                     drafted=None if node is None else drawn.probabilities[node],

@@ -45,6 +45,34 @@ def test_rounds_have_the_texts_tokens_and_their_candidates(
     assert all(told["milliseconds"] > 0 for told in rounds)
 
 
+@pytest.mark.parametrize("end", ["stop_token_ids", "min_tokens"])
+@pytest.mark.parametrize("chat", [False, True])
+def test_the_rounds_texts_are_the_choices_wherever_it_ends(
+    client: openai.OpenAI, chat: bool, end: str
+) -> None:
+    create: Any = client.chat.completions.create if chat else client.completions.create
+    asked = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "def main("}
+    asked = {**OPTIONS, **asked, "stream_options": ROUNDS}
+
+    def told(**more: Any) -> tuple[str, list[int], str]:
+        parts = [p for p in create(**asked, extra_body={"return_token_ids": True, **more})]
+        said = [p.choices[0].delta.content if chat else p.choices[0].text for p in parts]
+        rounds = [part.round for part in parts if hasattr(part, "round")]
+        tokens = [token["text"] for each in rounds for token in each["tokens"]]
+        ids = [token for part in parts for token in part.choices[0].token_ids]
+        return "".join(text or "" for text in said), ids, "".join(tokens)
+
+    text, ids, of_rounds = told(ignore_eos=True)
+    assert of_rounds == text
+    if end == "stop_token_ids":
+        more = {"ignore_eos": True, "stop_token_ids": [ids[9]]}
+    else:
+        more = {"ignore_eos": True, "stop": text[3:5], "min_tokens": 12}
+    text, ids, of_rounds = told(**more)
+    assert len(ids) > 1
+    assert of_rounds == text
+
+
 def test_a_chat_without_speculation_has_rounds_of_one_token(client: openai.OpenAI) -> None:
     parts = client.chat.completions.create(
         **OPTIONS,
