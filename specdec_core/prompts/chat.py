@@ -72,7 +72,7 @@ def render(
     transformers' `apply_chat_template`, and the template's own variables."""
     try:
         text = tokenizer.apply_chat_template(
-            [asdict(message) for message in messages],
+            [_variables(message) for message in messages],
             chat_template=template,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
@@ -82,6 +82,11 @@ def render(
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{where}: the chat template cannot write it: {reason}") from None
     return str(text)
+
+
+def _variables(message: Message) -> dict[str, str]:
+    """A message as templates know it: what it does not have is not defined."""
+    return {key: value for key, value in asdict(message).items() if value is not None}
 
 
 def rendered(prompts: Sequence[Prompt], tokenizer: Any, choice: str, source: str) -> list[Prompt]:

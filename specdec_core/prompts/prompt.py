@@ -16,10 +16,12 @@ _RENDERED = (2**64 - 1).to_bytes(8, "big")
 
 @dataclass(frozen=True)
 class Message:
-    """A message of a chat; `role` is one of :data:`specdec_core.prompts.chat.ROLES`."""
+    """A message of a chat; `role` is one of :data:`specdec_core.prompts.chat.ROLES`, `name` who of
+    several has that role, where it was said."""
 
     role: str
     content: str
+    name: str | None = None
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class ChatMessage(Part):
     """A message of a request."""
 
     role: Literal["system", "developer", "user", "assistant"]
+    name: str | None = None
     content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
     # Clients send back what they were answered, which has these.
     refusal: None = None
@@ -51,7 +52,7 @@ class ChatMessage(Part):
     def message(self) -> Message:
         content = self.content
         text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        return Message(_ROLES.get(self.role, self.role), text)
+        return Message(_ROLES.get(self.role, self.role), text, self.name)
 
 
 class Rendered(Part):

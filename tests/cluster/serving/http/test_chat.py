@@ -136,6 +136,14 @@ def test_templates_have_variables_and_may_refuse() -> None:
         Prompts(tiny_tokenizer()).of_chat(asked())
 
 
+def test_a_messages_name_is_the_templates_to_write() -> None:
+    template = "{% for m in messages %}{{ m.name if 'name' in m else 'nobody' }} {% endfor %}"
+    tokenizer = chat_tokenizer(template)
+    said = [{"role": "user", "content": "hi", "name": name} for name in ("anne", None)]
+    tokens = Prompts(tokenizer).of_chat(ChatRequest(messages=said))
+    assert tokenizer.decode(tokens) == "anne nobody "
+
+
 def test_the_templates_end_of_a_turn_ends_answers() -> None:
     turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>\n{% endfor %}"
     tokenizer = chat_tokenizer(turns)
