@@ -72,6 +72,9 @@ class LoopObserver:
     def refused(self) -> None:
         """A submission found the queue full."""
 
+    def turned_away(self, request_ids: Iterable[str]) -> None:
+        """The engine finds something wrong with one of these requests, and takes none of them."""
+
     def read(self, seconds: float) -> None:
         """So many seconds of the engine went into reading texts, apart from rounds."""
 
@@ -79,8 +82,7 @@ class LoopObserver:
         """A step by this configuration added these to unfinished requests."""
 
     def dropped(self, request_id: str) -> None:
-        """An unfinished request is given up, by its caller or because others of its submission are
-        refused."""
+        """An unfinished request is given up by its caller."""
 
     def failed(self, request_ids: Iterable[str]) -> None:
         """The engine is broken, and no other one goes on with these requests."""
@@ -211,7 +213,9 @@ class EngineLoop:
                     self.observer.submitted(request)
                 await self._take(request)
         except UserError:
-            self.drop(request.id for request in requests)
+            names = [request.id for request in requests]
+            self.observer.turned_away(names)
+            self.drop(names)
             raise
         except BaseException:
             submission.close()

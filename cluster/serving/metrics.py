@@ -135,6 +135,11 @@ class Metrics(Collector, LoopObserver):
     def refused(self) -> None:
         self._refused += 1
 
+    def turned_away(self, request_ids: Iterable[str]) -> None:
+        # As with vLLM, which looks at a request before it takes it, they have not begun.
+        for request_id in request_ids:
+            self._unfinished.pop(request_id, None)
+
     def read(self, seconds: float) -> None:
         self._seconds["read"] += seconds
 

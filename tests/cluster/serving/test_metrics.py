@@ -15,6 +15,7 @@ from cluster.serving.http.service import CompletionService
 from cluster.serving.metrics import Metrics
 from cluster.serving.rollout import Rollout
 from cluster.serving.served import Deployment, Served
+from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -232,6 +233,21 @@ def test_running_waiting_refused_and_abandoned_requests_are_counted(engine: Engi
         assert value(found, "vllm:request_success_total", finished_reason="abort") == 4
 
     serve(engine, story)
+
+
+def test_what_the_engine_refuses_is_not_counted_as_abandoned(engine: Engine) -> None:
+    good, bad = Request("good", (5, 6), 4), Request("bad", (5, 6), 10_000)
+
+    async def main() -> None:
+        service = CompletionService(engine, "tiny")
+        async with service.loop:
+            with pytest.raises(UserError, match="context"):
+                await service.loop.submit([good, bad])
+            found = samples(service.metrics.page()[0].decode())
+            for reason in ("abort", "error", "stop", "length"):
+                assert value(found, "vllm:request_success_total", finished_reason=reason) == 0
+
+    asyncio.run(main())
 
 
 def test_a_bandits_rounds_are_counted_by_arm(tiny_pair: Pair) -> None:
