@@ -87,7 +87,12 @@ def test_it_takes_orders_with_its_token_and_says_why_it_refuses_one(
             headers = {"x-specdec-token": token}
             answer = httpx.post(f"{url}/v1/specdec/{path}", headers=headers, content="{}")
             assert answer.status_code == 403
+            answer = httpx.post(f"{url}/v1/specdec/{path}?canary=abc", headers=headers)
+            assert answer.status_code == 403
     headers = {"x-specdec-token": TOKEN}
+    answer = httpx.post(f"{url}/v1/specdec/deploy?canary=abc", headers=headers, content="{}")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "canary"
     answer = httpx.post(f"{url}/v1/specdec/deploy", headers=headers, content='{"pear": {}}')
     assert answer.status_code == 400
     assert "pear: unknown key" in answer.json()["error"]["message"]

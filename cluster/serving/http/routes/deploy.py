@@ -35,8 +35,9 @@ def router(service: Service) -> APIRouter:
             raise ApiError(f"{TOKEN_HEADER}: not this server's token", status=403)
 
     @routes.post(DEPLOY, response_model_exclude={"weights"})
-    async def deploy(request: HttpRequest, canary: float | None = None) -> Deployment:
+    async def deploy(request: HttpRequest) -> Deployment:
         check(request)
+        canary = _share(request)
         try:
             wanted = parse_json(Deployment, await read_body(request), "the body")
             # A client may be elsewhere, and one of an earlier version knows of no weights.
@@ -61,3 +62,15 @@ def _refused(error: UserError | EngineFailed) -> ApiError:
     if isinstance(error, EngineFailed):
         return ApiError(str(error), status=503, type="server_error")
     return ApiError(str(error))
+
+
+def _share(request: HttpRequest) -> float | None:
+    """The share of the traffic that the query asks for. It is read here, behind the check of the
+    token. Raises :class:`ApiError`."""
+    given = request.query_params.get("canary")
+    try:
+        return None if given is None else float(given)
+    except ValueError:
+        raise ApiError(
+            f"canary: expected a share of the traffic, as 0.1 (got {given!r:.50})", param="canary"
+        ) from None
