@@ -11,6 +11,7 @@ from typing import Annotated
 
 from typer import Option
 
+from cluster.serving.control import known_certificate
 from cluster.serving.server_process import ServerProcess
 from dashboards.grafana.settings import DASHBOARD, grafana_files, graphs, prometheus_file
 from jobs.console import console, run
@@ -28,6 +29,13 @@ def main(
     key_file: Annotated[
         Path | None, Option(help="File with an API key, where the server wants one.")
     ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        Option(
+            help="The server's certificate, where no authority vouches for it; that of this"
+            " workspace's server is known."
+        ),
+    ] = None,
 ) -> None:
     """Have Prometheus scrape a server, and Grafana show it, until Ctrl-C. Both listen on this
     machine alone; their files are in the workspace's folder `watch`."""
@@ -35,6 +43,8 @@ def main(
         raise UserError(f"--url {url}: expected an address such as http://127.0.0.1:8000")
     if key_file is not None and not key_file.is_file():
         raise UserError(f"--key-file {key_file}: no such file")
+    if tls_cert is not None and not tls_cert.is_file():
+        raise UserError(f"--tls-cert {tls_cert}: no such file")
     if shutil.which("prometheus") is None:
         raise UserError(
             "prometheus is not on the PATH: install it (Debian: apt-get install prometheus), or"
@@ -43,7 +53,8 @@ def main(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
     try:
         with ExitStack() as servers:
-            watched = _prometheus(url, interval, key_file)
+            certificate = tls_cert or known_certificate(url)
+            watched = _prometheus(url, interval, key_file, certificate)
             servers.callback(watched.stop)
             prometheus = watched.start(port)
             console.print(
@@ -66,9 +77,11 @@ def main(
         console.print("stopped")
 
 
-def _prometheus(url: str, interval: int, key_file: Path | None) -> ServerProcess:
+def _prometheus(
+    url: str, interval: int, key_file: Path | None, certificate: Path | None
+) -> ServerProcess:
     folder = workspace() / "watch"
-    file = prometheus_file(folder, url, interval, key_file)
+    file = prometheus_file(folder, url, interval, key_file, certificate)
 
     def command(port: int) -> list[str]:
         return [

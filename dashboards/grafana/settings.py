@@ -15,9 +15,16 @@ from specdec_core.base.files import write_atomically
 DASHBOARD = Path(__file__).with_name("specdec.json")
 
 
-def prometheus_file(folder: Path, server: str, interval: int, key_file: Path | None = None) -> Path:
+def prometheus_file(
+    folder: Path,
+    server: str,
+    interval: int,
+    key_file: Path | None = None,
+    certificate: Path | None = None,
+) -> Path:
     """The configuration in `folder` of a Prometheus that scrapes the server at this URL every
-    `interval` seconds. The file `key_file` has the server's API key, where it wants one."""
+    `interval` seconds. The file `key_file` has the server's API key, where it wants one, and
+    `certificate` the certificate that it is known by, where no authority vouches for it."""
     address = urlsplit(server)
     job: dict[str, Any] = {
         "job_name": "specdec",
@@ -27,6 +34,8 @@ def prometheus_file(folder: Path, server: str, interval: int, key_file: Path | N
     }
     if key_file is not None:
         job["authorization"] = {"credentials_file": str(key_file.resolve())}
+    if certificate is not None:
+        job["tls_config"] = {"ca_file": str(certificate.resolve())}
     settings = {"global": {"scrape_interval": f"{interval}s"}, "scrape_configs": [job]}
     return write_atomically(folder / "prometheus.yml", yaml.safe_dump(settings, sort_keys=False))
 

@@ -14,12 +14,15 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
+from cluster.serving.control import announced, known_certificate
+from cluster.serving.served import Operation
 from cluster.serving.server_process import ServerProcess, running
-from dashboards.grafana.settings import queries
+from dashboards.grafana.settings import prometheus_file, queries
 from jobs.watch import main
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration
+from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.models.pair import Pair
 from tests.local_server import engine_server
@@ -75,11 +78,25 @@ def test_a_query_for_what_is_not_counted_finds_nothing(prometheus: str) -> None:
     assert found(prometheus, "vllm:no_such_metric_total") == []
 
 
+def test_the_certificate_of_an_encrypted_server_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_spec: PairSpec
+) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    certificate, url = tmp_path / "cert.pem", "https://127.0.0.1:8123"
+    with announced(url, tiny_spec, Operation("secret"), certificate):
+        known = known_certificate(f"{url}/")
+    assert (known, known_certificate(url)) == (certificate, None)
+    file = prometheus_file(tmp_path, url, 5, certificate=known)
+    [job] = yaml.safe_load(file.read_text())["scrape_configs"]
+    assert (job["scheme"], job["tls_config"]) == ("https", {"ca_file": str(certificate)})
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"url": "localhost:8000"}, "--url localhost:8000: expected an address"),
         ({"key_file": Path("nowhere")}, "--key-file nowhere: no such file"),
+        ({"tls_cert": Path("nowhere")}, "--tls-cert nowhere: no such file"),
         ({}, "prometheus is not on the PATH: install it"),
     ],
 )
