@@ -145,6 +145,7 @@ async def _lines(answer: httpx.Response) -> AsyncIterator[str]:
         *lines, rest = (rest + part).split("\n")
         for line in lines:
             yield line
+    yield rest
 
 
 def body_of(request: LoadRequest) -> dict[str, Any]:
