@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from specdec_core.base.errors import UserError
+from specdec_core.config.expected import expected, written
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ def parse(kind: type[T], value: Any, source: str) -> T:
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
-        raise UserError(f"{source}: {describe(error)}") from None
+        raise UserError(f"{source}: {describe(error, kind, value)}") from None
 
 
 def parse_json(kind: type[T], text: str | bytes, source: str) -> T:
@@ -48,19 +49,23 @@ def parse_json(kind: type[T], text: str | bytes, source: str) -> T:
     try:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
-        raise UserError(f"{source}: {describe(error)}") from None
+        raise UserError(f"{source}: {describe(error, kind)}") from None
 
 
-def describe(error: ValidationError) -> str:
-    """A pydantic error as one line."""
+def describe(error: ValidationError, kind: Any = None, value: Any = None) -> str:
+    """A pydantic error as one line; of a `value` that was read as a `kind`, with the keys that
+    would have been right."""
     parts = []
     for item in error.errors(include_url=False):
-        where = ".".join(str(part) for part in item["loc"]) or "value"
+        where = ".".join(str(part) for part in written(item["loc"], value)) or "value"
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            message = "unknown key"
-        elif item["type"] != "missing" and not isinstance(item["input"], dict):
-            message += f" (got {item['input']!r})"
+            message = f"unknown key{expected(kind, value, item['loc'])}"
+        else:
+            if item["type"] == "model_type":
+                message = expected(kind, value, item["loc"], whole=True) or message
+            if item["type"] != "missing" and not isinstance(item["input"], dict):
+                message += f" (got {item['input']!r})"
         parts.append(f"{where}: {message}")
     return "; ".join(parts)
 

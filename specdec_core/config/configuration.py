@@ -33,16 +33,21 @@ class Configuration(Value):
         alike."""
         if not isinstance(value, dict):
             return value
+        if "kind" in value and "drafter" not in value:
+            kind = value["kind"]
+            raise ValueError(f"put it under `drafter:`, as drafter: {{kind: {kind}}}")
         of_arms = [*_sampling_of_arms(value.get("drafter"))]
+        if not of_arms:
+            return value
         given = [value["sampling"]] if "sampling" in value else []
         distinct = {Sampling.model_validate(sampling) for sampling in [*given, *of_arms]}
-        if of_arms and len(distinct) > 1:
+        if len(distinct) > 1:
             shown = " and ".join(sorted(str(s.model_dump(exclude_defaults=True)) for s in distinct))
             raise ValueError(
                 f"drafter.arms: arms with different sampling settings ({shown}); a bandit chooses"
                 " who drafts, all must sample alike"
             )
-        return {**value, "sampling": of_arms[0]} if of_arms and not given else value
+        return value if given else {**value, "sampling": of_arms[0]}
 
     @property
     def id(self) -> str:

@@ -18,9 +18,9 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, ClassVar, Union
+from typing import Any, ClassVar
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -61,6 +61,7 @@ POLICIES = {
     "oracle": "specdec_core.drafting.policies.oracle",
 }
 OWN_KINDS = "SPECDEC_KINDS"
+_NOUNS = {"Drafter": "drafter", "Policy": "length policy"}  # by role
 
 
 class KindSettings(Value):
@@ -154,9 +155,37 @@ class OneOf:
         def validate(value: Any) -> Any:
             if isinstance(value, base):
                 return value
-            return _any_of(tuple(kinds_of(self.table, base).values())).validate_python(value)
+            # The kind is looked up here and not by a union of pydantic's, which would put it into
+            # the paths of errors as if it were a key.
+            return self._asked(value, base).model_validate(value)
 
         return core_schema.no_info_plain_validator_function(validate, metadata={"base": base})
+
+    def model_of(self, value: Any) -> Any:
+        """The settings class that `value` names; None where it names none."""
+        kind = value.get("kind") if isinstance(value, Mapping) else None
+        known = kinds_of(self.table, KindSettings)
+        return known.get(kind) if isinstance(kind, str) else None
+
+    def _asked(self, value: Any, base: Any) -> Any:
+        """:meth:`model_of`. Raises ValueError where it is none of the type `base`."""
+        known = kinds_of(self.table, base)
+        there_are = f"there are {', '.join(known)}"
+        if not isinstance(value, Mapping):
+            raise ValueError(f"expected {{kind: …}}; {there_are}")
+        if "kind" not in value:
+            raise ValueError(f"its kind is missing; {there_are}")
+        kind, noun = value["kind"], _NOUNS[base.role]
+        if isinstance(kind, str) and kind in known:
+            return known[kind]
+        if isinstance(kind, str) and kind in self.table:
+            raise ValueError(f"{noun} {kind!r} cannot be used here; {there_are}")
+        problem = f"no {noun} {kind!r}"
+        if isinstance(kind, str) and self.table is DRAFTERS and kind in POLICIES:
+            problem += f", it is a length policy: put it as policy: {{kind: {kind}}} into a drafter"
+        elif isinstance(kind, str) and self.table is POLICIES and kind in DRAFTERS:
+            problem += ", it is a drafter"
+        raise ValueError(f"{problem}; {there_are}")
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -175,12 +204,6 @@ class OneOf:
             return handler(core_schema.definitions_schema(union, []))
         finally:
             self._described.discard(name)
-
-
-@cache
-def _any_of(kinds: tuple[type[KindSettings], ...]) -> TypeAdapter[Any]:
-    union: Any = Union[kinds]  # noqa: UP007
-    return TypeAdapter(Annotated[union, Field(discriminator="kind")])
 
 
 @cache

@@ -115,8 +115,8 @@ def test_a_search_over_trees_never_leaves_its_budget() -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (lookup(ngram=3), "sweep.yaml: search.1: drafter.prompt_lookup.ngram: unknown key"),
-        (lookup(max_tokens=[5, -1]), "search.1: drafter.prompt_lookup.max_tokens"),
+        (lookup(ngram=3), "sweep.yaml: search.1: drafter.ngram: unknown key"),
+        (lookup(max_tokens=[5, -1]), "search.1: drafter.max_tokens"),
         (lookup(max_tokens={"randint": [9, 2]}), "search.1: drafter.max_tokens: randint: expected"),
         (lookup(max_tokens={"uniform": "x"}), "search.1: drafter.max_tokens: uniform: expected"),
         (lookup(max_tokens={"loguniform": [0, 2]}), "low must be above 0"),
@@ -124,10 +124,10 @@ def test_a_search_over_trees_never_leaves_its_budget() -> None:
         (lookup(max_tokens={"randint": [2, 8]}), "a grid needs a list of values"),
         ("autoregressive", "search.1: expected a configuration"),
         (tree([8, 8, 8]), "tree: a tree of 584 nodes, at most 128 are possible"),
-        (tree({"choice": [[2, 1], [8, 8, 8]]}), "search.1: drafter.tree: tree: a tree of 584"),
+        (tree({"choice": [[2, 1], [8, 8, 8]]}), "search.1: drafter: tree: a tree of 584"),
         (tree({"trees": {"nodes": 500}}), "search.1: drafter.branching: trees: nodes: Input"),
         (tree({"trees": 8}), "search.1: drafter.branching: trees: value: Input"),
-        (tree([2, [1]]), "drafter.tree.branching: level 1: 1 numbers for the 2 nodes before"),
+        (tree([2, [1]]), "drafter.branching: level 1: 1 numbers for the 2 nodes before"),
     ],
 )
 def test_a_bad_entry_is_one_line_that_names_file_entry_and_key(entry: object, message: str) -> None:
