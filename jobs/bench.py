@@ -370,11 +370,13 @@ def _chosen(
     """The pair, and the configurations to add for it: those of the files, else the champion, if
     there is one and the options name no other pair."""
     if config:
-        choices = [read_config(path)[0] for path in config]
+        choices = [read_config(path, check=False)[0] for path in config]
         spec = choices[0].pair
         for path, choice in zip(config, choices, strict=True):
             if choice.pair != spec:
                 raise UserError(f"{path}: another pair than {config[0]}'s; one run is for one pair")
+            changed = {"pair": chosen_pair(spec, target, draft)}
+            choice.model_copy(update=changed).check(str(path))
     elif target is None and not draft:
         from dashboards.tracking.registry import find_champion  # MLflow takes seconds to import
 

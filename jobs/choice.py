@@ -35,16 +35,16 @@ def choose_version(config: Path | None) -> tuple[PairConfiguration, str, int | N
     return chosen, f"champion, version {version}", version
 
 
-def read_config(config: Path) -> tuple[PairConfiguration, str]:
+def read_config(config: Path, check: bool = True) -> tuple[PairConfiguration, str]:
     """The pair and configuration in a YAML file; or the configuration whose id begins with
     `config`, with the pair of the latest finished sweep that has it. And where that comes from, in
-    words.
+    words. Without `check` the pair may lack a draft model: options will name it.
 
     Raises:
         UserError: the file is missing or wrong, or not exactly one id begins like that.
     """
     if config.exists() or not ID.fullmatch(str(config)):
-        return PairConfiguration.load(config), str(config)
+        return PairConfiguration.load(config, check), str(config)
     try:
         result, trial = find_trial(workspace() / "sweeps", str(config))
     except UserError as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import yaml
 
+from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config.base import Value, load_yaml, parse
 from specdec_core.config.configuration import Configuration
@@ -20,12 +22,49 @@ class PairConfiguration(Value):
     configuration: Configuration
 
     @classmethod
-    def load(cls, path: Path | str) -> Self:
-        """Read a file. Raises :class:`UserError` for anything wrong in it."""
-        return parse(cls, load_yaml(path), str(path))
+    def load(cls, path: Path | str, check: bool = True) -> Self:
+        """Read a file. Raises :class:`UserError` for anything wrong in it; without `check`, not yet
+        for a draft model that the pair lacks."""
+        content = load_yaml(path)
+        _check_kind_of_file(content, path)
+        chosen = parse(cls, content, str(path))
+        if check:
+            chosen.check(str(path))
+        return chosen
+
+    def check(self, source: str) -> None:
+        """Raises :class:`UserError`, naming `source`, where the pair lacks a draft model that the
+        configuration needs."""
+        known = self.pair.drafts
+        if (draft := self.configuration.foreign_draft(known)) is not None:
+            raise UserError(
+                f"{source}: configuration: the pair has no draft {draft!r} (it has:"
+                f" {', '.join(known) or 'none'})"
+            )
+        if self.configuration.drafts and not known:
+            raise UserError(
+                f"{source}: configuration: it needs a draft model, and the pair has none: give one"
+                " under pair.drafts"
+            )
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
     def save(self, path: Path) -> Path:
         return write_atomically(path, self.to_yaml())
+
+
+def _check_kind_of_file(content: Any, path: Path | str) -> None:
+    """Raises :class:`UserError` for a file of another kind that is easily taken for this one."""
+    if not isinstance(content, Mapping) or "configuration" in content:
+        return
+    if "search" in content:
+        raise UserError(
+            f"{path}: a sweep file, which `specdec sweep` takes; expected `pair:` and"
+            " `configuration:`"
+        )
+    if set(content) & set(Configuration.model_fields):
+        raise UserError(
+            f"{path}: expected `pair:` and `configuration:`; put what a configuration has (drafter,"
+            " sampling) under `configuration:`"
+        )

@@ -274,7 +274,17 @@ def test_no_champion_yet_is_one_line(refused, monkeypatch, tmp_path):
         ("pair: {", "not valid YAML"),
         ("configuration: {drafter: {kind: draft_model, polcy: {}}}", "polcy"),
         ("pair: {}", "configuration: Field required"),
-        ("- 1", "valid dictionary"),
+        ("- 1", "expected {pair: …}"),
+        ("search: [{drafter: {kind: suffix}}]", "a sweep file, which `specdec sweep` takes"),
+        ("drafter: {kind: suffix}", "expected `pair:` and `configuration:`"),
+        (
+            "configuration: {drafter: {kind: draft_model, draft: tiny}}",
+            "configuration: the pair has no draft 'tiny' (it has: medium, small)",
+        ),
+        (
+            "{pair: {target: x}, configuration: {drafter: {kind: draft_model}}}",
+            "it needs a draft model, and the pair has none",
+        ),
     ],
 )
 def test_a_wrong_file_is_one_line(refused, tmp_path, content, message):
