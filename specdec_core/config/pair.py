@@ -10,6 +10,8 @@ from pydantic import Field
 from specdec_core.config.base import Value
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+_TARGET = "bundled:target"
+_DRAFTS = {"medium": "bundled:draft-medium", "small": "bundled:draft-small"}
 
 
 class RunnerSettings(Value):
@@ -32,13 +34,16 @@ class RunnerSettings(Value):
     )
 
 
-class PairSpec(Value):
-    """A target and its drafts by hub id, local folder, `package:<name>` or `bundled:<name>`."""
+def _drafts_of(pair: dict[str, Any]) -> dict[str, str]:
+    return dict(_DRAFTS) if pair.get("target") == _TARGET else {}
 
-    target: str = "bundled:target"
-    drafts: dict[str, str] = Field(
-        default={"medium": "bundled:draft-medium", "small": "bundled:draft-small"}
-    )
+
+class PairSpec(Value):
+    """A target and its drafts by hub id, local folder, `package:<name>` or `bundled:<name>`. The
+    drafts of the bundled target are there if none are named; another target has none then."""
+
+    target: str = _TARGET
+    drafts: dict[str, str] = Field(default_factory=_drafts_of)
     runner: RunnerSettings = RunnerSettings()
 
     def model_post_init(self, _: Any) -> None:

@@ -34,16 +34,18 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class TargetSeconds(Value):
     """Seconds of a target forward in the two ways of decoding."""
 
-    speculative: Seconds
-    alone: Seconds
+    speculative: Seconds = Field(description="of a forward that verifies candidates")
+    alone: Seconds = Field(description="of a forward of autoregressive decoding")
 
 
 class Hardware(Value):
-    """Forward times of a pair on another machine."""
+    """Forward times of a pair on another machine. One number as `target` is both of its times."""
 
-    name: str
+    name: str = Field(description="shown in reports")
     target: TargetSeconds
-    drafts: dict[str, Seconds] = Field(min_length=1)
+    drafts: dict[str, Seconds] = Field(
+        min_length=1, description='seconds of a forward by draft; "*" is every other draft'
+    )
     _source: str = PrivateAttr(default="hardware")
 
     @field_validator("target", mode="before")

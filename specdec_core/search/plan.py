@@ -43,18 +43,28 @@ EVERY = "*"  # in the name of a head: all trained heads whose names match, as in
 
 
 class PromptSource(Value):
-    source: str = "bundled:held_out"
-    limit: PositiveInt | None = None
+    """Prompts, and how they are rendered."""
+
+    source: str = Field(
+        default="bundled:held_out",
+        description="JSONL file, hub id or bundled:<name>; several, separated by commas, are mixed",
+    )
+    limit: PositiveInt | None = Field(default=None, description="the first n; unset, all")
     chat_template: ChatTemplate = AUTO
 
 
 class ProfileSettings(Value):
-    """The forwards to measure; what is unset, `profile_pair` decides."""
+    """The forwards to measure before finalists are timed; what is unset is chosen by the pair and
+    the search."""
 
-    widths: tuple[PositiveInt, ...] | None = None
-    contexts: tuple[PositiveInt, ...] | None = None
-    batches: tuple[PositiveInt, ...] | None = None
-    repeats: PositiveInt | None = None
+    widths: tuple[PositiveInt, ...] | None = Field(
+        default=None, description="tokens of a row that a forward feeds"
+    )
+    contexts: tuple[PositiveInt, ...] | None = Field(
+        default=None, description="tokens of a row that are in the cache"
+    )
+    batches: tuple[PositiveInt, ...] | None = Field(default=None, description="rows")
+    repeats: PositiveInt | None = Field(default=None, description="times each is measured")
 
 
 class RaceSettings(Value):
@@ -374,4 +384,9 @@ def load_plan(path: str | Path, **overrides: Any) -> ResolvedPlan:
     content = load_yaml(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping with a search in it")
+    if "configuration" in content and "search" not in content:
+        raise UserError(
+            f"{path}: one configuration, as `specdec serve --config` takes it; a sweep file has"
+            " `search:`, a list of such configurations"
+        )
     return parse(Plan, overridden(content, overrides), str(path)).resolve(str(path))

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec, Sampling
+from specdec_core.config import PairSpec, Sampling, identity
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
@@ -110,6 +110,22 @@ def test_policies_are_a_thousand_to_replay_with_the_oracle_among_them() -> None:
 def test_an_entry_without_a_draft_is_tried_with_each_of_the_pairs() -> None:
     plan = Plan.model_validate({"pair": {"drafts": {"a": "x", "b": "y"}}, "search": [FIXED]})
     assert [c.drafter.draft for c in plan.resolve().configurations] == ["a", "a", "b", "b"]
+
+
+def test_another_target_has_no_drafts_but_those_that_are_named() -> None:
+    assert list(PairSpec.model_validate({"target": "x"}).drafts) == []
+    for bundled in ({}, {"target": "bundled:target"}):
+        assert list(PairSpec.model_validate(bundled).drafts) == ["medium", "small"]
+    assert identity(PairSpec()) == "f5bec24014"  # as it was written by the versions before
+    plan = Plan.model_validate({"pair": {"target": "x"}, "search": [FIXED, LOOKUP]})
+    assert [c.family for c in plan.resolve().configurations or []] == ["prompt_lookup"]
+
+
+def test_a_file_with_one_configuration_is_no_sweep_file(tmp_path: Path) -> None:
+    path = tmp_path / "one.yaml"
+    path.write_text(yaml.safe_dump({"configuration": LOOKUP}))
+    with pytest.raises(UserError, match=r"one\.yaml: one configuration, .* a sweep file has"):
+        load_plan(path)
 
 
 def test_a_pair_without_drafts_is_swept_with_what_needs_none() -> None:
@@ -223,8 +239,11 @@ def test_the_digest_follows_settings_and_prompts() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"finalist": 3}, "finalist: unknown key"),
-        ({"prompts": {"file": "x"}}, "prompts.file: unknown key"),
+        ({"finalist": 3}, "finalist: unknown key; did you mean finalists?"),
+        ({"prompts": {"file": "x"}}, "prompts.file: unknown key; there are source, limit, chat_t"),
+        ({"prompts": "bundled:seen"}, "prompts: expected {source: …} (got 'bundled:seen')"),
+        ({"search": [{"kind": "suffix"}]}, "put it under `drafter:`, as drafter: {kind: suffix}"),
+        ({"configuration": LOOKUP}, "configuration: unknown key"),
         ({"method": "random"}, "trials: method random needs a number of trials"),
         ({"max_new_tokens": 0}, "max_new_tokens: Input should be greater than 0 (got 0)"),
         (
@@ -246,7 +265,7 @@ def test_the_digest_follows_settings_and_prompts() -> None:
                     }
                 ]
             },
-            "search.0: drafter.draft_model.policy.svip.threshold",
+            "search.0: drafter.policy.threshold: Input should be greater",
         ),
         ({"search": []}, "search: nothing to search"),
         ({"search": "all"}, "search: "),
