@@ -194,7 +194,8 @@ def _from_pretrained(factory: Any, name: str, what: str, **options: Any) -> Any:
         return factory.from_pretrained(path, **options)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-        raise UserError(f"{name}: cannot load its {what}: {reason.strip()}") from None
+        problem = "" if Path(path).exists() else "no such folder, and as a hub id: "
+        raise UserError(f"{name}: {problem}cannot load its {what}: {reason.strip()}") from None
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

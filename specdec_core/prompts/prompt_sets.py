@@ -231,7 +231,8 @@ def file_records(path: Path) -> Iterator[tuple[str, Any]]:
                     continue
                 where = f"{path}:{number}"
                 try:
-                    yield where, json.loads(line)
+                    # With its end, a column after it would be one of the next line.
+                    yield where, json.loads(line.rstrip())
                 except json.JSONDecodeError as error:
                     raise UserError(
                         f"{where}: malformed JSON, {error.msg} at column {error.colno}"

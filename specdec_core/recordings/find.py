@@ -27,7 +27,13 @@ def open_named(name: str, home: Path) -> Recording:
     """The recording in the folder `name`, or of that name in the workspace `home`. Raises
     :class:`UserError` where there is none."""
     folder, named = Path(name).expanduser(), home / "traces" / name
-    return Recording.open(named if not folder.exists() and named.exists() else folder)
+    if folder.exists() or named.exists():
+        return Recording.open(folder if folder.exists() else named)
+    there = sorted(file.parent.name for file in (home / "traces").glob(f"*/{HEADER}"))
+    raise UserError(
+        f"{name}: no such folder, and no recording of that name in {home / 'traces'} (there are:"
+        f" {', '.join(there) or 'none'}); `specdec record` makes one"
+    )
 
 
 def find_recording(

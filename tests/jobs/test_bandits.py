@@ -131,7 +131,7 @@ def test_a_recording_is_replayed_with_the_times_of_other_hardware(
         (["--traces", "x", "--max-length", "64"], "replays what was read"),
         (["--hardware", "h.yaml"], "give --traces too"),
         (["--traces", "x", "--hardware", "h", "--profile", "p"], "give one"),
-        (["--traces", "none"], "no recording in it"),
+        (["--traces", "none"], "no such folder, and no recording of that name"),
         (["--name", "a/b"], "expected a folder's name"),
         (["--prompts", "none.jsonl"], "none.jsonl: no such file"),
         (["--config", "none.yaml"], "none.yaml: no such file"),

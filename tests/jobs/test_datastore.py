@@ -105,7 +105,7 @@ def test_the_bundled_training_corpus_is_apart_from_all_bundled_prompts() -> None
         (["x", "--source", "odd.jsonl"], r"odd\.jsonl:2: expected an object with a `text`"),
         (["x", "--source", "torn.jsonl"], r"torn\.jsonl:1: malformed JSON"),
         (["x", "--source", "binary"], "binary: not UTF-8 text"),
-        (["x", "--recording", "none"], "none: no recording in it"),
+        (["x", "--recording", "none"], "none: no such folder, and no recording of that name"),
         (["..", "--source", "empty"], "expected a name for the datastore"),
     ],
 )

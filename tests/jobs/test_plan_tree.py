@@ -104,7 +104,7 @@ def test_a_command_leaves_tables_figures_and_a_run(command: Command, home: Path)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--traces", "none"], "no recording in it"),
+        (["--traces", "none"], "no such folder, and no recording of that name"),
         (["--traces", "coupled"], "greedy decoding only"),
         (["--traces", "greedy", "--draft", "none"], "no draft 'none' was recorded"),
         (["--traces", "greedy", "--profile", "none.json"], r"none\.json: no such profile"),

@@ -83,7 +83,7 @@ def test_two_recordings_are_compared_and_choices_carried_over(command: Command, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--traces", "none"], "no recording in it"),
+        (["--traces", "none"], "no such folder, and no recording of that name"),
         (["--traces", "sums", "--traces", "sums"], "was given already"),
         (["--traces", "sums", "--hardware", "none.yaml"], r"none\.yaml: no such file"),
         (["--traces", "sums", "--profile", "none.json"], r"none\.json: no such profile"),

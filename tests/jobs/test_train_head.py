@@ -90,13 +90,13 @@ def test_the_grid_is_every_depth_with_every_weight_and_the_other_kinds_once() ->
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"recording": ["nowhere"]}, "no recording in it"),
+        ({"recording": ["nowhere"]}, "no such folder, and no recording of that name"),
         ({"draft": "huge"}, "no draft 'huge'"),
         ({"kinds": "specdecpp,t9"}, "kind: .*t9"),
         ({"depths": "1,deep"}, "--depths 1,deep: expected numbers"),
         ({"w_rej": "0"}, "w_rej: .*greater than 0"),
         ({"epochs": 0}, "epochs: .*greater than or equal to 1"),
-        ({"evaluate": "nowhere"}, "no recording in it"),
+        ({"evaluate": "nowhere"}, "no such folder, and no recording of that name"),
         ({"evaluate": "bare"}, "bare: cannot be replayed; that takes continuations"),
         ({"evaluate": "short"}, "short: .* at most 4 were recorded"),
         ({"evaluate": "other"}, "other and .*numbers: other target weights"),

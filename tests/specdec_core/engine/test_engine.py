@@ -257,6 +257,9 @@ def test_a_missing_model_folder_is_one_line(tiny_spec: PairSpec) -> None:
         with pytest.raises(UserError, match=r"no such folder|nothing") as error:
             check_pair(tiny_spec.model_copy(update={"target": name}))
         assert "\n" not in str(error.value)
+    # It may be a hub id, too.
+    with pytest.raises(UserError, match=r"^nofolder: no such folder, and as a hub id: "):
+        check_pair(tiny_spec.model_copy(update={"target": "nofolder"}))
 
 
 def test_truncated_weights_are_one_line(
