@@ -44,6 +44,7 @@ from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.replaying import (
+    nothing_fits,
     open_replay,
     other_forwards,
     recorded_oracles,
@@ -153,6 +154,8 @@ class _Sweep:
             self.plan, home, self.pair, fingerprints, recording, prompt_set.digest, count
         )
         if self.replay is None:
+            if self.plan.replay and self.plan.sampling.fixed_output:
+                self.observer.warned(nothing_fits(home, tokens))
             return
         recording = self.replay.recording
         # In a near-tie the target may answer an earlier turn otherwise than it was recorded.

@@ -111,6 +111,15 @@ def open_replay(
     return replay
 
 
+def nothing_fits(home: Path, max_new_tokens: int) -> str:
+    """What it means that no recording in the workspace `home` was found for a sweep."""
+    return (
+        f"nothing is replayed, every configuration is decoded: no recording in {home / 'traces'} is"
+        f" of these models, these prompts, this sampling and {max_new_tokens} new tokens; `specdec"
+        " record --config` with the sweep's file makes one"
+    )
+
+
 def other_forwards(recording: Recording) -> str:
     """What it means that the other kind of forwards, compiled or eager, is timed."""
     recorded, timed = ("compiled", "eager")

@@ -162,6 +162,8 @@ def test_what_the_recording_does_not_know_is_decoded(replayed: Swept, live: Swep
         assert trial.replayed is not decoded
     assert not any(trial.replayed for trial in live[0].trials)
     assert live[0].replay is None
+    (said,) = (line for line in live[2].warnings if "nothing is replayed" in line)
+    assert f"{TOKENS} new tokens; `specdec record --config`" in said
 
 
 def test_the_result_says_what_the_replay_saved(replayed: Swept, recorded: tuple) -> None:
@@ -277,7 +279,11 @@ def test_another_machine_ranks_without_timing_anything(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"traces": "nothing"}, r"no recording in it"),
+        (
+            {"traces": "nothing"},
+            r"nothing: no such folder, and no recording of that name in .* \(there are: \S+\);"
+            r" `specdec record` makes one",
+        ),
         ({"max_new_tokens": 8}, r"recorded with other max_new_tokens \(24; the sweep has 8\)"),
         ({"sampling": {"temperature": 1, "coupling": "gumbel"}}, "recorded with other sampling"),
         ({"limit": 2}, "recorded with other prompts"),
