@@ -18,7 +18,10 @@ Target = Annotated[
 ]
 Drafts = Annotated[
     list[str] | None,
-    Option(help="Draft model as [name=]<hub id, folder, GGUF file or bundled:…>; repeatable."),
+    Option(
+        help="Draft model: hub id, folder, GGUF file or bundled:<name>; NAME=MODEL names it;"
+        " repeatable."
+    ),
 ]
 _PROMPTS = Option(
     help="Prompts: JSONL file, hub id or bundled:<name>; several, separated by commas, are mixed."
@@ -42,6 +45,14 @@ MaybeChatTemplate = Annotated[
 MaxLength = Annotated[
     int | None,
     Option(help="Tokens of prompt and output together that fit: the pair's runner.max_length."),
+]
+Compile = Annotated[
+    bool | None,
+    Option(
+        "--compile/--no-compile",
+        help="Compiled graphs, made at the first start: the pair's runner.compile; unset, as in"
+        " the file.",
+    ),
 ]
 Limit = Annotated[int, Option(min=1, help="Use the first n prompts.")]
 MaybeLimit = Annotated[int | None, Option(min=1, help="Use the first n prompts.")]
@@ -100,18 +111,40 @@ def named_drafts(target: str | None, drafts: list[str] | None) -> dict[str, str]
 
 
 def pair_changes(
-    target: str | None, drafts: list[str] | None, max_length: int | None
+    target: str | None,
+    drafts: list[str] | None,
+    max_length: int | None,
+    compile: bool | None = None,
 ) -> dict[str, Any]:
     """What the options change of the pair in a file."""
-    runner = given(max_length=max_length) or None
+    runner = given(max_length=max_length, compile=compile) or None
     return given(target=target, drafts=named_drafts(target, drafts), runner=runner)
 
 
+def pair_options(pair: PairSpec, base: PairSpec) -> list[str]:
+    """The options that make `pair` of `base`; none for what they have in common."""
+    options: list[str] = []
+    if pair.target != base.target:
+        options += ["--target", pair.target]
+    if options or pair.drafts != base.drafts:
+        for name, model in pair.drafts.items():
+            options += ["--draft", f"{name}={model}"]
+    if pair.runner.max_length != base.runner.max_length:
+        options += ["--max-length", str(pair.runner.max_length)]
+    if pair.runner.compile != base.runner.compile:
+        options.append("--compile" if pair.runner.compile else "--no-compile")
+    return options
+
+
 def chosen_pair(
-    base: PairSpec, target: str | None, drafts: list[str] | None, max_length: int | None = None
+    base: PairSpec,
+    target: str | None,
+    drafts: list[str] | None,
+    max_length: int | None = None,
+    compile: bool | None = None,
 ) -> PairSpec:
     """`base` with what the options name. Raises :class:`UserError` for a length that cannot be."""
-    runner = {**base.runner.model_dump(), **given(max_length=max_length)}
+    runner = {**base.runner.model_dump(), **given(max_length=max_length, compile=compile)}
     changes = given(target=target, drafts=named_drafts(target, drafts))
     return base.model_copy(update={**changes, "runner": parse(RunnerSettings, runner, "runner")})
 

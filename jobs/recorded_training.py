@@ -40,17 +40,20 @@ AnswersFolder = Annotated[
 AnswerTokens = Annotated[int, Option(min=2, help="The longest answer.")]
 Temperatures = Annotated[str, Option(help="Prompts are answered at, in turn.")]
 AnswerSlots = Annotated[int, Option(min=1, help="Prompts that are answered at a time.")]
-BatchTokens = Annotated[int | None, Option(help="Tokens of answers of a step.")]
-Epochs = Annotated[int | None, Option(help="Passes over the answers.")]
+BatchTokens = Annotated[int | None, Option(help="Tokens of answers of a step; unset, 512.")]
+Epochs = Annotated[int | None, Option(help="Passes over the answers; unset, 3.")]
 Minutes = Annotated[
-    float | None, Option(help="Train for so long instead; the schedule is fitted to it.")
+    float | None,
+    Option(help="Train for so long instead; the schedule is fitted to it; unset, --epochs."),
 ]
 TrainingThreads = Annotated[int, Option(min=1, help="Of the target, and of each training.")]
 Seed = Annotated[int, Option(help="Of weights and order.")]
 Further = Annotated[
     bool, Option("--further", help="Train what the folder holds further, with a new schedule.")
 ]
-Out = Annotated[Path | None, Option(help="Folder; unset, one in the workspace.")]
+Out = Annotated[
+    Path | None, Option(help="Folder; unset, one of the target's name in the workspace.")
+]
 
 
 @dataclass(frozen=True)

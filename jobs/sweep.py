@@ -12,6 +12,7 @@ from typer import Option
 
 from jobs.console import console, interruptible, point, print_runs_page, program, run
 from jobs.options import (
+    Compile,
     Drafts,
     Fresh,
     MaxLength,
@@ -22,10 +23,11 @@ from jobs.options import (
     Target,
     given,
     pair_changes,
+    pair_options,
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import PairConfiguration
+from specdec_core.config import PairConfiguration, PairSpec, load_yaml, parse
 from specdec_core.prompts.chat import AUTO
 from specdec_core.search.plan import load_plan
 
@@ -46,6 +48,7 @@ def main(
     chat_template: MaybeChatTemplate = None,
     max_new_tokens: MaybeTokens = None,
     max_length: MaxLength = None,
+    compile: Compile = None,
     limit: Annotated[int | None, Option(help="Use the first n prompts.")] = None,
     trials: Annotated[int | None, Option(help="Configurations to try.")] = None,
     traces: Annotated[
@@ -88,7 +91,7 @@ def main(
         max_new_tokens=max_new_tokens,
         trials=trials,
         prompts=given(source=prompts, limit=limit, chat_template=chat_template) or None,
-        pair=pair_changes(target, draft, max_length) or None,
+        pair=pair_changes(target, draft, max_length, compile) or None,
         traces=traces,
         replay=False if no_replay else None,
         hardware=None if hardware is None else str(hardware),
@@ -124,7 +127,9 @@ def _record(config: Path, plan: ResolvedPlan) -> str:
     prompts = ["--prompts", plan.prompts.source, *limit]
     if plan.prompts.chat_template != AUTO:
         prompts += ["--chat-template", plan.prompts.chat_template]
-    command = ["record", "--config", str(config), *prompts]
+    # The whole file may need what the options gave, so its pair alone is read.
+    in_file = parse(PairSpec, load_yaml(config).get("pair", {}), str(config))
+    command = ["record", "--config", str(config), *pair_options(plan.pair, in_file), *prompts]
     command += ["--max-new-tokens", str(plan.max_new_tokens)]
     return f"first: {shlex.join([program('specdec'), *command])}"
 

@@ -32,7 +32,7 @@ from jobs.recorded_training import (
 def main(
     target: TrainedFor = "bundled:target",
     prompts: AnsweredPrompts = None,
-    limit: Annotated[int | None, Option(min=1, help="Use the first n prompts.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Use the first n prompts; unset, all.")] = None,
     chat_template: MaybeChatTemplate = None,
     prompt_tokens: PromptTokens = 400,
     answers: AnswersFolder = None,
@@ -43,7 +43,9 @@ def main(
     new_tokens: AnswerTokens = 160,
     temperatures: Temperatures = "0,1",
     slots: AnswerSlots = 32,
-    draft_vocab: Annotated[int | None, Option(help="Tokens that the draft can propose.")] = None,
+    draft_vocab: Annotated[
+        int | None, Option(help="Tokens that the draft can propose; unset, 8192.")
+    ] = None,
     copy_layers: Annotated[
         str | None,
         Option(
@@ -51,16 +53,18 @@ def main(
             " unset, with random weights of the shape below."
         ),
     ] = None,
-    width: Annotated[int | None, Option(help="Of the draft's states.")] = None,
-    layers: Annotated[int | None, Option(help="The draft's decoder layers.")] = None,
-    inner: Annotated[int | None, Option(help="Width inside a layer's MLP.")] = None,
-    heads: Annotated[int | None, Option(help="Attention heads of a layer.")] = None,
-    key_value_heads: Annotated[int | None, Option(help="Heads of keys and values.")] = None,
+    width: Annotated[int | None, Option(help="Of the draft's states; unset, 384.")] = None,
+    layers: Annotated[int | None, Option(help="The draft's decoder layers; unset, 4.")] = None,
+    inner: Annotated[int | None, Option(help="Width inside a layer's MLP; unset, 1024.")] = None,
+    heads: Annotated[int | None, Option(help="Attention heads of a layer; unset, 6.")] = None,
+    key_value_heads: Annotated[
+        int | None, Option(help="Heads of keys and values; unset, 3.")
+    ] = None,
     embedding: Annotated[
-        str | None, Option(help="target: projected from the target's; own: stored.")
+        str | None, Option(help="target: projected from the target's; own: stored; unset, target.")
     ] = None,
     form: Annotated[
-        str | None, Option(help="Of stored matrices: int8 or plain (bfloat16).")
+        str | None, Option(help="Of stored matrices: int8 or plain (bfloat16); unset, int8.")
     ] = None,
     learning_rate: Annotated[
         str, Option(help="AdamW's; the best of several, by agreement: 1e-3,2e-3.")

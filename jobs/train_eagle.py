@@ -33,20 +33,22 @@ _QUICK: dict[str, Any] = {"draft_vocab_size": 512, "minutes": 1.0, "evaluations"
 def main(
     target: TrainedFor = "bundled:target",
     prompts: AnsweredPrompts = None,
-    limit: Annotated[int | None, Option(min=1, help="Use the first n prompts.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Use the first n prompts; unset, all.")] = None,
     chat_template: MaybeChatTemplate = None,
     prompt_tokens: PromptTokens = 400,
     answers: AnswersFolder = None,
     new_tokens: AnswerTokens = 160,
     temperatures: Temperatures = "0,1",
     slots: AnswerSlots = 32,
-    draft_vocab: Annotated[int | None, Option(help="Tokens that the head can propose.")] = None,
+    draft_vocab: Annotated[
+        int | None, Option(help="Tokens that the head can propose; unset, 8192.")
+    ] = None,
     layers: Annotated[
         str | None, Option(help="Layers whose inputs the head reads: 2,15,27; unset, three.")
     ] = None,
-    steps: Annotated[int | None, Option(help="Steps of the training-time test.")] = None,
+    steps: Annotated[int | None, Option(help="Steps of the training-time test; unset, 5.")] = None,
     share: Annotated[
-        float | None, Option(help="Share of the chains that go on: a step's weight.")
+        float | None, Option(help="Share of the chains that go on: a step's weight; unset, 0.8.")
     ] = None,
     learning_rate: Annotated[
         str, Option(help="AdamW's; the best of several, by accepted tokens: 5e-4,1e-3.")

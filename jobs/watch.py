@@ -27,7 +27,11 @@ def main(
     grafana_port: Annotated[int, Option(min=1, max=65535, help="Port of Grafana.")] = 3000,
     interval: Annotated[int, Option(min=1, help="Seconds between looks at the server.")] = 5,
     key_file: Annotated[
-        Path | None, Option(help="File with an API key, where the server wants one.")
+        Path | None,
+        Option(
+            help="File with an API key as clients send it, where the server wants one; not the"
+            " server's --api-key-file, which has hashes."
+        ),
     ] = None,
     tls_cert: Annotated[
         Path | None,

@@ -11,11 +11,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jobs import record
-from specdec_core.recordings.schema import Recording
+from jobs.options import chosen_pair
+from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec, Sampling
+from specdec_core.prompts.prompt_sets import PromptSet
+from specdec_core.recordings.schema import Header, Recording
+from specdec_core.search.plan import load_plan
 from tests.jobs.conftest import Command
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +103,64 @@ def test_a_recording_goes_on_after_ctrl_c_and_says_what_it_holds(
         assert shown in done.stdout
     for following in (f"train-head --recording {folder}", f"sweep --prompts {prompts} --limit 60"):
         assert following in done.stdout
+
+
+def recorded(pair: PairSpec, **sampling: object) -> Recording:
+    header = Header(
+        pair=pair,
+        fingerprints={},
+        eos_token_ids=(),
+        prompts=PromptSet(source="p.jsonl", count=3, digest="d"),
+        sampling=Sampling.model_validate(sampling),
+        max_new_tokens=16,
+        mixing=0,
+    )
+    return Recording(Path("traces/r"), header)
+
+
+def test_the_sweep_that_follows_is_of_the_recordings_pair(tmp_path: Path) -> None:
+    ends = ["--prompts", "p.jsonl", "--limit", "3", "--max-new-tokens", "16"]
+    assert record.following(recorded(PairSpec())) == {"replay": ["sweep", *ends]}
+    other = chosen_pair(PairSpec(), "T", ["small=D"], 2048, True)
+    named = ["--target", "T", "--draft", "small=D", "--max-length", "2048", "--compile"]
+    assert record.following(recorded(other)) == {"replay": ["sweep", *named, *ends]}
+    config = tmp_path / "sweep.yaml"
+    config.write_text(
+        "{pair: {target: T, drafts: {small: D}, runner: {max_length: 2048}},"
+        " search: [{drafter: {kind: suffix}}]}"
+    )
+    plan = load_plan(config)
+    replay = ["sweep", "--config", str(config), "--compile", *ends]
+    assert record.following(recorded(other), config, plan) == {"replay": replay}
+
+
+def test_no_sweep_follows_that_samples_otherwise(tmp_path: Path) -> None:
+    coupled = {"temperature": 1.0, "coupling": "gumbel"}
+    assert record.following(recorded(PairSpec(), **coupled)) == {}
+    config = tmp_path / "sweep.yaml"
+    config.write_text(
+        "{sampling: {temperature: 1, coupling: gumbel}, search: [{drafter: {kind: suffix}}]}"
+    )
+    plan = load_plan(config)
+    assert "replay" in record.following(recorded(PairSpec(), **coupled), config, plan)
+    assert record.following(recorded(PairSpec()), config, plan) == {}
+
+
+@pytest.mark.parametrize(("option", "compiled"), [("--compile", True), ("--no-compile", False)])
+def test_forwards_are_compiled_as_the_option_says(
+    option: str, compiled: bool, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(plan: Any, *_: object) -> None:
+        raise UserError(f"compiled: {plan.pair.runner.compile}")
+
+    monkeypatch.setattr(record, "record", asked)
+    config = tmp_path / "sweep.yaml"
+    runner = {"compile": not compiled}
+    plan = {"pair": {"runner": runner}, "search": [{"drafter": {"kind": "suffix"}}]}
+    config.write_text(json.dumps(plan))  # JSON is YAML
+    for arguments, expected in (([], not compiled), ([option], compiled)):
+        done = command(record.main, tmp_path, "--config", config, *arguments)
+        assert done.stderr == f"error: compiled: {expected}\n"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -18,6 +19,7 @@ from jobs import sweep
 from jobs.options import parse_drafts
 from specdec_core.base.errors import UserError
 from specdec_core.models.pair import Pair
+from specdec_core.search.plan import load_plan
 from specdec_core.search.results import SweepResult
 from tests.jobs.conftest import Command, record_prompts
 
@@ -144,7 +146,7 @@ def test_a_sweep_goes_on_after_ctrl_c_and_after_kill_9(
         (["--trials", "-3"], r"trials: .* \(got -3\)"),
         (["--draft", "=x"], r"expected \[name=\]model"),
         (["--hardware", "none.yaml"], r"none\.yaml: no such file"),
-        (["--traces", "nowhere"], r"nowhere: no recording in it"),
+        (["--traces", "nowhere"], r"nowhere: no such folder, and no recording of that name"),
         (["--traces", "x", "--no-replay"], "give one"),
     ],
 )
@@ -186,6 +188,29 @@ def test_a_recorded_sweep_is_replayed_and_says_what_that_saved(
         assert shown in done.stdout
     assert "champion " not in done.stdout.replace("★ champion", "")
     assert (folder / "report.html").exists()
+
+
+def test_what_is_to_be_recorded_first_is_of_the_sweeps_pair(tmp_path: Path) -> None:
+    config = tmp_path / "sweep.yaml"
+    config.write_text(
+        "{pair: {target: T, drafts: {small: D}}, search: [{drafter: {kind: suffix}}]}"
+    )
+    same, other = load_plan(config), load_plan(config, pair={"target": "U", "drafts": {"x": "E"}})
+    assert f"record --config {config} --prompts" in sweep._record(config, same)
+    named = f"record --config {config} --target U --draft x=E --prompts"
+    assert named in sweep._record(config, other)
+
+
+def test_forwards_are_compiled_where_the_option_says_so(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(plan: Any, *_: object) -> None:
+        raise UserError(f"compiled: {plan.pair.runner.compile}")
+
+    monkeypatch.setattr(sweep, "sweep", asked)
+    for arguments, expected in (([], False), (["--compile"], True), (["--no-compile"], False)):
+        done = command(sweep.main, tmp_path, *arguments)
+        assert done.stderr == f"error: compiled: {expected}\n"
 
 
 @pytest.fixture
