@@ -11,11 +11,14 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 ROOT = Path(__file__).parents[1]
+MOST_NAMED = 5  # kinds in a cell; of more there is a link
 sys.path.insert(0, str(ROOT))
 
 import typer  # noqa: E402
+import yaml  # noqa: E402
 from mkdocs.structure.pages import Page  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
+from pydantic.fields import FieldInfo  # noqa: E402
 from pydantic_core import PydanticUndefined  # noqa: E402
 
 
@@ -79,19 +82,35 @@ def _relative(value: Any) -> Any:
 def keys() -> str:
     """A section for each kind of drafter and policy and for the values around them, from the
     models that read configuration files."""
-    from specdec_core.config import PairSpec, Placement, RunnerSettings, Sampling
+    from specdec_core.config import (
+        DraftPlacement,
+        PairConfiguration,
+        PairSpec,
+        Placement,
+        RunnerSettings,
+        Sampling,
+        TargetPlacement,
+    )
     from specdec_core.config.kinds import DRAFTERS, POLICIES, drafter_settings, policy_settings
+    from specdec_core.cost.hardware import Hardware, TargetSeconds
     from specdec_core.cost.steps import EngineTerms, ForwardTerms, StepTimes
     from specdec_core.search.load.trace import TraceRequest
     from specdec_core.search.load.workload import LiveSettings, Slo, Workload
-    from specdec_core.search.plan import Plan
+    from specdec_core.search.plan import Plan, ProfileSettings, PromptSource, RaceSettings
+    from specdec_core.search.space import Trees
 
-    parts = ["## A sweep", _model(Plan), "## Workload", _model(Workload), "### Objective"]
+    parts = ["## A pair and a configuration", _model(PairConfiguration)]
+    parts += ["## A sweep", _model(Plan), "### Prompts", _model(PromptSource)]
+    parts += ["### Race", _model(RaceSettings), "### Profile", _model(ProfileSettings)]
+    parts += ["### Trees to search", _model(Trees), "### Forward times of another machine"]
+    parts += [_model(Hardware), "### Seconds of a target forward", _model(TargetSeconds)]
+    parts += ["## Workload", _model(Workload), "### Objective"]
     parts += [_model(Slo), "### A line of a trace", _model(TraceRequest)]
     parts += ["### Live runs", _model(LiveSettings)]
     parts += ["## Pair", _model(PairSpec), "## Runner"]
     parts += [_model(RunnerSettings), "## Sampling", _model(Sampling), "## Placement"]
-    parts += [_model(Placement), "## Drafters"]
+    parts += [_model(Placement), "### Placement of the draft", _model(DraftPlacement)]
+    parts += ["### Placement of the target", _model(TargetPlacement), "## Drafters"]
     parts += [f"### {kind}\n\n{_model(drafter_settings(kind))}" for kind in DRAFTERS]
     parts += ["## Step times", _model(StepTimes), "### Forward terms", _model(ForwardTerms)]
     parts += ["### Engine terms", _model(EngineTerms), "## Length policies"]
@@ -108,9 +127,20 @@ def _model(model: type[BaseModel]) -> str:
             continue
         limits = ", ".join(str(rule) for rule in map(_limit, field.metadata) if rule)
         kind = _type(field.annotation) + (f", {limits}" if limits else "")
-        default = "" if field.default is PydanticUndefined else f"`{_value(field.default)}`"
+        default = _default(field)
         lines.append(f"| `{name}` | {_cell(kind)} | {default} | {_cell(field.description or '')} |")
     return "\n".join(lines)
+
+
+def _default(field: FieldInfo) -> str:
+    """A key's default, if it has one that can be written."""
+    if field.default_factory is None:
+        value = field.default
+    elif field.default_factory_takes_validated_data:
+        return ""  # it depends on other keys, as the model's text says
+    else:
+        value = field.get_default(call_default_factory=True)
+    return "" if value is None or value is PydanticUndefined else f"`{_value(value)}`"
 
 
 def _limit(rule: Any) -> str:
@@ -137,15 +167,34 @@ def _type(annotation: Any) -> str:
         return f"mapping of {_type(arguments[0])} to {_type(arguments[1])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         kind = annotation.model_fields.get("kind")
+        if kind is not None and kind.default is PydanticUndefined:
+            return _any_kind(annotation)
         return f"`{kind.default}`" if kind is not None else annotation.__name__
     names = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
-def _value(value: Any) -> Any:
+def _any_kind(base: Any) -> str:
+    """What may be of any kind of a base: the kinds, or where to find them if they are many."""
+    from specdec_core.config.kinds import DRAFTERS, POLICIES, kinds_of
+
+    drafts = base.role == "Drafter"
+    kinds = kinds_of(DRAFTERS if drafts else POLICIES, base)
+    if len(kinds) <= MOST_NAMED:
+        return " or ".join(f"`{kind}`" for kind in kinds)
+    return "any [drafter](#drafters)" if drafts else "any [length policy](#length-policies)"
+
+
+def _value(value: Any) -> str:
+    """A value as in YAML."""
     if isinstance(value, BaseModel):
-        return value.model_dump(exclude_unset=True) or {}
-    return value
+        given = value.model_dump(mode="json", exclude_unset=True)
+        kind = getattr(value, "kind", None)
+        value = given if kind is None else {"kind": kind, **given}
+    if isinstance(value, tuple):
+        value = list(value)
+    shown = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000)
+    return shown.removesuffix("...\n").strip()
 
 
 def _cell(text: str) -> str:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from jobs.cli import COMMANDS
+from specdec_core.config import PairConfiguration
 from specdec_core.config.kinds import DRAFTERS, POLICIES
+from specdec_core.search.plan import load_plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,6 +39,26 @@ def test_every_command_and_every_kind_has_its_section(site: Path) -> None:
     configuration = (site / "reference" / "configuration.html").read_text()
     for kind in (*DRAFTERS, *POLICIES):
         assert f'<h3 id="{kind}' in configuration
+    for model in (
+        *("a-pair-and-a-configuration", "prompts", "race", "profile", "trees-to-search"),
+        *("forward-times-of-another-machine", "placement-of-the-draft"),
+        "placement-of-the-target",
+    ):
+        assert f'id="{model}"' in configuration
+
+
+def test_no_page_shows_what_has_no_value(site: Path) -> None:
+    assert [p.name for p in site.rglob("*.html") if "PydanticUndefined" in p.read_text()] == []
+
+
+def test_the_files_on_the_page_of_the_configuration_are_read(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    blocks = dict(re.findall(r'```yaml title="(.*?)"\n(.*?)```', page, re.DOTALL))
+    for name, content in blocks.items():
+        (tmp_path / name).write_text(content)
+    one = PairConfiguration.load(tmp_path / "configuration.yaml")
+    assert one.configuration.family == "svip"
+    assert len(load_plan(tmp_path / "sweep.yaml").configurations or []) == 2
 
 
 def test_no_page_shows_the_markup_of_docstrings(site: Path) -> None:
