@@ -126,7 +126,7 @@ def test_a_search_over_trees_never_leaves_its_budget() -> None:
         (tree([8, 8, 8]), "tree: a tree of 584 nodes, at most 128 are possible"),
         (tree({"choice": [[2, 1], [8, 8, 8]]}), "search.1: drafter: tree: a tree of 584"),
         (tree({"trees": {"nodes": 500}}), "search.1: drafter.branching: trees: nodes: Input"),
-        (tree({"trees": 8}), "search.1: drafter.branching: trees: value: Input"),
+        (tree({"trees": 8}), "search.1: drafter.branching: trees: value: expected {nodes: …}"),
         (tree([2, [1]]), "drafter.branching: level 1: 1 numbers for the 2 nodes before"),
     ],
 )
