@@ -142,7 +142,8 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("lines", "message"),
         [
-            ([{"prompt": "a"}, '{"prompt": '], r"p\.jsonl:2: malformed JSON, .* at column 12"),
+            ([{"prompt": "a"}, '{"prompt": '], r"p\.jsonl:2: malformed JSON, .* at column 11 "),
+            (['{"prompt": "a"', {"prompt": "b"}], r"p\.jsonl:1: malformed JSON, .* at column 15 "),
             ([{"prompt": "a"}, "", "[1]"], r"p\.jsonl:3: expected a JSON object, got list"),
             ([{"txt": "a", "n": 1}], r"p\.jsonl:1: unknown form with txt, n; known are .*GSM8K"),
             ([{}], r"p\.jsonl:1: unknown form with no keys"),
