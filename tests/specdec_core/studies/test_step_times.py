@@ -101,6 +101,10 @@ def test_times_of_other_weights_or_of_another_machine_are_refused(
     with pytest.raises(UserError, match=r"steps.json: step times of other weights of draft; delet"):
         step_times(spec, path, 4)
     assert step_times(spec.model_copy(update={"drafts": {}}), path, 4).fingerprints == before
+    # A recording is simulated without its models, too.
+    gone = spec.model_copy(update={"drafts": {"draft": str(tmp_path / "gone")}})
+    times.model_copy(update={"pair": gone}).save(path)
+    assert step_times(gone, path, 4).pair == gone
     for fact, message in (("cpu", "cpu B × 2, not .*; delete it"), ("gpu", "gpu B × 2, not none")):
         times.model_copy(update={"machine": {**machine(), fact: "B × 2"}}).save(path)
         with pytest.raises(UserError, match=f"step times of {message}"):
