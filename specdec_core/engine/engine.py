@@ -13,6 +13,7 @@ all tokens before it is known. Only tokens drafted in the round itself go beyond
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -41,6 +42,8 @@ from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import Origin, TokenTree
 from specdec_core.tokens.topology import after_text
+
+_SEEDS = 1 << 16  # that are told apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class Engine:
         self.last = Step()  # the last step's plan
         self._read_seconds = 0.0
         self._target_cost = cache(partial(target_cost, pair, self.target, self.drafts))
-        self._entered = 0  # requests under this configuration
+        self._seeds: Counter[int] = Counter()  # of requests under this configuration
         self._waiting: dict[str, Request] = {}
         self._active: dict[int, ActiveRequest] = {}
         self._forced: dict[int, TokenTree] = {}  # by slot: this step's, in place of the drafter's
@@ -106,7 +109,7 @@ class Engine:
             raise RuntimeError("the configuration cannot change while requests are being decoded")
         self.configuration = configuration
         self.drafter: Drafter | None = None
-        self._entered = 0
+        self._seeds.clear()
         self.drafts.reset()
         if configuration.drafter is not None:
             resources = Resources(
@@ -246,13 +249,13 @@ class Engine:
 
     def _stream(self, request: Request) -> RandomStream:
         """The randomness of a request that enters."""
-        drafter, earlier = self.configuration.drafter, self._entered
-        self._entered += 1
-        remembers = drafter is not None and drafter.remembers
-        written = len(request.written)
-        return RandomStream(
-            request.seed, self.target.vocab_size, written, earlier if remembers else 0
-        )
+        drafter, earlier = self.configuration.drafter, 0
+        if drafter is not None and drafter.remembers:
+            # Seeds that share a place take other numbers early, which are as good.
+            place = request.seed % _SEEDS
+            earlier = self._seeds[place]
+            self._seeds[place] += 1
+        return RandomStream(request.seed, self.target.vocab_size, len(request.written), earlier)
 
     def _enter(self, plan: Step) -> None:
         """Empty the rows of requests that were preempted, and open those of new ones."""

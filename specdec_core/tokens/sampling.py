@@ -130,8 +130,8 @@ class RandomStream:
     `uniform()` is its next uniform number, `noise` what coupled sampling shares between models.
     Behind `written` tokens of another stream's the uniform numbers are others, for those tokens
     depend on the first ones; the noise is that of their positions. They are others, too, after so
-    many `earlier` requests whose outputs may be proposed: one of the same seed was drawn by the
-    numbers that would now judge its tokens.
+    many `earlier` requests of the same seed whose outputs may be proposed: these were drawn by the
+    numbers that would now judge them.
     """
 
     def __init__(self, seed: int, vocab_size: int, written: int = 0, earlier: int = 0) -> None:
