@@ -25,7 +25,7 @@ from specdec_core.studies.load_check import LiveRun, run_arrivals, run_clients
 @dataclass(frozen=True)
 class EngineAlone:
     """A row for the engine of a server's row, in a process of its own. Its clients wait in that
-    process, and their requests come between two steps."""
+    process; like those of a server they ask while the engine is in its next step."""
 
     row: LoadRow
     pair: PairSpec
@@ -66,7 +66,8 @@ def _answer(
     run_clients(engine, _requests(workload[:together]), together, texts=True)
     requests = _requests(measured)
     if load.clients is not None:
-        return _records(run_clients(engine, requests, load.clients, texts=True), measured)
+        run = run_clients(engine, requests, load.clients, texts=True, apart=True)
+        return _records(run, measured)
     arrivals = [asked.arrival for asked in measured if asked.arrival is not None]
     return _records(run_arrivals(engine, requests, arrivals, texts=True), measured)
 

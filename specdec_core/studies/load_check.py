@@ -57,17 +57,30 @@ class LiveRun:
 
 
 def run_clients(
-    engine: Engine, requests: Sequence[Request], clients: int, texts: bool = False
+    engine: Engine,
+    requests: Sequence[Request],
+    clients: int,
+    texts: bool = False,
+    apart: bool = False,
 ) -> LiveRun:
     """A closed loop: each of `clients` clients sends the next request when its answer is whole.
-    With `texts` each step makes its tokens' text, too, as for clients that read along."""
+    With `texts` each step makes its tokens' text, too, as for clients that read along. Clients that
+    are `apart` send while the engine is in its next step, as those of other processes do."""
     waiting = iter(requests)
+    under_way: list[Request] = []
+    sent: dict[str, float] = {}
 
     def more(now: float, finished: int, started: bool) -> Iterable[Request]:
         wanted = finished if started else clients
-        return [r for _, r in zip(range(wanted), waiting, strict=False)]
+        new = [r for _, r in zip(range(wanted), waiting, strict=False)]
+        sent.update({request.id: now for request in new})
+        if not apart or not started or engine.idle:
+            new, under_way[:] = [*under_way, *new], []
+            return new
+        arrived, under_way[:] = list(under_way), new
+        return arrived
 
-    return _run(engine, requests, more, texts)
+    return _sent(_run(engine, requests, more, texts), requests, sent)
 
 
 def run_arrivals(
@@ -88,7 +101,12 @@ def run_arrivals(
 
     run = _run(engine, requests, more, texts)
     # A request has come when it should have, though the engine was in a step just then.
-    sent = {request.id: at for at, request in zip(arrivals, requests, strict=True)}
+    due = {request.id: at for at, request in zip(arrivals, requests, strict=True)}
+    return _sent(run, requests, due)
+
+
+def _sent(run: LiveRun, requests: Sequence[Request], sent: Mapping[str, float]) -> LiveRun:
+    """The run with the times at which the requests were sent, by id."""
     ids = [request.id for request in requests]
     run.rows = [(index, sent[ids[index]], *rest) for index, _, *rest in run.rows]
     return run
