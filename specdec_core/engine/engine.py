@@ -247,7 +247,7 @@ class Engine:
         self._begun[slot] = source, count
         return slot, count
 
-    def _stream(self, request: Request) -> RandomStream:
+    def _randomness(self, request: Request) -> RandomStream:
         """The randomness of a request that enters."""
         drafter, earlier = self.configuration.drafter, 0
         if drafter is not None and drafter.remembers:
@@ -276,7 +276,7 @@ class Engine:
                 slot,
                 list(request.text),
                 sampling,
-                self._stream(request),
+                self._randomness(request),
                 warper=request.rules(sampling, self.pair.eos_token_ids).warper(self._grammars),
                 room=max(request.max_new_tokens - len(request.written) - 1, 0),
             )

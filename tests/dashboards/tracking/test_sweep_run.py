@@ -39,7 +39,7 @@ from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.search.folder import SweepFolder
-from specdec_core.search.results import SweepResult
+from specdec_core.search.results import SweepResult, Trial
 from specdec_core.studies.certificate.certificate import (
     Certificate,
     Checks,
@@ -347,8 +347,8 @@ def test_champions_of_others_in_the_same_store_are_none_of_ours(
     assert find_champion() == load_champion() == load_champion(result.pair.name)
 
 
-def test_a_champions_head_comes_with_it(home: Path, result: SweepResult, folder: Path) -> None:
-    log(result, folder)
+def with_a_head(home: Path, result: SweepResult) -> tuple[Path, Trial]:
+    """A head of the workspace, and a trial that uses it."""
     head = home / "heads" / "mine"
     head.mkdir(parents=True)
     (head / "head.json").write_text("a card")
@@ -357,6 +357,12 @@ def test_a_champions_head_comes_with_it(home: Path, result: SweepResult, folder:
     trial.configuration = Configuration(
         drafter=DraftModelSettings(policy=DecisionSettings(head="mine"))
     )
+    return head, trial
+
+
+def test_a_champions_head_comes_with_it(home: Path, result: SweepResult, folder: Path) -> None:
+    log(result, folder)
+    head, trial = with_a_head(home, result)
     register(result, trial.id)
     shutil.rmtree(head)
     assert load_champion()[1] == trial.configuration
@@ -368,14 +374,7 @@ def test_a_head_that_was_trained_anew_since_it_was_registered_is_told_of(
     home: Path, result: SweepResult, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log(result, folder)
-    head = home / "heads" / "mine"
-    head.mkdir(parents=True)
-    (head / "head.json").write_text("a card")
-    (head / "model.safetensors").write_bytes(b"weights")
-    trial = next(t for t in result.trials if t.mlflow_run_id)
-    trial.configuration = Configuration(
-        drafter=DraftModelSettings(policy=DecisionSettings(head="mine"))
-    )
+    head, trial = with_a_head(home, result)
     version = register(result, trial.id)
     load_champion()
     assert "other weights" not in caplog.text
