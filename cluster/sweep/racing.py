@@ -117,7 +117,14 @@ class FinalistRace:
         self, configurations: Sequence[Configuration], request: Request, observer: Observer
     ) -> None:
         for who, seconds, generation in in_turns(self.timer, configurations, request, self.laps):
-            self.race.add(who.id, request.seed, seconds, len(generation.tokens), self._pass)
+            self.race.add(
+                who.id,
+                request.seed,
+                seconds,
+                len(generation.tokens),
+                self._pass,
+                generation.prefill_seconds,
+            )
             self._seconds.setdefault(who.id, {}).setdefault(request.seed, {})[self._pass] = seconds
             self._generations.setdefault(who.id, {}).setdefault(request.seed, generation)
         self.laps += 1

@@ -37,7 +37,7 @@ from specdec_core.prompts.conversation import Conversation
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import Load
-from specdec_core.search.results import OraclePoint, Timing, timed_together
+from specdec_core.search.results import OraclePoint, Timing, for_as_many_tokens, timed_together
 from specdec_core.studies.load_timer import EngineTimer
 from specdec_core.studies.profiling import measure_policies, profile_pair
 from specdec_core.studies.step_times import measure_steps
@@ -332,6 +332,7 @@ class InterleavedTimes:
             seconds=seconds.tolist(),
             passes=self.passes.get(configuration.id, []),
             tokens=tokens,
+            reading=self._reading(configuration),
             speedup=ratio.value,
             low=ratio.low,
             high=ratio.high,
@@ -341,13 +342,17 @@ class InterleavedTimes:
 
     def compare(self, baseline: Configuration, candidate: Configuration) -> Ratio:
         """How many times faster `candidate` is. Where outputs differ in length (sampling, or a
-        flipped near-tie), its times are scaled to the baseline's number of tokens."""
-        ours, theirs = (
-            np.array([max(len(output), 1) for output in self.outputs(c)])
-            for c in (candidate, baseline)
+        flipped near-tie), its times are for the baseline's number of tokens."""
+        written, wanted = (
+            [len(output) for output in self.outputs(c)] for c in (candidate, baseline)
         )
         before, after = timed_together(
             *(self.seconds[baseline.id], self.passes.get(baseline.id, [])),
             *(self.seconds[candidate.id], self.passes.get(candidate.id, [])),
         )
-        return paired_ratio(before, after * (theirs / ours))
+        reading = self._reading(candidate)
+        return paired_ratio(before, for_as_many_tokens(after, reading, written, wanted))
+
+    def _reading(self, configuration: Configuration) -> list[float]:
+        """Seconds to the first token [prompt]."""
+        return [g.prefill_seconds for g in self.generations[configuration.id]]

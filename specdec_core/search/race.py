@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from specdec_core.tokens.statistics import Ratio
+from specdec_core.tokens.statistics import Ratio, as_long
 
 TIGHTEST = 24  # prompts at which the intervals are narrowest for what they promise
 DRAWS = 2000
@@ -66,11 +66,14 @@ class Race(Generic[Name]):
             c: {} for c in self.contestants
         }
         self._lengths: dict[Hashable, int] = {}
+        # Seconds behind the first tokens so far, and the tokens that were written in them.
+        self._decoded = {c: np.zeros(2) for c in self.contestants}
 
     def enter(self, newcomers: Sequence[Name]) -> None:
         """Let further contestants take part."""
         self.contestants += tuple(newcomers)
         self._times |= {newcomer: {} for newcomer in newcomers}
+        self._decoded |= {newcomer: np.zeros(2) for newcomer in newcomers}
 
     @property
     def prompts(self) -> int:
@@ -84,13 +87,19 @@ class Race(Generic[Name]):
         seconds: float,
         tokens: int,
         turn: int | None = None,
+        reading: float = 0.0,
     ) -> None:
-        """What decoding `tokens` tokens behind a prompt took, in which turn of the prompt; unset,
-        it is the contestant's next. Only what took the same turns is compared, for the machine may
-        be slower in another."""
+        """What decoding `tokens` tokens behind a prompt took, `reading` of it to the first one
+        (0: unknown), in which turn of the prompt; unset, it is the contestant's next. Only what
+        took the same turns is compared, for the machine may be slower in another."""
         length = self._lengths.setdefault(prompt, max(tokens, 1))
         times = self._times[contestant].setdefault(prompt, {})
-        times[len(times) if turn is None else turn] = seconds * length / max(tokens, 1)
+        reading, tokens = min(reading, seconds), max(tokens, 1)
+        decoded = self._decoded[contestant]
+        decoded += seconds - reading, tokens - (reading > 0)
+        times[len(times) if turn is None else turn] = as_long(
+            seconds, reading, tokens, length, float(decoded[0] / max(decoded[1], 1))
+        )
 
     def ratio(self, candidate: Name, baseline: Name) -> Ratio:
         """How many times faster `candidate` is than `baseline` on the prompts that both decoded in

@@ -16,7 +16,7 @@ from specdec_core.cost import Profile
 from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.load.result import LoadChoice
-from specdec_core.tokens.statistics import Counts, Ratio, paired_ratio
+from specdec_core.tokens.statistics import Counts, Ratio, as_long, paired_ratio
 
 METRIC = "estimated_speedup"
 SECONDS = "estimated_seconds"
@@ -95,6 +95,7 @@ class Timing(Document):
     # Of each repeat; what was timed in the same pass was timed in turns.
     passes: list[int] = Field(default=[])
     tokens: list[int]  # [prompt]
+    reading: list[float] = Field(default=[])  # seconds to the first token [prompt]; earlier unknown
     speedup: float  # over autoregressive; 1 for autoregressive itself
     low: float
     high: float
@@ -106,12 +107,13 @@ class Timing(Document):
         """How many times faster it is than another timing of the same prompts, for the same number
         of tokens: in the passes that both took part in, or without one by what both are over
         autoregressive decoding, whose intervals add up."""
-        lengths = np.array(other.tokens) / np.maximum(self.tokens, 1)
         ours, theirs = timed_together(self.seconds, self.passes, other.seconds, other.passes)
         if not len(ours):
             value, low, high = self.speedup / other.speedup, self.low / other.high, self.high
             return Ratio(value, low, high / other.low)
-        return paired_ratio(theirs, ours * lengths)
+        return paired_ratio(
+            theirs, for_as_many_tokens(ours, self.reading, self.tokens, other.tokens)
+        )
 
 
 def timed_together(
@@ -126,6 +128,18 @@ def timed_together(
     theirs = dict(zip(second_passes or range(len(second)), second, strict=True))
     both = [number for number in ours if number in theirs]
     return np.array([ours[n] for n in both]), np.array([theirs[n] for n in both])
+
+
+def for_as_many_tokens(
+    seconds: np.ndarray, reading: Sequence[float], tokens: Sequence[int], wanted: Sequence[int]
+) -> np.ndarray:
+    """The seconds (repeats, prompts) that outputs of `tokens` each would have taken with `wanted`
+    tokens each, at the mean pace of all where they are longer; `reading` are the seconds to the
+    first token, where they are known (see :func:`as_long`)."""
+    read = np.minimum(np.array(reading or np.zeros(len(tokens))), seconds)
+    written = np.maximum(tokens, 1)
+    pace = (seconds - read).sum() / max((written - (read > 0)).sum(), 1)
+    return np.asarray(as_long(seconds, read, written, np.maximum(wanted, 1), float(pace)))
 
 
 class OraclePoint(Document):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -202,6 +202,21 @@ class Ratio:
     def tied(self) -> bool:
         """Whether the interval includes 1: there is no measurable difference."""
         return self.low <= 1.0 <= self.high
+
+
+def as_long(seconds: Any, reading: Any, tokens: Any, wanted: Any, pace: float) -> Any:
+    """The seconds that an output of another length would have taken: what it took, with `tokens`
+    tokens, for `wanted` of them. Numbers, or arrays of prompts.
+
+    Reading the prompt, the first `reading` seconds up to the first token (0: unknown), takes as
+    long for any length. What a text lacks is counted at the `pace` of all, in seconds a token: one
+    that ends at once tells nothing of its own.
+    """
+    first = np.asarray(reading) > 0
+    decoding, steps, needed = seconds - reading, tokens - first, wanted - first
+    shorter = decoding * needed / np.maximum(steps, 1)
+    longer = decoding + pace * (needed - steps)
+    return reading + np.where(needed < steps, shorter, longer)
 
 
 def paired_ratio(

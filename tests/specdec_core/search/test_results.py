@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from cluster.sweep.trial import assess, replayed
@@ -19,7 +20,7 @@ from specdec_core.recordings.rounds import ReplayedRounds
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.simulator import asks_of, simulate_clients
-from specdec_core.search.results import SECONDS
+from specdec_core.search.results import SECONDS, for_as_many_tokens
 from specdec_core.studies.policies import replay_search
 from specdec_core.training.heads.evaluation import prompt_seconds
 from tests.jobs.conftest import record_prompts
@@ -112,3 +113,15 @@ def test_a_schedule_simulated_at_8_clients_is_its_second_range_alone(replay: Rep
         seconds[configuration.draft, configuration == schedule] = simulated.seconds
     assert seconds["medium", True] == pytest.approx(seconds["small", False])
     assert seconds["medium", False] > 2 * seconds["small", False]
+
+
+def test_outputs_of_other_lengths_take_what_as_many_tokens_would() -> None:
+    """Reading takes 1 s and a token 0.1 s; the second text ends at once, the third is longer."""
+    seconds = np.array([[6.0, 1.0, 11.0], [6.0, 1.0, 11.0]])
+    reading, tokens, wanted = [1.0, 1.0, 1.0], [51, 1, 101], [51, 51, 51]
+    same = for_as_many_tokens(seconds, reading, tokens, wanted)
+    np.testing.assert_allclose(same, 6.0)
+    np.testing.assert_array_equal(for_as_many_tokens(seconds, reading, tokens, tokens), seconds)
+    # Where reading is not known it counts as decoding.
+    unknown = for_as_many_tokens(seconds[:, 2:], [], [101], [51])
+    np.testing.assert_allclose(unknown, 11 * 51 / 101)
