@@ -35,17 +35,21 @@ from specdec_core.config.labels import distinct_labels
 from specdec_core.config.pair import DType, PairSpec, RunnerSettings
 from specdec_core.config.placement import DraftPlacement, Placement, TargetPlacement
 from specdec_core.config.policies import (
+    COSTING,
     MOST_TOKENS,
     AnyPolicy,
     HeadSettings,
     MaxTokens,
     PolicySettings,
+    PricedSettings,
+    TargetCost,
 )
 from specdec_core.config.recorded import RecordingFacts
 from specdec_core.config.sampling import Sampling, Temperature
 
 __all__ = [
     "AUTOREGRESSIVE",
+    "COSTING",
     "MOST_NODES",
     "MOST_TOKENS",
     "AnyChain",
@@ -69,9 +73,11 @@ __all__ = [
     "Placement",
     "PolicyDrafterSettings",
     "PolicySettings",
+    "PricedSettings",
     "RecordingFacts",
     "RunnerSettings",
     "Sampling",
+    "TargetCost",
     "TargetPlacement",
     "Temperature",
     "Value",

@@ -54,6 +54,7 @@ POLICIES = {
     "confidence": "specdec_core.drafting.policies.confidence",
     "svip": "specdec_core.drafting.policies.svip",
     "confidence_product": "specdec_core.drafting.policies.confidence_product",
+    "break_even": "specdec_core.drafting.policies.break_even",
     "dynamic_confidence": "specdec_core.drafting.policies.dynamic_confidence",
     "pre_cut": "specdec_core.drafting.policies.pre_cut",
     "specdecpp": "specdec_core.drafting.policies.specdecpp",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from specdec_core.base.errors import UserError
 from specdec_core.config.kinds import POLICIES, KindSettings, OneOf
 from specdec_core.config.recorded import RecordingFacts
 from specdec_core.config.wording import count
 
 MOST_TOKENS = 20  # SpecDec++'s bound
+PROFILE = "profile"  # as a cost: measured
+COSTING = ", a forward of the target costing {:g} of the draft model's"
 
 MaxTokens = Annotated[int, Field(ge=1, le=128, description="candidate tokens a round at most")]
 
@@ -74,6 +77,44 @@ class PolicySettings(KindSettings):
         if longest > recording.max_draft:
             return f"up to {longest} candidates, at most {recording.max_draft} were recorded"
         return None
+
+
+TargetCost = Annotated[
+    Annotated[float, Field(gt=0)] | Literal["profile"],
+    Field(description="a target forward in draft calls; profile: as measured"),
+]
+
+
+class PricedSettings(PolicySettings):
+    """What policies that weigh draft calls against a target forward have in common."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def target_cost(self) -> float | Literal["profile"]: ...
+
+    @property
+    def asks_cost(self) -> bool:
+        return self.target_cost == PROFILE
+
+    def at_cost(self, target_cost: float) -> Self:
+        return self.model_copy(update={"target_cost": target_cost})
+
+    @property
+    def cost(self) -> float:
+        """The target's cost as a number. Raises :class:`UserError` where it is still asked for."""
+        if isinstance(self.target_cost, str):
+            raise UserError("policy.target_cost: profile: there is no profile here; give a number")
+        return self.target_cost
+
+    def costing(self, words: str) -> str:
+        """`words` with the cost, where it is known."""
+        return "" if isinstance(self.target_cost, str) else words.format(self.target_cost)
+
+    def unknown_to(self, recording: RecordingFacts) -> str | None:
+        if self.asks_cost:
+            return "what a target forward costs is not recorded: give a profile, or a target_cost"
+        return super().unknown_to(recording)
 
 
 class HeadSettings(PolicySettings):

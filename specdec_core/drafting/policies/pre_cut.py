@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -22,10 +22,12 @@ from pydantic import (
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import (
+    COSTING,
     MOST_TOKENS,
     MaxTokens,
-    PolicySettings,
+    PricedSettings,
     RecordingFacts,
+    TargetCost,
     describe,
 )
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
     from specdec_core.drafting.policies.signals import Signals
 
 _BINS_PER_HALVING = 2
-PROFILE = "profile"  # as a cost: measured
-_COSTING = ", a forward of the target costing {:g} of the draft model's"
 
 
 def reward(calls: int, accepted: float, target_cost: float) -> float:
@@ -191,7 +191,7 @@ class _Round:
     decisions: list[_Decision] = field(default_factory=list)
 
 
-class PreCutSettings(PolicySettings):
+class PreCutSettings(PricedSettings):
     """Tabular Q-learning of CONTINUE or STOP (Post-use & Pre-cut, §5.2 and Table 8)."""
 
     kind: Literal["pre_cut"] = "pre_cut"
@@ -201,9 +201,7 @@ class PreCutSettings(PolicySettings):
     exploration_decay: float = Field(default=0.98, ge=0, le=1, description="factor a round")
     optimism: float = Field(default=0.01, ge=0, description="head start of CONTINUE in Q_init")
     bins: int = Field(default=8, ge=1, le=64, description="of the confidence product, 2 a halving")
-    target_cost: Annotated[float, Field(gt=0)] | Literal["profile"] = Field(
-        default="profile", description="a target forward in draft calls; profile: as measured"
-    )
+    target_cost: TargetCost = "profile"
     table: str | None = Field(default=None, description="a saved Q-table to start from")
     seed: int = Field(default=0, ge=0)
     max_tokens: MaxTokens = MOST_TOKENS
@@ -234,7 +232,7 @@ class PreCutSettings(PolicySettings):
         kept = "" if self.updates else ", Q_init"
         informed = "" if self.q_init == "continue" else " by confidence"
         matches = "" if self.useful == "accepted" else ", matches"
-        return f"pre-cut{self._costing(' {:g}')}{self.up_to}{kept}{informed}{matches}"
+        return f"pre-cut{self.costing(' {:g}')}{self.up_to}{kept}{informed}{matches}"
 
     @property
     def sentence(self) -> str:
@@ -254,13 +252,11 @@ class PreCutSettings(PolicySettings):
             start += ", rewarded for matches behind rejections, too"
         learned = "what it has learned" if self.updates else "its first Q-table"
         return (
-            f"Drafts until {learned} says stop (Pre-cut){self._costing(_COSTING)}"
+            f"Drafts until {learned} says stop (Pre-cut){self.costing(COSTING)}"
             f"{start}{self.unusual(*numbers)}{self.at_most}."
         )
 
     def unknown_to(self, recording: RecordingFacts) -> str | None:
-        if self.asks_cost:
-            return "what a target forward costs is not recorded: give a profile, or a target_cost"
         if self.reads_rejected:
             return "the target's tokens after candidates that it rejects are not recorded"
         return super().unknown_to(recording)
@@ -268,24 +264,6 @@ class PreCutSettings(PolicySettings):
     @property
     def reads_rejected(self) -> bool:
         return self.useful == "matches"
-
-    @property
-    def asks_cost(self) -> bool:
-        return self.target_cost == PROFILE
-
-    def at_cost(self, target_cost: float) -> PreCutSettings:
-        return self.model_copy(update={"target_cost": target_cost})
-
-    @property
-    def cost(self) -> float:
-        """The target's cost as a number. Raises :class:`UserError` where it is still asked for."""
-        if isinstance(self.target_cost, str):
-            raise UserError("policy.target_cost: profile: there is no profile here; give a number")
-        return self.target_cost
-
-    def _costing(self, words: str) -> str:
-        """`words` with the cost, where it is known."""
-        return "" if isinstance(self.target_cost, str) else words.format(self.target_cost)
 
 
 class PreCutPolicy(LengthPolicy):

@@ -36,6 +36,7 @@ LEARNING = {
     "bandit": {"kind": "bandit", "arms": [1, 4, {"kind": "suffix"}], "memory": "request"},
     "schedule": {"kind": "schedule", "ranges": {1: 3, 5: {"kind": "suffix"}}},
     "heuristic": {"kind": "draft_model", "policy": {"kind": "heuristic", "start": 3}},
+    "break-even": {"kind": "draft_model", "policy": {"kind": "break_even", "target_cost": 5}},
     "dynamic confidence": {"kind": "draft_model", "policy": {"kind": "dynamic_confidence"}},
     "pre-cut": {"kind": "draft_model", "policy": {"kind": "pre_cut", "target_cost": 5}},
 }

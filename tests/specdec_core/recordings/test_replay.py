@@ -29,6 +29,7 @@ from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
 from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.lookahead import LookaheadSettings
+from specdec_core.drafting.policies.break_even import BreakEvenSettings
 from specdec_core.drafting.policies.by_batch import ByBatchSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
@@ -74,6 +75,7 @@ OWN: dict[str, PolicySettings] = {
     "confidence": ConfidenceSettings(threshold=0.6),
     "svip": SvipSettings(threshold=1.1, max_tokens=12),
     "confidence_product": ConfidenceProductSettings(threshold=0.3),
+    "break_even": BreakEvenSettings(target_cost=8),
     "dynamic_confidence": DynamicConfidenceSettings(),
     "specdecpp": SpecDecPlusPlusSettings(head="specdecpp", threshold=0.6),
     "t1": DecisionSettings(head="t1", threshold=0.5),

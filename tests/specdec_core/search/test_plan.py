@@ -45,6 +45,7 @@ def test_quick_tries_every_policy_with_every_draft_and_what_needs_none() -> None
                 "confidence",
                 "confidence_product",
                 "svip",
+                "break_even",
                 "dynamic_confidence",
                 "pre_cut",
                 "specdecpp",
@@ -81,7 +82,7 @@ def test_llm_tries_the_head_under_every_policy_in_trees_and_beside_copies() -> N
     assert set(plan.pair.drafts.values()) == {"bundled:smollm2-eagle"}
     assert {c.family for c in plan.configurations} == {
         *("fixed", "heuristic", "confidence", "confidence_product", "svip"),
-        *("dynamic_confidence", "pre_cut"),
+        *("break_even", "dynamic_confidence", "pre_cut"),
         *("tree", "dynamic_tree", "prompt_lookup", "suffix", "cascade", "hybrid"),
     }
     # Recording a head's chains takes its forwards one by one: no policy asks for long ones.

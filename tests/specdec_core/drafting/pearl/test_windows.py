@@ -55,7 +55,7 @@ def with_defaults(settings: type[PolicySettings]) -> PolicySettings:
 # Nothing that decodes can follow the oracle.
 EVERY = kinds_of(kinds.POLICIES, PolicySettings).values()
 POLICIES = [with_defaults(kind) for kind in EVERY if kind is not OracleSettings]
-LEARNING = [p for p in POLICIES if p.kind in ("dynamic_confidence", "pre_cut")]
+LEARNING = [p for p in POLICIES if p.kind in ("break_even", "dynamic_confidence", "pre_cut")]
 POLICIES.append(DecisionSettings(head=HEADS["decision"], threshold=0.3, cumulative=True))
 
 

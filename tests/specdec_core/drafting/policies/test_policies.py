@@ -14,6 +14,7 @@ from specdec_core.config import Configuration, PolicySettings, Sampling, parse
 from specdec_core.config.kinds import POLICIES, kinds_of
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import SlotState
+from specdec_core.drafting.policies.break_even import BreakEvenSettings
 from specdec_core.drafting.policies.by_batch import ByBatchSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
@@ -39,6 +40,7 @@ PER_REQUEST = [
     SvipSettings(threshold=2.2),
     ConfidenceProductSettings(threshold=0.05),
     DynamicConfidenceSettings(start=0.1),
+    BreakEvenSettings(target_cost=5),
 ]
 LASTING = [HeuristicSettings(transient=False), PreCutSettings(max_tokens=8, target_cost=5)]
 WITHOUT_HEAD = PER_REQUEST + LASTING
