@@ -82,8 +82,9 @@ def main(
     """Simulate requests that come at a rate, and find the fewest replicas that answer them within
     the limits; or find the rate that so many replicas carry.
 
-    Replayed rounds take the place of models, fitted step times that of the machine, and the
-    scheduler is the live engine's.
+    Replayed rounds take the place of models (of a configuration that cannot be replayed, rounds
+    that are decoded live once), fitted step times that of the machine, and the scheduler is the
+    live engine's.
     """
     check_name(name)
     objective = Slo.read(slo, "--slo")
@@ -120,14 +121,18 @@ def main(
         least_replicas,
         mean_rate,
     )
+    from specdec_core.search.load.decoded import decoded_live
     from specdec_core.search.load.simulator import Router, asks_of, asks_of_trace
     from specdec_core.search.replaying import find_named
+    from specdec_core.studies.live_rounds import with_live
     from specdec_core.studies.step_times import step_times
 
     if requests:
         rate = mean_rate(requests)
-    recording = find_named(traces, workspace())
-    replay = Replay(recording, hidden=bool(chosen.configuration.heads))
+    recording = find_named(traces, workspace(), drawn=True)
+    replay = Replay(recording, hidden=bool(chosen.configuration.heads), drawn=True)
+    with ConsoleProgress(console) as progress:
+        replay = with_live(replay, [chosen.configuration], progress)
     answers = replayed_answers(replay, chosen.configuration)
     limits = Limits(slots, step_tokens, cache_tokens)
     asked = asks_of_trace(answers, requests, recording.header.max_new_tokens)
@@ -160,8 +165,9 @@ def main(
     load = f"{rate:g} requests a second, {coming}" if rate else f"{replicas} replicas, {coming}"
     if trace is not None:
         load = f"{len(requests)} requests of {trace}, {rate:.3g} a second on average"
+    by = "decoded live, not replayed; " if decoded_live(replay, chosen.configuration) else ""
     notes = [
-        f"{chosen.configuration.label} ({source}); {load}",
+        f"{chosen.configuration.label} ({source}); {by}{load}",
         f"prompts of {recording.folder.name}: {sum(answers.prompts) / len(answers):.0f} tokens and"
         f" answers of {sum(answers.lengths) / len(answers):.0f}, on average",
         f"replicas of {slots} slots, routed {routing.replace('_', ' ')}"

@@ -38,11 +38,19 @@ def main(
     live: Annotated[
         bool, Option(help="Time the best few at each load; else the simulation decides.")
     ] = True,
+    decode: Annotated[
+        bool,
+        Option(
+            help="Decode the prompts live, once, under what the recording cannot replay; else it is"
+            " left out."
+        ),
+    ] = True,
     name: Name = None,
 ) -> None:
-    """Simulate every configuration of a sweep file that the recording can replay, and the target
-    alone, with 1, 2, 4, … clients; time the best few at each load live; choose for each, and write
-    the choices as one configuration that drafts by the load, to serve.
+    """Simulate every configuration of a sweep file, and the target alone, with 1, 2, 4, … clients,
+    by rounds that are replayed, or decoded live where the recording cannot tell them; time the best
+    few at each load live; choose for each, and write the choices as one configuration that drafts
+    by the load, to serve.
     """
     check_name(name)
     plan = load_plan(config)
@@ -57,9 +65,11 @@ def main(
     from specdec_core.models.pair import load_pair
     from specdec_core.recordings.replay import Replay
     from specdec_core.search.load.choice import choose_for_load
+    from specdec_core.search.load.decoded import can_simulate, decoded_live
     from specdec_core.search.load.traffic import CLIENTS, Traffic
-    from specdec_core.search.replaying import find_named, split
+    from specdec_core.search.replaying import find_named
     from specdec_core.search.results import may_win
+    from specdec_core.studies.live_rounds import with_live
     from specdec_core.studies.load_timer import EngineTimer
     from specdec_core.studies.step_times import step_times
 
@@ -68,35 +78,43 @@ def main(
         workload = Workload(clients=counts, slo=workload.slo, requests=workload.requests)
     if objective is not None:
         workload = workload.model_copy(update={"slo": objective})
-    recording = find_named(traces, workspace())
+    recording = find_named(traces, workspace(), drawn=True)
     header = recording.header
     if header.sampling != plan.sampling:
         raise UserError(f"{recording.folder}: recorded with other sampling than {config} has")
-    replay = Replay(recording, hidden=any(each.heads for each in plan.samples))
+    replay = Replay(recording, hidden=any(each.heads for each in plan.samples), drawn=True)
     traffic = Traffic.of(workload, recording)
     with ConsoleProgress(console) as progress:
-        timer = None
         if hardware is not None:
             times = load_step_times(hardware, list(header.pair.drafts))
         else:
             path = workspace() / "steps.json"
             times = step_times(header.pair, path, traffic.limits.slots, progress)
-            if live and plan.live.finalists:
-                timer = EngineTimer(load_pair(header.pair), traffic)
         configurations = [each.priced(times.target_cost) for each in plan.configurations or ()]
-        known, unknown = split(configurations, replay)
-        candidates = [each for each in known if may_win(each, plan.allow_lossy)]
+        allowed = [
+            each
+            for each in configurations
+            if may_win(each, plan.allow_lossy) and not each.foreign_draft(header.pair.drafts)
+        ]
+        if decode:
+            replay = with_live(replay, allowed, progress)
+        candidates = [each for each in allowed if can_simulate(replay, each)]
         if not candidates:
-            raise UserError(f"{config}: no configuration that {recording.folder} can replay")
+            raise UserError(f"{config}: no configuration whose rounds {recording.folder} can tell")
+        timer = None
+        if hardware is None and live and plan.live.finalists:
+            timer = EngineTimer(load_pair(header.pair), traffic)
         choice, simulated = choose_for_load(
             candidates, replay, times, workload, plan.live, timer, observer=progress
         )
 
+    decoded = sum(decoded_live(replay, each) for each in candidates)
     folder = workspace() / "schedules" / (name or recording.folder.name)
     written = PairConfiguration(pair=header.pair, configuration=choice.chosen)
     schedule = written.save(folder / "schedule.yaml")
     notes = [
-        f"{len(candidates)} configurations of {config}, {len(unknown)} more cannot be replayed",
+        f"{len(candidates)} configurations of {config}, {decoded} of them decoded live, as they"
+        f" cannot be replayed; {len(configurations) - len(candidates)} more left out",
         f"prompts of {recording.folder.name}, at most {header.max_new_tokens} new tokens",
         f"step times: {hardware or times.device}",
     ]

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 import ray
 
 from cluster.session import get
+from cluster.sweep.timing import RemoteTimer
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration
 from specdec_core.cost.steps import StepTimes, load_step_times
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.folder import SweepFolder
+from specdec_core.search.load.answers import configurations_by_load
 from specdec_core.search.load.choice import choose_for_load
+from specdec_core.search.load.decoded import (
+    KeptRounds,
+    can_simulate,
+    recorded_requests,
+    with_decoded,
+)
 from specdec_core.search.load.live_runs import LiveRuns
 from specdec_core.search.load.schedule import drafter_at
 from specdec_core.search.load.traffic import Traffic
@@ -21,6 +30,7 @@ from specdec_core.search.load.workload import Load
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.results import SweepResult, by_estimate
+from specdec_core.tokens.statistics import rounds_frame
 
 
 @dataclass(frozen=True)
@@ -45,12 +55,18 @@ def choose_for_workload(
     folder: SweepFolder,
     observer: SweepObserver,
 ) -> None:
-    """Choose for each load of the plan's workload among what was replayed. Fills
-    `result.under_load`, and adds the configuration for all loads to `result.trials`. Without a
-    bench, for another machine, by simulation alone."""
-    trials = [t for t in by_estimate(result.trials) if t.replayed and t.may_win(plan.allow_lossy)]
-    if plan.workload is None or not trials:
+    """Choose for each load of the plan's workload among what was counted, by replayed rounds or by
+    those that were decoded to count them. Fills `result.under_load`, and adds the configuration for
+    all loads to `result.trials`. Without a bench, for another machine, by simulation alone."""
+    if plan.workload is None:
         return
+    may_win = [t.configuration for t in by_estimate(result.trials) if t.may_win(plan.allow_lossy)]
+    replay = _with_decoded(replay, may_win, bench, result, folder, observer)
+    candidates = [each for each in may_win if can_simulate(replay, each)]
+    if all(each.drafter is None for each in candidates):
+        return
+    if left_out := [each.label for each in may_win if each not in candidates]:
+        observer.warned(f"not simulated, so chosen for no load: {', '.join(left_out)}")
     timer = None
     if bench is None:
         times = StepTimes.of(result.profile)
@@ -60,7 +76,7 @@ def choose_for_workload(
         get(bench.take_workload.remote(traffic))
         timer = RemoteLoadTimer(bench)
     choice, simulated = choose_for_load(
-        [trial.configuration for trial in trials],
+        candidates,
         replay,
         times,
         plan.workload,
@@ -77,6 +93,42 @@ def choose_for_workload(
         counted = next(t for t in result.trials if t.configuration.drafter == alone)
         update = {"configuration": choice.chosen, "mlflow_run_id": None}
         result.trials.append(counted.model_copy(update=update))
+
+
+def _with_decoded(
+    replay: Replay,
+    candidates: Sequence[Configuration],
+    bench: ray.actor.ActorHandle | None,
+    result: SweepResult,
+    folder: SweepFolder,
+    observer: SweepObserver,
+) -> Replay:
+    """The replay with the rounds of candidates that had to be decoded: of each as a whole they were
+    counted; the ranges of a schedule are decoded on the bench where nobody else drafts like them,
+    and without a bench left out."""
+    counted = {t.id for t in result.trials if t.finished and not t.replayed}
+    if bench is None:
+        candidates = [
+            each
+            for each in candidates
+            if all(c.id in counted or replay.can(c) for c in configurations_by_load(each))
+        ]
+
+    def decode(configuration: Configuration) -> pd.DataFrame:
+        assert bench is not None
+        timer = RemoteTimer(bench)
+        timer.forget()
+        requests = recorded_requests(replay.recording)
+        return rounds_frame([timer.decode(configuration, each)[1] for each in requests])
+
+    kept = KeptRounds(replay.recording, decode)
+
+    def rounds(configuration: Configuration) -> pd.DataFrame:
+        if configuration.id in counted:
+            return folder.rounds(configuration.id)
+        return kept(configuration)
+
+    return with_decoded(replay, candidates, rounds, observer)
 
 
 def _step_times(

@@ -104,7 +104,7 @@ def loads(choice: LoadChoice) -> Section:
     source = "" if choice.timed else "_simulated"
     columns: dict[str, Cell] = {
         "load": cells.text("load"),
-        "configuration": lambda row: row["configuration"] + (" ★" if row["chosen"] else ""),
+        "configuration": _marked,
         heading: cells.number(f"value{source}", form),
         "over autoregressive": cells.ratio("speedup", "low", "high"),
         "TPOT p50, ms": cells.milliseconds(f"tpot{source}"),
@@ -124,14 +124,26 @@ def loads(choice: LoadChoice) -> Section:
     return Section(
         key="loads",
         title=f"The choice for each load, by {by}",
-        note=f"{how} {choice.simulated} configurations were simulated.",
+        note=f"{how} {choice.simulated} configurations were simulated.{_decoded(choice)}",
         shown=cells.table(table, columns),
-        legend="★ chosen for this load",
+        legend="★ chosen for this load" + (", † decoded live" if choice.decoded else ""),
         frame=table,
         marked=[n for n, chosen in enumerate(table["chosen"]) if chosen],
         ruled=cells.group_ends(table["load"]),
         brief=("load", "configuration", heading, "over autoregressive"),
     )
+
+
+def _marked(row: cells.Row) -> str:
+    marks = " †" * row["decoded_live"] + " ★" * row["chosen"]
+    return f"{row['configuration']}{marks}"
+
+
+def _decoded(choice: LoadChoice) -> str:
+    """What the mark of configurations that cannot be replayed means."""
+    if not choice.decoded:
+        return ""
+    return " Those marked † cannot be replayed: they were simulated from rounds decoded live."
 
 
 def _costs(choice: LoadChoice) -> Callable[[cells.Row], str]:

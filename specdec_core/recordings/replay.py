@@ -11,7 +11,8 @@ it (:mod:`specdec_core.drafting.recorded`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -101,6 +102,14 @@ class Replay:
         self._heads: dict[tuple[str, str], LoadedHead] = {}
         self._hidden = hidden
         self._tracks: dict[str, Track] = {}
+        self.decoded: Mapping[str, ReplayedRounds] = {}
+
+    def knowing(self, decoded: Mapping[str, ReplayedRounds]) -> Replay:
+        """The same with the rounds of further configurations, by id, that were decoded live: for
+        those that the recording cannot tell."""
+        more = copy(self)
+        more.decoded = {**self.decoded, **decoded}
+        return more
 
     def can(self, configuration: Configuration) -> bool:
         """Whether the recording holds everything that this configuration could meet."""
@@ -114,6 +123,8 @@ class Replay:
 
     def _unknown(self, configuration: Configuration) -> str | None:
         """Why this configuration cannot be replayed; None where it can."""
+        if configuration.id in self.decoded:
+            return None
         drafter, drawn = configuration.drafter, not self.header.sampling.fixed_output
         chain = isinstance(drafter, ChainSettings) and drafter.guesses is None
         if drawn and drafter is not None and (not chain or self.header.eagle_heads):
@@ -134,6 +145,8 @@ class Replay:
             raise UserError(
                 f"{self.recording.folder}: cannot replay {configuration.label}: {reason}"
             )
+        if configuration.id in self.decoded:
+            return self.decoded[configuration.id]
         if (drafter := configuration.drafter) is not None:
             resources = self._resources(_Place())
             rounds: ReplayedRounds | None = run_time(drafter).replayed_at_once(drafter, resources)
@@ -153,8 +166,8 @@ class Replay:
         """
         configuration = self.priced(configuration)
         drafter = configuration.drafter
-        if self._unknown(configuration) is not None:
-            return self.run(configuration)  # which raises
+        if configuration.id in self.decoded or self._unknown(configuration) is not None:
+            return self.run(configuration)  # which may raise
         if drafter is not None:
             resources = self._resources(_Place())
             rounds: ReplayedRounds | None = run_time(drafter).replayed_everywhere(

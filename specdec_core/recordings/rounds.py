@@ -1,4 +1,4 @@
-"""Replayed rounds: as arrays, one entry a round."""
+"""Rounds of recorded prompts, replayed or decoded: as arrays, one entry a round."""
 
 from __future__ import annotations
 
@@ -30,6 +30,19 @@ class ReplayedRounds:
     arm: np.ndarray  # NO_ARM where no bandit chose
     ids: list[str]  # of the prompts
     state: dict[str, Any] | None = None  # what the drafter has learned
+
+    @classmethod
+    def of_frame(cls, frame: pd.DataFrame, ids: list[str]) -> ReplayedRounds:
+        """The rounds of prompts that were decoded, in the order of their `ids`, from what
+        :func:`specdec_core.tokens.statistics.rounds_frame` made of them. Raises ValueError where
+        these are not as many prompts."""
+        prompt = (frame["round"] == 0).to_numpy().cumsum() - 1
+        if (decoded := int(prompt.max(initial=-1)) + 1) != len(ids):
+            raise ValueError(f"rounds of {decoded} prompts, not of {len(ids)}")
+        names = [f.name for f in fields(cls) if f.name not in ("prompt", "arm", "ids", "state")]
+        columns: dict[str, Any] = {name: frame[name].to_numpy(np.int64) for name in names}
+        arm = pd.to_numeric(frame["arm"]).fillna(NO_ARM).to_numpy(np.int64)
+        return cls(prompt=prompt, arm=arm, ids=ids, **columns)
 
     @property
     def counts(self) -> Counts:

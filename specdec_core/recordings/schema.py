@@ -4,6 +4,7 @@
     drafts/<draft>/shard-N       one row a drafted token (:data:`EVERY_ROW` and the like)
     examples/<draft>/shard-N     rows to train acceptance heads on (:data:`EXAMPLE`)
     prompts/shard-N              prompts and the target's outputs; written last: the shard is whole
+    decoded/*.parquet            rounds decoded live (:mod:`specdec_core.search.load.decoded`)
 
 Shards are Parquet files of some prompts each, written whole or not at all.
 

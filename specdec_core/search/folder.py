@@ -160,6 +160,10 @@ class SweepFolder:
                 path.write_bytes(rounds.parquet)
         write_atomically(self.path / "trials" / f"{trial.id}.json", trial.model_dump_json(indent=1))
 
+    def rounds(self, config_id: str) -> pd.DataFrame:
+        """The rounds of a finished trial that was decoded."""
+        return pd.read_parquet(self.path / "trials" / f"{config_id}.parquet")
+
     def save_rounds(self, more: Sequence[pd.DataFrame] = ()) -> Path:
         """The trials' rounds and `more`, in one table with a column config_id."""
         files = [self.path / "trials" / f"{trial.id}.parquet" for trial in self.trials()]

@@ -16,6 +16,8 @@ from tests.jobs.conftest import Command, record_prompts
 TEXTS = [*(f"x{i} = {i} + " for i in range(3)), "y = 2 + " * 15]
 FIXED = {"kind": "draft_model", "draft": "draft", "policy": {"kind": "fixed", "max_tokens": 3}}
 
+TREE = {"kind": "dynamic_tree", "policy": {"kind": "fixed", "max_tokens": 3}}
+
 
 @pytest.fixture(scope="module")
 def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -48,6 +50,17 @@ def test_replicas_for_a_rate(command: Command, home: Path) -> None:
     tried = pd.read_csv(home / "capacity" / "rate" / "tried.csv")
     assert {"replicas", "rate", "good_share", "ttft_p95", "router_busy"} <= set(tried.columns)
     assert tried["good_share"].max() >= 0.95 > tried["good_share"].min()
+
+
+def test_what_cannot_be_replayed_is_decoded_live_and_said(
+    command: Command, home: Path, tiny_pair: Pair
+) -> None:
+    tree = {"pair": tiny_pair.spec.model_dump(), "configuration": {"drafter": TREE}}
+    (home / "tree.yaml").write_text(json.dumps(tree))
+    arguments = [*given(home), "--config", home / "tree.yaml", "--slo", "ttft=1", "--rate", 20]
+    done = command(capacity.main, home, *arguments, "--name", "tree")
+    assert done.returncode == 0, done.stderr
+    assert "decoded live, not replayed" in " ".join(done.stdout.split())
 
 
 def test_the_rate_of_replicas_under_another_machines_times(command: Command, home: Path) -> None:

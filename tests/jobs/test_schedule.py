@@ -1,4 +1,4 @@
-"""`specdec schedule` writes a schedule that can be read, chosen among what can be replayed."""
+"""`specdec schedule` writes a schedule that can be read, chosen among all of a sweep file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from jobs import generate, schedule, sweep
 from jobs.choice import read_config
+from specdec_core.config import Sampling
 from specdec_core.cost.steps import ForwardTerms, StepTimes
 from specdec_core.models.pair import Pair
 from specdec_core.search.load.schedule import drafter_at
@@ -17,6 +18,7 @@ from specdec_core.search.results import SweepResult
 from tests.jobs.conftest import Command, record_prompts
 
 FIXED = {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [2, 5]}}}
+TREE = {"drafter": {"kind": "dynamic_tree"}}
 LOOKAHEAD = {"drafter": {"kind": "lookahead"}}  # no recording tells what it does
 
 
@@ -46,7 +48,8 @@ def test_a_schedule_is_written(command: Command, home: Path) -> None:
     arguments = ["--traces", "some", "--config", home / "sweep.yaml", "--hardware", home / "s.yaml"]
     done = command(schedule.main, home, *arguments)
     assert done.returncode == 0, done.stderr
-    assert "2 configurations of" in done.stdout
+    assert "3 configurations of" in done.stdout
+    assert "1 of them decoded live" in " ".join(done.stdout.split())
     path = home / "schedules" / "some" / "schedule.yaml"
     assert f"serve --config {path}" in done.stdout
     written, _ = read_config(path)
@@ -58,6 +61,11 @@ def test_a_schedule_is_written(command: Command, home: Path) -> None:
     assert decoded.returncode == 0, decoded.stderr
     simulated = pd.read_csv(home / "schedules" / "some" / "simulated.csv")
     assert sorted(simulated["clients"].unique()) == [1, 8]  # the workload's
+    assert simulated.groupby("decoded_live")["config_id"].nunique()[True] == 1
+    assert len(list((home / "traces" / "some" / "decoded").iterdir())) == 1
+    without = command(schedule.main, home, *arguments, "--no-decode", "--name", "replayed")
+    assert without.returncode == 0, without.stderr
+    assert "2 configurations of" in without.stdout
 
 
 def test_goodput_may_choose(command: Command, home: Path) -> None:
@@ -97,10 +105,11 @@ def test_finalists_answer_the_workload_live_and_the_best_measured_is_chosen(
 
 
 def test_nothing_to_replay_is_one_line(command: Command, home: Path) -> None:
-    arguments = ["--traces", "some", "--config", home / "none.yaml"]
+    arguments = ["--traces", "some", "--config", home / "none.yaml", "--no-decode"]
+    arguments += ["--hardware", home / "s.yaml"]
     done = command(schedule.main, home, *arguments)
     assert done.returncode == 2
-    assert "no configuration that" in done.stderr
+    assert "no configuration whose rounds" in done.stderr
 
 
 @pytest.mark.long
@@ -116,3 +125,18 @@ def test_a_sweep_with_a_workload_ends_with_the_choice_for_each_load(
     simulated = pd.read_csv(folder / "simulated.csv")
     assert sorted(simulated["clients"].unique()) == [1, 8]
     assert not SweepResult.load(folder).under_load.timed  # it is another machine's
+
+
+def test_with_rejection_sampling_chains_are_drawn_and_the_rest_is_decoded(
+    command: Command, home: Path, tiny_pair: Pair
+) -> None:
+    drawn = Sampling(temperature=1.0)
+    record_prompts(tiny_pair, home / "texts.jsonl", home / "traces" / "drawn", 16, drawn)
+    plan = json.loads((home / "sweep.yaml").read_text())
+    plan |= {"search": [FIXED, TREE], "sampling": drawn.model_dump()}
+    (home / "drawn.yaml").write_text(json.dumps(plan))
+    arguments = ["--traces", "drawn", "--config", home / "drawn.yaml"]
+    done = command(schedule.main, home, *arguments, "--hardware", home / "s.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "3 configurations of" in done.stdout
+    assert len(list((home / "traces" / "drawn" / "decoded").iterdir())) == 1

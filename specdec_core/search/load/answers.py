@@ -168,6 +168,14 @@ def drafters_by_load(drafter: DrafterSettings | None) -> dict[int, DrafterSettin
     return {1: drafter}
 
 
+def configurations_by_load(configuration: Configuration) -> list[Configuration]:
+    """The configurations whose rounds :func:`replayed_answers` takes: that of each range of load,
+    or the only one."""
+    by_load = drafters_by_load(configuration.drafter)
+    parts = [configuration.model_copy(update={"drafter": each}) for each in by_load.values()]
+    return parts if len(parts) > 1 else [configuration, *parts]
+
+
 def replayed_answers(replay: Replay, configuration: Configuration) -> Answers:
     """The answers to a recording's prompts under `configuration`. Raises :class:`UserError` for one
     that cannot be replayed."""
@@ -194,7 +202,8 @@ def _prompt_lengths(replay: Replay) -> list[int]:
 
 def _by_position(replay: Replay, configuration: Configuration) -> list[list[SimulatedRound]]:
     """A round from each position of each recorded output: the first that was replayed from there or
-    after it, and behind the last one that one, cut to what is left."""
+    after it, and behind the last one that one, cut to what is left of the output. Decoded live,
+    another text may be longer."""
     rounds = replay.everywhere(configuration)
     in_order = InOrder.of(replay, rounds, configuration).rounds
     by_position = []
@@ -202,10 +211,12 @@ def _by_position(replay: Replay, configuration: Configuration) -> list[list[Simu
         begins = rounds.position[rounds.prompt == number]
         each = in_order[number]
         places = np.searchsorted(begins, np.arange(len(output))).tolist()
+        lefts = range(len(output), 0, -1)
+        nearest = [each[min(place, len(each) - 1)] for place in places]
         by_position.append(
             [
-                each[place] if place < len(each) else each[-1].within(len(output) - at - 1)
-                for at, place in enumerate(places)
+                one if place < len(each) and one.generated <= left else one.within(left - 1)
+                for place, left, one in zip(places, lefts, nearest, strict=True)
             ]
         )
     return by_position
@@ -214,11 +225,11 @@ def _by_position(replay: Replay, configuration: Configuration) -> list[list[Simu
 def _rests(replay: Replay, configuration: Configuration, draft: str) -> bool:
     """Whether a draft model reads a text only when it proposes after it: another range's drafter,
     or another arm of a bandit, does without it, or its policy drafts nothing at some load."""
+    first = next(iter(replay.header.pair.drafts), None)
     for part in configuration.parts:
         if isinstance(part, BanditSettings | ScheduleSettings):
             for each in part.parts:
-                drafts = (name for inner in each.walk() for name in inner.drafts)
-                if draft not in map(replay.recording.draft_name, drafts):
+                if draft not in (name or first for inner in each.walk() for name in inner.drafts):
                     return True
     policies = (policy for _, policy in configuration.policies)
     return any(isinstance(p, ByBatchSettings) and 0 in p.tokens.values() for p in policies)

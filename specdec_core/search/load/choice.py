@@ -18,6 +18,7 @@ from specdec_core.config import Configuration
 from specdec_core.cost.steps import StepTimes
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.comparison import Comparison
+from specdec_core.search.load.decoded import decoded_live
 from specdec_core.search.load.live_race import LiveRace
 from specdec_core.search.load.live_runs import LiveRuns, LoadTimer
 from specdec_core.search.load.measures import measure
@@ -37,7 +38,7 @@ def choose_for_load(
     runs: LiveRuns | None = None,
     observer: Observer | None = None,
 ) -> tuple[LoadChoice, pd.DataFrame]:
-    """Choose among `candidates`, which the recording can replay, and autoregressive decoding.
+    """Choose among `candidates`, whose rounds are known, and autoregressive decoding.
     Without a timer the simulation decides. Also returns the table of all that was simulated
     (:func:`specdec_core.search.load.schedule.simulate_each`)."""
     settings, observer = live or LiveSettings(), observer or Observer()
@@ -173,4 +174,5 @@ def _result(
         rows=sorted(rows, key=lambda row: loads.index(row.load)),
         verdicts=list(verdicts),
         simulated=len(simulated.known),
+        decoded=[each for each in shown if decoded_live(simulated.replay, known[each])],
     )

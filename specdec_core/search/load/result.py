@@ -59,6 +59,8 @@ class LoadChoice(Document):
     rows: list[Compared]
     verdicts: list[Verdict]
     simulated: int  # configurations
+    # Of `configurations`, by id: simulated from rounds that were decoded live, not replayed.
+    decoded: list[str] = Field(default=[])
 
     @property
     def timed(self) -> bool:
@@ -80,7 +82,8 @@ class LoadChoice(Document):
     def table(self) -> pd.DataFrame:
         """One row a load and configuration: live and simulated (`_simulated`) `value` by the
         objective, `tpot` (median) and `ttft` (95th percentile), the simulation's relative errors
-        (`_error`), and the `speedup` over autoregressive decoding from `low` to `high`."""
+        (`_error`), whether it was simulated from rounds `decoded_live`, and the `speedup` over
+        autoregressive decoding from `low` to `high`."""
         labels = self.labels
         chosen = {(verdict.load, verdict.config_id) for verdict in self.verdicts}
         return pd.DataFrame(
@@ -90,6 +93,7 @@ class LoadChoice(Document):
                 "configuration": labels[row.config_id],
                 "config_id": row.config_id,
                 "chosen": (row.load, row.config_id) in chosen,
+                "decoded_live": row.config_id in self.decoded,
                 "speedup": row.speedup,
                 "low": row.low,
                 "high": row.high,

@@ -12,6 +12,7 @@ from specdec_core.cost.steps import StepTimes
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.answers import replayed_answers
+from specdec_core.search.load.decoded import decoded_live
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import Objective, Workload
 
@@ -26,10 +27,10 @@ def simulate_each(
     observer: Observer | None = None,
 ) -> pd.DataFrame:
     """Every configuration, and autoregressive decoding, at every load of a workload. One row each:
-    `load`, its label; `clients`, 0 of an open loop; `config_id`, `tokens_per_second`,
-    `request_speed`, `goodput` and medians of `ttft` and `tpot` (see
-    :class:`~specdec_core.search.load.measures.LoadMeasures`). Raises :class:`UserError` for a
-    configuration that cannot be replayed."""
+    `load`, its label; `clients`, 0 of an open loop; `config_id`; `decoded_live`, whether its rounds
+    were decoded rather than replayed; `tokens_per_second`, `request_speed`, `goodput` and medians
+    of `ttft` and `tpot` (see :class:`~specdec_core.search.load.measures.LoadMeasures`). Raises
+    :class:`UserError` for a configuration whose rounds are not known."""
     traffic = Traffic.of(workload, replay.recording)
     baseline = AUTOREGRESSIVE.model_copy(update={"sampling": replay.header.sampling})
     distinct = {each.id: each for each in (baseline, *configurations)}
@@ -37,7 +38,7 @@ def simulate_each(
     observer.stage("simulating load", len(distinct))
     rows = []
     for config_id, configuration in distinct.items():
-        answers = replayed_answers(replay, configuration)
+        answers, live = replayed_answers(replay, configuration), decoded_live(replay, configuration)
         for load in traffic.loads:
             measures = traffic.simulate(answers, times, load).measure(workload.slo)
             rows.append(
@@ -45,6 +46,7 @@ def simulate_each(
                     "load": load.label,
                     "clients": load.clients or 0,
                     "config_id": config_id,
+                    "decoded_live": live,
                     "tokens_per_second": measures.tokens_per_second,
                     "request_speed": measures.request_speed,
                     "goodput": measures.goodput,

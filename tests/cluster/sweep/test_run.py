@@ -40,6 +40,7 @@ SEARCH = [
     {"drafter": {"kind": "draft_model", "policy": {"kind": "confidence", "threshold": 0.4}}},
     {"drafter": {"kind": "prompt_lookup"}},
 ]
+TREE = {"kind": "dynamic_tree", "policy": {"kind": "fixed", "max_tokens": 6}}
 
 
 class Heard(SweepObserver):
@@ -180,6 +181,7 @@ def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
     plan = plan_for(
         tiny_pair.spec,
         prompts_file,
+        search=[*SEARCH, {"drafter": {"kind": "schedule", "ranges": {1: TREE, 2: None}}}],
         finalists=1,
         repeats=1,
         workload={"clients": [1, 3], "requests": 4},
@@ -189,6 +191,9 @@ def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
         run_sweep(plan, tmp_path, observers=[Stopped()])
     taken = {path: path.stat().st_mtime_ns for path in tmp_path.glob("sweeps/*/live/*.parquet")}
     assert len(taken) >= 4  # autoregressive decoding and another, in two turns
+    # A schedule's range that nobody else drafts like is decoded once.
+    [decoded] = tmp_path.glob("traces/mine/decoded/*.parquet")
+    taken[decoded] = decoded.stat().st_mtime_ns
 
     heard = Heard()
     result, folder = run_sweep(plan, tmp_path, observers=[heard])
@@ -196,13 +201,44 @@ def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
     timed = folder.timed()
     assert timed is not None
     assert result.timings == timed.timings
-    live = {path: path.stat().st_mtime_ns for path in (folder.path / "live").iterdir()}
+    files = [decoded, *(folder.path / "live").iterdir()]
+    live = {path: path.stat().st_mtime_ns for path in files}
     assert taken.items() < live.items()
     assert result.under_load is not None
     assert [verdict.load.clients for verdict in result.under_load.verdicts] == [1, 3]
     assert all(len(row.live) == 2 for row in result.under_load.rows)
     assert result.served.configuration == result.under_load.chosen
     assert SweepResult.load(folder.path) == result
+
+
+def test_what_was_decoded_to_be_counted_competes_for_each_load(
+    tiny_pair: Pair, prompts_file: Path, tmp_path: Path
+) -> None:
+    class Stopped(Heard):
+        def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+            if name == "simulating load":
+                raise KeyboardInterrupt
+
+    record_prompts(tiny_pair, prompts_file, tmp_path / "traces" / "mine", 16)
+    one = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 1}}
+    by_load = {"kind": "schedule", "ranges": {1: {**TREE, "keep": 8}, 2: one}}
+    plan = plan_for(
+        tiny_pair.spec,
+        prompts_file,
+        search=[{"drafter": TREE}, {"drafter": one}, {"drafter": by_load}],
+        hardware={"name": "far away", "target": 0.1, "drafts": {"*": 0.001}},
+        workload={"clients": [1, 3], "requests": 4},
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(plan, tmp_path, observers=[Stopped()])
+    heard = Heard()
+    result, _ = run_sweep(plan, tmp_path, observers=[heard])
+    assert heard.finished == []  # the rounds are those that were counted
+    assert any("not simulated" in warning and "ranges" in warning for warning in heard.warnings)
+    choice = result.under_load
+    assert choice is not None
+    decoded = {t.id for t in result.trials if t.configuration.family.startswith("dynamic")}
+    assert set(choice.decoded) == decoded == {choice.chosen.id}
 
 
 @pytest.mark.long

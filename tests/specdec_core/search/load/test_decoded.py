@@ -1,0 +1,147 @@
+"""What no recording tells is decoded once, and then simulated, marked and chosen like the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from dashboards.reports.load_choice import loads
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, parse
+from specdec_core.cost.steps import ForwardTerms, StepTimes
+from specdec_core.engine import Engine
+from specdec_core.engine.scheduler import Limits
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.rounds import ReplayedRounds
+from specdec_core.search.load import decoded
+from specdec_core.search.load.answers import replayed_answers
+from specdec_core.search.load.choice import choose_for_load
+from specdec_core.search.load.decoded import (
+    Decode,
+    KeptRounds,
+    can_simulate,
+    recorded_requests,
+    with_decoded,
+)
+from specdec_core.search.load.schedule import drafter_at
+from specdec_core.search.load.simulator import Simulation, asks_of, simulate_clients
+from specdec_core.search.load.workload import Workload
+from specdec_core.studies.live_rounds import PromptDecoder
+from specdec_core.studies.load_check import run_clients
+from tests.load_timer import ALWAYS_FREE, recorded
+
+TREE = {"kind": "dynamic_tree", "policy": {"kind": "fixed", "max_tokens": 6}}
+CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 1}}
+REPLAYABLE: Mapping[str, dict[str, Any]] = {
+    "chain": CHAIN,
+    "heuristic": {"kind": "draft_model", "policy": {"kind": "heuristic", "start": 3}},
+    "bandit": {"kind": "bandit", "arms": [CHAIN, {"kind": "suffix"}]},
+    "hybrid": {"kind": "hybrid", "lookup": {"kind": "suffix"}, "otherwise": CHAIN},
+}
+SLOW_BEYOND_A_FEW = StepTimes(
+    target=ForwardTerms(fixed=0.01, per_token_beyond=0.01, knee=26),
+    drafts={"draft": ForwardTerms(fixed=0.0001)},
+)
+
+
+@pytest.fixture(scope="module")
+def replay(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Replay:
+    return recorded(tiny_pair, tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.fixture(scope="module")
+def decode(replay: Replay) -> Decode:
+    return PromptDecoder(replay.recording)
+
+
+def drafting(drafter: dict[str, Any]) -> Configuration:
+    return parse(Configuration, {"drafter": drafter}, "test")
+
+
+def simulated(replay: Replay, configuration: Configuration, clients: int) -> Simulation:
+    """Every prompt, asked once."""
+    answers = replayed_answers(replay, configuration)
+    asks = asks_of(answers, len(answers))
+    return simulate_clients(answers, ALWAYS_FREE, asks, clients, Limits(4), log=True)
+
+
+@pytest.mark.parametrize("name", REPLAYABLE)
+def test_live_rounds_simulate_as_replayed_ones(name: str, replay: Replay, decode: Decode) -> None:
+    configuration = drafting(REPLAYABLE[name])
+    assert replay.can(configuration)
+    rounds = ReplayedRounds.of_frame(decode(configuration), replay.recording.prompts.ids)
+    live = replay.knowing({configuration.id: rounds})
+    for clients in (1, 4):
+        runs = [simulated(known, configuration, clients) for known in (replay, live)]
+        pd.testing.assert_frame_equal(runs[0].records, runs[1].records)
+        assert runs[0].log == runs[1].log
+
+
+def test_a_tree_is_simulated_as_the_engine_decodes_it(
+    replay: Replay, decode: Decode, tiny_pair: Pair
+) -> None:
+    tree = drafting(TREE)
+    known = with_decoded(replay, [tree], decode)
+    prompts = enumerate(recorded_requests(replay.recording))
+    requests = [replace(request, id=str(n)) for n, request in prompts]
+    for clients in (1, 4):
+        live = run_clients(Engine(tiny_pair, tree, limits=Limits(4)), requests, clients)
+        log = simulated(known, tree, clients).log
+        assert [step.plan for step in log] == live.steps
+        assert [step.candidates for step in log] == live.candidates
+
+
+def test_what_cannot_be_replayed_competes_and_is_marked(replay: Replay, decode: Decode) -> None:
+    tree, chain = drafting(TREE), drafting(CHAIN)
+    known = with_decoded(replay, [tree, chain], decode)
+    assert can_simulate(known, tree)
+    assert not can_simulate(replay, tree)  # which is as it was
+    workload = Workload(clients=(1, 4), requests=8)
+    choice, table = choose_for_load([tree, chain], known, SLOW_BEYOND_A_FEW, workload)
+    assert drafter_at(choice.chosen, 1) == tree.drafter
+    assert drafter_at(choice.chosen, 4) == chain.drafter
+    assert set(choice.decoded) == {tree.id, choice.chosen.id}  # the schedule has the tree
+    marked = table.set_index("config_id")["decoded_live"]
+    assert set(marked.index[marked]) == set(choice.decoded)
+    section = loads(choice)
+    assert "† decoded live" in (section.legend or "")
+    assert section.shown["configuration"].str.contains("† ★").any()
+
+
+def test_rounds_are_decoded_once_and_kept_whole(
+    replay: Replay, decode: Decode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = drafting(TREE)
+    folder = replay.recording.folder / "decoded"
+    asked: list[str] = []
+
+    def stopped(configuration: Configuration) -> pd.DataFrame:
+        raise KeyboardInterrupt
+
+    def noted(configuration: Configuration) -> pd.DataFrame:
+        asked.append(configuration.id)
+        return decode(configuration)
+
+    with pytest.raises(KeyboardInterrupt):
+        with_decoded(replay, [tree], KeptRounds(replay.recording, stopped))
+    assert not list(folder.glob("*"))
+    first = with_decoded(replay, [tree], KeptRounds(replay.recording, noted))
+    again = with_decoded(replay, [tree], KeptRounds(replay.recording, stopped))
+    assert asked == [tree.id]
+    assert first.run(tree).counts == again.run(tree).counts
+    assert len(list(folder.iterdir())) == 1
+    # A head, datastore or state that is trained anew drafts otherwise.
+    monkeypatch.setattr(decoded, "trained_digests", lambda _: {"state some": "new"})
+    with_decoded(replay, [tree], KeptRounds(replay.recording, noted))
+    assert asked == [tree.id] * 2
+
+
+def test_what_no_rounds_tell_is_refused_as_before(replay: Replay, decode: Decode) -> None:
+    pearl = drafting({"kind": "pearl"})
+    with pytest.raises(UserError, match="depends on time"):
+        replayed_answers(with_decoded(replay, [pearl], decode), pearl)
