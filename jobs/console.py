@@ -23,6 +23,7 @@ from specdec_core.base.errors import UserError
 if TYPE_CHECKING:
     from dashboards.sections import Report
     from specdec_core.config import Configuration
+    from specdec_core.search.load.workload import Workload
 
 # Names may hold colons; `bundled:x:` is no emoji.
 console = Console(highlight=False, emoji=False)
@@ -99,6 +100,12 @@ def interruptible(after: str = "the same command resumes") -> Iterator[None]:
 def point(what: str, where: object) -> None:
     """Print where something is, or the next command."""
     console.print(f"{what:<9} {where}", markup=False, soft_wrap=True)
+
+
+def serve_command(workload: Workload | None, *options: str) -> str:
+    """How to serve what was chosen for a workload, with a slot for every client."""
+    slots = [] if workload is None else ["--slots", str(workload.slots)]
+    return shlex.join([program("specdec"), "serve", *options, *slots])
 
 
 def print_configuration(configuration: Configuration, source: str, before: str = "") -> None:

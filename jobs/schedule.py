@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
-from jobs.console import console, deliver, point, program, run
+from jobs.console import console, deliver, point, run, serve_command
 from jobs.options import Name, check_name, sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import PairConfiguration
-from specdec_core.search.load.workload import Slo, Workload
+from specdec_core.search.load.workload import CLIENTS, Slo, Workload
 from specdec_core.search.plan import load_plan
 
 
@@ -66,7 +65,7 @@ def main(
     from specdec_core.recordings.replay import Replay
     from specdec_core.search.load.choice import choose_for_load
     from specdec_core.search.load.decoded import can_simulate, decoded_live
-    from specdec_core.search.load.traffic import CLIENTS, Traffic
+    from specdec_core.search.load.traffic import Traffic
     from specdec_core.search.replaying import find_named
     from specdec_core.search.results import may_win
     from specdec_core.studies.live_rounds import with_live
@@ -122,7 +121,7 @@ def main(
     origin = Origin(name=folder.name, pair=header.pair.name, notes=notes, params=params)
     deliver(report(choice, simulated, origin), folder, "schedule", [schedule])
     point("schedule", schedule)
-    point("serve", shlex.join([program("specdec"), "serve", "--config", str(schedule)]))
+    point("serve", serve_command(workload, "--config", str(schedule)))
 
 
 if __name__ == "__main__":

@@ -257,7 +257,7 @@ def main(
             )
             with server as url:
                 status.stop()
-                _announce(url, choice, source, access.keys is not None, tls_cert)
+                _announce(url, choice, source, slots, access.keys is not None, tls_cert)
                 signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray replaced it
                 with watched(find_server(url), watch, _warn) if wanted else nullcontext():
                     if follow is not None:
@@ -275,6 +275,7 @@ def _announce(
     url: str,
     choice: PairConfiguration,
     source: str,
+    slots: int,
     keys: bool,
     certificate: Path | None = None,
 ) -> None:
@@ -282,6 +283,7 @@ def _announce(
     from cluster.serving.deployment import certified
     from specdec_core.models.pair import load_tokenizer
     from specdec_core.prompts.chat import template_of
+    from specdec_core.search.load.answers import drafters_by_load
 
     body: dict[str, Any] = {"model": choice.pair.name, "max_tokens": 64, "stream": True}
     path = "/v1/completions"
@@ -296,6 +298,11 @@ def _announce(
     print_configuration(choice.configuration, source, f"[green]ready[/green]  {url}  ")
     sentence = certified(choice.pair, choice.configuration)
     console.print(sentence or "[yellow]not certified[/yellow]: `specdec certify` checks it")
+    if never := [n for n in drafters_by_load(choice.configuration.drafter) if n > slots]:
+        _warn(
+            f"--slots {slots}: what drafts from {' and '.join(map(str, never))} requests on never"
+            f" does; --slots {max(never)} or more"
+        )
     console.print(
         f"\n  curl -N {url}{path} -H 'Content-Type: application/json'{key} \\\n"
         f"    -d '{escape(json.dumps(body))}'\n\nA page to try it: {url}/"

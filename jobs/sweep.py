@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from jobs.console import console, interruptible, point, print_runs_page, program, run
+from jobs.console import console, interruptible, point, print_runs_page, program, run, serve_command
 from jobs.options import (
     Compile,
     Drafts,
@@ -117,7 +117,7 @@ def main(
     point("report", report)
     print_runs_page(result.pair.name, "sweeps")
     if result.hardware is None:
-        point("serve", f"{program('specdec')} serve")
+        point("serve", serve_command(plan.workload))
         point("certify", f"{program('specdec')} certify")
 
 

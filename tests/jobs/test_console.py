@@ -12,7 +12,8 @@ import pytest
 import ray
 
 from cluster.session import ray_session
-from jobs.console import interruptible
+from jobs.console import interruptible, serve_command
+from specdec_core.search.load.workload import Workload
 from tests.jobs.conftest import Command
 
 
@@ -78,3 +79,9 @@ def test_output_that_nobody_reads_is_no_error(
     done = command(main, tmp_path)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_the_next_command_serves_a_slot_for_every_client_of_the_workload() -> None:
+    assert serve_command(Workload(clients=(1, 16, 4))).endswith("specdec serve --slots 16")
+    assert serve_command(Workload(rate=3)).endswith("serve --slots 16")  # as it was simulated
+    assert serve_command(None).endswith("specdec serve")

@@ -51,7 +51,7 @@ def test_a_schedule_is_written(command: Command, home: Path) -> None:
     assert "3 configurations of" in done.stdout
     assert "1 of them decoded live" in " ".join(done.stdout.split())
     path = home / "schedules" / "some" / "schedule.yaml"
-    assert f"serve --config {path}" in done.stdout
+    assert f"serve --config {path} --slots 8\n" in done.stdout  # one for every client
     written, _ = read_config(path)
     assert drafter_at(written.configuration, 1) is not None
     assert drafter_at(written.configuration, 8) is None

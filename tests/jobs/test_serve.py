@@ -23,7 +23,7 @@ from cluster.serving.control import find_server
 from jobs import serve
 from jobs.console import run
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, PairConfiguration, PairSpec
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairConfiguration, PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from tests.cluster.serving.test_tls import certificate
@@ -254,10 +254,23 @@ def test_the_request_to_try_is_a_chat_where_there_is_a_template(
         (tiny_spec, False, "/v1/completions"),
     ):
         choice = PairConfiguration(pair=spec, configuration=AUTOREGRESSIVE)
-        serve._announce(url, choice, "a file", keys)
+        serve._announce(url, choice, "a file", 4, keys)
         printed = capsys.readouterr().out
         assert f"curl -N {url}{path} " in printed
         assert ("Authorization: Bearer $KEY" in printed) == keys
+
+
+def test_ranges_of_load_beyond_the_slots_are_said(
+    tiny_spec: PairSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranges = {1: {"kind": "draft_model"}, 3: {"kind": "prompt_lookup"}, 5: None, 9: 2}
+    configuration = Configuration(drafter={"kind": "schedule", "ranges": ranges})
+    choice = PairConfiguration(pair=tiny_spec, configuration=configuration)
+    for slots, said in ((4, True), (8, True), (9, False)):
+        serve._announce("http://127.0.0.1:8000", choice, "a file", slots, keys=False)
+        assert ("warning" in (printed := capsys.readouterr().out)) == said
+        assert (f"--slots {slots}: what drafts from" in printed) == said
+        assert ("from 5 and 9 requests on never does; --slots 9" in printed) == (slots == 4)
 
 
 def test_no_champion_yet_is_one_line(refused, monkeypatch, tmp_path):

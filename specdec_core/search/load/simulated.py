@@ -13,8 +13,8 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.answers import Answers, replayed_answers
 from specdec_core.search.load.measures import LoadMeasures
 from specdec_core.search.load.schedule import choose_schedule, drafter_at, simulate_each
-from specdec_core.search.load.traffic import CLIENTS, Traffic
-from specdec_core.search.load.workload import Load, Workload
+from specdec_core.search.load.traffic import Traffic
+from specdec_core.search.load.workload import CLIENTS, Load, Workload
 
 
 class Simulated:

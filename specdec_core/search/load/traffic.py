@@ -24,9 +24,6 @@ from specdec_core.search.load.simulator import (
 from specdec_core.search.load.trace import TraceRequest, read_trace
 from specdec_core.search.load.workload import LiveSettings, Load, Workload, arrival_times
 
-CLIENTS = (1, 2, 4, 8, 16)
-OPEN_SLOTS = max(CLIENTS)  # of an engine that an open loop is sent to
-
 
 @dataclass(frozen=True)
 class Traffic:
@@ -65,7 +62,7 @@ class Traffic:
     @property
     def limits(self) -> Limits:
         """Of the engine: a slot for every client."""
-        return Limits(max(self.workload.clients or (OPEN_SLOTS,)))
+        return Limits(self.workload.slots)
 
     def arrivals(self, load: Load) -> list[float]:
         """Seconds at which the requests of an open loop come."""

@@ -20,6 +20,8 @@ from specdec_core.config import Value, parse
 Arrivals = Literal["poisson", "constant"]
 Objective = Literal["tokens_per_second", "goodput", "request_speed"]
 
+CLIENTS = (1, 2, 4, 8, 16)
+OPEN_SLOTS = max(CLIENTS)  # of an engine that an open loop is sent to
 REQUESTS = 256  # of an open loop, unless a workload says how many
 _FOR_EACH_CLIENT = 8  # requests of a closed loop for each of its clients, …
 _LEAST = 64  # … and at least
@@ -126,6 +128,11 @@ class Workload(Value):
     def closed(self) -> bool:
         """Whether clients wait for their answers."""
         return self.clients is not None
+
+    @property
+    def slots(self) -> int:
+        """Of the engine that it is sent to: one for every client."""
+        return max(self.clients or (OPEN_SLOTS,))
 
     def size(self, clients: int = 0) -> int:
         """Requests sent: by `clients` clients of a closed loop together, or by an open one."""

@@ -23,8 +23,7 @@ from specdec_core.search.load.schedule import (
     scheduled,
     simulate_each,
 )
-from specdec_core.search.load.traffic import CLIENTS
-from specdec_core.search.load.workload import Workload
+from specdec_core.search.load.workload import CLIENTS, Workload
 from tests.jobs.conftest import record_prompts
 
 
