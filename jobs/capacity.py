@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -13,7 +14,6 @@ from jobs.options import Config, Name, check_name, sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import PairConfiguration
-from specdec_core.search.load.trace import read_trace
 from specdec_core.search.load.workload import Slo
 
 if TYPE_CHECKING:
@@ -93,7 +93,6 @@ def main(
             "give --rate or --trace, to find how many replicas it needs, or --replicas, to find"
             " what they carry"
         )
-    requests = tuple(read_trace(trace)) if trace is not None else ()
     if rate is not None and not 0 < rate < float("inf"):
         raise UserError(f"--rate {rate:g}: expected requests a second")
     if not 0 < share <= 1:
@@ -123,20 +122,23 @@ def main(
     )
     from specdec_core.search.load.decoded import decoded_live
     from specdec_core.search.load.simulator import Router, asks_of, asks_of_trace
+    from specdec_core.search.load.traffic import read_requests
     from specdec_core.search.replaying import find_named
     from specdec_core.studies.live_rounds import with_live
     from specdec_core.studies.step_times import step_times
 
+    recording = find_named(traces, workspace(), drawn=True)
+    requests = read_requests(trace, recording.header.pair) if trace is not None else ()
     if requests:
         rate = mean_rate(requests)
-    recording = find_named(traces, workspace(), drawn=True)
     replay = Replay(recording, hidden=bool(chosen.configuration.heads), drawn=True)
     with ConsoleProgress(console) as progress:
         replay = with_live(replay, [chosen.configuration], progress)
     answers = replayed_answers(replay, chosen.configuration)
     limits = Limits(slots, step_tokens, cache_tokens)
     asked = asks_of_trace(answers, requests, recording.header.max_new_tokens)
-    longest = max(a.prompt_tokens + a.most for a in asked or asks_of(answers, len(answers)))
+    asked = asked or asks_of(answers, len(answers))
+    longest = max(ask.prompt_tokens + ask.most for ask in asked)
     if not limits.holds(longest):
         raise UserError(
             f"--cache-tokens {cache_tokens}: too few for the longest prompt and answer, which take"
@@ -168,8 +170,8 @@ def main(
     by = "decoded live, not replayed; " if decoded_live(replay, chosen.configuration) else ""
     notes = [
         f"{chosen.configuration.label} ({source}); {by}{load}",
-        f"prompts of {recording.folder.name}: {sum(answers.prompts) / len(answers):.0f} tokens and"
-        f" answers of {sum(answers.lengths) / len(answers):.0f}, on average",
+        f"prompts of {trace or recording.folder.name}: {mean(a.prompt_tokens for a in asked):.0f}"
+        f" tokens and answers of {mean(a.most for a in asked):.0f}, on average",
         f"replicas of {slots} slots, routed {routing.replace('_', ' ')}"
         + (f", {routers} × {router_ms:g} ms a request" if router_ms else ""),
         f"step times: {hardware or times.device}",

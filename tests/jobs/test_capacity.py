@@ -82,6 +82,19 @@ def test_replicas_for_a_trace(command: Command, home: Path) -> None:
     assert "50.5 requests a second" in done.stdout
 
 
+def test_a_traces_own_prompts_are_as_long_in_the_simulation(command: Command, home: Path) -> None:
+    """In tokens of the target: longer than any that was recorded."""
+    line = {"arrival": 0, "prompt": "y = 2 + " * 60, "max_new_tokens": 4}
+    (home / "long.jsonl").write_text(json.dumps(line))
+    arguments = [*given(home), "--trace", home / "long.jsonl", "--slo", "latency=60"]
+    short = command(capacity.main, home, *arguments, "--cache-tokens", 256)
+    assert short.returncode == 2
+    assert "--cache-tokens 256: too few for the longest prompt" in short.stderr
+    done = command(capacity.main, home, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "tokens and answers of 4, on average" in " ".join(done.stdout.split())
+
+
 def test_limits_out_of_reach_are_one_clear_line(command: Command, home: Path) -> None:
     done = command(capacity.main, home, *given(home), "--rate", 5, "--slo", "ttft=0.001")
     assert done.returncode == 0, done.stderr

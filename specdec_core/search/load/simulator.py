@@ -72,16 +72,16 @@ def asks_of(answers: Answers, number: int) -> list[Ask]:
 
 
 def asks_of_trace(answers: Answers, trace: Sequence[TraceRequest], new_tokens: int) -> list[Ask]:
-    """The requests of a trace, which are given the recorded answers in their order. Where the trace
-    does not tell a prompt's length, that of the recorded prompt stands in; where it does not tell
-    an answer's, the recorded one ends where it ended by itself, before the `new_tokens` that were
-    recorded at most."""
+    """The requests of a trace, each with its prompt's length, which are given the recorded answers
+    in their order. Where the trace does not tell an answer's length, the recorded one ends where it
+    ended by itself, before the `new_tokens` that were recorded at most."""
     asks = []
     for ask, request in zip(asks_of(answers, len(trace)), trace, strict=True):
         most = request.most_tokens(new_tokens)
         if request.output_tokens is None and ask.most < new_tokens:
             most = min(most, ask.most)
-        asks.append(Ask(ask.answer, request.prompt_tokens or ask.prompt_tokens, most))
+        assert request.prompt_tokens is not None
+        asks.append(Ask(ask.answer, request.prompt_tokens, most))
     return asks
 
 

@@ -45,6 +45,11 @@ class TraceRequest(Value):
             raise ValueError("give a prompt, messages, or prompt_tokens, the prompt's length")
         return self
 
+    @property
+    def written(self) -> bool:
+        """Whether its prompt is a text or a chat, not a length alone."""
+        return self.prompt is not None or bool(self.messages)
+
     def most_tokens(self, otherwise: int) -> int:
         """Tokens that are generated at most; `otherwise` where the request does not say."""
         limits = [n for n in (self.output_tokens, self.max_new_tokens) if n is not None]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any, Self
 
+from specdec_core.config import PairSpec
 from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Request
 from specdec_core.engine.scheduler import Limits
+from specdec_core.models.pair import load_tokenizer
 from specdec_core.prompts.chat import AUTO, rendered
 from specdec_core.prompts.conversation import Conversation
 from specdec_core.prompts.prompt import Prompt
@@ -39,7 +42,9 @@ class Traffic:
     def of(cls, workload: Workload, recording: Recording) -> Self:
         """Over the prompts of a recording. Raises :class:`UserError` for a trace that cannot be
         read."""
-        trace = () if workload.trace is None else tuple(read_trace(workload.trace))
+        trace = (
+            () if workload.trace is None else read_requests(workload.trace, recording.header.pair)
+        )
         prompts = tuple(tuple(tokens.tolist()) for tokens in recording.prompts.tokens)
         return cls(workload, prompts, recording.header.max_new_tokens, trace)
 
@@ -103,9 +108,29 @@ class Traffic:
         ]
 
 
+def read_requests(path: str | Path, pair: PairSpec) -> tuple[TraceRequest, ...]:
+    """The requests of a trace, all with `prompt_tokens`: texts and chats have as many as the pair's
+    target reads. Raises :class:`UserError` as :func:`read_trace` does, and for a chat that no
+    template writes."""
+    trace = tuple(read_trace(path))
+    if not any(asked.written for asked in trace):
+        return trace
+    tokenizer = load_tokenizer(pair.target)
+    return tuple(
+        asked.model_copy(update={"prompt_tokens": len(_own_tokens(asked, tokenizer))})
+        if asked.written
+        else asked
+        for asked in trace
+    )
+
+
 def _tokens(asked: TraceRequest, recorded: tuple[int, ...], tokenizer: Any) -> tuple[int, ...]:
-    if asked.prompt_tokens is not None:
-        return tuple(islice(cycle(recorded), asked.prompt_tokens))
+    if asked.written:
+        return _own_tokens(asked, tokenizer)
+    return tuple(islice(cycle(recorded), asked.prompt_tokens))
+
+
+def _own_tokens(asked: TraceRequest, tokenizer: Any) -> tuple[int, ...]:
     text = asked.prompt if asked.prompt is not None else asked.messages[-1].content
     plain = Prompt(f"at {asked.arrival:g} s", text, messages=asked.messages)
     [prompt] = rendered([plain], tokenizer, AUTO, "trace")

@@ -14,6 +14,7 @@ from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
+from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.choice import choose_for_load, finalists_at
 from specdec_core.search.load.live_runs import LiveRuns
 from specdec_core.search.load.schedule import drafter_at
@@ -146,3 +147,7 @@ def test_a_trace_sends_its_own_prompts(replay: Replay, tiny_pair: Pair, tmp_path
     records = timer.answer(AUTOREGRESSIVE, load)
     assert records["prompt_tokens"].tolist() == [len(timer.engine.encode("y = ")), 40]
     assert (records["tokens"] <= [3, 5]).all()
+    # Simulated, they are as long: the recording gives the rounds alone.
+    answers = replayed_answers(replay, AUTOREGRESSIVE)
+    simulated = traffic.simulate(answers, ALWAYS_FREE, load).records
+    assert simulated["prompt_tokens"].tolist() == records["prompt_tokens"].tolist()

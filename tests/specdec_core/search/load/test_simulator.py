@@ -201,8 +201,8 @@ def test_an_answer_longer_than_the_recorded_one_begins_it_again() -> None:
     answers = drafted(rounds=1)
     trace = [
         TraceRequest(arrival=0, prompt_tokens=99, output_tokens=12),
-        TraceRequest(arrival=0, prompt="x", max_new_tokens=2),
-        TraceRequest(arrival=0, prompt="x"),
+        TraceRequest(arrival=0, prompt_tokens=10, max_new_tokens=2),
+        TraceRequest(arrival=0, prompt_tokens=10),
     ]
     asks = asks_of_trace(answers, trace, new_tokens=64)
     assert asks == [Ask(0, 99, 12), Ask(0, 10, 2), Ask(0, 10, 5)]
@@ -222,7 +222,7 @@ def test_an_answer_that_ended_by_itself_ends_there_in_a_trace_too() -> None:
 
 
 def request(most: int, told: int | None = None) -> TraceRequest:
-    return TraceRequest(arrival=0, prompt="x", max_new_tokens=most, output_tokens=told)
+    return TraceRequest(arrival=0, prompt_tokens=10, max_new_tokens=most, output_tokens=told)
 
 
 def test_who_drafts_follows_how_many_decode() -> None:
