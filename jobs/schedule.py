@@ -11,7 +11,7 @@ from jobs.console import console, deliver, point, run, serve_command
 from jobs.options import Name, check_name, sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import PairConfiguration
+from specdec_core.config import PairConfiguration, parse
 from specdec_core.search.load.workload import CLIENTS, Slo, Workload
 from specdec_core.search.plan import load_plan
 
@@ -74,7 +74,8 @@ def main(
 
     workload = plan.workload or Workload(clients=CLIENTS)
     if counts is not None:
-        workload = Workload(clients=counts, slo=workload.slo, requests=workload.requests)
+        kept = workload.model_dump(include={"slo", "requests"})
+        workload = parse(Workload, {"clients": counts, **kept}, f"--clients {clients}")
     if objective is not None:
         workload = workload.model_copy(update={"slo": objective})
     recording = find_named(traces, workspace(), drawn=True)

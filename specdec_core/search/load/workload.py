@@ -122,6 +122,8 @@ class Workload(Value):
             raise ValueError(f"arrivals belong to a rate, not to {given[0]}")
         if self.requests is not None and self.trace is not None:
             raise ValueError("a trace says itself how many requests there are")
+        if self.requests is not None and self.requests < (most := max(self.clients or (0,))):
+            raise ValueError(f"requests {self.requests}: fewer than the {most} clients")
         return self
 
     @property
@@ -169,15 +171,16 @@ class LiveSettings(Value):
     )
     requests: PositiveInt | None = Field(
         default=None,
-        description="requests of a run; unset, the workload's, or 4 a client and at least 20, of an"
-        " open loop the first 128",
+        description="requests of a run, at least one a client; unset, the workload's, or 4 a client"
+        " and at least 20, of an open loop the first 128",
     )
 
     def size(self, load: Load, given: int | None) -> int:
         """Requests of a live run of `load`, of a workload that sends `given` where it says so."""
         if load.clients is None:
             return min(self.requests or _LIVE_OPEN, load.requests)
-        return self.requests or given or max(_LIVE_EACH * load.clients, _LIVE_LEAST)
+        wanted = self.requests or given or max(_LIVE_EACH * load.clients, _LIVE_LEAST)
+        return max(wanted, load.clients)
 
 
 def arrival_times(

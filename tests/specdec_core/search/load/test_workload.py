@@ -15,7 +15,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt import Message
 from specdec_core.search.load.trace import TraceRequest, read_trace
 from specdec_core.search.load.traffic import Traffic
-from specdec_core.search.load.workload import Load, Slo, Workload, arrival_times
+from specdec_core.search.load.workload import LiveSettings, Load, Slo, Workload, arrival_times
 from specdec_core.search.plan import Plan
 
 LOOKUP = {"drafter": {"kind": "prompt_lookup"}}
@@ -37,6 +37,7 @@ def write(path: Path, *records: dict[str, Any]) -> Path:
         ({"clients": 4, "rate": 6}, "clients and rate each say when requests come: give one"),
         ({"clients": 4, "arrivals": "poisson"}, "arrivals belong to a rate, not to clients"),
         ({"trace": "a", "requests": 5}, "a trace says itself how many requests there are"),
+        ({"clients": [1, 8], "requests": 4}, "requests 4: fewer than the 8 clients"),
         ({"clients": 4, "user": 3}, "user: unknown key"),
         ({"rate": 6, "slo": {}}, "slo: an objective without a limit"),
         ({"rate": 6, "slo": {"ttft": -1}}, "slo.ttft: Input should be greater than 0 (got -1)"),
@@ -159,6 +160,11 @@ def test_the_digest_follows_a_traces_content(tmp_path: Path) -> None:
     before = plan.resolve().digest("p")
     write(path, {"arrival": 0, "prompt": "b"})
     assert plan.resolve().digest("p") != before
+
+
+def test_a_live_run_has_a_request_for_each_client() -> None:
+    sizes = [LiveSettings(requests=6).size(Load(clients=n, requests=9), 9) for n in (1, 8)]
+    assert sizes == [6, 8]
 
 
 def test_a_plans_trace_is_read_at_once(tmp_path: Path) -> None:
