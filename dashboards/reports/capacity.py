@@ -9,7 +9,7 @@ import pandas as pd
 from dashboards import cells
 from dashboards.cells import Cell
 from dashboards.figures.load_check import agreement_figure
-from dashboards.reports.sentences import sentences
+from dashboards.reports.sentences import limited, sentences
 from dashboards.sections import Origin, Report, Section
 from specdec_core.config import Configuration
 from specdec_core.search.load.capacity import Capacity, Tried
@@ -94,10 +94,9 @@ def found_line(result: Capacity) -> str:
             f" {found.measures.good_share:.1%} of them with {limits}.{held_up}"
         )
     if alone.good_share < result.share:
-        best = ", ".join(f"{name} {1e3 * alone.value(name, 95):.0f} ms" for name in limits.limits)
         return (
             f"{limits} cannot be kept for {wanted} of the requests with any number of replicas:"
-            f" alone on a replica, {alone.good_share:.0%} keep it (95th percentile: {best})"
+            f" alone on a replica, {alone.good_share:.0%} keep it ({limited(alone, limits)})"
         )
     return (
         f"{limits} cannot be kept for {wanted} of the requests with any number of replicas: they"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dashboards import cells
 from dashboards.cells import Cell
 from dashboards.figures.simulation import simulated_against_live
-from dashboards.reports.sentences import sentences
+from dashboards.reports.sentences import limited, sentences
 from dashboards.sections import Section
 from specdec_core.search.load.result import CHECKED, Compared, LoadChoice, Verdict
 
@@ -75,6 +75,12 @@ def verdicts(choice: LoadChoice) -> list[str]:
 
 def _verdict(choice: LoadChoice, verdict: Verdict) -> str:
     row, label = choice.row(verdict.load, verdict.config_id), choice.labels[verdict.config_id]
+    if (nearest := choice.unkept(verdict.load)) is not None:
+        return (
+            f"{verdict.load.label}: nobody keeps {choice.slo}, so {label} is no better than others;"
+            f" nearest comes {choice.labels[nearest.config_id]}"
+            f" ({limited(nearest.known, choice.slo)})"
+        )
     heading, form = OBJECTIVES[choice.by]
     text = (
         f"{verdict.load.label}: {label}, {_value(choice, row):{form}} {heading}, {_gain(row)}"
@@ -90,7 +96,7 @@ def _verdict(choice: LoadChoice, verdict: Verdict) -> str:
 
 def _value(choice: LoadChoice, row: Compared) -> float:
     """The objective, live where it was timed."""
-    return float(getattr(row.typical or row.simulated, choice.by))
+    return float(getattr(row.known, choice.by))
 
 
 def _gain(row: Compared) -> str:
@@ -151,7 +157,7 @@ def _costs(choice: LoadChoice) -> Callable[[cells.Row], str]:
 
     def cell(row: cells.Row) -> str:
         verdict = verdicts[row["load"]]
-        if not row["chosen"] or verdict.regret is None:
+        if not row["chosen"] or verdict.regret is None or choice.unkept(verdict.load):
             return ""
         return f"{verdict.regret:.1%} ({verdict.low:.1%} to {verdict.at_most:.1%})"
 

@@ -8,6 +8,8 @@ from typing import Any
 from dashboards.sections import Section
 from specdec_core.config import Configuration, DrafterSettings, distinct_labels
 from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.search.load.measures import LoadMeasures
+from specdec_core.search.load.workload import Slo
 
 
 def sentences(
@@ -29,6 +31,13 @@ def _lines(named: Iterable[tuple[str, Configuration]]) -> Iterator[str]:
                 if arm not in described:
                     described.add(arm)
                     yield f"arm {label}: {arm.sentence}"
+
+
+def limited(measures: LoadMeasures, slo: Slo | None) -> str:
+    """What an objective limits, as requests experience it. Answers of one token have no TPOT."""
+    names = (name for name in (slo.limits if slo else ()) if getattr(measures, name))
+    values = (f"{name} {1e3 * measures.value(name, 95):.0f} ms" for name in names)
+    return f"95th percentile: {', '.join(values)}"
 
 
 def tooltip(configuration: Configuration) -> str:

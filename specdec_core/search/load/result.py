@@ -36,6 +36,11 @@ class Compared(Document):
         runs = sorted(self.live, key=lambda run: run.seconds)
         return runs[len(runs) // 2] if runs else None
 
+    @property
+    def known(self) -> LoadMeasures:
+        """What is known best: the typical live run, else the simulated one."""
+        return self.typical or self.simulated
+
 
 class Verdict(Document):
     """The choice for one load. Costs are shares of what the best timed there reaches by the
@@ -74,6 +79,22 @@ class LoadChoice(Document):
 
     def row(self, load: Load, config_id: str) -> Compared:
         return next(r for r in self.rows if (r.load, r.config_id) == (load, config_id))
+
+    def unkept(self, load: Load) -> Compared | None:
+        """Where no request of anybody at a load keeps the objective, who comes nearest to it: the
+        one whose 95th percentiles exceed their limits by the least factor. Else None."""
+        rows = [row for row in self.rows if row.load == load]
+        if self.slo is None or any(row.known.good_share for row in rows):
+            return None
+        limits = self.slo.limits.items()
+
+        def excess(row: Compared) -> float:
+            measured = ((getattr(row.known, name), limit) for name, limit in limits)
+            return max(
+                (values[95] / limit for values, limit in measured if values), default=math.inf
+            )
+
+        return min(rows, key=excess)
 
     def served(self) -> dict[Load, Compared]:
         """What is served, at each load: also a schedule is compared as a whole."""
