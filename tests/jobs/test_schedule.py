@@ -88,7 +88,7 @@ def test_finalists_answer_the_workload_live_and_the_best_measured_is_chosen(
     assert {"1 client", "8 clients"} == set(rows["load"])
     timed = rows.groupby("load")["configuration"].agg(set)
     assert {"autoregressive"} < timed["1 client"]
-    assert "autoregressive" in timed["8 clients"]  # where no draft comes near it by simulation
+    assert {"autoregressive"} < timed["8 clients"]  # though no draft comes near it by simulation
     for _, at_load in rows.groupby("load"):
         assert at_load["chosen"].sum() == 1
         assert (

@@ -55,11 +55,13 @@ def finalists_at(
 ) -> list[Configuration]:
     """The configurations to time at a load, by their `simulated` objective (index: id): the one
     that the simulation chose, and those that fall behind the best by no more than
-    `live.within`, the best of each family before others."""
+    `live.within`, the best of each family before others. The best that drafts is always timed: what
+    autoregressive decoding costs against nobody says nothing."""
     drafting = {c.id: c for c in candidates if c.drafter is not None}
     ranked = simulated[[config_id for config_id in simulated.index if config_id in drafting]]
     ranked = ranked.sort_values(ascending=False, kind="stable")
-    near = [drafting[i] for i in ranked.index[ranked >= (1 - live.within) * simulated.max()]]
+    least = min((1 - live.within) * simulated.max(), ranked.max())
+    near = [drafting[i] for i in ranked.index[ranked >= least]]
     leaders: dict[str, Configuration] = {}
     for each in near:
         leaders.setdefault(each.family, each)

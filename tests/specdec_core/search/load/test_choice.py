@@ -50,6 +50,9 @@ def test_finalists_are_near_the_best_and_of_several_families() -> None:
     assert finalists_at(simulated, values, TWO.id, LiveSettings(finalists=1)) == [TWO]
     nobody = finalists_at(simulated, values, AUTOREGRESSIVE.id, LiveSettings(within=0.01))
     assert nobody == [SIX, FIVE]
+    # Autoregressive decoding has at least one to be compared with.
+    behind = pd.Series({SIX.id: 50, TWO.id: 49, AUTOREGRESSIVE.id: 100})
+    assert finalists_at(behind, [*values], AUTOREGRESSIVE.id, LiveSettings()) == [SIX]
 
 
 def test_the_simulation_decides_where_nothing_can_be_timed(replay: Replay) -> None:
