@@ -119,6 +119,7 @@ def loads(choice: LoadChoice) -> Section:
     if choice.timed:
         columns["the choice costs"] = _costs(choice)
     by = f"goodput with {choice.slo}" if choice.slo else heading
+    pace = f", {choice.pace:,.0f} times as fast as an engine decodes" if choice.pace else ""
     how = (
         "Each answered the same requests on the live engine, in turns with autoregressive decoding;"
         " medians of the turns, ratios with 95 % bootstrap intervals over requests and turns, which"
@@ -130,7 +131,7 @@ def loads(choice: LoadChoice) -> Section:
     return Section(
         key="loads",
         title=f"The choice for each load, by {by}",
-        note=f"{how} {choice.simulated} configurations were simulated.{_decoded(choice)}",
+        note=f"{how} {choice.simulated} configurations were simulated{pace}.{_decoded(choice)}",
         shown=cells.table(table, columns),
         legend="★ chosen for this load" + (", † decoded live" if choice.decoded else ""),
         frame=table,

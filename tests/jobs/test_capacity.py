@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -49,6 +50,8 @@ def test_replicas_for_a_rate(command: Command, home: Path) -> None:
     assert "median, 95th and 99th percentile" in done.stdout
     tried = pd.read_csv(home / "capacity" / "rate" / "tried.csv")
     assert {"replicas", "rate", "good_share", "ttft_p95", "router_busy"} <= set(tried.columns)
+    report = (home / "capacity" / "rate" / "capacity.md").read_text()
+    assert re.search(r"Simulated [\d,]+ times as fast as replicas decode", report)
     assert tried["good_share"].max() >= 0.95 > tried["good_share"].min()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -56,6 +57,8 @@ def test_a_schedule_is_written(command: Command, home: Path) -> None:
     assert drafter_at(written.configuration, 1) is not None
     assert drafter_at(written.configuration, 8) is None
     assert written.configuration.sentence in " ".join(done.stdout.split())
+    report = path.with_suffix(".md").read_text()
+    assert re.search(r"configurations were simulated, [\d,]+ times as fast as an engine", report)
     prompt = ["x1 = 1 + ", "--max-new-tokens", "8"]
     decoded = command(generate.main, home, "--config", path, *prompt)
     assert decoded.returncode == 0, decoded.stderr

@@ -91,6 +91,8 @@ class Tried:
     router_busy: float
     messages: float  # a second that this rate makes: additions to answers, for the clients
     waiting: int = 0  # requests without their first token when the last one comes
+    simulated: float = 0.0  # seconds of all replicas, …
+    took: float = 0.0  # … and of simulating them
 
     @property
     def row(self) -> dict[str, float]:
@@ -124,6 +126,12 @@ class Capacity:
     alone: Tried
     tried: list[Tried] = field(default_factory=list)
     seconds: float = 0.0  # of arrivals that a try simulates; 0: the trace's
+
+    @property
+    def pace(self) -> float:
+        """Seconds of replicas that are simulated in a second."""
+        tried = [self.alone, *self.tried]
+        return sum(each.simulated for each in tried) / sum(each.took for each in tried)
 
     def frame(self) -> pd.DataFrame:
         """One row a try, by replicas and rate."""
@@ -286,6 +294,8 @@ class _Search:
             min(self.service.router.load(rate), 1.0),
             rate * simulation.rounds / len(records),
             int((records["first"] > records["sent"].max()).sum()),
+            simulation.seconds * len(simulation.busy),
+            simulation.took,
         )
 
 

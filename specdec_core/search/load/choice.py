@@ -177,4 +177,5 @@ def _result(
         verdicts=list(verdicts),
         simulated=len(simulated.known),
         decoded=[each for each in shown if decoded_live(simulated.replay, known[each])],
+        pace=simulated.table["seconds"].sum() / simulated.table["took"].sum(),
     )

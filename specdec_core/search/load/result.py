@@ -63,7 +63,8 @@ class LoadChoice(Document):
     configurations: list[Configuration]  # that rows are of, autoregressive decoding first
     rows: list[Compared]
     verdicts: list[Verdict]
-    simulated: int  # configurations
+    simulated: int  # configurations, …
+    pace: float | None = None  # … so many times as fast as an engine decodes
     # Of `configurations`, by id: simulated from rounds that were decoded live, not replayed.
     decoded: list[str] = Field(default=[])
 

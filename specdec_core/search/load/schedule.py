@@ -29,8 +29,9 @@ def simulate_each(
     """Every configuration, and autoregressive decoding, at every load of a workload. One row each:
     `load`, its label; `clients`, 0 of an open loop; `config_id`; `decoded_live`, whether its rounds
     were decoded rather than replayed; `tokens_per_second`, `request_speed`, `goodput` and medians
-    of `ttft` and `tpot` (see :class:`~specdec_core.search.load.measures.LoadMeasures`). Raises
-    :class:`UserError` for a configuration whose rounds are not known."""
+    of `ttft` and `tpot` (see :class:`~specdec_core.search.load.measures.LoadMeasures`), the
+    `seconds` that were simulated and those that it `took`. Raises :class:`UserError` for a
+    configuration whose rounds are not known."""
     traffic = Traffic.of(workload, replay.recording)
     baseline = AUTOREGRESSIVE.model_copy(update={"sampling": replay.header.sampling})
     distinct = {each.id: each for each in (baseline, *configurations)}
@@ -40,7 +41,8 @@ def simulate_each(
     for config_id, configuration in distinct.items():
         answers, live = replayed_answers(replay, configuration), decoded_live(replay, configuration)
         for load in traffic.loads:
-            measures = traffic.simulate(answers, times, load).measure(workload.slo)
+            simulation = traffic.simulate(answers, times, load)
+            measures = simulation.measure(workload.slo)
             rows.append(
                 {
                     "load": load.label,
@@ -52,6 +54,8 @@ def simulate_each(
                     "goodput": measures.goodput,
                     "ttft": measures.value("ttft", 50),
                     "tpot": measures.value("tpot", 50) if measures.tpot else float("nan"),
+                    "seconds": simulation.seconds,
+                    "took": simulation.took,
                 }
             )
         observer.step()
