@@ -20,15 +20,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from specdec_core.recordings.replay import Replay
+    from specdec_core.recordings.schema import Recording
 
 SHARE = 0.95
 
 
 def main(
-    traces: Annotated[str, Option(help="Recording of the prompts, a folder or a name.")],
     slo: Annotated[
         str, Option(help="Limits in seconds that requests must keep, as ttft=0.3,tpot=0.02.")
     ],
+    traces: Annotated[
+        str | None,
+        Option(help="Recording of the prompts, a folder or a name; unset, the latest of the pair."),
+    ] = None,
     rate: Annotated[
         float | None, Option(help="Requests a second; finds how many replicas they need.")
     ] = None,
@@ -123,11 +127,10 @@ def main(
     from specdec_core.search.load.decoded import decoded_live
     from specdec_core.search.load.simulator import Router, asks_of, asks_of_trace
     from specdec_core.search.load.traffic import read_requests
-    from specdec_core.search.replaying import find_named
     from specdec_core.studies.live_rounds import with_live
     from specdec_core.studies.step_times import step_times
 
-    recording = find_named(traces, workspace(), drawn=True)
+    recording = _recording(traces, chosen)
     requests = read_requests(trace, recording.header.pair) if trace is not None else ()
     if requests:
         rate = mean_rate(requests)
@@ -192,6 +195,23 @@ def main(
     origin = Origin(name=folder.name, pair=pair.name, notes=notes, params=params)
     files = [] if hardware else [workspace() / "steps.json"]
     deliver(report(results, checked, chosen.configuration, origin), folder, "capacity", files)
+
+
+def _recording(traces: str | None, chosen: PairConfiguration) -> Recording:
+    """The recording of that name, or the latest of the pair under the configuration's sampling.
+    Raises :class:`UserError` without one."""
+    from specdec_core.export.places import recording_of
+    from specdec_core.search.replaying import find_named
+
+    if traces is not None:
+        return find_named(traces, workspace(), drawn=True)
+    recording = recording_of(chosen.pair, workspace(), chosen.configuration.sampling)
+    if recording is None:
+        raise UserError(
+            f"no recording of {chosen.pair.name} in {workspace() / 'traces'}, whose rounds are"
+            " simulated: `specdec record` makes one"
+        )
+    return recording
 
 
 def _check(

@@ -66,6 +66,20 @@ def test_what_cannot_be_replayed_is_decoded_live_and_said(
     assert "decoded live, not replayed" in " ".join(done.stdout.split())
 
 
+def test_without_a_name_the_pairs_latest_recording_is_simulated(
+    command: Command, home: Path, tmp_path: Path
+) -> None:
+    arguments = ["--config", home / "c.yaml", "--hardware", home / "steps.yaml"]
+    arguments += ["--seconds", 2, "--rate", 60, "--slo", "ttft=1"]
+    done = command(capacity.main, home, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "prompts of some: " in " ".join(done.stdout.split())
+    nothing = command(capacity.main, tmp_path, *arguments)
+    assert nothing.returncode == 2
+    assert "no recording of" in nothing.stderr
+    assert "`specdec record` makes one" in " ".join(nothing.stderr.split())
+
+
 def test_the_rate_of_replicas_under_another_machines_times(command: Command, home: Path) -> None:
     arguments = [*given(home, "h.yaml"), "--replicas", "1,2", "--slo", "latency=60"]
     done = command(capacity.main, home, *arguments, "--router-ms", 1)
