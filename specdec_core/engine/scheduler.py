@@ -243,7 +243,7 @@ class Scheduler:
         if not unread:
             return {}
         budget = self.limits.step_tokens
-        left = max(round(budget - decoding * (1 + self._candidates)), budget // 4)
+        left = max(round(budget - decoding * (1 + self._candidates)), budget // 4, 1)
         oldest, *others = unread
         ends = oldest.unread <= left
         first = oldest.unread if ends else -(-left // 2)
