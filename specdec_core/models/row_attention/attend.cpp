@@ -333,7 +333,8 @@ class Worker {
     int64_t l = 0;
     for (int64_t t = job.first; t < job.last; ++t)
       for (int64_t h = 0; h < job.heads; ++h, ++l) {
-        const float inverse = 1.0f / sum_of(totals_[l]);
+        const float total = sum_of(totals_[l]);
+        const float inverse = total > 0 ? 1.0f / total : 0.0f;  // 0 where nothing is seen
         float* sums = sums_ + l * full_;
         Q* to = out_ + (t * all_heads_ + job.head + h) * size_;
         for (int64_t d = 0; d < full_; ++d) sums[d] *= inverse;

@@ -130,6 +130,18 @@ def test_rows_of_any_length_end_where_they_end(end: int, count: int, dtype: torc
     torch.testing.assert_close(found.cpu().double(), wanted, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_token_that_sees_nothing_gets_zeros_alone_and_beside_others(dtype: torch.dtype) -> None:
+    query, keys, values = case(6, 2, 64, dtype, dtype)
+    sees = [[0, 0, 0, 0, 0], [0, 0, 80, 0, 0], [0, 70, 70, 0, 0], [3, 0, 0, 0, 0]]
+    tokens = torch.tensor(sees, dtype=torch.int32, device=DEVICE)
+    nodes = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    found = operator.attend(query[:4], keys, values, tokens, nodes, 0.125)
+    assert found.isfinite().all()
+    assert found[[0, 2, 3]].count_nonzero() == 0
+    assert found[1].count_nonzero() > 0
+
+
 @pytest.mark.parametrize("window", [None, 30, 75])
 def test_a_path_of_a_tree_may_be_longer_than_a_block(window: int | None) -> None:
     query, keys, values = case(6, 2, 64, torch.float32, torch.float32)
