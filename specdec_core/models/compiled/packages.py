@@ -26,11 +26,13 @@ from transformers import PretrainedConfig
 
 from specdec_core.base.files import alone, atomic_path
 from specdec_core.base.workspace import kept_folder
-from specdec_core.models import attention
+from specdec_core.models import attention, features, tensor_cache
 from specdec_core.models.compiled.graphs import CannotCompile, first_line
 from specdec_core.models.compiled.loading import load
 from specdec_core.models.products import graph as products
 from specdec_core.models.products import operator
+from specdec_core.models.row_attention import operator as attending
+from specdec_core.models.row_attention import plans
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ _OPTIONS = {
     "freezing": True,  # weights are constants, laid out for the processor once
     "cpp.enable_concat_linear": True,  # one product for query, key, value; for gate, up
 }
+# What is traced beside the code of the modules in a step.
+_TRACED = (attention, attending, features, plans, tensor_cache)
 
 
 class Packages:
@@ -108,6 +112,9 @@ def _digest(step: nn.Module, facts: Sequence[object]) -> str:
     """Names everything that a graph depends on."""
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
+    ours, _, _ = __name__.partition(".")
+    parts = {type(part).__module__ for part in step.modules()}
+    modules = [sys.modules[name] for name in sorted(parts) if name.startswith(f"{ours}.")]
     names = [
         *map(str, facts),
         json.dumps(_OPTIONS, sort_keys=True),
@@ -115,7 +122,6 @@ def _digest(step: nn.Module, facts: Sequence[object]) -> str:
         transformers.__version__,
         str(pick_vec_isa()),
         str(torch.get_num_threads()),
-        inspect.getsource(attention),
-        inspect.getsource(sys.modules[type(step).__module__]),
+        *map(inspect.getsource, (*_TRACED, *modules)),
     ]
     return hashlib.sha256("\0".join(names).encode()).hexdigest()[:20]

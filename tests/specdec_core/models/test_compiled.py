@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 import subprocess
@@ -9,20 +10,26 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from zipfile import ZipFile
 
 import pytest
 import torch
+from torch import nn
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.engine import Engine, Request
-from specdec_core.models import huge_pages
-from specdec_core.models.compiled import CompiledRunner
+from specdec_core.models import attention, features, huge_pages
+from specdec_core.models.compiled import CompiledRunner, packages
 from specdec_core.models.compiled.loading import load, unpacked
+from specdec_core.models.compiled.packed import step
+from specdec_core.models.compiled.packed.step import PackedStep
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.reduced_draft import model
+from specdec_core.models.row_attention import operator, plans
 from specdec_core.models.runner import Batch, ModelRunner, Output
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [20, 21, 22, 20, 21], [30, 31, 30, 31, 30]]
@@ -154,6 +161,20 @@ runner = load_pair(PairSpec.model_validate_json(sys.argv[1])).open_runner(None, 
 print("loaded", flush=True)
 sys.stdin.read()
 """
+
+
+@pytest.mark.parametrize("changed", [attention, features, model, operator, plans, step])
+def test_graphs_of_other_code_are_not_loaded(
+    changed: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a model of this library's own, as a reduced draft is."""
+    traced = PackedStep.__new__(PackedStep)
+    nn.Module.__init__(traced)
+    traced.model = type("Own", (nn.Module,), {"__module__": model.__name__})()
+    before, source = packages._digest(traced, ()), inspect.getsource
+    assert packages._digest(traced, ()) == before
+    monkeypatch.setattr(inspect, "getsource", lambda of: source(of) + "# changed" * (of is changed))
+    assert packages._digest(traced, ()) != before
 
 
 @pytest.mark.long
