@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling, parse
-from specdec_core.engine import Engine, Request
+from specdec_core.engine import Chunk, Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Generation
 
@@ -74,6 +76,46 @@ def test_a_drafter_that_rested_is_as_good_when_it_resumes(tiny_pair: Pair, part:
     assert [(r.drafted, r.accepted) for r in resumed] == [
         (r.drafted, r.accepted) for r in fresh.rounds[1:]
     ]
+
+
+HYBRID = {"kind": "hybrid", "lookup": {"kind": "suffix"}, "otherwise": PARTS["chain"]}
+# The others remember what was drafted or accepted before.
+BY_TEXT = {
+    **{name: PARTS[name] for name in ("chain", "tree", "fork", "suffix")},
+    "hybrid": HYBRID,
+    "merged": {**HYBRID, "merge": True},
+}
+
+
+@pytest.mark.parametrize("part", BY_TEXT)
+def test_a_drafter_that_rested_in_between_drafts_as_if_it_had_not_drafted_before(
+    tiny_pair: Pair, part: str
+) -> None:
+    """Another request comes and leaves: it drafts, rests and drafts again, what it would draft
+    after that text anew."""
+    short, long = Request("short", (7, 8, 9), 6, ignore_eos=True), requests(1, 48)[0]
+    engine = Engine(tiny_pair, schedule({1: BY_TEXT[part], 2: None}), 2)
+    engine.add(long)
+    for _ in range(6):
+        engine.step()
+    engine.add(short)
+    found = next(c.finished for c in _chunks(engine) if c.request_id == long.id and c.finished)
+    arms = [arm for arm, _ in groupby(r.arm for r in found.rounds)]
+    assert arms == [None, 0, None, 0], "the first round is nobody's"
+    *_, resumed = (list(own) for _, own in groupby(found.rounds, lambda r: r.arm))
+    before = resumed[0].position - 1
+    text = (*long.tokens, *found.tokens[:before])
+    again = Request("again", text, long.max_new_tokens - before, ignore_eos=True)
+    alone = parse(Configuration, {"drafter": BY_TEXT[part]}, "test")
+    [fresh] = Engine(tiny_pair, alone).generate([again])
+    assert [(r.drafted, r.accepted) for r in resumed] == [
+        (r.drafted, r.accepted) for r in fresh.rounds[1:]
+    ]
+
+
+def _chunks(engine: Engine) -> Iterator[Chunk]:
+    while not engine.idle:
+        yield from engine.step()
 
 
 @pytest.mark.parametrize(
