@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from specdec_core.config import Configuration, Sampling, parse
@@ -9,6 +13,9 @@ from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts, Generation
+from specdec_core.training.datastores.build import write_datastore
+from tests.conftest import save_random_head
+from tests.specdec_core.models.eagle.pair_heads import head_of
 
 DRAFTERS = {
     "autoregressive": None,
@@ -40,6 +47,21 @@ LEARNING = {
     "dynamic confidence": {"kind": "draft_model", "policy": {"kind": "dynamic_confidence"}},
     "pre-cut": {"kind": "draft_model", "policy": {"kind": "pre_cut", "target_cost": 5}},
 }
+# The rest of the kinds; a head, a datastore and an EAGLE head are in the fixtures' folder and pair.
+FOLDER, HEAD = "FOLDER", "head"
+OTHERS = {
+    "token cache": {"kind": "token_cache"},
+    "retrieval": {"kind": "retrieval", "datastore": f"{FOLDER}/written"},
+    "target fork": {"kind": "target_fork", "width": 1},
+    "confidence": {"kind": "draft_model", "policy": {"kind": "confidence"}},
+    "specdecpp": {
+        "kind": "draft_model",
+        "policy": {"kind": "specdecpp", "head": f"{FOLDER}/specdecpp", "threshold": 0.6},
+    },
+    "EAGLE chain": {"kind": "draft_model", "draft": HEAD},
+    "EAGLE dynamic tree": {"kind": "dynamic_tree", "draft": HEAD},
+}
+ALL = {**DRAFTERS, **LEARNING, **OTHERS}
 LENGTHS = (9, 17)  # of the prompts
 
 # Whoever drafts, the target's own two texts, where the output is fixed.
@@ -113,6 +135,27 @@ COUNTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def pair(tiny_pair: Pair) -> Pair:
+    """With an EAGLE head as a further draft."""
+    return replace(tiny_pair, drafts={**tiny_pair.drafts, HEAD: head_of(tiny_pair)})
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Has a datastore of what the target writes, and an acceptance head."""
+    folder = tmp_path_factory.mktemp("made")
+    written = Engine(tiny_pair).generate([Request("all", tuple(range(5, 20)), 60)])
+    write_datastore([g.tokens for g in written], ["test"], tiny_pair.tokenizer, folder / "written")
+    save_random_head(tiny_pair, "specdecpp", folder / "specdecpp")
+    return folder
+
+
+def configured(drafter: str, folder: Path) -> Configuration:
+    given = json.loads(json.dumps({"drafter": ALL[drafter]}).replace(FOLDER, str(folder)))
+    return parse(Configuration, given, "test")
+
+
 def requests(rule: str) -> list[Request]:
     return [
         Request(f"{rule} {n}", tuple(range(5, 5 + length)), 12, SAMPLINGS[rule], n, ignore_eos=True)
@@ -152,19 +195,19 @@ def test_it_writes_the_same_beside_requests_that_sample_otherwise(
 
 
 @pytest.mark.parametrize("rule", SAMPLINGS)
-@pytest.mark.parametrize("drafter", [*DRAFTERS, *LEARNING])
+@pytest.mark.parametrize("drafter", ALL)
 def test_preempted_requests_write_what_they_would_have(
-    tiny_pair: Pair, rule: str, drafter: str
+    pair: Pair, folder: Path, rule: str, drafter: str
 ) -> None:
     """Their texts are read again; random stream, drafter and policy go on as if nothing had been:
     every round is the same."""
-    configuration = parse(Configuration, {"drafter": {**DRAFTERS, **LEARNING}[drafter]}, "test")
+    configuration = configured(drafter, folder)
     asked = [
         Request(f"{n}", tuple(range(5, 60 - n)), 30, SAMPLINGS[rule], n, ignore_eos=True)
         for n in range(4)
     ]
-    alone = [Engine(tiny_pair, configuration).generate([request])[0] for request in asked]
-    engine = Engine(tiny_pair, configuration, limits=Limits(4, step_tokens=40, cache_tokens=512))
+    alone = [Engine(pair, configuration).generate([request])[0] for request in asked]
+    engine = Engine(pair, configuration, limits=Limits(4, step_tokens=40, cache_tokens=512))
     found = engine.generate(asked)
     assert engine.scheduler.preemptions
     learns_from_all = drafter in ("ouroboros", "pre-cut")  # so that company changes its rounds
@@ -175,12 +218,12 @@ def test_preempted_requests_write_what_they_would_have(
 
 
 @pytest.mark.parametrize("rule", SAMPLINGS)
-@pytest.mark.parametrize("drafter", [*DRAFTERS, *LEARNING])
+@pytest.mark.parametrize("drafter", ALL)
 def test_requests_that_begin_alike_write_what_they_would_have(
-    tiny_pair: Pair, rule: str, drafter: str
+    pair: Pair, folder: Path, rule: str, drafter: str
 ) -> None:
-    configuration = parse(Configuration, {"drafter": {**DRAFTERS, **LEARNING}[drafter]}, "test")
-    engine = Engine(tiny_pair, configuration, limits=Limits(3, share_prefixes=True))
+    configuration = configured(drafter, folder)
+    engine = Engine(pair, configuration, limits=Limits(3, share_prefixes=True))
 
     def asked(name: str, prompt: tuple[int, ...], new_tokens: int) -> Request:
         return Request(name, prompt, new_tokens, SAMPLINGS[rule], 7, ignore_eos=True)
@@ -208,7 +251,7 @@ def test_requests_that_begin_alike_write_what_they_would_have(
     assert (engine.prefixes.hits, found["other"].prompt_tokens) == (2, 48)
     learns_from_all = drafter in ("ouroboros", "pre-cut")
     for request in requests:
-        [alone] = Engine(tiny_pair, configuration).generate([request])
+        [alone] = Engine(pair, configuration).generate([request])
         if rule != "rejection" or not learns_from_all:
             assert found[request.id].tokens == alone.tokens, request.id
         if not learns_from_all:
