@@ -8,6 +8,7 @@ from typing import Protocol
 
 WHOLE = 256 * 2**20  # bytes of files up to which all of them are read
 BLOCKS, BLOCK = 64, 4096  # of each file where they are larger
+GGUF_HEAD = 64 * 2**20  # bytes that hold a GGUF's metadata; vocabularies take some ten million
 
 
 class Digest(Protocol):
@@ -16,8 +17,8 @@ class Digest(Protocol):
 
 def add_files(digest: Digest, files: Sequence[Path]) -> None:
     """Add the sizes and contents of `files` to a digest. Of files that are larger than 256 MiB
-    together, the contents are a safetensors file's header and 64 blocks of 4 KiB spread evenly over
-    each. Raises OSError for one that cannot be read."""
+    together, the contents are a file's head, which is all but its weights (safetensors, GGUF), and
+    64 blocks of 4 KiB spread evenly over each. Raises OSError for one that cannot be read."""
     sizes = [file.stat().st_size for file in files]
     for file, size in zip(files, sizes, strict=True):
         digest.update(f"\n{file.name} {size}\n".encode())
@@ -34,6 +35,8 @@ def _parts(file: Path, size: int, whole: bool) -> Iterator[bytes]:
         if file.suffix == ".safetensors":
             length = int.from_bytes(content.read(8), "little")
             yield content.read(min(length, size))
+        elif file.suffix == ".gguf":
+            yield content.read(GGUF_HEAD)
         for block in range(BLOCKS):
             content.seek(block * max(size - BLOCK, 0) // (BLOCKS - 1))
             yield content.read(BLOCK)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
+from specdec_core.models import digests
 from specdec_core.models.gguf_files import unpacked
 from specdec_core.models.location import located
 from specdec_core.models.pair import check_pair, load_pair
@@ -131,6 +132,21 @@ def test_quantised_weights_are_those_of_the_file_and_unpacked_once(
     caplog.clear()
     assert located(str(copy)) == str(folder)
     assert "unpacking" not in caplog.text
+
+
+def test_an_edit_of_a_large_files_metadata_unpacks_it_anew(
+    model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "WHOLE", 0)
+    monkeypatch.setattr(digests, "BLOCK", 8)  # and between the blocks lies what is edited
+    file = written(model, tmp_path / "tiny.gguf", WHOLE)
+    before = located(str(file))
+    reader = gguf.GGUFReader(file, "r+")
+    reader.fields["tokenizer.ggml.eos_token_id"].parts[-1][0] = 3
+    reader.data.flush()
+    unpacked.cache_clear()  # as in another process
+    assert located(str(file)) != before
+    assert check_pair(PairSpec(target=str(file), drafts={})).eos_token_id == 3
 
 
 def test_a_model_in_a_package_is_found_by_the_packages_name(
