@@ -113,7 +113,9 @@ class Pair:
         if isinstance(model, AnyHead):
             if not isinstance(target, ReadRows):
                 raise UserError(f"draft {draft}: {_APART}")
-            return EagleRunner(model, target, slots, length, weights)
+            # A graph also holds what the head has of its target.
+            both = weights and f"{self.fingerprints[TARGET]} {weights}"
+            return EagleRunner(model, target, slots, length, both)
         features = self.feature_layers if draft is None else ()
         compact = True if compiled else self.compact
         eager = EagerRunner(model, slots, length, size, compact=compact, features=features)

@@ -11,15 +11,17 @@ them one after the other.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from specdec_core.models import draft_vocabulary
 from specdec_core.models.attention import ATTENTION
 from specdec_core.models.cache import SlotCache, SlotLayer
-from specdec_core.models.eagle import eagle_one
+from specdec_core.models.eagle import any_head, eagle_one
 from specdec_core.models.eagle import head as eagle_head
 from specdec_core.models.eagle.any_head import AnyHead
 from specdec_core.models.eagle.feed import RowFeed, Span
@@ -54,7 +56,8 @@ class ReadRows(Protocol):
 
 class EagleRunner(ModelRunner):
     """`head` over the features that the runner `target` keeps of its rows, which are this runner's
-    rows, too. `weights`, the digest of the head's weights, has it compiled.
+    rows, too. `weights`, the digest of the head's weights and of those that it has of its target,
+    has it compiled; where it cannot be, it runs eagerly after one warning.
 
     The first token of a text has no features before it and is not read: after it, all tokens are as
     likely. Of a row's tokens, `settled` were read with the target's features.
@@ -93,12 +96,23 @@ class EagleRunner(ModelRunner):
         self._graph: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
         self._watched = False
         if weights is not None and self._compact and self.device.type == "cpu":
-            from specdec_core.models.compiled.packages import Packages  # a second to import
+            self._graph = self._compiled(weights)
 
-            sources = map(inspect.getsource, (eagle_head, eagle_one))
-            packages = Packages(self._step, head.config, [weights, weight.dtype, *sources])
+    def _compiled(self, weights: str) -> Callable[[list[Tensor]], Sequence[Tensor]] | None:
+        """The graph of a step, kept under the digest of its weights; None where there is none,
+        after a warning."""
+        from specdec_core.models.compiled.graphs import CannotCompile  # a second to import
+        from specdec_core.models.compiled.packages import Packages
+
+        sources = map(inspect.getsource, (any_head, draft_vocabulary, eagle_head, eagle_one))
+        facts = [weights, self._states.dtype, *sources]
+        packages = Packages(self._step, self.head.config, facts)
+        try:
             with torch.inference_mode(False):
-                self._graph = packages.open("eagle", *example(*self._stores, self._states))
+                return packages.open("eagle", *example(*self._stores, self._states))
+        except CannotCompile as reason:
+            warnings.warn(f"running the EAGLE head without a graph: {reason}", stacklevel=3)
+            return None
 
     @property
     def lengths(self) -> list[int]:

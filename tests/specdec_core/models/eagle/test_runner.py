@@ -3,12 +3,18 @@ and rows that change together."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
 from torch import Tensor
 
+from specdec_core.models.compiled.graphs import CannotCompile
+from specdec_core.models.compiled.packages import Packages
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.eagle import EagleHead, EagleSettings
 from specdec_core.models.eagle.runner import EagleRunner
@@ -204,3 +210,46 @@ def test_settings_for_a_target_fit_it(tiny_pair: Pair) -> None:
     assert list(settings.feature_layers) == sorted(set(settings.feature_layers))
     assert max(settings.feature_layers) <= layers
     assert EagleHead(settings).fc.in_features == len(settings.feature_layers) * 32
+
+
+def test_without_a_compiler_one_warning_and_the_eager_logits(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if tiny_pair.target.device.type != "cpu":
+        pytest.skip("on a GPU heads are run eagerly")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rig = Rig(tiny_pair)
+    with (
+        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
+        pytest.warns(UserWarning, match=r"running the EAGLE head without a graph: no C\+\+ comp"),
+    ):
+        rig.runner = EagleRunner(rig.head, rig.target, 3, 64, "weights")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="running the EAGLE head")
+        rig.read(0, TEXT[:-1])
+        found = rig.feed(0, *TEXT)[-1]
+    torch.testing.assert_close(found, rig.plain(TEXT), atol=1e-4, rtol=1e-4)
+
+
+def test_a_head_compiled_for_one_target_is_compiled_anew_for_another(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if tiny_pair.target.device.type != "cpu":
+        pytest.skip("on a GPU heads are run eagerly")
+    folders = []
+
+    def kept(packages: Packages, *_: object) -> NoReturn:
+        folders.append(packages._folder())
+        raise CannotCompile("not in this test")
+
+    monkeypatch.setattr(Packages, "open", kept)
+    runner = tiny_pair.spec.runner.model_copy(update={"compile": True})
+    spec = tiny_pair.spec.model_copy(update={"runner": runner})
+    rig = Rig(tiny_pair)
+    for target in "AAB":
+        pair = replace(tiny_pair, spec=spec, drafts={"head": rig.head})
+        pair.__dict__["fingerprints"] = {"target": target, "head": "0"}
+        with pytest.warns(UserWarning, match="without a graph"):
+            pair.open_runner("head", 3, rig.target)
+    first, again, other = folders
+    assert first == again != other
