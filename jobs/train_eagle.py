@@ -72,6 +72,8 @@ def main(
     # Ray, torch and MLflow take seconds to import.
     from dashboards.reports.eagle import acceptance
     from specdec_core.config import parse
+    from specdec_core.models.eagle.checks import check_layers
+    from specdec_core.models.pair import load_skeleton
     from specdec_core.training.eagle.settings import EagleTrainingSettings
     from specdec_core.training.kinds import HEAD
 
@@ -90,13 +92,17 @@ def main(
         parse(EagleTrainingSettings, {**values, "learning_rate": rate}, "training settings")
         for rate in rates
     ]
+    read = numbers(layers, "--layers", int) if layers else None
+    if read:
+        text = load_skeleton(target).config.get_text_config(decoder=True)
+        check_layers(read, text.num_hidden_layers, "--layers")
     head = train_on_answers(
         HEAD,
         target,
         Answering(
             answers, prompts, limit, chat_template, prompt_tokens, new_tokens, temperatures, slots
         ),
-        numbers(layers, "--layers", int) if layers else None,
+        read,
         None,
         settings,
         out,

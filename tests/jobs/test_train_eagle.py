@@ -74,6 +74,13 @@ def test_a_head_is_trained_with_the_best_rate_and_not_trained_again(
         ),
         ({"prompts": "bundled:train", "further": True}, r"head/training\.json: no such file"),
         ({"prompts": "nowhere.jsonl"}, "nowhere.jsonl: no such file|no chat template"),
+        *(
+            (
+                {"prompts": "bundled:train", "layers": layers},
+                r"--layers \[.*\], expected increasing numbers from 0 to 2",
+            )
+            for layers in ("2,1,0", "1,1,2", "0,1,3", "-1,0,1")
+        ),
         ({"prompts": "bundled:nothing"}, "no such bundled prompts"),
         ({"target": "./nowhere", "prompts": "bundled:train"}, "nowhere: no such folder"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from transformers import PretrainedConfig
@@ -20,9 +21,12 @@ def check_target(settings: EagleSettings, target: PretrainedConfig, last: int, n
     ):
         if of_head != of_target:
             raise UserError(f"{name}: is for a target with {what} {of_head}, not {of_target}")
-    layers = settings.feature_layers
+    check_layers(settings.feature_layers, last, f"{name}: reads the layers")
+
+
+def check_layers(layers: Sequence[int], last: int, what: str) -> None:
+    """Raises :class:`UserError`, which begins with `what` they are, unless the layers that a head
+    reads are increasing numbers from 0 to `last`."""
     increasing = all(a < b for a, b in pairwise(layers))
     if not increasing or layers[0] < 0 or layers[-1] > last:
-        raise UserError(
-            f"{name}: reads the layers {list(layers)}, expected increasing numbers from 0 to {last}"
-        )
+        raise UserError(f"{what} {list(layers)}, expected increasing numbers from 0 to {last}")
