@@ -126,8 +126,12 @@ class Replay:
         if configuration.id in self.decoded:
             return None
         drafter, drawn = configuration.drafter, not self.header.sampling.fixed_output
-        chain = isinstance(drafter, ChainSettings) and drafter.guesses is None
-        if drawn and drafter is not None and (not chain or self.header.eagle_heads):
+        known = drafter is None or (
+            isinstance(drafter, ChainSettings)
+            and drafter.guesses is None
+            and not drafter.is_eagle(self.facts)
+        )
+        if drawn and not known:
             return "with rejection sampling only the chains of a draft model are known"
         if configuration.heads and not self._hidden:
             return "its head reads hidden states, which were not opened"

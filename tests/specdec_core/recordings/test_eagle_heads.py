@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,18 +63,22 @@ def replay(
     request: pytest.FixtureRequest,
 ) -> Replay:
     folder = tmp_path_factory.mktemp("heads")
+    return Replay(recorded(pair, requests, SAMPLINGS[request.param], folder))
+
+
+def recorded(pair: Pair, requests: list[Request], sampling: Sampling, folder: Path) -> Recording:
     header = Header(
         pair=pair.spec,
         fingerprints=pair.fingerprints,
         eos_token_ids=tuple(pair.eos_token_ids),
         prompts=PromptSet(source="proofs", count=len(requests), digest="0"),
-        sampling=SAMPLINGS[request.param],
+        sampling=sampling,
         max_new_tokens=TOKENS,
         eagle_heads=(HEAD,),
     )
     save_header(header, folder)
     write_shard(Recorder(pair, header).record(list(enumerate(requests))), folder, 0)
-    return Replay(Recording.open(folder))
+    return Recording.open(folder)
 
 
 def decoding(drafter: dict, replay: Replay) -> Configuration:
@@ -137,3 +142,11 @@ def test_examples_of_mixed_texts_are_refused(replay: Replay) -> None:
     assert len(replay.recording.examples("draft"))
     with pytest.raises(UserError, match="--source trajectory"):
         replay.recording.examples(HEAD)
+
+
+def test_of_a_recording_with_rejection_sampling_other_drafts_are_replayed(
+    pair: Pair, requests: list[Request], tmp_path: Path
+) -> None:
+    drawn = Replay(recorded(pair, requests, Sampling(temperature=1.0), tmp_path), drawn=True)
+    assert drawn.can(decoding({"kind": "draft_model"}, drawn))
+    assert not drawn.can(decoding(CHAIN, drawn))
