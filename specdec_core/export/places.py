@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from specdec_core.models.reduced_draft.model import ReducedDraftConfig
 from specdec_core.recordings.find import finished
 from specdec_core.recordings.schema import HEADER, Recording
 from specdec_core.search.replaying import find_named
+
+log = logging.getLogger(__name__)
 
 _BUNDLED = "bundled:"
 
@@ -52,7 +55,8 @@ def _draft(
         return DraftFile(_place(model), "eagle3")
     try:
         folder = exported_head(model, fingerprints(pair)[name], target, torch.bfloat16)
-    except UserError:  # of EAGLE-1, which is another program's in no format
+    except UserError as error:  # such as one of EAGLE-1, which is another program's in no format
+        log.warning("%s", error)
         return DraftFile(_place(model), "other")
     return DraftFile(str(folder), "eagle3")
 

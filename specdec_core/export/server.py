@@ -26,8 +26,9 @@ DraftKind = Literal["model", "eagle3", "other"]
 
 class DraftFile(NamedTuple):
     """A draft as another program finds it: a folder or hub id, and what it is. `other` is what no
-    other program reads: EAGLE-1 heads, drafts with a reduced vocabulary. `padded` is a model with
-    the target's tokens whose logits are padded to another number of them."""
+    other program reads: heads that vLLM computes no features for, drafts with a reduced vocabulary.
+    `padded` is a model with the target's tokens whose logits are padded to another number of
+    them."""
 
     place: str
     kind: DraftKind

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
+from torch import nn
 from transformers import PretrainedConfig
 
 from specdec_core.base.errors import UserError
@@ -24,11 +26,23 @@ def exported_head(
         UserError: vLLM has no place for it.
     """
     folder = kept_folder("heads") / f"{fingerprint}-{str(dtype).removeprefix('torch.')}"
-    if not folder.is_dir():
-        head = load_head(name, target_config, dtype=dtype)
-        if not isinstance(head, EagleHead):
-            raise UserError(f"{name}: an EAGLE-1 head, which is compared with no other program")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with alone(folder):
+    if folder.is_dir():
+        return folder
+    head = load_head(name, target_config, dtype=dtype)
+    if not exportable(head, target_config):
+        raise UserError(
+            f"{name}: reads what the target's output layer reads, as EAGLE-1 heads do; vLLM has no"
+            " such feature"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with alone(folder):
+        if not folder.is_dir():  # not made by another process meanwhile, which serves it
             save_head(head, folder, read_card(name), dtype=dtype)
     return folder
+
+
+def exportable(head: nn.Module, target_config: PretrainedConfig) -> TypeGuard[EagleHead]:
+    """Whether a draft is a head whose features vLLM computes: the number of layers stands for the
+    state before the target's norm there, and for that after it here."""
+    last = target_config.get_text_config(decoder=True).num_hidden_layers
+    return isinstance(head, EagleHead) and max(head.settings.feature_layers) < last

@@ -14,8 +14,8 @@ from typing import Any
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairConfiguration, PairSpec
-from specdec_core.models.eagle import EagleHead, EagleOneHead
-from specdec_core.models.eagle.exported import exported_head
+from specdec_core.models.eagle import AnyHead
+from specdec_core.models.eagle.exported import exportable, exported_head
 from specdec_core.models.eagle.loading import names_head
 from specdec_core.models.location import located
 from specdec_core.models.pair import Pair
@@ -222,9 +222,9 @@ def vllm_peers(pair: Pair, venv: Path | None = None) -> Iterator[VllmPeer]:
 def draft_modes(pair: Pair) -> Iterator[tuple[str, Sequence[VllmMode]]]:
     """How vLLM drafts with each draft that it has a place for."""
     for name, draft in pair.drafts.items():
-        if isinstance(draft, EagleHead):
+        if exportable(draft, pair.target.config):
             yield name, HEAD
-        elif not isinstance(draft, EagleOneHead | ReducedDraft):
+        elif not isinstance(draft, AnyHead | ReducedDraft):
             yield name, DRAFT_MODEL
 
 
@@ -287,7 +287,7 @@ def _fitting(pair: Pair, mode: VllmMode, draft: str) -> dict[str, Any]:
 
 def _draft_folder(pair: Pair, draft: str) -> str:
     name = pair.spec.drafts[draft]
-    if not isinstance(pair.drafts[draft], EagleHead):
+    if not isinstance(pair.drafts[draft], AnyHead):
         return located(name)
     target = pair.target
     return str(exported_head(name, pair.fingerprints[draft], target.config, target.dtype))

@@ -50,7 +50,7 @@ def test_a_head_is_exported_for_it_once(
     tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    saved = head_of(tiny_pair)
+    saved = head_of(tiny_pair, feature_layers=(0, 1))
     card = EagleCard(target=tiny_pair.spec.target, target_fingerprint="0")
     save_head(saved, tmp_path / "head", card, form="int8")
     drafts = {**tiny_pair.spec.drafts, "eagle": str(tmp_path / "head")}
@@ -69,6 +69,8 @@ def test_a_head_is_exported_for_it_once(
     assert "int8" not in (Path(folder) / "config.json").read_text()
     assert torch.equal(exported.lm_head.weight, head.lm_head.weight)
     assert not any(peer.name.endswith(", eagle") for peer in peers_of(pair, ["transformers"]))
+    pair.drafts["eagle"] = head_of(tiny_pair, feature_layers=(0, 2))  # after the target's norm
+    assert not any(peer.name.endswith(", eagle") for peer in peers_of(pair, ["vllm"]))
 
 
 def test_a_draft_with_another_number_of_logits_has_its_tokens_paired(tiny_pair: Pair) -> None:

@@ -1,0 +1,61 @@
+"""Heads are exported once, and only those that vLLM computes the features of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specdec_core.base.errors import UserError
+from specdec_core.export.places import models_of
+from specdec_core.models.eagle import EagleHead, exported
+from specdec_core.models.eagle.exported import exported_head
+from specdec_core.models.eagle.loading import load_head, save_head
+from specdec_core.models.pair import Pair
+from tests.specdec_core.models.eagle.heads import CARD, LAYERS, random_head, target_config
+from tests.specdec_core.models.eagle.pair_heads import head_of
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def export(head: EagleHead, folder: Path) -> Path:
+    save_head(head, folder, CARD)
+    return exported_head(str(folder), "0", target_config(), torch.bfloat16)
+
+
+def test_a_head_of_the_state_after_the_targets_norm_is_refused(tmp_path: Path) -> None:
+    last = random_head(feature_layers=(2, 4, LAYERS))
+    with pytest.raises(UserError, match="head: reads what the target's output layer reads") as why:
+        export(last, tmp_path / "head")
+    assert "\n" not in str(why.value)
+    assert export(random_head(feature_layers=(2, 4, LAYERS - 1)), tmp_path / "head").is_dir()
+
+
+def test_an_export_says_why_a_head_has_no_place(
+    tiny_pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    card = CARD.model_copy(update={"target_fingerprint": None})
+    save_head(head_of(tiny_pair, feature_layers=(0, 2)), tmp_path / "head", card)
+    spec = tiny_pair.spec.model_copy(update={"drafts": {"head": str(tmp_path / "head")}})
+    assert models_of(spec, speculators=True).drafts["head"].kind == "other"
+    assert "reads what the target's output layer reads" in caplog.text
+
+
+def test_a_folder_that_another_process_made_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(exported, "load_head", load_head)
+        folder = exported_head(*args, "0", target_config(), torch.bfloat16)
+        made.append(folder.stat().st_ino)
+        return load_head(*args, target_config(), **options)
+
+    monkeypatch.setattr(exported, "load_head", lambda name, _, **options: slowly(name, **options))
+    assert [export(random_head(), tmp_path / "head").stat().st_ino] == made
