@@ -20,7 +20,8 @@ def exported_head(
     name: str, fingerprint: str, target_config: PretrainedConfig, dtype: torch.dtype
 ) -> Path:
     """The folder of a head, whose weights have this `fingerprint`, in the format of *speculators*
-    and this data type.
+    and this data type. Its verifier's name is the place that the target was loaded from: vLLM knows
+    none of our other names of models.
 
     Raises:
         UserError: vLLM has no place for it.
@@ -37,7 +38,10 @@ def exported_head(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with alone(folder):
         if not folder.is_dir():  # not made by another process meanwhile, which serves it
-            save_head(head, folder, read_card(name), dtype=dtype)
+            card = read_card(name)
+            place = target_config.name_or_path or card.target
+            place = str(Path(place).resolve()) if Path(place).exists() else place
+            save_head(head, folder, card.model_copy(update={"target": place}), dtype=dtype)
     return folder
 
 

