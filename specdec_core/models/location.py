@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib import metadata
 from pathlib import Path
@@ -31,7 +32,8 @@ def located(name: str) -> str:
     if not path.endswith(_GGUF):
         return path
     repository, mark, file = path.rpartition("#")
-    return str(unpacked(_downloaded(name, repository, file) if mark else Path(path), name))
+    here = not mark or path.startswith((".", os.sep)) or Path(path).exists()
+    return str(unpacked(Path(path) if here else _downloaded(name, repository, file), name))
 
 
 def hub_id(name: str) -> str | None:

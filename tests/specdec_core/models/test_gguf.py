@@ -149,6 +149,18 @@ def test_an_edit_of_a_large_files_metadata_unpacks_it_anew(
     assert check_pair(PairSpec(target=str(file), drafts={})).eos_token_id == 3
 
 
+def test_a_folder_may_have_a_hash_sign_in_its_name(
+    model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "v#2"
+    folder.mkdir()
+    file = written(model, folder / "tiny.gguf", WHOLE)
+    monkeypatch.chdir(tmp_path)
+    assert located(str(file)) == located("v#2/tiny.gguf") == located("./v#2/tiny.gguf")
+    with pytest.raises(UserError, match=r"v#3/tiny\.gguf: no such file"):
+        located(str(tmp_path / "v#3" / "tiny.gguf"))
+
+
 def test_a_model_in_a_package_is_found_by_the_packages_name(
     model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
