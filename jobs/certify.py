@@ -10,7 +10,17 @@ from typer import Option
 
 from jobs.choice import choose
 from jobs.console import console, point, print_configuration, run
-from jobs.options import ChatTemplate, Config, MaybeLimit, MaybeTokens, Placed, Prompts, given
+from jobs.options import (
+    ChatTemplate,
+    Config,
+    MaxLength,
+    MaybeLimit,
+    MaybeTokens,
+    Placed,
+    Prompts,
+    chosen_pair,
+    given,
+)
 from specdec_core.base.errors import UserError
 from specdec_core.config import Placement
 from specdec_core.prompts.chat import AUTO
@@ -25,6 +35,7 @@ def main(
     chat_template: ChatTemplate = AUTO,
     limit: MaybeLimit = None,
     max_new_tokens: MaybeTokens = None,
+    max_length: MaxLength = None,
     quick: Annotated[
         bool, Option("--quick", help="Fewer and shorter texts: only large faults are found.")
     ] = False,
@@ -38,7 +49,8 @@ def main(
     A configuration that drafts while the target verifies (PEARL) needs devices for both, in
     --cluster."""
     choice, source = choose(config)
-    pair_spec, configuration = choice.pair, choice.configuration
+    pair_spec = chosen_pair(choice.pair, None, None, max_length)
+    configuration = choice.configuration
     placement = None if cluster is None else Placement.load(cluster)
     if placement is not None and not configuration.asynchronous:
         raise UserError(f"--cluster: {configuration.label} needs no device of its own to draft on")

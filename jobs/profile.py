@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Option
 
 from jobs.console import console, point, run
-from jobs.options import Drafts, Target, chosen_pair, given, sizes
+from jobs.options import Drafts, MaxLength, Target, chosen_pair, given, sizes
 from specdec_core.base.workspace import workspace
 from specdec_core.config import PairSpec
 
@@ -40,6 +40,7 @@ def main(
     widths: Annotated[str | None, Option(help="Tokens a forward, as 1,2,4.")] = None,
     contexts: Annotated[str | None, Option(help="Cached tokens, as 64,256.")] = None,
     batches: Annotated[str | None, Option(help="Rows a forward, as 1,4.")] = None,
+    max_length: MaxLength = None,
     repeats: Annotated[int | None, Option(min=1, help="Times each forward is measured.")] = None,
 ) -> None:
     """Time forwards of 1, 2, 3, … tokens of every model at some contexts and batch sizes, fit
@@ -51,7 +52,7 @@ def main(
 
         plan = load_plan(config)
         spec, settings = plan.pair, plan.profile.model_dump(exclude_none=True)
-    spec = chosen_pair(spec, target, draft)
+    spec = chosen_pair(spec, target, draft, max_length)
     lists = {"widths": widths, "contexts": contexts, "batches": batches}
     settings |= {name: sizes(text, f"--{name}") for name, text in given(**lists).items()}
     settings |= given(repeats=repeats)

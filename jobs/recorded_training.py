@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from jobs.console import console, interruptible
-from jobs.options import numbers
+from jobs.options import chosen_pair, numbers
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import locked
 from specdec_core.base.workspace import workspace
@@ -68,6 +68,7 @@ class Answering:
     new_tokens: int
     temperatures: str
     slots: int
+    max_length: int | None
 
 
 def train_on_answers(
@@ -103,7 +104,9 @@ def train_on_answers(
     from specdec_core.training.recorded.finished import load_card
 
     temperatures = numbers(answering.temperatures, "--temperatures", float)
-    spec = PairSpec(target=target, drafts={}, runner=RunnerSettings(device="cpu", threads=threads))
+    runner = RunnerSettings(device="cpu", threads=threads)
+    spec = PairSpec(target=target, drafts={}, runner=runner)
+    spec = chosen_pair(spec, None, None, answering.max_length)
     name = spec.name.removeprefix("bundled-")
     out = (out or workspace() / kind.workspace / name).absolute()
     answers = (answering.folder or out / "answers").absolute()

@@ -17,7 +17,7 @@ from dashboards.pages import PLAYGROUND
 from jobs.choice import choose, choose_version
 from jobs.console import console, print_configuration, run
 from jobs.deploy import follow_champion
-from jobs.options import Config, Placed, numbers
+from jobs.options import Config, MaxLength, Placed, chosen_pair, numbers
 from jobs.traffic import Watch, read_command, watched
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairConfiguration, Placement, Value, parse
@@ -33,6 +33,7 @@ class Arguments(Value):
     """The application's `args` in a Serve config file; each is the command's option."""
 
     config: Path | None = None
+    max_length: PositiveInt | None = None
     slots: PositiveInt = 4
     queue: NonNegativeInt = 128
     step_tokens: PositiveInt = 256
@@ -66,7 +67,7 @@ def application(args: dict[str, Any]) -> Application:
     placement = None if given.cluster is None else Placement.load(given.cluster)
     limits = Limits(given.slots, given.step_tokens, given.cache_tokens, given.share_prefixes)
     return build(
-        choice.pair,
+        chosen_pair(choice.pair, None, None, given.max_length),
         choice.configuration,
         limits,
         placement=placement,
@@ -109,6 +110,7 @@ def _sampling(given: Arguments) -> Sampling | None:
 
 def main(
     config: Config = None,
+    max_length: MaxLength = None,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     slots: Annotated[int, Option(min=1, help="Requests decoded together; more wait.")] = 4,
@@ -203,6 +205,8 @@ def main(
 ) -> None:
     """Serve chats and completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C."""
     choice, source, version = choose_version(config)
+    pair = chosen_pair(choice.pair, None, None, max_length)
+    choice = choice.model_copy(update={"pair": pair})
     placement = None if cluster is None else Placement.load(cluster)
     bound = numbers(cores, "--cores", int) if cores is not None else ()
     from cluster.serving.control import find_server

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from jobs.console import point, run
-from jobs.options import MaybeChatTemplate, given, numbers
+from jobs.options import MaxLength, MaybeChatTemplate, given, numbers
 from jobs.recorded_training import (
     AnsweredPrompts,
     Answering,
@@ -41,6 +41,7 @@ def main(
         Option(help="Folder of features that a training has recorded; unset, they are recorded."),
     ] = None,
     new_tokens: AnswerTokens = 160,
+    max_length: MaxLength = None,
     temperatures: Temperatures = "0,1",
     slots: AnswerSlots = 32,
     draft_vocab: Annotated[
@@ -114,7 +115,15 @@ def main(
         DRAFT,
         target,
         Answering(
-            answers, prompts, limit, chat_template, prompt_tokens, new_tokens, temperatures, slots
+            answers,
+            prompts,
+            limit,
+            chat_template,
+            prompt_tokens,
+            new_tokens,
+            temperatures,
+            slots,
+            max_length,
         ),
         (),  # of what the target computes it needs its output alone
         features,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from jobs.console import point, run
-from jobs.options import MaybeChatTemplate, given, numbers
+from jobs.options import MaxLength, MaybeChatTemplate, given, numbers
 from jobs.recorded_training import (
     AnsweredPrompts,
     Answering,
@@ -38,6 +38,7 @@ def main(
     prompt_tokens: PromptTokens = 400,
     answers: AnswersFolder = None,
     new_tokens: AnswerTokens = 160,
+    max_length: MaxLength = None,
     temperatures: Temperatures = "0,1",
     slots: AnswerSlots = 32,
     draft_vocab: Annotated[
@@ -100,7 +101,15 @@ def main(
         HEAD,
         target,
         Answering(
-            answers, prompts, limit, chat_template, prompt_tokens, new_tokens, temperatures, slots
+            answers,
+            prompts,
+            limit,
+            chat_template,
+            prompt_tokens,
+            new_tokens,
+            temperatures,
+            slots,
+            max_length,
         ),
         read,
         None,

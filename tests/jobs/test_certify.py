@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from jobs import certify, promote
+from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
@@ -53,6 +54,12 @@ def test_a_certificate_is_written(command: Command, tmp_path: Path, tiny_spec: P
     assert certificate.prompts.count == 3
     assert certificate.checks.speed.ratio > 0
     assert not (tmp_path / "mlflow.db").exists()  # nothing is registered there
+
+
+def test_models_hold_as_many_tokens_as_asked(tmp_path: Path, tiny_spec: PairSpec) -> None:
+    config, prompts = written(tmp_path, tiny_spec, CHAIN)
+    with pytest.raises(UserError, match="more than the 32 that the pair holds"):
+        certify.main(config, str(prompts), quick=True, max_length=32)
 
 
 def test_asynchronous_drafting_is_certified_on_devices_of_its_own(

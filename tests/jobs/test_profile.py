@@ -52,6 +52,12 @@ def test_bad_input_is_one_line_with_exit_code_2_and_nothing_is_written(command, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_contexts_are_those_that_max_length_leaves_room_for(tiny_pair_folders, tmp_path):
+    options = {"target": str(tiny_pair_folders["target"]), "widths": "1", "contexts": "64"}
+    with pytest.raises(UserError, match=r"context.*64"):
+        main(**options, batches="1", max_length=64, out=tmp_path / "p.json")
+
+
 def test_another_target_has_none_of_the_default_drafts():
     assert chosen_pair(PairSpec(), "x", None).drafts == {}
     assert chosen_pair(PairSpec(), "x", ["a=y"]).drafts == {"a": "y"}

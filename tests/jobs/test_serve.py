@@ -137,6 +137,8 @@ def test_the_rayservices_application_is_built_from_its_arguments(
     scaling = engines._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas, most) == (2, 8, 8)
     assert ingress.init_args[1] == start
+    longer = build_app(rayservice(config, max_length=64)[1], name="long").deployments[0]
+    assert longer.init_args[0].pair.runner.max_length == 64
     with pytest.raises(UserError, match="args: slot: "):
         serve.application({"slot": 4})
 

@@ -66,6 +66,7 @@ def test_a_draft_is_trained_with_the_best_rate_and_not_trained_again(
         ({}, "answers: no answers in it; give --prompts"),
         ({"features": Path("nowhere")}, "nowhere/features.json: no such file"),
         ({"further": True}, "answers: no answers in it; give --prompts"),
+        ({"prompts": "bundled:train", "max_length": 1}, "runner: max_length: .*greater than"),
         ({"target": "./nowhere", "prompts": "bundled:train"}, "nowhere: no such folder"),
     ],
 )

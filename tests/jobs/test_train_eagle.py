@@ -81,6 +81,7 @@ def test_a_head_is_trained_with_the_best_rate_and_not_trained_again(
             )
             for layers in ("2,1,0", "1,1,2", "0,1,3", "-1,0,1")
         ),
+        ({"prompts": "bundled:train", "max_length": 1}, "runner: max_length: .*greater than"),
         ({"prompts": "bundled:nothing"}, "no such bundled prompts"),
         ({"target": "./nowhere", "prompts": "bundled:train"}, "nowhere: no such folder"),
     ],
@@ -92,6 +93,12 @@ def test_bad_input_gets_one_line(
         main(**{"target": tiny_spec.target, "out": tmp_path / "out", **options})
     assert "\n" not in str(error.value)
     assert not list(tmp_path.glob("out/*/*"))
+
+
+def test_answers_fit_in_as_many_tokens_as_asked(tiny_spec: PairSpec, tmp_path: Path) -> None:
+    options = {"target": tiny_spec.target, "prompts": "bundled:train", "out": tmp_path / "out"}
+    with pytest.raises(UserError, match="160 new ones were asked for, but the context holds 100"):
+        main(**options, limit=2, max_length=100)
 
 
 def test_answers_that_a_head_cannot_be_judged_on_are_refused_where_they_are(
