@@ -9,12 +9,13 @@ import torch
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling, parse
 from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
 from specdec_core.studies.drift import goodness_of_fit
 from specdec_core.studies.toy_pair import exact_distribution, sample_counts, toy_pair
 from specdec_core.tokens.token_tree import TokenTree
 from tests.specdec_core.fits import alike_behind_the_first
-from tests.specdec_core.models.eagle.pair_heads import head_of
+from tests.specdec_core.models.eagle.pair_heads import head_of, taught_head_of
 
 HEAD = "head"
 PROMPTS = [tuple(range(5, 5 + n)) for n in (1, 2, 9, 30, 17)]
@@ -59,6 +60,31 @@ def test_greedy_output_is_the_targets_own(pair: Pair, kind: str, slots: int) -> 
     generations = engine.generate(requests())
     assert [g.tokens for g in generations] == expected
     assert sum(r.drafted for g in generations for r in g.rounds) > 20
+
+
+TEXTS = [tuple(range(first, first + 60)) for first in (5, 40, 90)]
+WRITTEN = [Request(str(n), text, 80, ignore_eos=True) for n, text in enumerate(TEXTS)]
+
+
+@pytest.fixture(scope="module")
+def taught(tiny_pair: Pair) -> Pair:
+    """The pair with a head that knows what the target writes."""
+    written = Engine(tiny_pair, AUTOREGRESSIVE, 3).generate(WRITTEN)
+    texts = [[*text, *own.tokens] for text, own in zip(TEXTS, written, strict=True)]
+    return replace(tiny_pair, drafts={HEAD: taught_head_of(tiny_pair, texts, len(TEXTS[0]))})
+
+
+@pytest.mark.parametrize("kind", ["chain", "dynamic tree"])
+def test_drafts_stay_as_good_in_chunks_and_after_preemption(taught: Pair, kind: str) -> None:
+    def rounds(limits: Limits) -> list[list[tuple[int, int]]]:
+        engine = Engine(taught, drafting({**DRAFTERS[kind], "draft": HEAD}), limits=limits)
+        found = [[(r.drafted, r.accepted) for r in g.rounds] for g in engine.generate(WRITTEN)]
+        assert (engine.scheduler.preemptions > 0) == (limits.cache_tokens is not None)
+        return found
+
+    alone = rounds(Limits(1))
+    assert sum(accepted for text in alone for _, accepted in text) > 120  # of 240 tokens
+    assert rounds(Limits(3, step_tokens=16, cache_tokens=384)) == alone
 
 
 def test_a_head_shares_the_round_with_other_drafts(pair: Pair) -> None:
