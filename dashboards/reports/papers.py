@@ -294,12 +294,14 @@ class Column(NamedTuple):
 
 
 def tables(result: PapersResult) -> list[Section]:
-    """A section a table: methods down; prompt sets, values and quantities across."""
-    return [
-        section
-        for key in result.tables()
-        for section in (_table(result, key), *_forward_times(result, key))
-    ]
+    """The sections of all tables."""
+    return [section for key in result.tables() for section in sections_of(result, key)]
+
+
+def sections_of(result: PapersResult, key: str) -> list[Section]:
+    """A table: methods down; prompt sets, values and quantities across. Behind it, for a `frontier`
+    one, the forward times that its decodings have."""
+    return [_table(result, key), *_forward_times(result, key)]
 
 
 def _table(result: PapersResult, key: str) -> Section:

@@ -11,10 +11,12 @@ from dashboards import cells
 from dashboards.figures.papers import QUANTITIES, paper_svg
 from dashboards.outputs.markdown import part
 from dashboards.reports.paper_sections import SECTIONS, PaperSection
-from dashboards.reports.papers import notes, tables
+from dashboards.reports.paper_sections.section import shown_range
+from dashboards.reports.papers import notes, sections_of
 from dashboards.sections import Section
 from specdec_core.studies.papers.methods import (
     Ours,
+    OursOfForwards,
     OursOfSection,
     Paper,
     PaperMethod,
@@ -40,7 +42,6 @@ def papers_page(
     """The page in Markdown, and the SVG files that it shows, by name. `studied` has the tables of
     the studies behind `sections`; sections without one are left out."""
     studied = studied or {}
-    measured = {section.key: section for section in tables(result)}
     parts = [f"# {TITLE}", ABOUT, _origin(result, made_by), *notes(result)]
     figures: dict[str, str] = {}
     for paper in papers:
@@ -48,9 +49,10 @@ def papers_page(
         if paper.errata:
             parts += ["Where the text is wrong or unclear:", _list(paper.errata)]
         for key in paper.tables:
-            if key in measured:
+            if key in result.tables():
                 figures[f"{key}.svg"] = svg = paper_svg(result, key)
-                parts.append("#" + part(replace(measured[key], svg=svg)))
+                table, *beside = sections_of(result, key)
+                parts += ["#" + part(each) for each in (replace(table, svg=svg), *beside)]
         for each in sections:
             if each.paper == paper.title and each.key in studied:
                 shown = each.section(studied[each.key])
@@ -81,6 +83,8 @@ def _methods(
         if isinstance(each.ours, OursOfSection):
             key = each.ours.section
             return of_sections[key](studied[key]) if key in studied else cells.NONE
+        if isinstance(each.ours, OursOfForwards):
+            return _fit(result, each.ours.forwards)
         return _ours(result, each.ours)
 
     rows = [
@@ -106,3 +110,9 @@ def _ours(result: PapersResult, ours: Ours | None) -> str:
     low, high = (cells.as_number(value, look.form) for value in ends)
     name = "" if ours.quantity == "speedup" else f"{look.heading} "
     return name + (low if low == high else f"{low}–{high}")
+
+
+def _fit(result: PapersResult, key: str) -> str:
+    """How well a table's decodings fit forward times."""
+    times = result.forward_times(key) if key in result.tables() else pd.DataFrame()
+    return cells.NONE if times.empty else f"R² {shown_range(times['r2'], '.4f')}"

@@ -29,6 +29,12 @@ class OursOfSection(Value):
     section: str
 
 
+class OursOfForwards(Value):
+    """The table whose decodings have forward times by regression."""
+
+    forwards: str
+
+
 class PaperMethod(Value):
     """A method, equation, table or figure of a paper. `code` and `test` are paths in the
     repository; `reported` is what the paper found."""
@@ -38,7 +44,7 @@ class PaperMethod(Value):
     code: str
     test: str
     reported: str = ""
-    ours: Ours | OursOfSection | None = None
+    ours: Ours | OursOfSection | OursOfForwards | None = None
 
 
 class Paper(Value):
@@ -65,6 +71,10 @@ def load_methods(path: Path, plan: PaperPlan, sections: Collection[str] = ()) ->
             if isinstance(ours, OursOfSection):
                 if ours.section not in sections:
                     raise UserError(f"{path}: {each.method}: no section {ours.section!r}")
+                continue
+            if isinstance(ours, OursOfForwards):
+                if ours.forwards not in plan.tables or not plan.tables[ours.forwards].frontier:
+                    raise UserError(f"{path}: {each.method}: no frontier table {ours.forwards!r}")
                 continue
             table = plan.tables.get(ours.table)
             if table is None or ours.row not in [row.name for row in table.rows]:
