@@ -81,6 +81,11 @@ class Recorded(Value):
     limit: PositiveInt | None = Field(default=None, description="prompts of each set at most")
     max_new_tokens: PositiveInt | None = Field(default=None, description="unset, the plan's")
     max_draft: PositiveInt = Field(default=40, description="the longest draft that is known")
+    learned: bool = Field(
+        default=False,
+        description="models are trained and judged on it, which few prompts do not allow: --limit"
+        " leaves its sets as they are",
+    )
 
 
 class Row(Value):
@@ -375,8 +380,9 @@ def load_paper_plan(
     **overrides: Any,
 ) -> PaperPlan:
     """Read the file of a plan. `only` names the tables to keep, `sources` are the paths of prompt
-    sets, `limit` is the number of prompts of each, `chat_template` says how all are rendered, and
-    `overrides` replace top-level values (:func:`specdec_core.config.overridden`).
+    sets, `limit` is the number of prompts of each but of those that are learned from,
+    `chat_template` says how all are rendered, and `overrides` replace top-level values
+    (:func:`specdec_core.config.overridden`).
 
     Raises :class:`UserError` for anything wrong in it, every configuration included."""
     content = _extended(path)
@@ -398,9 +404,11 @@ def load_paper_plan(
             raise UserError(f"--prompts {name}={source}: {path} has no such set ({known})")
         prompts[name] = prompts[name].model_copy(update={"source": source, "optional": False})
     if limit is not None:
-        prompts = {
+        learned = {n for each in plan.recordings.values() if each.learned for n in each.prompts}
+        prompts |= {
             name: prompt_set.model_copy(update={"limit": limit * max(len(prompt_set.mix), 1)})
             for name, prompt_set in prompts.items()
+            if name not in learned
         }
     if chat_template is not None:
         prompts = {
