@@ -15,9 +15,9 @@ from specdec_core.cost import Profile
 from specdec_core.drafting.heads.storage import load_head
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
-from specdec_core.studies.bandits import ArmsPlan, replay_all
+from specdec_core.studies.bandits import ArmComparison, ArmsPlan, replay_all, settings_of
 from specdec_core.studies.policies import best_of_families, replay_search
-from specdec_core.studies.regret import exp3_bound, ucb_bound
+from specdec_core.studies.regret import exp3_bound, mean_tokens, ucb_bound
 
 HEAD = "bundled:small-specdecpp-d3-w1"
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -62,7 +62,8 @@ def policies(recordings: Recordings, times: Profile) -> pd.DataFrame:
 def regret(recordings: Recordings, times: Profile) -> pd.DataFrame:
     """BanditSpec's main table and theorems by replay: a row a set and entrant, `mat` and the regret
     in rounds, against the best arm (`regret_rounds`) and the best for each prompt
-    (`each_rounds`), beside the order of the theorem's `bound`, whose constant is left out."""
+    (`each_rounds`). Beside the latter the order of the theorem's `bound`, for bandits that it
+    covers: those that start anew with each prompt and are rewarded in tokens."""
     tables = []
     for name, recording in recordings.items():
         header = recording.header
@@ -72,24 +73,37 @@ def regret(recordings: Recordings, times: Profile) -> pd.DataFrame:
         comparison = replay_all(Replay(recording, hidden=False, profile=times), plan, times)
         table = comparison.table()
         table = table[table["kind"] != "baseline"]
-        best = comparison.best()
-        length, rounds = np.array([best.tokens.sum()]), np.array([len(best.rounds)])
-        orders = {
-            "ucb": ucb_bound(comparison.means, comparison.longest, length)[0],
-            "exp3": exp3_bound(len(ARMS), comparison.longest, rounds)[0],
+        bandits = comparison.of("bandit")
+        names = dict(zip([bandit.name for bandit in bandits], BANDITS, strict=True))
+        bounds = orders(comparison)
+        covered = {
+            bandit.name: bounds[settings.rule]
+            for bandit in bandits
+            if (settings := settings_of(bandit.configuration)).memory == "request"
+            and settings.reward == "tokens"
         }
-        names = dict(zip([b.name for b in comparison.of("bandit")], BANDITS.items(), strict=True))
         tables.append(
             table.assign(
                 prompts=name,
-                name=[names[n][0] if n in names else n for n in table["name"]],
-                bound=[
-                    orders[names[n][1]["rule"]] if n in names else np.nan for n in table["name"]
-                ],
-                best_rounds=int(rounds[0]),
+                name=[names.get(n, n) for n in table["name"]],
+                bound=[covered.get(n, np.nan) for n in table["name"]],
+                best_rounds=len(comparison.best().rounds),
             )
         )
     return pd.concat(tables, ignore_index=True)
+
+
+def orders(comparison: ArmComparison) -> dict[str, float]:
+    """The orders of Theorems 1 and 2, by rule, in rounds: each bounds the regret of one prompt, and
+    they add up over the prompts. Their constants are left out."""
+    longest, total = comparison.longest, dict.fromkeys(("ucb", "exp3"), 0.0)
+    arms = [arm.courses(timed=False) for arm in comparison.of("arm")]
+    for courses in zip(*arms, strict=True):  # of a prompt
+        means = [mean_tokens([course]) for course in courses]
+        length, rounds = courses[0].reached[-1:], min(course.spent[-1:] for course in courses)
+        total["ucb"] += ucb_bound(means, longest, length)[0]
+        total["exp3"] += exp3_bound(len(courses), longest, rounds)[0]
+    return total
 
 
 def trees(recordings: Recordings, times: Profile) -> pd.DataFrame:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
 
 from dashboards.reports.paper_sections.replayed import REPLAYED
+from specdec_core.config import Configuration, parse
 from specdec_core.cost import ForwardCost, Profile
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
@@ -50,7 +52,24 @@ def test_regret_is_against_the_arm_with_the_fewest_rounds(greedy: Sets) -> None:
     assert (table["each_rounds"] >= table["regret_rounds"]).all()
     tokens = sum(map(len, greedy["code"].prompts.outputs))
     assert arms.loc[best, "best_rounds"] == pytest.approx(tokens / arms.loc[best, "mat"])
-    assert table["bound"].notna().sum() == 4
+
+
+def test_bounds_add_up_over_prompts_for_bandits_that_the_theorems_cover(greedy: Sets) -> None:
+    table = replayed.regret(greedy, PROFILE).set_index("name")
+    assert list(table.index[table["bound"].notna()]) == ["EXP3Spec", "UCBSpec"]
+    replay = Replay(greedy["code"], hidden=False)
+    arms = [{**arm, "draft": "draft"} if "policy" in arm else arm for arm in replayed.ARMS]
+    runs = [replay.run(parse(Configuration, {"drafter": arm}, "arm")) for arm in arms]
+    longest = max(run.drafted.max() for run in runs)
+    exp3, ucb = 0.0, 0.0
+    for prompt, output in enumerate(greedy["code"].prompts.outputs):
+        rounds = [int((run.prompt == prompt).sum()) for run in runs]
+        means = [len(output) / n for n in rounds]
+        exp3 += longest * math.sqrt(min(rounds) * len(runs) * math.log(len(runs)))
+        hardness = sum(1 / (max(means) * (max(means) - m)) for m in means if m < max(means))
+        ucb += hardness * longest**2 * math.log(len(output))
+    assert table.loc["EXP3Spec", "bound"] == pytest.approx(exp3)
+    assert table.loc["UCBSpec", "bound"] == pytest.approx(ucb)
 
 
 def test_arms_are_priced_by_the_recorded_draft(greedy: Sets) -> None:
