@@ -128,6 +128,7 @@ def run_papers(
     observer = observer or Observer()
     plan.check()
     tokenizer = check_pair(plan.pair)
+    plan = with_own_heads(plan, observer)  # a head that is trained later makes another plan
     prompts = load_sets(plan, tokenizer, home, observer)
     sets = {
         key: PromptSet.of(source, loaded, plan.prompts[key].chat_template)
@@ -149,7 +150,7 @@ def run_papers(
         measured = [each.configuration for each in result.measured]
         folder.check_weights(weights_here(result.plan.pair, measured))
         return result, folder
-    plan = with_own_heads(with_datastores(plan, tokenizer, observer), observer)
+    plan = with_datastores(plan, tokenizer, observer)
     work = plan.work(list(sets))
     observer.stage("connecting to Ray, loading the pair")
     with ray_session():

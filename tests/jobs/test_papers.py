@@ -446,6 +446,31 @@ def test_a_result_of_other_weights_is_not_delivered(tiny_spec: PairSpec, tmp_pat
         run_papers(asked, tmp_path, "other")
 
 
+def test_a_head_that_was_trained_since_has_its_rows_measured(
+    tiny_spec: PairSpec, tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page takes a finished run of the same plan: not one without the head's rows."""
+    policy = {"kind": "specdecpp", "head": str(tmp_path / "head"), "threshold": 0.5}
+    config, content = tmp_path / "papers.yaml", plan(tmp_path, tiny_spec)
+    content["tables"]["methods"]["rows"].append(
+        {"name": "H", "drafter": {**CHAIN, "policy": policy}}
+    )
+    config.write_text(json.dumps(content))
+    asked, looked_for = load_paper_plan(config), []
+
+    def measured(root: Path, digest: str) -> None:
+        looked_for.append(digest)
+        raise InterruptedError
+
+    monkeypatch.setattr(PapersFolder, "measured", measured)
+    for trained in (False, False, True):
+        if trained:
+            save_random_head(tiny_pair, "specdecpp", tmp_path / "head")
+        with pytest.raises(InterruptedError):
+            run_papers(asked, tmp_path, again=False)
+    assert looked_for[0] == looked_for[1] != looked_for[2]
+
+
 def test_sections_of_recordings_are_left_out_for_a_pair_without_draft_models(
     tiny_spec: PairSpec, tmp_path: Path
 ) -> None:
