@@ -368,7 +368,7 @@ def _surge(table: pd.DataFrame) -> str:
 
 SVIP = (
     PaperSection(
-        Study("svip-f1", (*BOTH, "long"), svip.oracle_lengths),
+        Study("svip-f1", (*BOTH, "long"), svip.oracle_lengths, version=2),
         PAPER,
         "Fig. 1",
         "The oracle's draft length by context",

@@ -49,13 +49,15 @@ COMPARED = ("Constant, K=5", "Heuristic", "SVIP, h=0.3", "SVIP, h=1.2")  # Figs.
 Recordings = Mapping[str, Recording]
 
 
-def oracle_lengths(*recordings: Recordings) -> pd.DataFrame:
+def oracle_lengths(greedy: Recordings, sampled: Recordings, long: Recordings) -> pd.DataFrame:
     """Fig. 1: the oracle's draft lengths by context. A row a set, its sampling, and range of
     context that ends at `up_to` tokens: `rounds` of the oracle, `mean` and `variance` of the tokens
     that they accept, and the variance's 95 % interval over prompts (`variance_low`,
-    `variance_high`). An output's last round, which its end cuts, is left out."""
+    `variance_high`). An output's last round, which its end cuts, is left out. Of the `long` texts a
+    set has rows of its own."""
     rows = []
-    for name, recording, track in _each(*recordings):
+    apart = {f"{name}, long": recording for name, recording in long.items()}
+    for name, recording, track in _each(greedy, sampled, apart):
         prompt, start, length = _oracle_rounds(track)
         prompt_tokens = np.array([len(tokens) for tokens in recording.prompts.tokens])
         context = prompt_tokens[prompt] + track.position[start]

@@ -70,11 +70,19 @@ def test_the_oracle_ends_a_round_at_each_rejection(sampled: Sets) -> None:
     for places, track in texts(sampled):
         rejected = np.flatnonzero(~track.trace.agrees[places][1:])
         runs += list(np.diff(np.concatenate([[-1], rejected])) - 1)
-    table = svip.oracle_lengths(sampled)
+    table = svip.oracle_lengths({}, sampled, {})
     assert table["rounds"].sum() == len(runs)
     mean = (table["mean"] * table["rounds"]).sum() / len(runs)
     assert mean == pytest.approx(np.mean(runs))
     assert (table["variance_low"] <= table["variance_high"]).all()
+
+
+def test_long_texts_have_rows_and_a_line_of_their_own(greedy: Sets, sampled: Sets) -> None:
+    """They are of the same set, and sampled alike."""
+    table = svip.oracle_lengths(greedy, sampled, sampled)
+    assert not table.duplicated(["prompts", "sampling", "up_to"]).any()
+    figure = SVIP[0].section(table).svg
+    assert all(name in figure for name in ("code, greedy", "code, T=1", "code, long, T=1"))
 
 
 def test_divergence_is_of_the_rejected_token_and_of_those_before_it(sampled: Sets) -> None:
