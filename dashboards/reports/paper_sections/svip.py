@@ -470,7 +470,7 @@ SVIP = (
         lambda table: f"{_of_policy(table, 'accepted', '.0%')} accepted",
     ),
     PaperSection(
-        Study("svip-f7", BOTH, svip.lengths),
+        Study("svip-f7", BOTH, svip.lengths, version=2),
         PAPER,
         "Fig. 7",
         "Draft lengths against the oracle's",

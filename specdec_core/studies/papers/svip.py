@@ -206,8 +206,8 @@ def ratio_fits(*recordings: Recordings) -> pd.DataFrame:
 def lengths(*recordings: Recordings) -> pd.DataFrame:
     """Figs. 6 and 7: what policies draft, by replay. A row a set, sampling and policy: tokens
     `drafted` a round, share `accepted`, `mat`, and the mean of drafted minus the oracle's tokens
-    (`delta`), its size (`distance`) and how often it is 0 (`exact`). Rounds count in which the
-    policy was free to draft 40."""
+    (`delta`), its size (`distance`) and how often it is 0 (`exact`). All are of the rounds in which
+    the policy was free to draft 40."""
     rows = []
     for name, recording, track in _each(*recordings):
         for policy, rounds in _replayed(recording, POLICIES):
@@ -220,8 +220,8 @@ def lengths(*recordings: Recordings) -> pd.DataFrame:
                     "sampling": _sampling(recording),
                     "policy": policy,
                     "drafted": rounds.drafted[free].mean(),
-                    "accepted": rounds.accepted.sum() / max(rounds.drafted.sum(), 1),
-                    "mat": rounds.counts.metrics()["mat"],
+                    "accepted": rounds.accepted[free].sum() / max(rounds.drafted[free].sum(), 1),
+                    "mat": rounds.generated[free].mean(),
                     "delta": delta.mean(),
                     "distance": np.abs(delta).mean(),
                     "exact": np.mean(delta == 0),

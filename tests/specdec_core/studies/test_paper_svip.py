@@ -136,6 +136,19 @@ def test_lengths_are_those_of_replay_held_against_the_oracle(sampled: Sets) -> N
     assert (delta == 1 - np.minimum(track.agreeing[start[free]], most)).all()
 
 
+def test_a_row_of_lengths_is_of_the_same_rounds(sampled: Sets) -> None:
+    """What is drafted, accepted and added: rounds that an output's end cuts are in none of them."""
+    [recording] = sampled.values()
+    [track, *_] = [track for _, track in texts(sampled)]
+    table = svip.lengths(sampled).set_index("policy")
+    for policy, rounds in svip._replayed(recording, svip.POLICIES):
+        free, _ = svip._deltas(track, rounds)
+        assert not free.all()
+        row, accepted = table.loc[policy], rounds.accepted[free]
+        assert row["accepted"] == pytest.approx(accepted.sum() / rounds.drafted[free].sum())
+        assert row["mat"] == pytest.approx(row["drafted"] * row["accepted"] + 1)
+
+
 def test_every_section_is_drawn_from_its_table(
     greedy: Sets, sampled: Sets, long_form: LongForm
 ) -> None:
