@@ -80,7 +80,11 @@ class QTable(BaseModel, extra="forbid"):
         target cost) − 1, and CONTINUE `optimism` more in every state. Of `confidence` (§6.4, "prior
         knowledge"): every candidate, drafted or to come, has the mean confidence q = Π^(1/k) as its
         chance, so STOP earns (1 + q + … + q^k) / (k + target cost) − 1 and CONTINUE what Eq. 5
-        gives for the best length beyond k."""
+        gives for the best length beyond k.
+
+        Both take k calls to be k candidates, as in a plain chain: a state does not tell how many of
+        the candidates were free. Where phrases or guesses come with a call, Π is of more candidates
+        than k, and the values are too low at first; trials replace them."""
         size = settings.max_tokens * settings.bins
         table = cls(
             max_tokens=settings.max_tokens,
