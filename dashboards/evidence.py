@@ -133,11 +133,13 @@ def learning_runs(
 ) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
     """Rounds of policies of `draft`, by name: fixed K, Pre-cut as it learns, and Pre-cut with each
     of its initial tables (Q_init, D.4.3 and §6.4); and each policy's family. Their settings are
-    those of the sweep's best of the family, where it has one."""
-    costs = result.profile
-    ratio = costs.target_cost(draft) if draft in costs.drafts else 5.0
+    those of the sweep's best of the family, where it has one; else Pre-cut is left out where the
+    profile does not tell what a target forward costs."""
+    costs, own = result.profile, PreCutSettings()
+    if draft in costs.drafts:
+        own = own.at_cost(costs.target_cost(draft))
     fixed = _best_policy(result, "fixed", FixedSettings())
-    learning = _best_policy(result, "pre_cut", PreCutSettings(target_cost=ratio))
+    learning = _best_policy(result, "pre_cut", own)
     runs: dict[str, pd.DataFrame] = {}
     families: dict[str, str] = {}
     first = learning.model_copy(update={"exploration": 0.0, "updates": False})

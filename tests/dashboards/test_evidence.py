@@ -128,6 +128,11 @@ def test_runs_have_the_counts_of_decoding(result: SweepResult, recorded: Path):
     assert set(evidence.families.values()) == {"fixed", "pre_cut"}
 
 
+def test_pre_cut_is_not_shown_at_a_cost_that_nobody_measured(result: SweepResult, recorded: Path):
+    result.profile = result.profile.model_copy(update={"drafts": {}})
+    assert set(gather(result, recorded).families.values()) == {"fixed"}
+
+
 def test_a_recording_without_continuations_tells_about_tokens_alone(
     tiny_pair: Pair, result: SweepResult, tmp_path: Path
 ):
