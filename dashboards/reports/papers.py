@@ -254,6 +254,9 @@ def notes(result: PapersResult) -> list[str]:
         "begins every repeat of a prompt set anew.",
         LEGEND,
     ]
+    if result.target_costs:
+        costs = (f"{cost:g} steps of {draft}" for draft, cost in result.target_costs.items())
+        lines.append(f"To policies that ask, a target forward costs {', '.join(costs)}: measured.")
     if missing:
         lines.append(f"Left out, because their prompts are not here: {', '.join(missing)}.")
     drafted = [

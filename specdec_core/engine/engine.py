@@ -96,7 +96,7 @@ class Engine:
         self._begun: dict[int, tuple[int, int]] = {}  # by slot: whose tokens it takes, how many
         self.last = Step()  # the last step's plan
         self._read_seconds = 0.0
-        self._target_cost = cache(partial(target_cost, pair, self.target, self.drafts))
+        self.target_costs: dict[str, float] = {}  # by draft, in its steps, where a policy asked
         self._seeds: Counter[int] = Counter()  # of requests under this configuration
         self._waiting: dict[str, Request] = {}
         self._active: dict[int, ActiveRequest] = {}
@@ -127,6 +127,13 @@ class Engine:
             self.drafter = resources.build(priced.drafter)
             for shape in self.drafter.shapes:
                 self.target.expect(shape if self.drafter.target_width else after_text(1, shape))
+
+    def _target_cost(self, draft: str | None) -> float:
+        """What a target forward costs in steps of `draft`, measured when it is first asked."""
+        name = self.pair.draft_name(draft)
+        if name not in self.target_costs:
+            self.target_costs[name] = target_cost(self.pair, self.target, self.drafts, name)
+        return self.target_costs[name]
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The tokens of a prompt, with the special tokens its tokenizer puts first."""

@@ -76,6 +76,9 @@ class PapersResult(Document):
     sets: dict[str, PromptSet]
     measured: list[Measured]
     environment: dict[str, str] = Field(default={})
+    target_costs: dict[str, float] = Field(
+        default={}, description="a target forward in steps of a draft, where a policy asks for it"
+    )
 
     def tables(self) -> dict[str, Table]:
         """The tables of which at least one prompt set was measured."""
