@@ -1,7 +1,4 @@
-"""What a recording says about drafts and policies, as the tables that figures draw.
-
-Long recordings are thinned evenly, the same way every time.
-"""
+"""What a recording says about drafts and policies, as the tables that figures draw."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from dashboards.figures.heads import head_names
-from dashboards.look import evenly
 from dashboards.ranking import best_of, champion, draft_of, family, label, policy_of, ranked
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PolicySettings
@@ -25,9 +21,7 @@ from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
 from specdec_core.recordings.unrolled import track_of
 from specdec_core.search.results import SweepResult, Trial
-
-MOST_STARTS = 40_000  # positions from which drafts are followed
-LONGEST_PREFIX = 10
+from specdec_core.studies.confidence_products import prefixes
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,9 @@ class Evidence:
     recording: Recording
     draft: str  # the champion's, or the first recorded
     tokens: dict[str, pd.DataFrame]  # by draft, see :func:`trajectory`
-    prefixes: dict[str, pd.DataFrame] = field(default_factory=dict)  # see :func:`prefixes`
+    prefixes: dict[str, pd.DataFrame] = field(
+        default_factory=dict
+    )  # by draft: drafts and what became of them
     distances: pd.DataFrame | None = None  # see :func:`oracle_distances`
     runs: dict[str, pd.DataFrame] = field(default_factory=dict)  # rounds, see :func:`learning_runs`
     families: dict[str, str] = field(default_factory=dict)  # of the runs
@@ -78,22 +74,6 @@ def trajectory(track: Track) -> pd.DataFrame:
     names = ("entropy", "cross_entropy", "probability", "overlap")
     columns = {name: trace.columns[name][trace.trajectory] for name in names}
     return pd.DataFrame({**columns, "accepted": trace.agrees})
-
-
-def prefixes(track: Track, longest: int = LONGEST_PREFIX) -> pd.DataFrame:
-    """Drafts of 1 … `longest` tokens from positions of the target's output: `length`, `product`
-    (Π q(y)) and `accepted` (all of it). Only drafts that a round could make."""
-    starts = evenly(len(track.position), MOST_STARTS)
-    longest = min(longest, track.windows.shape[1])
-    probability = track.trace.probability[track.windows[starts, :longest]].astype(np.float64)
-    lengths = np.arange(1, longest + 1)
-    possible = lengths <= track.bound[starts, None]
-    accepted = lengths <= track.agreeing[starts, None]
-    return pd.DataFrame({
-        "length": np.broadcast_to(lengths, possible.shape)[possible],
-        "product": np.cumprod(probability, axis=1)[possible],
-        "accepted": accepted[possible],
-    })  # fmt: skip
 
 
 def oracle_distances(result: SweepResult, replay: Replay) -> pd.DataFrame:

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.look import DRAFT_COLOURS, MUTED, PARTS, base_figure
+from specdec_core.studies.confidence_products import by_confidence
 
 KEPT, WASTED = PARTS["draft forwards, kept"], PARTS["draft forwards, thrown away"]
 
@@ -143,15 +144,3 @@ def acceptance_by_confidence(prefixes: Mapping[str, pd.DataFrame], bins: int = 2
     fig.update_yaxes(title_text="prefixes", nticks=4, row=2, col=1)
     fig.update_layout(barmode="group", bargap=0.12)
     return fig
-
-
-def by_confidence(prefixes: pd.DataFrame, bins: int) -> pd.DataFrame:
-    """Rows low, high, product (mean), acceptance, count of the bins that hold any prefix."""
-    index = np.minimum((prefixes["product"].to_numpy() * bins).astype(int), bins - 1)
-    groups = prefixes.groupby(index)
-    table = groups.agg(
-        product=("product", "mean"), acceptance=("accepted", "mean"), count=("accepted", "size")
-    )
-    table.insert(0, "low", table.index / bins)
-    table.insert(1, "high", (table.index + 1) / bins)
-    return table.reset_index(drop=True)

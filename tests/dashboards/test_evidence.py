@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dashboards.evidence import gather, oracle_distances, prefixes, trajectory
+from dashboards.evidence import gather, oracle_distances, trajectory
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
@@ -17,6 +17,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.results import SweepResult
+from specdec_core.studies.confidence_products import prefixes
 from specdec_core.tokens.statistics import Counts
 from tests.dashboards.conftest import NEW_TOKENS, REQUESTS, record
 

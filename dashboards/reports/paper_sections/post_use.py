@@ -9,9 +9,10 @@ import pandas as pd
 from dashboards import cells
 from dashboards.figures.svg import SvgLine, lines_svg
 from dashboards.look import DRAFT_COLOURS, MUTED, OTHER_COLOURS
-from dashboards.reports.paper_sections.section import PaperSection
+from dashboards.reports.paper_sections.section import PaperSection, shown_range
 from dashboards.sections import Section
 from specdec_core.studies.component_times import CACHE, CONTROLLER, M_D, M_T, ROLL_BACK
+from specdec_core.studies.confidence_products import LONGEST
 from specdec_core.studies.draft_reuse import DRAFT_CALL, DRAFTED, LENGTH, TARGET_CALL
 from specdec_core.studies.papers import post_use
 from specdec_core.studies.papers.studies import TIMES, Study
@@ -130,6 +131,41 @@ def phrases(table: pd.DataFrame) -> Section:
     )
 
 
+def confidences(table: pd.DataFrame) -> Section:
+    """The share accepted as a whole over the product of confidences, a line a set and draft."""
+    drafts = list(dict.fromkeys(table["draft"]))
+    colours = dict(zip(dict.fromkeys(table["prompts"]), DRAFT_COLOURS, strict=False))
+    lines = [
+        SvgLine.of(
+            f"{prompts}, {draft}",
+            colours[prompts],
+            rows,
+            "product",
+            "acceptance",
+            "5 3" * drafts.index(draft),
+        )
+        for (prompts, draft), rows in table.groupby(["prompts", "draft"], sort=False)
+    ]
+    lines.append(SvgLine("the product itself", MUTED, [0.0, 1.0], [0.0, 1.0], "2 3"))
+    wide = table.pivot_table("acceptance", ["prompts", "draft"], "low", sort=False).reset_index()
+    lows = sorted(set(table["low"]))
+    return Section(
+        key="",
+        note="Every start in the target's text and every draft of up to"
+        f" {LONGEST} tokens, in ranges of the product of its confidences.",
+        svg=lines_svg(
+            "Acceptance of whole drafts by the product of confidences",
+            "share accepted as a whole; means of ranges",
+            lines,
+            ("product of confidences", "accepted"),
+            {place / 10: f"{place / 10:g}" for place in range(0, 11, 2)},
+        ),
+        shown=cells.table(
+            wide, {**SET, **{f"from {low:.1f}": cells.number(low, ".0%") for low in lows}}
+        ),
+    )
+
+
 def components(table: pd.DataFrame) -> Section:
     """A row a component, and how much was recycled meanwhile."""
     first = table.iloc[0]
@@ -160,6 +196,13 @@ def again(table: pd.DataFrame) -> str:
     return f"after {rows['share'].min():.0%}–{rows['share'].max():.0%} of the target calls"
 
 
+def sure_and_unsure(table: pd.DataFrame) -> str:
+    """The shares accepted in the lowest and in the highest range."""
+    ends = (table.loc[table["low"] == end(table["low"]), "acceptance"] for end in (min, max))
+    low, high = (shown_range(shares, ".0%") for shares in ends)
+    return f"{low} accepted where it is lowest, {high} where it is highest"
+
+
 def forwards(table: pd.DataFrame) -> str:
     """Milliseconds of both models' forwards."""
     each = table.set_index("component")["each"]
@@ -188,6 +231,17 @@ POST_USE = (
         setting=f"{DRAFTS}; plain drafting with λ = {LENGTH}, and no bound on what is kept.",
         show=phrases,
         ours=again,
+    ),
+    PaperSection(
+        study=Study("post-use-f2c", ("greedy",), post_use.confidences),
+        paper=PAPER,
+        source="§4.2, Fig. 2c and Eq. 6",
+        title="Acceptance of whole drafts by the product of confidences",
+        reported="“a strong positive correlation”; a figure, on Alpaca, without numbers in the"
+        " text.",
+        setting=f"{DRAFTS}.",
+        show=confidences,
+        ours=sure_and_unsure,
     ),
     PaperSection(
         study=Study("post-use-9", ("greedy",), post_use.components),

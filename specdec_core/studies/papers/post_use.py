@@ -1,4 +1,4 @@
-"""Post-use & Pre-cut's Figs. 2a and 2b, which recordings hold, and its Table 9, timed on their
+"""Post-use & Pre-cut's Figs. 2a to 2c, which recordings hold, and its Table 9, timed on their
 prompts."""
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from specdec_core.models.pair import load_pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.studies.component_times import component_times
+from specdec_core.studies.confidence_products import by_confidence, prefixes
 from specdec_core.studies.draft_reuse import best_lengths, recycled
 
+RANGES = 10  # of a product of confidences
 MOST = 6  # prompts that are decoded to time components
 
 
@@ -48,6 +50,19 @@ def phrases(greedy: Mapping[str, Recording]) -> pd.DataFrame:
         replay = Replay(recording, hidden=False)
         for draft in _drafts(recording):
             parts.append(recycled(replay, draft).assign(prompts=name, draft=draft))
+    return pd.concat(parts, ignore_index=True)
+
+
+def confidences(greedy: Mapping[str, Recording]) -> pd.DataFrame:
+    """How often drafts are accepted as a whole, by their product of confidences (Fig. 2c): columns
+    prompts, draft, low, high (ends of a range of the product), product (its mean), acceptance,
+    count. Raises :class:`UserError` for a pair without a draft model."""
+    parts = []
+    for name, recording in greedy.items():
+        replay = Replay(recording, hidden=False)
+        for draft in _drafts(recording):
+            table = by_confidence(prefixes(replay.track(draft)), RANGES)
+            parts.append(table.assign(prompts=name, draft=draft))
     return pd.concat(parts, ignore_index=True)
 
 

@@ -28,6 +28,12 @@ PHRASES = pd.DataFrame(
     for tokens in (1, 2, 3)
     for of, share in ((DRAFTED, 0.6), (REJECTED, 0.3))
 )  # fmt: skip
+CONFIDENCES = pd.DataFrame(
+    {
+        "prompts": "sums", "draft": "small", "low": [0.0, 0.5, 0.9], "high": [0.1, 0.6, 1.0],
+        "product": [0.05, 0.55, 0.95], "acceptance": [0.1, 0.5, 0.9], "count": 7,
+    }
+)  # fmt: skip
 COMPONENTS = pd.DataFrame(
     {
         "component": [M_D, M_T, CONTROLLER, REST],
@@ -46,12 +52,14 @@ VALUES = pd.DataFrame(
 TABLES = {
     "post-use-f2a": ROUNDS,
     "post-use-f2b": PHRASES,
+    "post-use-f2c": CONFIDENCES,
     "post-use-9": COMPONENTS,
     "mcsd-f7": VALUES,
 }
 OURS = {
     "post-use-f2a": "75% of the rounds want another length",
     "post-use-f2b": "after 20%–20% of the target calls",
+    "post-use-f2c": "10% accepted where it is lowest, 90% where it is highest",
     "post-use-9": "M_d 1.0 ms, M_t 7.0 ms",
     "mcsd-f7": "50% overlap, AUC 0.75",
 }
@@ -72,6 +80,11 @@ def test_shares_of_phrases_are_by_call_length_and_what_they_are_of() -> None:
     table = shown("post-use-f2b").shown
     assert list(table["after a"]) == [DRAFT_CALL] * 2 + [TARGET_CALL] * 2
     assert list(table["3 tokens"]) == ["20%", "10%"] * 2
+
+
+def test_acceptance_is_by_ranges_of_the_product() -> None:
+    [row] = shown("post-use-f2c").shown.to_dict("records")
+    assert [row[name] for name in ("from 0.0", "from 0.5", "from 0.9")] == ["10%", "50%", "90%"]
 
 
 def test_components_stand_beside_the_papers() -> None:

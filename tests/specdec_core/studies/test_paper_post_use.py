@@ -12,9 +12,10 @@ from specdec_core.cost import ForwardCost, Profile
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
+from specdec_core.studies.confidence_products import prefixes
 from specdec_core.studies.draft_reuse import best_lengths, recycled
 from specdec_core.studies.papers.mcsd import values
-from specdec_core.studies.papers.post_use import components, phrases, rounds
+from specdec_core.studies.papers.post_use import components, confidences, phrases, rounds
 from tests.specdec_core.recordings.test_record import record
 
 PROMPTS = 4
@@ -36,13 +37,17 @@ def test_tables_are_those_of_each_set_and_draft(greedy: dict[str, Recording]) ->
     assert list(found["length"]) == list(expected.rounds["length"])
     assert set(found["fixed"]) == {expected.fixed}
     assert set(zip(found["prompts"], found["draft"], strict=True)) == {("texts", "draft")}
+    drafted = prefixes(replay.track())
+    assert confidences(greedy)["count"].sum() == len(drafted)
+    accepted = (confidences(greedy)["acceptance"] * confidences(greedy)["count"]).sum()
+    assert accepted == pytest.approx(drafted["accepted"].sum())
     assert list(phrases(greedy)["share"]) == list(recycled(replay)["share"])
 
 
 def test_a_pair_of_heads_alone_has_no_such_tables(greedy: dict[str, Recording]) -> None:
     header = greedy["texts"].header.model_copy(update={"eagle_heads": ("draft",)})
     headed = {"texts": replace(greedy["texts"], header=header)}
-    for table in (phrases, values):
+    for table in (phrases, confidences, values):
         with pytest.raises(UserError, match="the pair has no draft model"):
             table(headed)
 
