@@ -6,6 +6,7 @@ import json
 import math
 import random
 from pathlib import Path
+from statistics import mean
 
 import pytest
 from hypothesis import given, settings
@@ -143,9 +144,9 @@ def test_by_time_the_radius_follows_how_far_tokens_deviate_from_what_time_forete
     assert bandit.radius(1) == pytest.approx(math.sqrt(4 * 2 * math.log(4)))
 
 
-def test_by_time_little_is_lost_where_arms_cost_differently() -> None:
+def test_by_time_less_than_two_percent_is_lost_where_arms_cost_differently() -> None:
     """Chains of 2, 4, 8 and 10 candidates with their acceptance and seconds; one round in fifty
-    takes three times as long."""
+    takes three times as long. The mean of eight runs."""
     arms = [(2, 0.7, 1.0), (4, 0.7, 1.25), (8, 0.7, 1.8), (10, 0.45, 1.0)]
 
     class Printed(UCBSpec):
@@ -154,8 +155,8 @@ def test_by_time_little_is_lost_where_arms_cost_differently() -> None:
         def deviations(self, arm: int) -> float:
             return self.rounds[arm] * self.longest**2 / 4
 
-    def share(kind: type[UCBSpec]) -> float:
-        draws, bandit = random.Random(0), kind(len(arms), 10, reward="time")
+    def share(kind: type[UCBSpec], seed: int) -> float:
+        draws, bandit = random.Random(seed), kind(len(arms), 10, reward="time")
         for _ in range(12_000):
             arm = bandit.select()
             most, accepted, seconds = arms[arm]
@@ -167,8 +168,9 @@ def test_by_time_little_is_lost_where_arms_cost_differently() -> None:
         rates = [sum(p**k for k in range(most + 1)) / (1.04 * s) for most, p, s in arms]
         return sum(bandit.tokens) / sum(bandit.seconds) / max(rates)
 
-    assert share(UCBSpec) > 0.975
-    assert share(Printed) < 0.97
+    ours, printed = (mean(share(kind, seed) for seed in range(8)) for kind in (UCBSpec, Printed))
+    assert ours > 0.98
+    assert printed < 0.97
 
 
 def test_an_old_state_without_second_moments_deviates_as_far_as_it_can() -> None:
