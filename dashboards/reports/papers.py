@@ -334,6 +334,10 @@ def _table(result: PapersResult, key: str) -> Section:
     headings = [("method",), *(_heading(result, table, column) for column in columns)]
     shown = pd.DataFrame(dict(enumerate(texts)), dtype=object)
     shown.columns = _grouped(headings)
+    brief = _brief(shown.columns)
+    if any(method.reported for method in methods):
+        paper = "paper" if shown.columns.nlevels == 1 else ("", "paper")
+        shown[paper] = [method.reported or cells.NONE for method in methods]
     return Section(
         key=key,
         title=table.title,
@@ -344,7 +348,7 @@ def _table(result: PapersResult, key: str) -> Section:
         shown=shown,
         best=best,
         tooltips=[tooltip(method.configurations[0]) for method in methods],
-        brief=_brief(shown.columns),
+        brief=brief,
         intervals=False,
     )
 

@@ -90,9 +90,10 @@ class Recorded(Value):
 
 class Row(Value):
     """A method: a name and a drafter, in which the name of the varied parameter stands for its
-    value. Without a drafter, autoregressive decoding."""
+    value. Without a drafter, autoregressive decoding. `reported` are the paper's numbers."""
 
     name: str
+    reported: str = ""
     drafter: dict[str, Any] | None = None
 
 
@@ -155,10 +156,12 @@ class Table(Value):
 
 @dataclass(frozen=True)
 class Method:
-    """A line of a table: a configuration for each value of the varied parameter."""
+    """A line of a table: a configuration for each value of the varied parameter, and the paper's
+    numbers for its row."""
 
     name: str
     configurations: tuple[Configuration, ...]
+    reported: str = ""
 
     @property
     def lossless(self) -> bool:
@@ -294,14 +297,14 @@ class PaperPlan(Value):
                 configurations.append(parse(Configuration, content, where))
             suffix = f", T={temperature:g}" if len(table.temperatures) > 1 else ""
             if not any(configuration.drafts for configuration in configurations):
-                yield Method(row.name + suffix, tuple(configurations))
+                yield Method(row.name + suffix, tuple(configurations), row.reported)
                 continue
             self._check_drafts(configurations, where)
             drafts = list(self.pair.drafts)
             for draft in drafts if table.each_draft else drafts[table.draft - 1 :][:1]:
                 named = f", {draft}" if table.each_draft else ""
                 complete = tuple(with_draft(c, draft) for c in configurations)
-                yield Method(row.name + named + suffix, complete)
+                yield Method(row.name + named + suffix, complete, row.reported)
 
     def _check_drafts(self, configurations: Sequence[Configuration], where: str) -> None:
         for configuration in configurations:
