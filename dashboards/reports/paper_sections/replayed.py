@@ -127,7 +127,7 @@ def _bandits(table: pd.DataFrame) -> pd.DataFrame:
 
 REPLAYED = (
     PaperSection(
-        Study("specdecpp-oracle", ("greedy", TIMES), replayed.policies),
+        Study("specdecpp-oracle", ("greedy", TIMES), replayed.policies, version=2),
         "SpecDec++",
         "Table 1 and Thm 4.1",
         "Length policies against the oracle",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -16,6 +17,7 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.studies.papers import replayed
 from specdec_core.studies.papers.studies import TIMES
+from tests.conftest import save_random_head
 from tests.specdec_core.recordings.test_record import record
 
 Sets = dict[str, Recording]
@@ -39,6 +41,22 @@ def test_no_policy_beats_the_oracle_and_heads_of_other_pairs_are_left_out(greedy
     assert table["speedup"].idxmax() == "oracle"
     assert table.loc["oracle", "discard_rate"] == 0
     assert table.loc["fixed", "over_fixed"] == 0
+
+
+def test_each_decision_model_is_a_family_of_its_own(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prints = dict(tiny_pair.fingerprints)
+    sets = {"code": record(tiny_pair, tmp_path / "own", max_draft=40, fingerprints=prints)}
+    for kind in ("t2", "joint"):
+        save_random_head(tiny_pair, kind, tmp_path / kind)
+    monkeypatch.setattr(replayed, "DECISIONS", {k: str(tmp_path / k) for k in ("t2", "joint")})
+    own = replayed.policies(sets, PROFILE).set_index("family")
+    assert list(own.index[-2:]) == ["t2", "joint"]
+    assert own.loc[["t2", "joint"], "tried"].tolist() == [2 * len(replayed.THRESHOLDS)] * 2
+    assert own.loc["oracle", "speedup"] == own["speedup"].max()
+    over = own["speedup"] / own.loc["fixed", "speedup"] - 1
+    assert own["over_fixed"].tolist() == pytest.approx(over.tolist())
 
 
 def test_regret_is_against_the_arm_with_the_fewest_rounds(greedy: Sets) -> None:
