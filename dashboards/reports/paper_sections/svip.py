@@ -81,7 +81,7 @@ def oracle_lengths(table: pd.DataFrame) -> Section:
 
 def entropies(table: pd.DataFrame) -> Section:
     """A row a set and sampling, and the paper's own."""
-    rows = [*table.to_dict("records"), *REPORTED_ENTROPIES]
+    rows: list[dict[Any, Any]] = [*table.to_dict("records"), *REPORTED_ENTROPIES]
     return Section(
         key="",
         note="The draft's mean entropy, nats.",
