@@ -16,7 +16,6 @@ from dashboards.reports.papers import notes, sections_of
 from dashboards.sections import Section
 from specdec_core.studies.papers.methods import (
     Ours,
-    OursOfForwards,
     OursOfSection,
     Paper,
     PaperMethod,
@@ -82,9 +81,9 @@ def _methods(
     def ours(each: PaperMethod) -> str:
         if isinstance(each.ours, OursOfSection):
             key = each.ours.section
-            return of_sections[key](studied[key]) if key in studied else cells.NONE
-        if isinstance(each.ours, OursOfForwards):
-            return _fit(result, each.ours.forwards)
+            if key in studied:
+                return of_sections[key](studied[key])
+            return _fit(result, key.removesuffix("-forwards"))
         return _ours(result, each.ours)
 
     rows = [

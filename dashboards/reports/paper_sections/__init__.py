@@ -4,13 +4,12 @@ A new one is a :class:`~dashboards.reports.paper_sections.section.PaperSection` 
 paper.
 """
 
-from dashboards.reports.paper_sections.banditspec import BANDITSPEC
 from dashboards.reports.paper_sections.mcsd import MCSD
 from dashboards.reports.paper_sections.post_use import POST_USE
 from dashboards.reports.paper_sections.replayed import REPLAYED
 from dashboards.reports.paper_sections.section import PaperSection
 from dashboards.reports.paper_sections.svip import SVIP
 
-SECTIONS: tuple[PaperSection, ...] = (*POST_USE, *MCSD, *REPLAYED, *BANDITSPEC, *SVIP)
+SECTIONS: tuple[PaperSection, ...] = (*POST_USE, *MCSD, *REPLAYED, *SVIP)
 
 __all__ = ["SECTIONS", "PaperSection"]

@@ -137,22 +137,17 @@ def confidences(table: pd.DataFrame) -> Section:
     colours = dict(zip(dict.fromkeys(table["prompts"]), DRAFT_COLOURS, strict=False))
     lines = [
         SvgLine.of(
-            f"{prompts}, {draft}",
-            colours[prompts],
-            rows,
-            "product",
-            "acceptance",
+            f"{name}, {draft}", colours[name], rows, "product", "acceptance",
             "5 3" * drafts.index(draft),
         )
-        for (prompts, draft), rows in table.groupby(["prompts", "draft"], sort=False)
-    ]
+        for (name, draft), rows in table.groupby(["prompts", "draft"], sort=False)
+    ]  # fmt: skip
     lines.append(SvgLine("the product itself", MUTED, [0.0, 1.0], [0.0, 1.0], "2 3"))
     wide = table.pivot_table("acceptance", ["prompts", "draft"], "low", sort=False).reset_index()
     lows = sorted(set(table["low"]))
     return Section(
         key="",
-        note="Every start in the target's text and every draft of up to"
-        f" {LONGEST} tokens, in ranges of the product of its confidences.",
+        note=f"Drafts of up to {LONGEST} tokens from everywhere, in ranges of the product.",
         svg=lines_svg(
             "Acceptance of whole drafts by the product of confidences",
             "share accepted as a whole; means of ranges",

@@ -1,4 +1,4 @@
-"""Sections of several papers whose rounds are replayed on recordings."""
+"""Sections of several papers whose rounds are replayed on recordings, or decoded anew."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dashboards.figures.svg import SvgBar, SvgLine, bars_svg, lines_svg
 from dashboards.look import DRAFT_COLOURS
 from dashboards.reports.paper_sections.section import PaperSection, shown_range
 from dashboards.sections import Section
-from specdec_core.studies.papers import replayed
-from specdec_core.studies.papers.studies import TIMES, Study
+from specdec_core.studies.papers import banditspec, replayed
+from specdec_core.studies.papers.studies import TABLES, TIMES, Study
 
 SETTING = "the pair's first draft, greedy texts of the prompt sets named, by replay"
 SET = {"prompts": cells.text("prompts")}
@@ -75,6 +75,25 @@ def regret(table: pd.DataFrame) -> Section:
     )
 
 
+def together(table: pd.DataFrame) -> Section:
+    """Draft lengths, and bandits over them."""
+    return Section(
+        key="",
+        note=f"{banditspec.SLOTS} requests at once, drafts of {table['draft'][0]}.",
+        shown=cells.table(
+            table,
+            {
+                "": cells.text("name"),
+                "MAT": cells.number("mat", ".2f"),
+                "tokens/s": cells.number("tokens_per_second", ".1f"),
+                "over the best length": cells.ratio("over_best", "low", "high"),
+                "regret": cells.number("regret_rounds", "+.0f"),
+            },
+        ),
+        ruled=cells.group_ends(table["kind"]),
+    )
+
+
 def trees(table: pd.DataFrame) -> Section:
     best = table.groupby("prompts")["mat"].idxmax()
     return Section(
@@ -127,7 +146,7 @@ def _bandits(table: pd.DataFrame) -> pd.DataFrame:
 
 REPLAYED = (
     PaperSection(
-        Study("specdecpp-oracle", ("greedy", TIMES), replayed.policies, version=2),
+        Study("specdecpp-oracle", ("greedy", TIMES), replayed.policies),
         "SpecDec++",
         "Table 1 and Thm 4.1",
         "Length policies against the oracle",
@@ -149,6 +168,16 @@ REPLAYED = (
         " dynamic trees cannot be replayed.",
         regret,
         lambda table: f"MAT {shown_range(_bandits(table)['mat'], '.2f')}",
+    ),
+    PaperSection(
+        Study("banditspec-batch", ("greedy", TABLES), banditspec.together),
+        "BanditSpec",
+        "setting two",
+        "Draft lengths as arms, several requests at once",
+        "fixed lengths γ of 1 to 4 of an Eagle-1 head beside both algorithms (a drawing only).",
+        "live, greedy, the prompt sets in turn; the pair's first EAGLE head, else its first draft.",
+        together,
+        lambda table: f"over the best length {shown_range(_bandits(table)['over_best'], '.2f×')}",
     ),
     PaperSection(
         Study("mcsd-trees", ("greedy", TIMES), replayed.trees),

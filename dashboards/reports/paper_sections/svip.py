@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from typing import Any
 
 import pandas as pd
 
@@ -30,17 +28,6 @@ DASHES = {"greedy": "", "T=1": "5 3"}
 SETTING = (
     "the pair's first draft; texts of the prompt sets named, as long as the tables', greedy and"
     " sampled at temperature 1"
-)
-UNKNOWN = {"n_accepted": math.nan, "n_rejected": math.nan}
-REPORTED_ENTROPIES: tuple[dict[str, Any], ...] = (  # Table 1
-    {"prompts": "paper: AIME", "sampling": "greedy", "accepted": 0.25, "rejected": 1.30, **UNKNOWN},
-    {
-        "prompts": "paper: MT-Bench",
-        "sampling": "T=1",
-        "accepted": 2.18,
-        "rejected": 3.99,
-        **UNKNOWN,
-    },
 )
 LONG = "texts written on to the last context, coupled, timed in turns"
 POLICY = {
@@ -80,13 +67,11 @@ def oracle_lengths(table: pd.DataFrame) -> Section:
 
 
 def entropies(table: pd.DataFrame) -> Section:
-    """A row a set and sampling, and the paper's own."""
-    rows: list[dict[Any, Any]] = [*table.to_dict("records"), *REPORTED_ENTROPIES]
     return Section(
         key="",
         note="The draft's mean entropy, nats.",
         shown=cells.table(
-            rows,
+            table,
             {
                 **SET,
                 "accepted": cells.number("accepted", ".2f"),

@@ -82,9 +82,8 @@ class QTable(BaseModel, extra="forbid"):
         chance, so STOP earns (1 + q + … + q^k) / (k + target cost) − 1 and CONTINUE what Eq. 5
         gives for the best length beyond k.
 
-        Both take k calls to be k candidates, as in a plain chain: a state does not tell how many of
-        the candidates were free. Where phrases or guesses come with a call, Π is of more candidates
-        than k, and the values are too low at first; trials replace them."""
+        Both take k calls for k candidates, as in a plain chain: a state does not tell how many were
+        free. With reuse Π is of more than k, and values are too low until trials replace them."""
         size = settings.max_tokens * settings.bins
         table = cls(
             max_tokens=settings.max_tokens,

@@ -29,12 +29,6 @@ class OursOfSection(Value):
     section: str
 
 
-class OursOfForwards(Value):
-    """The table whose decodings have forward times by regression."""
-
-    forwards: str
-
-
 class PaperMethod(Value):
     """A method, equation, table or figure of a paper. `code` and `test` are paths in the
     repository; `reported` is what the paper found."""
@@ -44,7 +38,7 @@ class PaperMethod(Value):
     code: str
     test: str
     reported: str = ""
-    ours: Ours | OursOfSection | OursOfForwards | None = None
+    ours: Ours | OursOfSection | None = None
 
 
 class Paper(Value):
@@ -61,6 +55,7 @@ def load_methods(path: Path, plan: PaperPlan, sections: Collection[str] = ()) ->
     """The papers of a file. Raises :class:`UserError` for a table, row or quantity that the plan
     lacks, and for a section that is not among `sections`."""
     papers = parse(tuple[Paper, ...], load_yaml(path), str(path))
+    sections = {*sections, *(f"{key}-forwards" for key, t in plan.tables.items() if t.frontier)}
     for paper in papers:
         for key in paper.tables:
             if key not in plan.tables:
@@ -71,10 +66,6 @@ def load_methods(path: Path, plan: PaperPlan, sections: Collection[str] = ()) ->
             if isinstance(ours, OursOfSection):
                 if ours.section not in sections:
                     raise UserError(f"{path}: {each.method}: no section {ours.section!r}")
-                continue
-            if isinstance(ours, OursOfForwards):
-                if ours.forwards not in plan.tables or not plan.tables[ours.forwards].frontier:
-                    raise UserError(f"{path}: {each.method}: no frontier table {ours.forwards!r}")
                 continue
             table = plan.tables.get(ours.table)
             if table is None or ours.row not in [row.name for row in table.rows]:

@@ -83,8 +83,7 @@ class Recorded(Value):
     max_draft: PositiveInt = Field(default=40, description="the longest draft that is known")
     learned: bool = Field(
         default=False,
-        description="models are trained and judged on it, which few prompts do not allow: --limit"
-        " leaves its sets as they are",
+        description="to train and judge models on, so that --limit leaves its sets as they are",
     )
 
 

@@ -4,7 +4,6 @@ oracle, bandits against their best arm, trees by shape."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from specdec_core.drafting.heads.storage import load_head
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.studies.bandits import ArmComparison, ArmsPlan, replay_all, settings_of
-from specdec_core.studies.policies import Compared, best_of_families, replay_search
+from specdec_core.studies.policies import best_of_families, replay_search
 from specdec_core.studies.regret import exp3_bound, mean_tokens, ucb_bound
 
 HEAD = "bundled:small-specdecpp-d3-w1"
@@ -29,7 +28,6 @@ POLICIES: tuple[dict[str, Any], ...] = (
     *({"kind": "svip", "threshold": h, "max_tokens": 20} for h in (0.3, 0.6, 0.9, 1.2, 1.5)),
     {"kind": "oracle"},
 )
-DECISIONS = {"T2": "bundled:small-t2", "T1 and T2 in one": "bundled:small-joint"}
 LENGTH = 4  # K of a bandit's arm that drafts with a model
 ARMS: tuple[dict[str, Any], ...] = (
     {"kind": "prompt_lookup"},
@@ -51,33 +49,14 @@ Recordings = Mapping[str, Recording]
 def policies(recordings: Recordings, times: Profile) -> pd.DataFrame:
     """SpecDec++'s Table 1 by replay: of each set and family of policies the fastest configuration,
     chosen on the prompts that are reported, as in the paper
-    (:func:`specdec_core.studies.policies.best_of_families`); beside them improved MCSD's decision
-    models, each a family. Policies whose head is of another pair are left out."""
-    asked = [*POLICIES, *(each for head in DECISIONS.values() for each in _decisions(head))]
-    tables = []
+    (:func:`specdec_core.studies.policies.best_of_families`). Policies whose head is of another pair
+    are left out."""
+    sets = []
     for name, recording in recordings.items():
-        own = [_chain(recording, policy) for policy in asked if _has_head(recording, policy)]
-        found = replay_search(name, Replay(recording), own, times)
-        tables.append(best_of_families([_with_heads(found, HEAD)]))
-        for family, head in DECISIONS.items():
-            table = best_of_families([_with_heads(found, head)])
-            tables.append(table[table["family"] == "decision"].assign(family=family))
-    return pd.concat(tables, ignore_index=True)
-
-
-def _decisions(head: str) -> list[dict[str, Any]]:
-    """Drafting until a candidate, or all together, are below a threshold by a decision model."""
-    return [
-        {"kind": "decision", "head": head, "threshold": h, "cumulative": cumulative}
-        for cumulative in (False, True)
-        for h in THRESHOLDS
-    ]
-
-
-def _with_heads(compared: Compared, head: str) -> Compared:
-    """What was replayed without a head, or with this one."""
-    trials = [t for t in compared.trials if all(own == head for _, own in t.configuration.heads)]
-    return replace(compared, trials=trials)
+        replay = Replay(recording)
+        asked = [_chain(recording, policy) for policy in POLICIES if _has_head(recording, policy)]
+        sets.append(replay_search(name, replay, asked, times))
+    return best_of_families(sets)
 
 
 def regret(recordings: Recordings, times: Profile) -> pd.DataFrame:

@@ -17,7 +17,13 @@ from jobs.papers import METHODS, PAPERS
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.studies.papers.inputs import with_own_heads
-from specdec_core.studies.papers.methods import Ours, Paper, load_methods, measured_range
+from specdec_core.studies.papers.methods import (
+    Ours,
+    OursOfSection,
+    Paper,
+    load_methods,
+    measured_range,
+)
 from specdec_core.studies.papers.plan import PaperPlan, load_paper_plan
 from specdec_core.studies.papers.result import PapersResult
 from specdec_core.studies.papers.studies import LONG_FORM, LONG_FORM_GREEDY, TABLES, TIMES, Study
@@ -49,7 +55,6 @@ def test_every_method_has_its_code_its_test_and_its_row() -> None:
         ("tables: [svip-1, svip-2]", "tables: [svip-9]", "no table 'svip-9'"),
         ("row: UCBSpec, quantity: mat", "row: UCBSpec, quantity: path_rate", "has no path_rate"),
         ("{section: svip-t4}", "{section: svip-t9}", "no section 'svip-t9'"),
-        ("{forwards: specdecpp-1}", "{forwards: svip-1}", "no frontier table 'svip-1'"),
     ],
 )
 def test_a_method_of_no_table_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
@@ -130,27 +135,12 @@ def test_a_section_has_both_numbers_its_setting_and_its_figure(
 def test_the_page_has_the_forward_times_behind_their_table(
     frontier: PapersResult,  # noqa: F811
 ) -> None:
-    paper = Paper.model_validate(
-        {
-            "title": "A paper",
-            "tables": ["rates"],
-            "methods": [
-                {
-                    "method": "Regression",
-                    "source": "Table 2",
-                    "code": "fit.py",
-                    "test": "test_fit.py",
-                    "ours": {"forwards": "rates"},
-                }
-            ],
-        }
-    )
+    fit = PAPER.methods[2].model_copy(update={"ours": OursOfSection(section="rates-forwards")})
+    paper = PAPER.model_copy(update={"tables": ("rates",), "methods": (fit,)})
     text, _ = papers_page(frontier, [paper], "specdec papers")
     assert text.index("### Rates") < text.index("### Forward times by regression: Rates")
     assert "| t_draft, ms |" in text
-    assert "| `test_fit.py` | – | R² 1.0000 |" in text
-    nothing, _ = papers_page(frontier.model_copy(update={"sets": {}}), [paper], "specdec papers")
-    assert "| `test_fit.py` | – | – |" in nothing
+    assert "| 9 | R² 1.0000 |" in text
 
 
 def test_a_row_that_was_not_measured_has_no_number(result: PapersResult) -> None:  # noqa: F811

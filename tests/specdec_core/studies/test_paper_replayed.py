@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from collections.abc import Sequence
 from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
 
 from dashboards.reports.paper_sections.replayed import REPLAYED
-from specdec_core.config import Configuration, parse
+from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.cost import ForwardCost, Profile
+from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
-from specdec_core.studies.papers import replayed
-from specdec_core.studies.papers.studies import TIMES
-from tests.conftest import save_random_head
+from specdec_core.studies.papers import banditspec, replayed
+from specdec_core.studies.papers.result import PapersResult
+from specdec_core.studies.papers.studies import TABLES, TIMES, Decoded
+from specdec_core.tokens.statistics import Generation
 from tests.specdec_core.recordings.test_record import record
 
 Sets = dict[str, Recording]
@@ -41,22 +43,6 @@ def test_no_policy_beats_the_oracle_and_heads_of_other_pairs_are_left_out(greedy
     assert table["speedup"].idxmax() == "oracle"
     assert table.loc["oracle", "discard_rate"] == 0
     assert table.loc["fixed", "over_fixed"] == 0
-
-
-def test_each_decision_model_is_a_family_of_its_own(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prints = dict(tiny_pair.fingerprints)
-    sets = {"code": record(tiny_pair, tmp_path / "own", max_draft=40, fingerprints=prints)}
-    for kind in ("t2", "joint"):
-        save_random_head(tiny_pair, kind, tmp_path / kind)
-    monkeypatch.setattr(replayed, "DECISIONS", {k: str(tmp_path / k) for k in ("t2", "joint")})
-    own = replayed.policies(sets, PROFILE).set_index("family")
-    assert list(own.index[-2:]) == ["t2", "joint"]
-    assert own.loc[["t2", "joint"], "tried"].tolist() == [2 * len(replayed.THRESHOLDS)] * 2
-    assert own.loc["oracle", "speedup"] == own["speedup"].max()
-    over = own["speedup"] / own.loc["fixed", "speedup"] - 1
-    assert own["over_fixed"].tolist() == pytest.approx(over.tolist())
 
 
 def test_regret_is_against_the_arm_with_the_fewest_rounds(greedy: Sets) -> None:
@@ -112,8 +98,29 @@ def test_ranks_share_all_places(greedy: Sets) -> None:
     assert table["share"].sum() <= 1 + 1e-9
 
 
-def test_every_section_is_drawn_from_its_table(greedy: Sets) -> None:
-    inputs = {"greedy": greedy, TIMES: PROFILE}
+def decoded(spec: PairSpec) -> Decoded:
+    result = PapersResult.model_construct(pair=spec)
+    return Decoded(result, {})
+
+
+def test_setting_two_decodes_several_requests_at_once(
+    greedy: Sets, tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches, generate = [], Engine.generate
+
+    def counted(self: Engine, requests: Sequence[Request]) -> list[Generation]:
+        batches.append(len(requests))
+        return generate(self, requests)
+
+    monkeypatch.setattr(Engine, "generate", counted)
+    table = banditspec.together(greedy, decoded(tiny_spec))
+    assert batches == [1] * 7 + [4] * 7 + [2] * 7  # warm-up, then six prompts
+    assert table["name"].tolist()[1:] == ["γ = 1", "γ = 2", "γ = 3", "γ = 4", "EXP3Spec", "UCBSpec"]
+    assert (table.loc[table["kind"] == "arm", "regret_rounds"] >= 0).all()
+
+
+def test_every_section_is_drawn_from_its_table(greedy: Sets, tiny_spec: PairSpec) -> None:
+    inputs = {"greedy": greedy, TIMES: PROFILE, TABLES: decoded(tiny_spec)}
     for section in REPLAYED:
         table = section.study.measure(*(inputs[name] for name in section.study.needs))
         shown = section.section(table)

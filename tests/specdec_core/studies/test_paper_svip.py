@@ -85,14 +85,6 @@ def test_long_texts_have_rows_and_a_line_of_their_own(greedy: Sets, sampled: Set
     assert all(name in figure for name in ("code, greedy", "code, T=1", "code, long, T=1"))
 
 
-def test_the_papers_entropies_stand_below_ours(greedy: Sets) -> None:
-    [section] = [each for each in SVIP if each.key == "svip-t1"]
-    rows = section.section(svip.entropies(greedy)).shown.to_dict("records")
-    assert [row["prompts"] for row in rows] == ["code", "paper: AIME", "paper: MT-Bench"]
-    assert (rows[1]["accepted"], rows[2]["rejected"]) == ("0.25", "3.99")
-    assert rows[1]["tokens accepted"] == "–"
-
-
 def test_divergence_is_of_the_rejected_token_and_of_those_before_it(sampled: Sets) -> None:
     expected: dict[int, list[float]] = {offset: [] for offset in range(-4, 1)}
     for places, track in texts(sampled):
