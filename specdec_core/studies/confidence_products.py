@@ -1,5 +1,4 @@
-"""Whether the product of a draft's confidences tells how likely all of it is accepted (Post-use &
-Pre-cut, §4.2, Fig. 2c and Eq. 6), from a recording."""
+"""How often a draft is accepted as a whole, by its product of confidences (Post-use, Fig. 2c)."""
 
 from __future__ import annotations
 

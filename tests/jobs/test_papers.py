@@ -455,7 +455,6 @@ def test_a_result_of_other_weights_is_not_delivered(tiny_spec: PairSpec, tmp_pat
 def test_a_head_that_was_trained_since_has_its_rows_measured(
     tiny_spec: PairSpec, tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page takes a finished run of the same plan: not one without the head's rows."""
     policy = {"kind": "specdecpp", "head": str(tmp_path / "head"), "threshold": 0.5}
     config, content = tmp_path / "papers.yaml", plan(tmp_path, tiny_spec)
     content["tables"]["methods"]["rows"].append(

@@ -9,7 +9,7 @@ import pandas as pd
 from dashboards import cells
 from dashboards.figures.svg import SvgLine, lines_svg
 from dashboards.look import DRAFT_COLOURS, MUTED, OTHER_COLOURS
-from dashboards.reports.paper_sections.section import PaperSection, shown_range
+from dashboards.reports.paper_sections.section import PaperSection
 from dashboards.sections import Section
 from specdec_core.studies.component_times import CACHE, CONTROLLER, M_D, M_T, ROLL_BACK
 from specdec_core.studies.confidence_products import LONGEST
@@ -191,13 +191,6 @@ def again(table: pd.DataFrame) -> str:
     return f"after {rows['share'].min():.0%}–{rows['share'].max():.0%} of the target calls"
 
 
-def sure_and_unsure(table: pd.DataFrame) -> str:
-    """The shares accepted in the lowest and in the highest range."""
-    ends = (table.loc[table["low"] == end(table["low"]), "acceptance"] for end in (min, max))
-    low, high = (shown_range(shares, ".0%") for shares in ends)
-    return f"{low} accepted where it is lowest, {high} where it is highest"
-
-
 def forwards(table: pd.DataFrame) -> str:
     """Milliseconds of both models' forwards."""
     each = table.set_index("component")["each"]
@@ -236,7 +229,7 @@ POST_USE = (
         " text.",
         setting=f"{DRAFTS}.",
         show=confidences,
-        ours=sure_and_unsure,
+        ours=lambda table: f"correlation {table['product'].corr(table['acceptance']):.2f}",
     ),
     PaperSection(
         study=Study("post-use-9", ("greedy",), post_use.components),

@@ -81,10 +81,7 @@ class Recorded(Value):
     limit: PositiveInt | None = Field(default=None, description="prompts of each set at most")
     max_new_tokens: PositiveInt | None = Field(default=None, description="unset, the plan's")
     max_draft: PositiveInt = Field(default=40, description="the longest draft that is known")
-    learned: bool = Field(
-        default=False,
-        description="to train and judge models on, so that --limit leaves its sets as they are",
-    )
+    learned: bool = Field(default=False, description="to train on: --limit leaves its sets whole")
 
 
 class Row(Value):

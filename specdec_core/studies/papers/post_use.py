@@ -54,9 +54,8 @@ def phrases(greedy: Mapping[str, Recording]) -> pd.DataFrame:
 
 
 def confidences(greedy: Mapping[str, Recording]) -> pd.DataFrame:
-    """How often drafts are accepted as a whole, by their product of confidences (Fig. 2c): columns
-    prompts, draft, low, high (ends of a range of the product), product (its mean), acceptance,
-    count. Raises :class:`UserError` for a pair without a draft model."""
+    """Fig. 2c: columns prompts, draft, and those of :func:`by_confidence`. Raises
+    :class:`UserError` for a pair without a draft model."""
     parts = []
     for name, recording in greedy.items():
         replay = Replay(recording, hidden=False)

@@ -78,7 +78,6 @@ def test_the_oracle_ends_a_round_at_each_rejection(sampled: Sets) -> None:
 
 
 def test_long_texts_have_rows_and_a_line_of_their_own(greedy: Sets, sampled: Sets) -> None:
-    """They are of the same set, and sampled alike."""
     table = svip.oracle_lengths(greedy, sampled, sampled)
     assert not table.duplicated(["prompts", "sampling", "up_to"]).any()
     figure = SVIP[0].section(table).svg
@@ -137,9 +136,8 @@ def test_lengths_are_those_of_replay_held_against_the_oracle(sampled: Sets) -> N
 
 
 def test_a_row_of_lengths_is_of_the_same_rounds(sampled: Sets) -> None:
-    """What is drafted, accepted and added: rounds that an output's end cuts are in none of them."""
     [recording] = sampled.values()
-    [track, *_] = [track for _, track in texts(sampled)]
+    track = texts(sampled)[0][1]
     table = svip.lengths(sampled).set_index("policy")
     for policy, rounds in svip._replayed(recording, svip.POLICIES):
         free, _ = svip._deltas(track, rounds)
