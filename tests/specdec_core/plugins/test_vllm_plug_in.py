@@ -137,6 +137,24 @@ def test_requests_are_found_by_their_texts(
     assert rounds(own, outputs, with_pauses()) == expected
 
 
+PRE_CUT = CHAIN | {"policy": {"kind": "pre_cut", "target_cost": 4, "max_tokens": MOST}}
+
+
+@pytest.mark.parametrize("drafter", [PRE_CUT], ids=["pre_cut"])
+def test_what_learns_from_round_to_round_drafts_what_is_accepted(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafter: dict[str, Any]
+) -> None:
+    """The order of the rows decides who learns first, so the rounds are not the engine's."""
+    requests = [Request(str(n), tuple(t), NEW, ignore_eos=True) for n, t in enumerate(TEXTS)]
+    generations = Engine(tiny_pair, configured(drafter), 4).generate(requests)
+    outputs = {n: generation.tokens for n, generation in enumerate(generations)}
+    own = proposer(tiny_pair, drafter, tmp_path, monkeypatch)
+    for orders in (in_turns(), with_pauses()):
+        added = rounds(own, outputs, orders)
+        assert {n: sum(each) for n, each in added.items()} == {n: NEW for n in outputs}
+        assert sum(len(each) for each in added.values()) < 4 * NEW
+
+
 def test_what_was_learned_from_earlier_requests_is_forgotten(
     tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +172,7 @@ def test_what_was_learned_from_earlier_requests_is_forgotten(
     [
         ({"kind": "tree"}, "drafts trees, vLLM verifies chains alone"),
         ({"kind": "token_cache", "phrases": 1}, "after rejected candidates"),
+        (CHAIN | {"policy": {"kind": "pre_cut"}}, "target_cost: profile: vLLM has no profile"),
     ],
 )
 def test_what_the_plug_in_cannot_draft_by_is_refused(
