@@ -76,9 +76,9 @@ def _plugged_in(configuration: Configuration, pair: Pair, label: str) -> list[Vl
     from specdec_core.plugins import vllm
     from specdec_core.studies.peers.vllm import plug_in
 
-    drafts = [pair.spec.drafts[pair.draft_name(name)] for name in configuration.drafts]
+    drafts = configuration.drafts_of(pair.spec.drafts)
     try:
-        vllm.check(configuration, drafts)
+        vllm.check(configuration, list(drafts.values()))
     except UserError as error:
         console.print(f"without vLLM with our plug-in: {error}", soft_wrap=True)
         return []

@@ -7,8 +7,8 @@ errors that name the key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import model_validator
@@ -18,6 +18,8 @@ from specdec_core.config.drafters import AnyDrafter, DrafterSettings
 from specdec_core.config.policies import PolicySettings
 from specdec_core.config.recorded import RecordingFacts
 from specdec_core.config.sampling import Sampling
+
+T = TypeVar("T")
 
 
 class Configuration(Value):
@@ -135,6 +137,13 @@ class Configuration(Value):
         """The draft model that it runs of a pair with the drafts `names`, of several the first that
         it names; None if it runs none."""
         return (self.draft or next(iter(names), None)) if self.drafts else None
+
+    def drafts_of(self, drafts: Mapping[str, T]) -> dict[str, T]:
+        """Those of a pair's `drafts` that it runs, in their order; the first is the one that it
+        does not name."""
+        first = next(iter(drafts), None)
+        used = {first if name is None else name for name in self.drafts}
+        return {name: draft for name, draft in drafts.items() if name in used}
 
     def foreign_draft(self, names: Collection[str]) -> str | None:
         """A draft model that it names and that is not among `names`, or None."""

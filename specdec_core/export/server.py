@@ -102,8 +102,7 @@ def plug_in_file(
     configuration: Configuration, models: Models, runner: RunnerSettings
 ) -> dict[str, str]:
     """The file that plug-ins read, by its name; it names the models by where they are."""
-    drafts = {name: draft.place for name, draft in models.drafts.items()}
-    drafts = drafts if configuration.drafts else {}
+    drafts = {name: d.place for name, d in configuration.drafts_of(models.drafts).items()}
     pair = PairSpec(target=models.target, drafts=drafts, runner=runner)
     return {PLUG_IN_FILE: PairConfiguration(pair=pair, configuration=configuration).to_yaml()}
 

@@ -70,8 +70,8 @@ class Vllm(Server):
     ) -> Written:
         from specdec_core.plugins import vllm as plug_in  # torch takes a second
 
-        drafts = models.drafts.values() if configuration.drafts else ()
-        plug_in.check(configuration, [draft.place for draft in drafts])
+        drafts = configuration.drafts_of(models.drafts)
+        plug_in.check(configuration, [draft.place for draft in drafts.values()])
         assert configuration.drafter is not None
         settings = {
             "method": "custom_class",

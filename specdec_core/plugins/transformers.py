@@ -67,8 +67,8 @@ def speculative(
         drafts = given.drafts if drafts is None else drafts
         runner = runner or given.runner
     check_chains(configuration, PROGRAM)
-    wanted = drafts if configuration.drafts else None
-    return of_pair(_pair(model, wanted or {}, runner or RunnerSettings()), configuration)
+    wanted = configuration.drafts_of(drafts or {})
+    return of_pair(_pair(model, wanted, runner or RunnerSettings()), configuration)
 
 
 def of_pair(pair: Pair, configuration: Configuration) -> Callable[..., Any]:
@@ -99,9 +99,9 @@ class Candidates(CandidateGenerator):
 
     def __init__(self, pair: Pair, configuration: Configuration) -> None:
         self.model = pair.target
-        heads = any(isinstance(draft, AnyHead) for draft in pair.drafts.values())
+        drafts = configuration.drafts_of(pair.drafts)
         self.read: ReadText | None = None
-        if heads and configuration.drafts:
+        if any(isinstance(draft, AnyHead) for draft in drafts.values()):
             positions = pair.drafts_length + _PADDING
             self.read = ReadText(pair.target, pair.feature_layers, positions)
         self.drafter = TextDrafter(pair, configuration, 1, self.read)

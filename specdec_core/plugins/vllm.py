@@ -62,8 +62,8 @@ class Proposer:
     def __init__(self, vllm_config: Any) -> None:
         chosen = _chosen()
         configuration = chosen.configuration
-        models = list(chosen.pair.drafts.values()) if configuration.drafts else []
-        check(configuration, models)
+        drafts = configuration.drafts_of(chosen.pair.drafts)
+        check(configuration, list(drafts.values()))
         model, speculative = vllm_config.model_config, vllm_config.speculative_config
         device = str(vllm_config.device_config.device)
         self.most, self.max_length = speculative.num_speculative_tokens, model.max_model_len
@@ -71,7 +71,7 @@ class Proposer:
         spec = chosen.pair.model_copy(
             update={
                 "target": model.model,
-                "drafts": chosen.pair.drafts if models else {},
+                "drafts": drafts,
                 "runner": chosen.pair.runner.model_copy(update=runner),
             }
         )

