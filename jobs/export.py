@@ -83,7 +83,9 @@ def main(
         )
     models = models_for(choice.pair, server)
     if plugin:
-        configuration = _priced(choice, hardware, profile)
+        from specdec_core.export.places import placed
+
+        configuration = placed(_priced(choice, hardware, profile))
         written = server.plugged_in(configuration, models, choice.pair.runner)
         print_configuration(configuration, source)
         _deliver(server, written, version, _folder(out, choice, server))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec, Sampling
+from specdec_core.config import Configuration, PairSpec, Sampling
+from specdec_core.drafting.datastores.datastore import resolve_datastore
+from specdec_core.drafting.heads.storage import resolve_head
+from specdec_core.drafting.states import find_state
 from specdec_core.drafting.trained import weights_here
 from specdec_core.export.server import DraftFile, Models
 from specdec_core.models.eagle.exported import exported_head
@@ -26,6 +30,13 @@ from specdec_core.search.replaying import find_named
 log = logging.getLogger(__name__)
 
 _BUNDLED = "bundled:"
+# What a configuration reads beside its models, by its keys there, and where that is.
+_READ: dict[str, Callable[[str], Path]] = {
+    "head": resolve_head,
+    "datastore": resolve_datastore,
+    "state": find_state,
+    "table": Path,
+}
 
 
 def models_of(pair: PairSpec, speculators: bool) -> Models:
@@ -41,6 +52,31 @@ def models_of(pair: PairSpec, speculators: bool) -> Models:
         name: _draft(pair, name, model, target, speculators) for name, model in pair.drafts.items()
     }
     return Models(_place(pair.target), drafts)
+
+
+def placed(configuration: Configuration) -> Configuration:
+    """A configuration that names heads, datastores, states and tables by their places, whatever
+    folder and workspace it is read in. Raises :class:`UserError` for one that is not there."""
+    content = _placed(configuration.model_dump(mode="json"))
+    return Configuration.model_validate(content)
+
+
+def _placed(part: Any) -> Any:
+    if isinstance(part, list):
+        return [_placed(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    return {
+        key: _place_of(key, value) if key in _READ and isinstance(value, str) else _placed(value)
+        for key, value in part.items()
+    }
+
+
+def _place_of(key: str, name: str) -> str:
+    place = _READ[key](name).resolve()
+    if not place.exists():
+        raise UserError(f"{key} {name}: there is none at {place}")
+    return str(place)
 
 
 def _draft(

@@ -310,6 +310,40 @@ def test_a_plug_in_gets_the_drafts_that_the_configuration_runs(
     assert "an EAGLE head reads the target's features" in done.stderr
 
 
+def test_a_plug_in_finds_what_was_trained_from_any_folder(
+    command: Command, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    """By the names that its workspace and its folder have for them."""
+    for name in ("heads/mine", "datastores/code"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("bandits/lately.json", "table.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    policies = [
+        {"kind": "specdecpp", "head": "mine", "threshold": 0.5},
+        {"kind": "pre_cut", "target_cost": 4, "table": str(tmp_path / "table.json")},
+    ]
+    cascade = {"kind": "cascade", "proposer": {"kind": "retrieval", "datastore": "code"}}
+    arms = [*policies, cascade | {"policy": CHAIN["policy"]}]
+    bandit = {"kind": "bandit", "state": "lately", "arms": arms}
+    asked = {"kind": "schedule", "ranges": {1: bandit, 4: None}}
+    options = ("--plugin", "--config", config(tiny_pair, asked, tmp_path))
+    told = ("--to", "transformers", *options, "--out", tmp_path / "out")
+    done = command(export.main, tmp_path, *told)
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = yaml.safe_load((tmp_path / "out" / "specdec.yaml").read_text())
+    drafter = next(iter(written["configuration"]["drafter"]["ranges"].values()))
+    arms = drafter["arms"]
+    assert drafter["state"] == str(tmp_path / "bandits/lately.json")
+    assert arms[0]["policy"]["head"] == str(tmp_path / "heads/mine")
+    assert arms[1]["policy"]["table"] == str(tmp_path / "table.json")
+    assert arms[2]["proposer"]["datastore"] == str(tmp_path / "datastores/code")
+    (tmp_path / "heads/mine").rmdir()
+    done = command(export.main, tmp_path, *told)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: head mine: there is none at")
+
+
 def test_a_plug_in_is_told_what_a_target_forward_costs(
     command: Command, tiny_pair: Pair, home: Path, tmp_path: Path
 ) -> None:
