@@ -13,6 +13,7 @@ from specdec_core.base.environment import environment
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, Sampling, distinct_labels
 from specdec_core.cost import Profile
+from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.export.scan import Scanned, ScanResult, scanned_settings
 from specdec_core.export.server import Models, Server
 from specdec_core.models.pair import Pair
@@ -25,7 +26,14 @@ from specdec_core.studies.bench.race import PeerContestant, race
 from specdec_core.studies.peers.choose import plain_pair
 from specdec_core.studies.peers.peer import Peer
 from specdec_core.studies.peers.transformers import TransformersMode, TransformersPeer
-from specdec_core.studies.peers.vllm import TOKENS, VllmMode, VllmPeer, by_load
+from specdec_core.studies.peers.vllm import (
+    TOKENS,
+    VllmMode,
+    VllmPeer,
+    by_load,
+    environment_folder,
+    suffix_modes,
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ def run_scan(
     source, template = header.prompts.source, header.prompts.chat_template or AUTO
     prompts = load_prompts(source, count, pair.tokenizer, template)
     texts = conversations(prompts, pair.tokenizer, header.max_new_tokens, pair.max_length)
-    trials = scanned_settings(ranked, plan.lengths)
+    trials = scanned_settings(startable(server, ranked), plan.lengths)
     configurations = [trial.configuration for trial in trials]
     names = distinct_labels(configurations)
     labels = [names[configuration.id] for configuration in configurations]
@@ -89,6 +97,15 @@ def run_scan(
         ],
         environment=environment(),
     )
+
+
+def startable(server: Server, ranked: Sequence[Trial]) -> list[Trial]:
+    """What of a ranking the program can be started with here: vLLM lacks suffixes where the package
+    for them is not installed, which a warning says."""
+    if server.name != "vllm" or suffix_modes(environment_folder()):
+        return list(ranked)
+    drafters = [trial.configuration.drafter for trial in ranked]
+    return [t for t, d in zip(ranked, drafters, strict=True) if not isinstance(d, SuffixSettings)]
 
 
 @contextmanager
