@@ -197,7 +197,7 @@ def recorded(
     `why` a recording is needed, without one, and for one of other weights."""
     from specdec_core.export.places import recording_of
     from specdec_core.recordings.replay import Replay
-    from specdec_core.studies.forward_times import forward_times
+    from specdec_core.studies.forward_times import forward_times, timed
 
     recording = recording_of(pair, workspace(), configuration.sampling, traces)
     if recording is None:
@@ -205,8 +205,10 @@ def recorded(
             f"{why}, and no recording of {pair.name} tells what comes nearest: make one with"
             " `specdec record`"
         )
-    header = recording.header
-    times = forward_times(header.pair, [], hardware, profile, observer, header.fingerprints)
+    header, of = recording.header, recording.header.pair
+    if profile is not None:
+        of = timed(of, profile, observer)
+    times = forward_times(of, [], hardware, profile, observer, header.fingerprints)
     return Replay(recording, hidden=bool(configuration.heads), profile=times), times
 
 

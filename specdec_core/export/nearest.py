@@ -91,7 +91,7 @@ def find_nearest(
     wanted = drafter.at(1) if isinstance(drafter, ScheduleSettings) else drafter
     trials = rank(server, models, replay, profile, observer)
     asked, share = Configuration(drafter=wanted, sampling=sampling), None
-    if replay.can(asked):
+    if _told_by(replay, profile, asked):
         own = estimated(asked, replay, profile)
         share = trials[0].metrics[METRIC] / own.metrics[METRIC]
     found = trials[0].configuration.drafter
@@ -108,7 +108,7 @@ def rank(
     observer: Observer | None = None,
 ) -> list[Trial]:
     """All of :func:`expressible` that a recording tells, the fastest by estimate first. The
-    profile's times may be the server's own.
+    profile's times may be the server's own; drafts that it lacks are not ranked.
 
     Raises:
         UserError: the recording tells none of them.
@@ -116,7 +116,7 @@ def rank(
     observer = observer or Observer()
     sampling = replay.header.sampling
     options = [Configuration(drafter=d, sampling=sampling) for d in expressible(server, models)]
-    options = [option for option in options if replay.can(option)]
+    options = [option for option in options if _told_by(replay, profile, option)]
     if not options:
         raise UserError(
             f"{replay.recording.folder}: tells nothing of what {server.title} can be told"
@@ -127,6 +127,13 @@ def rank(
         trials.append(estimated(option, replay, profile))
         observer.step()
     return by_estimate(trials)
+
+
+def _told_by(replay: Replay, profile: Profile, option: Configuration) -> bool:
+    """Whether a recording and a profile, which may lack some of its drafts, tell a configuration's
+    speed."""
+    drafts = option.drafts_of(replay.header.pair.drafts)
+    return drafts.keys() <= profile.drafts.keys() and replay.can(option)
 
 
 def estimated(option: Configuration, replay: Replay, profile: Profile) -> Trial:

@@ -64,6 +64,16 @@ def load_profile(path: Path, pair: PairSpec) -> Profile:
     return times
 
 
+def timed(pair: PairSpec, path: Path, observer: Observer) -> PairSpec:
+    """The pair with the drafts whose forward times are in a file; the observer is warned of others,
+    as of those that another engine has no place for."""
+    there = Profile.load(path).drafts
+    for draft in (name for name in pair.drafts if name not in there):
+        observer.warned(f"{path}: no forward time of draft {draft!r}, which is not ranked")
+    drafts = {name: model for name, model in pair.drafts.items() if name in there}
+    return pair.model_copy(update={"drafts": drafts})
+
+
 def workspace_profile(pair: PairSpec, weights: Mapping[str, str] | None = None) -> Path:
     """Where the workspace has the times of a pair: of these models, run in this way, on a machine
     of this kind. The models' `weights` are by their fingerprints, of which there may be more;

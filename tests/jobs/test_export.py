@@ -14,6 +14,7 @@ import yaml
 
 from jobs import export
 from specdec_core.config import Sampling
+from specdec_core.cost import ForwardCost, Profile
 from specdec_core.export.places import models_of, recording_of
 from specdec_core.export.servers import SERVERS
 from specdec_core.models.eagle.formats.speculators import EagleCard
@@ -179,8 +180,6 @@ def test_a_recording_under_the_configurations_sampling_is_preferred(
 def test_the_fastest_of_all_is_found_by_the_servers_own_times(
     command: Command, tiny_pair: Pair, home: Path, tmp_path: Path
 ) -> None:
-    from specdec_core.cost import ForwardCost, Profile
-
     times = Profile(
         target=ForwardCost.constant(0.1),
         drafts={"draft": ForwardCost.constant(0.001)},
@@ -204,6 +203,22 @@ def test_the_fastest_of_all_is_found_by_the_servers_own_times(
         methods.append(json.loads(written.read_text())["method"] if written.exists() else None)
     assert methods[0] != "draft_model"
     assert methods[1] == "draft_model"
+
+
+def test_drafts_that_a_profile_lacks_are_not_ranked(
+    command: Command, tiny_pair: Pair, home: Path, tmp_path: Path
+) -> None:
+    """vLLM's lacks those that vLLM has no place for."""
+    types = {"device": "cpu, vllm", "target_dtype": "float32", "draft_dtype": "float32"}
+    Profile(target=ForwardCost.constant(0.1), drafts={}, **types).save(tmp_path / "p.json")
+    told = ("--profile", tmp_path / "p.json", "--out", tmp_path)
+    for drafter, more in ((CHAIN, ("--fastest",)), (SVIP, ())):
+        options = ("--config", config(tiny_pair, drafter, tmp_path), *told, *more)
+        done = command(export.main, home, "--to", "vllm", *options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "no forward time of draft 'draft', which is not ranked" in done.stdout + done.stderr
+        written = json.loads((tmp_path / "speculative_config.json").read_text())
+        assert written["method"] in ("ngram", "suffix")
 
 
 @installed
