@@ -157,7 +157,7 @@ def models_for(pair: PairSpec, server: Server) -> Models:
     with console.status("looking the models up"):
         from specdec_core.export.places import models_of  # torch takes a second
 
-        return models_of(pair, server.speculators)
+        return models_of(pair, server.heads)
 
 
 def by_replay(

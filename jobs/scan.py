@@ -103,7 +103,7 @@ def _scan(
 
     observer.stage(f"loading {spec.name}")
     pair = load_pair(spec)
-    models = models_of(spec, server.speculators)
+    models = models_of(spec, server.heads)
     ranked = rank(server, models, replay, times, observer)
     plan = ScanPlan(name, lengths, limit, repeats)
     return run_scan(plan, server, models, pair, replay, times, ranked, observer)

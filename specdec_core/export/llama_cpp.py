@@ -46,7 +46,7 @@ class LlamaCpp(Server):
 
 
 def _model(models: Models, draft: str | None, tokens: int, threshold: float) -> Counterpart | None:
-    place, kind, _ = models.draft(draft)
+    place, kind, *_ = models.draft(draft)
     if kind != "model":
         return None
     settings = {

@@ -60,7 +60,12 @@ def told(
 ) -> tuple[Counterpart, Nearest | None]:
     """What a server is told of a configuration; where it has no counterpart of that, of the nearest
     that it has. `by_replay` opens a recording for what it is given, saying what for; its errors
-    are raised."""
+    are raised. Raises :class:`UserError` for an EAGLE head that the server cannot load."""
+    for draft in configuration.drafts_of(models.drafts).values():
+        if draft.refused is not None:
+            raise UserError(
+                f"{server.title} cannot load {draft.refused}; --fastest finds what it can be told"
+            )
     counterpart = server.counterpart(configuration.drafter, models)
     if counterpart is not None:
         return counterpart, None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoConfig, PretrainedConfig
@@ -17,19 +16,17 @@ from specdec_core.drafting.heads.storage import resolve_head
 from specdec_core.drafting.states import find_state
 from specdec_core.drafting.trained import weights_here
 from specdec_core.export.server import DraftFile, Models
-from specdec_core.models.eagle.exported import exported_head
-from specdec_core.models.eagle.loading import names_head
+from specdec_core.models.eagle.exported import Form, exported_head
+from specdec_core.models.eagle.loading import head_folder, names_head
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.models.location import located
 from specdec_core.models.pair import check_pair
 from specdec_core.models.reduced_draft.model import ReducedDraftConfig
+from specdec_core.models.weight_files import read_config
 from specdec_core.recordings.find import finished
 from specdec_core.recordings.schema import HEADER, Recording
 from specdec_core.search.replaying import find_named
 
-log = logging.getLogger(__name__)
-
-_BUNDLED = "bundled:"
 # What a configuration reads beside its models, by its keys there, and where that is.
 _READ: dict[str, Callable[[str], Path]] = {
     "head": resolve_head,
@@ -39,18 +36,17 @@ _READ: dict[str, Callable[[str], Path]] = {
 }
 
 
-def models_of(pair: PairSpec, speculators: bool) -> Models:
-    """The models' folders or hub ids. A head that only this library reads as it is stored, and with
-    `speculators` every one, is written in that format, in bfloat16, and kept in the workspace.
+def models_of(pair: PairSpec, heads: Form | None) -> Models:
+    """The models' folders or hub ids. EAGLE heads that a program does not read as they are stored
+    are written in the format `heads`, in bfloat16, and kept in the workspace; None for a program
+    that reads none.
 
     Raises:
         UserError: a model is not there.
     """
     check_pair(pair)
     target = AutoConfig.from_pretrained(located(pair.target))
-    drafts = {
-        name: _draft(pair, name, model, target, speculators) for name, model in pair.drafts.items()
-    }
+    drafts = {name: _draft(pair, name, model, target, heads) for name, model in pair.drafts.items()}
     return Models(_place(pair.target), drafts)
 
 
@@ -80,21 +76,30 @@ def _place_of(key: str, name: str) -> str:
 
 
 def _draft(
-    pair: PairSpec, name: str, model: str, target: PretrainedConfig, speculators: bool
+    pair: PairSpec, name: str, model: str, target: PretrainedConfig, heads: Form | None
 ) -> DraftFile:
     if not names_head(model):
         config = AutoConfig.from_pretrained(located(model))
         if isinstance(config, ReducedDraftConfig):
             return DraftFile(_place(model), "other")
         return DraftFile(_place(model), "model", _logits(config) != _logits(target))
-    if not (speculators or model.startswith(_BUNDLED)):
-        return DraftFile(_place(model), "eagle3")
-    try:
-        folder = exported_head(model, fingerprints(pair)[name], target, torch.bfloat16)
-    except UserError as error:  # such as one of EAGLE-1, which is another program's in no format
-        log.warning("%s", error)
+    if heads is None:
         return DraftFile(_place(model), "other")
+    if heads == "specforge" and (kind := _served(model)):
+        return DraftFile(_place(model), kind)
+    try:
+        folder = exported_head(model, fingerprints(pair)[name], target, torch.bfloat16, heads)
+    except UserError as error:
+        return DraftFile(_place(model), "other", refused=str(error))
     return DraftFile(str(folder), "eagle3")
+
+
+def _served(model: str) -> Literal["eagle", "eagle3"] | None:
+    """The kind of a head that SGLang reads as it is stored, which it tells by the architecture."""
+    architectures = read_config(head_folder(model), model).get("architectures") or ()
+    if "LlamaForCausalLMEagle3" in architectures:
+        return "eagle3"
+    return "eagle" if "LlamaForCausalLMEagle" in architectures else None
 
 
 def _logits(config: PretrainedConfig) -> int:

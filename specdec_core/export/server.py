@@ -21,18 +21,20 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import Occurrence, PromptLookupSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 
-DraftKind = Literal["model", "eagle3", "other"]
+DraftKind = Literal["model", "eagle", "eagle3", "other"]
 
 
 class DraftFile(NamedTuple):
-    """A draft as another program finds it: a folder or hub id, and what it is. `other` is what no
-    other program reads: heads that vLLM computes no features for, drafts with a reduced vocabulary.
+    """A draft as another program finds it: a folder or hub id, and what it is. `eagle` is a head of
+    EAGLE or EAGLE-2, `other` what the program does not read, such as drafts with a reduced
+    vocabulary; of a head, `refused` says why.
     `padded` is a model with the target's tokens whose logits are padded to another number of
     them."""
 
     place: str
     kind: DraftKind
     padded: bool = False
+    refused: str | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Server(ABC):
     version: ClassVar[str]  # whose settings these are
     known: ClassVar[tuple[str, ...]]  # versions with the same settings
     verified: ClassVar[bool] = False  # whether tests run the settings in the program itself
-    speculators: ClassVar[bool] = False  # whether it reads EAGLE heads in that format alone
+    heads: ClassVar[Literal["speculators", "specforge"] | None] = None  # format of EAGLE heads
     occurrence: ClassVar[Occurrence] = "latest"  # of an n-gram, after which its lookups copy
 
     @abstractmethod

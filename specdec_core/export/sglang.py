@@ -10,7 +10,7 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.export.server import Counterpart, Models, Server, Written, fixed_chain
 
-_ALGORITHMS = {"model": "STANDALONE", "eagle3": "EAGLE3"}
+_ALGORITHMS = {"model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3"}
 
 
 class SgLang(Server):
@@ -18,17 +18,18 @@ class SgLang(Server):
     title = "SGLang"
     version = "0.5.9"
     known = ("0.5.9",)
+    heads = "specforge"
 
     def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
         if drafter is None:
             return Counterpart({})
         if (chain := fixed_chain(drafter)) is not None:
-            place, kind, _ = models.draft(chain.draft)
+            place, kind, *_ = models.draft(chain.draft)
             if kind not in _ALGORITHMS or chain.scheduled:
                 return None
             return Counterpart(_model(place, _ALGORITHMS[kind], chain.most, 1, chain.most + 1))
         if isinstance(drafter, DynamicTreeSettings) and isinstance(drafter.policy, FixedSettings):
-            place, kind, _ = models.draft(drafter.draft)
+            place, kind, *_ = models.draft(drafter.draft)
             # One number says how many nodes are expanded and how many children each gets.
             if kind not in _ALGORITHMS or drafter.expand != drafter.children or drafter.least:
                 return None

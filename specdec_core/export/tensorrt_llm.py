@@ -26,6 +26,7 @@ class TensorRtLlm(Server):
     title = "TensorRT-LLM"
     version = "1.3.0rc29"
     known = ("1.3.0rc29",)
+    heads = "specforge"
 
     def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
         if drafter is None:
@@ -33,7 +34,7 @@ class TensorRtLlm(Server):
         if (chain := fixed_chain(drafter)) is not None:
             return _chain(chain, models)
         if isinstance(drafter, DynamicTreeSettings) and isinstance(drafter.policy, FixedSettings):
-            place, kind, _ = models.draft(drafter.draft)
+            place, kind, *_ = models.draft(drafter.draft)
             if kind != "eagle3" or drafter.expand != drafter.children or drafter.least:
                 return None
             depth = drafter.policy.max_tokens
@@ -84,7 +85,7 @@ class TensorRtLlm(Server):
 
 
 def _chain(chain: Chain, models: Models) -> Counterpart | None:
-    place, kind, _ = models.draft(chain.draft)
+    place, kind, *_ = models.draft(chain.draft)
     if kind not in _TYPES:
         return None
     settings: dict[str, Any] = {

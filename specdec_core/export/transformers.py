@@ -45,7 +45,7 @@ class Transformers(Server):
             )
         if type(drafter) is not DraftModelSettings:
             return None
-        place, kind, _ = models.draft(drafter.draft)
+        place, kind, *_ = models.draft(drafter.draft)
         if kind != "model":
             return None
         policy, threshold, schedule = drafter.policy, 0.0, "constant"

@@ -37,7 +37,7 @@ class Vllm(Server):
     version = "0.32"
     known = ("0.32",)
     verified = True
-    speculators = True
+    heads = "speculators"
     occurrence = "earliest"
 
     def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
@@ -86,7 +86,7 @@ class Vllm(Server):
 
 
 def _chain(chain: Chain, models: Models) -> Counterpart | None:
-    place, kind, padded = models.draft(chain.draft)
+    place, kind, padded, _ = models.draft(chain.draft)
     if kind not in _METHODS:
         return None
     settings: dict[str, Any] = {

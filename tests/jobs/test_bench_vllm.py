@@ -43,7 +43,7 @@ def test_a_schedule_is_run_as_it_is_exported_and_as_it_is(
     export, plug_in = our_modes(kind(pair=tiny_pair.spec, chosen=(schedule,)), tiny_pair)
     assert export.label == f"vLLM with our export, {schedule.label}"
     assert export.speculative["num_speculative_tokens_per_batch_size"] == [[1, 3, 3], [4, 1024, 0]]
-    told = Vllm().counterpart(schedule.drafter, models_of(tiny_pair.spec, True))
+    told = Vllm().counterpart(schedule.drafter, models_of(tiny_pair.spec, "speculators"))
     assert export.speculative == told.settings
     assert plug_in.label == f"vLLM with our plug-in, {schedule.label}"
     assert plug_in.plug_in == schedule

@@ -68,7 +68,7 @@ def test_a_draft_with_another_number_of_logits_is_told_apart(
         **tiny_pair.spec.drafts,
         "padded": str(pad_logits(tiny_pair.spec.drafts["draft"], tmp_path / "padded")),
     }
-    models = models_of(tiny_pair.spec.model_copy(update={"drafts": drafts}), speculators=True)
+    models = models_of(tiny_pair.spec.model_copy(update={"drafts": drafts}), "speculators")
     assert {name: (d.kind, d.padded) for name, d in models.drafts.items()} == {
         "draft": ("model", False),
         "padded": ("model", True),

@@ -140,7 +140,7 @@ def save_head(
     folder: Path,
     card: EagleCard,
     *,
-    form: Literal["speculators", "int8"] = "speculators",
+    form: Literal["speculators", "int8", "specforge"] = "speculators",
     dtype: torch.dtype = torch.bfloat16,
     embedding: bool = False,
 ) -> None:
@@ -151,8 +151,10 @@ def save_head(
         folder: where to.
         card: the target that it is for, and how it was trained.
         form: `speculators` for the format that vLLM reads; `int8` for about half of its size, which
-            only :func:`load_head` reads. For vLLM, no feature should be the output layer's: it
-            takes that number for the state before the target's norm.
+            only :func:`load_head` reads; `specforge` for the one that SGLang reads, if it has a
+            place for all of the head (:func:`specforge.lacks`), without the card. For vLLM, no
+            feature should be the output layer's: it takes that number for the state before the
+            target's norm.
         dtype: of weights and, with `int8`, of what is no matrix.
         embedding: whether `embed_tokens` is the head's own. It always is where the head is not as
             wide as the target.
@@ -172,7 +174,12 @@ def save_head(
     if form == "int8":
         tensors = int8.packed(tensors)
     tensors = {key: _written(key, tensor, dtype) for key, tensor in tensors.items()}
-    config = speculators.described(settings, card, form, str(dtype).removeprefix("torch."))
+    named = str(dtype).removeprefix("torch.")
+    if form == "specforge":
+        tensors = {specforge.written(key): tensor for key, tensor in tensors.items()}
+        config = specforge.described(settings, named)
+    else:
+        config = speculators.described(settings, card, form, named)
     with atomic_folder(folder) as new:
         # Not its save_file, whose files nobody else may read.
         (new / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))

@@ -19,6 +19,7 @@ MODELS = Models(
     {
         "small": DraftFile("org/small", "model"),
         "head": DraftFile("org/head", "eagle3"),
+        "first": DraftFile("org/first", "eagle"),
         "tiny": DraftFile("org/tiny", "other"),
         "padded": DraftFile("org/padded", "model", padded=True),
     },
@@ -159,6 +160,14 @@ def test_what_servers_do_otherwise_with_suffixes_is_said() -> None:
     for drafter in (SUFFIX, HYBRID):
         remarks = SERVERS["trtllm"].counterpart(read(drafter), MODELS).remarks
         assert any("earliest occurrence" in remark for remark in remarks)
+
+
+def test_sglang_alone_is_told_of_heads_of_the_first_generations() -> None:
+    first = EAGLE | {"draft": "first"}
+    assert settings("sglang", first)["speculative-algorithm"] == "EAGLE"
+    assert settings("sglang", EAGLE)["speculative-algorithm"] == "EAGLE3"
+    assert settings("vllm", first) is None
+    assert settings("trtllm", first) is None
 
 
 def test_the_others_are_told_of_what_they_have() -> None:

@@ -38,6 +38,43 @@ def renamed(tensor: str) -> str:
     return tensor.replace("midlayer.", "layers.0.", 1)
 
 
+def written(tensor: str) -> str:
+    """The other way round."""
+    return tensor.replace("layers.0.", "midlayer.", 1)
+
+
+def lacks(settings: EagleSettings, layers: int) -> str | None:
+    """What of a head, for a target with so many layers, the format has no place for; None where it
+    has one for all of it."""
+    if settings.norm_before_residual or settings.norm_before_fc:
+        return "its norms are elsewhere"
+    if settings.attention_bias or settings.mlp_bias:
+        return "its layer has biases"
+    if not {0, layers}.isdisjoint(settings.feature_layers):
+        return "it reads what the target's first layer does, or its output layer"
+    return None
+
+
+def described(settings: EagleSettings, dtype: str) -> dict[str, Any]:
+    """The `config.json` of a head that lacks nothing."""
+    shape = settings.model_dump(mode="json", exclude={"norm_before_residual", "norm_before_fc"})
+    outputs = [layer - 1 for layer in shape.pop("feature_layers")]
+    rope = shape["rope_parameters"]
+    scaled = {} if rope.get("rope_type", "default") == "default" else {"rope_scaling": rope}
+    return {
+        "architectures": [_ARCHITECTURE],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        "dtype": dtype,
+        **shape,
+        # transformers before version 5 has these for `rope_parameters`.
+        "rope_theta": rope["rope_theta"],
+        **scaled,
+        "eagle_config": {"use_aux_hidden_state": True, _LAYERS: outputs},
+    }
+
+
 def _feature_layers(config: dict[str, Any], layers: int) -> tuple[Any, ...]:
     """SpecForge numbers the layers whose *outputs* the head reads, in `eagle_config`; without that,
     its default comes to ours, of inputs. A list at the top is of vLLM, and of inputs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from specdec_core.base.errors import UserError
 from specdec_core.models import int8
 from specdec_core.models.eagle import EagleHead
+from specdec_core.models.eagle.formats import specforge
 from specdec_core.models.eagle.loading import (
     is_head,
     load_head,
@@ -23,6 +25,7 @@ from specdec_core.models.eagle.loading import (
 from tests.specdec_core.models.eagle.heads import (
     CARD,
     DRAFTED,
+    LAYERS,
     VOCABULARY,
     WIDTH,
     outputs,
@@ -79,6 +82,32 @@ def test_a_head_is_replaced_as_a_whole(tmp_path: Path) -> None:
         tensors = load_file(tmp_path / "head" / "model.safetensors")
         assert ("fc.weight" in tensors) == (form == "speculators")
     assert {file.name for file in tmp_path.iterdir()} == {"head", "left"}
+
+
+SCALED = {"rope_type": "linear", "rope_theta": 9000.0, "factor": 2.0}
+
+
+@pytest.mark.parametrize("changes", [{}, {"rope_parameters": SCALED, "feature_layers": (1, 8)}])
+def test_what_sglang_reads_is_the_same_head(tmp_path: Path, changes: dict[str, Any]) -> None:
+    head = random_head(**changes)
+    assert specforge.lacks(head.settings, LAYERS) is None
+    save_head(head, tmp_path / "head", CARD, form="specforge", dtype=torch.float32)
+    other = load_head(str(tmp_path / "head"), target_config())
+    assert other.settings == head.settings
+    for before, after in zip(outputs(head), outputs(other), strict=True):
+        assert torch.equal(before, after)
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    tensors = load_file(tmp_path / "head" / "model.safetensors")
+    assert "midlayer.self_attn.q_proj.weight" in tensors
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"norm_before_fc": True}, {"mlp_bias": True}, {"feature_layers": (LAYERS,)}],
+)
+def test_what_sglang_has_no_place_for_is_told(changes: dict[str, Any]) -> None:
+    assert specforge.lacks(random_head(**changes).settings, LAYERS)
 
 
 def test_offsets_are_left_out_of_a_whole_vocabulary(tmp_path: Path) -> None:
