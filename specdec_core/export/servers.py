@@ -5,7 +5,7 @@ from __future__ import annotations
 from specdec_core.base.errors import UserError
 from specdec_core.export.llama_cpp import LlamaCpp
 from specdec_core.export.server import Server
-from specdec_core.export.sglang import SgLang
+from specdec_core.export.sglang import AdaptiveSgLang, SgLang
 from specdec_core.export.tensorrt_llm import TensorRtLlm
 from specdec_core.export.transformers import Transformers
 from specdec_core.export.vllm import Vllm
@@ -15,18 +15,25 @@ SERVERS: dict[str, Server] = {
 }
 
 
+# Versions with other settings, which are to be asked for.
+LATER: tuple[Server, ...] = (AdaptiveSgLang(),)
+
+
 def server_of(name: str, version: str | None = None) -> Server:
     """The server of a name. Raises :class:`UserError` for another name, or for a version whose
     settings are not known."""
     if name not in SERVERS:
         raise UserError(f"--to {name}: expected one of {', '.join(SERVERS)}")
-    server = SERVERS[name]
-    if version is not None and not _matches(version, server.known):
-        raise UserError(
-            f"--version {version}: of {server.title} the settings of {', '.join(server.known)} are"
-            " known"
-        )
-    return server
+    if version is None:
+        return SERVERS[name]
+    servers = [SERVERS[name], *(server for server in LATER if server.name == name)]
+    for server in servers:
+        if _matches(version, server.known):
+            return server
+    known = ", ".join(one for server in servers for one in server.known)
+    raise UserError(
+        f"--version {version}: of {SERVERS[name].title} the settings of {known} are known"
+    )
 
 
 def _matches(version: str, known: tuple[str, ...]) -> bool:

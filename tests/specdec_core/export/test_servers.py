@@ -170,6 +170,26 @@ def test_sglang_alone_is_told_of_heads_of_the_first_generations() -> None:
     assert settings("trtllm", first) is None
 
 
+def test_a_later_sglang_is_told_lengths_by_load() -> None:
+    """Of EAGLE heads: one length for each range is no choice."""
+    server = server_of("sglang", "0.5.23")
+    told = server.counterpart(read(EAGLE | {"policy": BY_LOAD["policy"]}), MODELS)
+    written = server.written(told, MODELS)
+    assert json.loads(written.files["adaptive.json"]) == {
+        "1": {"candidate_steps": [5]},
+        "8": {"candidate_steps": [2]},
+        "16": {"candidate_steps": [0]},
+    }
+    options = "--speculative-adaptive --speculative-adaptive-config adaptive.json"
+    assert options in written.usage
+    assert "--speculative-num-steps 5" in written.usage  # has to be one of the file's
+    assert server.counterpart(read(BY_LOAD), MODELS) is None
+    told = server.counterpart(read(LOOKUP), MODELS).settings
+    assert told["speculative-ngram-max-trie-depth"] == 11
+    assert not any("window" in name for name in told)
+    assert server_of("sglang").version == "0.5.9"
+
+
 def test_the_others_are_told_of_what_they_have() -> None:
     assert settings("sglang", EAGLE)["speculative-num-draft-tokens"] == 5
     assert settings("sglang", TREE)["speculative-eagle-topk"] == 3
