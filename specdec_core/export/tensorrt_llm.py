@@ -12,11 +12,13 @@ from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
 from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.export.server import Chain, Counterpart, Models, Server, Written, fixed_chain
 
 FILE = "trtllm.yaml"
 MOST_REQUESTS = 4096  # of a schedule's last range; beyond it nothing is drafted
+CONCURRENCY = "max_concurrency"  # requests beyond which nothing is drafted; not with a schedule
 _TYPES = {"model": "Draft_Target", "eagle3": "Eagle3"}
 _SUFFIX = "copies after the earliest occurrence of the longest suffix, not what most often followed"
 
@@ -73,7 +75,18 @@ class TensorRtLlm(Server):
             return Counterpart(settings, (_SUFFIX, *bound))
         if isinstance(drafter, HybridSettings):
             return _hybrid(drafter, models)
+        if isinstance(drafter, ScheduleSettings):
+            return self._resting(drafter, models)
         return None
+
+    def _resting(self, schedule: ScheduleSettings, models: Models) -> Counterpart | None:
+        """Of one drafter up to a load, and nothing beyond."""
+        (_, first), *more = schedule.ranges.items()
+        if first is None or len(more) != 1 or more[0][1] is not None:
+            return None
+        if (inner := self.counterpart(first, models)) is None:
+            return None
+        return Counterpart({**inner.settings, CONCURRENCY: more[0][0] - 1}, inner.remarks)
 
     def written(self, counterpart: Counterpart, models: Models) -> Written:
         command = f"trtllm-serve {shlex.quote(models.target)}"
@@ -93,7 +106,9 @@ def _chain(chain: Chain, models: Models) -> Counterpart | None:
         "speculative_model": place,
         "max_draft_len": chain.most,
     }
-    if chain.scheduled:
+    if chain.scheduled and len(chain.spans) == 2 and not chain.spans[1].tokens:
+        settings[CONCURRENCY] = chain.spans[0].high
+    elif chain.scheduled:
         # By the most requests of each range; with more than the last nothing is drafted.
         drafting = [span for span in chain.spans if span.tokens]
         idle = [span for span in chain.spans[:-1] if not span.tokens]

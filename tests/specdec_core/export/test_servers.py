@@ -190,6 +190,17 @@ def test_a_later_sglang_is_told_lengths_by_load() -> None:
     assert server_of("sglang").version == "0.5.9"
 
 
+def test_tensorrt_is_told_beyond_which_load_to_rest() -> None:
+    """It refuses a schedule beside that."""
+    for drafter in (CHAIN, LOOKUP, TREE):
+        told = settings("trtllm", {"kind": "schedule", "ranges": {1: drafter, 9: None}})
+        assert told == {**settings("trtllm", drafter), "max_concurrency": 8}
+    told = settings("trtllm", CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 4, 9: 0}}})
+    assert told == {**settings("trtllm", CHAIN), "max_concurrency": 8}
+    resting = {"kind": "schedule", "ranges": {1: None, 9: LOOKUP}}
+    assert settings("trtllm", resting) is None
+
+
 def test_the_others_are_told_of_what_they_have() -> None:
     assert settings("sglang", EAGLE)["speculative-num-draft-tokens"] == 5
     assert settings("sglang", TREE)["speculative-eagle-topk"] == 3
