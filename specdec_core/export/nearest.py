@@ -32,6 +32,7 @@ from specdec_core.search.results import METRIC, Trial, by_estimate
 from specdec_core.tokens.statistics import Counts
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
+PER_MATCH = (1.0, 2.0, 4.0)  # candidates for each token of a suffix that is found again
 THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
@@ -187,10 +188,10 @@ def _grid(models: Models, occurrence: Occurrence) -> Iterator[DrafterSettings | 
     yield None
     for size, tokens in product((2, 3, 4), (3, 5, 8, 10)):
         lookup = PromptLookupSettings(max_ngram=size, max_tokens=tokens, occurrence=occurrence)
-        yield lookup
-        yield lookup.model_copy(update={"min_ngram": size})
-    suffixes = [SuffixSettings(max_tokens=tokens) for tokens in (4, 6, 8, 10)]
-    yield from suffixes
+        for least in range(1, size + 1):
+            yield lookup.model_copy(update={"min_ngram": least})
+    for tokens, bound in product((4, 6, 8, 10, 16), PER_MATCH):
+        yield SuffixSettings(max_tokens=tokens, per_match=bound)
     for draft in models.drafts:
         chains = [
             DraftModelSettings(draft=draft, policy=FixedSettings(max_tokens=k)) for k in LENGTHS
@@ -209,5 +210,5 @@ def _grid(models: Models, occurrence: Occurrence) -> Iterator[DrafterSettings | 
                 children=width,
                 keep=keep,
             )
-        for suffix, match, chain in product(suffixes[-1:], (2, 3, 4), chains[:6]):
-            yield HybridSettings(lookup=suffix, min_match=match, otherwise=chain)
+        for match, chain in product((2, 3, 4), chains[:6]):
+            yield HybridSettings(lookup=SuffixSettings(), min_match=match, otherwise=chain)

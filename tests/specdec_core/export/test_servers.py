@@ -136,6 +136,21 @@ def test_lookups_are_told_after_which_occurrence_a_server_copies(server: str) ->
     assert all(told[lookup.occurrence] for lookup in ranked)
 
 
+def test_what_is_ranked_for_vllm_has_the_lengths_of_its_matches() -> None:
+    """Among them those of the modes that it is compared with."""
+    server = SERVERS["vllm"]
+    ranked = [dict(server.counterpart(d, MODELS).settings) for d in expressible(server, MODELS)]
+    lookups = {
+        (t["prompt_lookup_min"], t["prompt_lookup_max"])
+        for t in ranked
+        if t.get("method") == "ngram"
+    }
+    assert {(1, 4), (2, 4), (3, 4), (4, 4)} <= lookups
+    factors = {t["suffix_decoding_max_spec_factor"] for t in ranked if t.get("method") == "suffix"}
+    assert factors == {1, 2, 4}
+    assert len(ranked) == len({json.dumps(told) for told in ranked})
+
+
 @pytest.mark.parametrize(
     ("suffix", "depth"),
     [
