@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+USAGE = "usage.txt"
 SHOWN = 8  # of what the server can be told, the fastest
 
 
@@ -143,8 +144,14 @@ def _folder(out: Path | None, choice: PairConfiguration, server: Server) -> Path
 
 
 def _deliver(server: Server, written: Written, version: str | None, folder: Path) -> None:
-    """Write the files, and say how they are used."""
-    _write(folder, {**written.files, "usage.txt": written.usage + "\n"})
+    """Write the files, and say how they are used. Those that an earlier export to this server left
+    here are replaced, also by none."""
+    before = folder / USAGE
+    used = before.read_text() if before.exists() else ""
+    for name in server.files:
+        if name in used and name not in written.files:
+            (folder / name).unlink(missing_ok=True)
+    _write(folder, {**written.files, USAGE: written.usage + "\n"})
     for name in written.files:
         point("written", folder / name)
     point("for", f"{server.title} {version or server.version}")

@@ -116,6 +116,7 @@ class Server(ABC):
     title: ClassVar[str]
     version: ClassVar[str]  # whose settings these are
     known: ClassVar[tuple[str, ...]]  # versions with the same settings
+    files: ClassVar[tuple[str, ...]] = ()  # that may be written for it
     verified: ClassVar[bool] = False  # whether tests run the settings in the program itself
     heads: ClassVar[Literal["speculators", "specforge"] | None] = None  # format of EAGLE heads
     occurrence: ClassVar[Occurrence] = "latest"  # of an n-gram, after which its lookups copy

@@ -22,6 +22,7 @@ class SgLang(Server):
     title = "SGLang"
     version = "0.5.9"
     known = ("0.5.9",)
+    files = (ADAPTIVE_FILE,)
     heads = "specforge"
 
     def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:

