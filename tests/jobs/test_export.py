@@ -21,7 +21,7 @@ from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import save_head
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.schema import HEADER
-from specdec_core.studies.peers.vllm import VENV, inherited_environment
+from specdec_core.studies.peers.vllm import VENV, has_suffix, inherited_environment
 from tests.conftest import save_random_head
 from tests.jobs.conftest import Command, record_prompts
 from tests.specdec_core.models.eagle.pair_heads import head_of
@@ -31,6 +31,7 @@ installed = pytest.mark.skipif(
 )
 CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
 SVIP = {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 1.5}}
+LOOKUP = {"kind": "prompt_lookup", "min_ngram": 2, "max_ngram": 4, "max_tokens": 5}
 LOSSY = {"kind": "target_tree", "branching": [2, 1]}
 
 
@@ -239,21 +240,61 @@ def test_vllm_reads_what_is_written(command: Command, tmp_path: Path, padded: bo
     done = command(export.main, tmp_path, *options, "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("numbers of logits" in done.stdout) == padded
-    read = (
-        "import json; from vllm.engine.arg_utils import EngineArgs;"
-        "told = json.load(open('speculative_config.json'));"
-        f"args = EngineArgs(model={pair.target.name_or_path!r}, speculative_config=told);"
-        "read = args.create_engine_config().speculative_config;"
-        "print(read.method, read.num_speculative_tokens_per_batch_size)"
+    [read] = read_by_vllm(pair, [tmp_path], "num_speculative_tokens_per_batch_size")
+    assert read == "draft_model [(1, 3, 5), (4, 7, 2), (8, 1024, 0)]"
+
+
+def read_by_vllm(pair: Pair, folders: list[Path], *shown: str) -> list[str]:
+    """What vLLM makes of the file in each folder: the method, and what is `shown` of it."""
+    program = (
+        "import json, sys; from vllm.engine.arg_utils import EngineArgs\n"
+        "for folder in sys.argv[1:]:\n"
+        "    told = json.load(open(folder + '/speculative_config.json'))\n"
+        f"    args = EngineArgs(model={pair.target.name_or_path!r}, speculative_config=told)\n"
+        "    read = args.create_engine_config().speculative_config\n"
+        f"    print('read', read.method, *[getattr(read, name) for name in {shown!r}])\n"
     )
     done = subprocess.run(
-        [str(VENV / "bin" / "python"), "-c", read],
-        cwd=tmp_path,
+        [str(VENV / "bin" / "python"), "-c", program, *map(str, folders)],
         env=inherited_environment(),
         capture_output=True,
         text=True,
     )
-    assert "draft_model [(1, 3, 5), (4, 7, 2), (8, 1024, 0)]" in done.stdout, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = done.stdout.splitlines()
+    return [line.removeprefix("read ") for line in lines if line.startswith("read ")]
+
+
+@installed
+def test_vllm_reads_lookups_and_heads(command: Command, tmp_path: Path) -> None:
+    from specdec_core.config import PairSpec
+    from specdec_core.models.pair import load_pair
+
+    pair = load_pair(PairSpec(drafts={}))
+    save_head(head_of(pair), tmp_path / "head", EagleCard(target=pair.spec.target))
+    spec = pair.spec.model_copy(update={"drafts": {"head": str(tmp_path / "head")}})
+    drafters: dict[str, dict] = {
+        "ngram 5 2 4 1.0 24": LOOKUP,
+        "eagle3 3 0 0 1.0 24": CHAIN,
+    }
+    if has_suffix(VENV):
+        suffix = {"kind": "suffix", "max_tokens": 16, "per_match": 1.5}
+        drafters["suffix 16 None None 1.5 27"] = suffix
+    for expected, drafter in drafters.items():
+        options = ("--config", config(replace(pair, spec=spec), drafter, tmp_path))
+        done = command(
+            export.main, tmp_path, "--to", "vllm", *options, "--out", tmp_path / expected
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    names = (
+        "num_speculative_tokens",
+        "prompt_lookup_min",
+        "prompt_lookup_max",
+        "suffix_decoding_max_spec_factor",
+        "suffix_decoding_max_tree_depth",
+    )
+    folders = [tmp_path / expected for expected in drafters]
+    assert read_by_vllm(pair, folders, *names) == list(drafters)
 
 
 @pytest.mark.parametrize(
