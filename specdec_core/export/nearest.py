@@ -175,12 +175,17 @@ def _resting(
 ) -> DrafterSettings | None:
     """`found` where the schedule drafts at all, and nothing elsewhere, as far as a server has a
     counterpart of that; else `found` at every load."""
-    chain = fixed_chain(found)
-    if chain is None or None not in schedule.ranges.values():
+    if found is None or None not in schedule.ranges.values():
         return found
-    tokens = {least: chain.most if d else 0 for least, d in schedule.ranges.items()}
-    by_load = DraftModelSettings(draft=chain.draft, policy=ByBatchSettings(tokens=tokens))
-    return by_load if server.counterpart(by_load, models) is not None else found
+    resting: DrafterSettings
+    if (chain := fixed_chain(found)) is not None:
+        tokens = {least: chain.most if d else 0 for least, d in schedule.ranges.items()}
+        resting = DraftModelSettings(draft=chain.draft, policy=ByBatchSettings(tokens=tokens))
+    else:
+        resting = ScheduleSettings(
+            ranges={least: found if d else None for least, d in schedule.ranges.items()}
+        )
+    return resting if server.counterpart(resting, models) is not None else found
 
 
 def _grid(models: Models, occurrence: Occurrence) -> Iterator[DrafterSettings | None]:

@@ -82,12 +82,14 @@ class TensorRtLlm(Server):
 
     def _resting(self, schedule: ScheduleSettings, models: Models) -> Counterpart | None:
         """Of one drafter up to a load, and nothing beyond."""
-        (_, first), *more = schedule.ranges.items()
-        if first is None or len(more) != 1 or more[0][1] is not None:
+        drafting = [least for least, drafter in schedule.ranges.items() if drafter is not None]
+        idle = [least for least in schedule.ranges if least not in drafting]
+        drafters = {schedule.ranges[least] for least in drafting}
+        if not idle or max(drafting) > min(idle) or len(drafters) > 1:
             return None
-        if (inner := self.counterpart(first, models)) is None:
+        if (inner := self.counterpart(drafters.pop(), models)) is None:
             return None
-        return Counterpart({**inner.settings, CONCURRENCY: more[0][0] - 1}, inner.remarks)
+        return Counterpart({**inner.settings, CONCURRENCY: min(idle) - 1}, inner.remarks)
 
     def written(self, counterpart: Counterpart, models: Models) -> Written:
         command = f"trtllm-serve {shlex.quote(models.target)}"

@@ -1,14 +1,21 @@
-"""What another engine drafts beyond this one is counted."""
+"""What comes nearest, also to a schedule; what another engine drafts beyond this one is counted."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from specdec_core.config import Configuration, parse
+from specdec_core.cost import ForwardCost, Profile
 from specdec_core.engine import Engine, Request
-from specdec_core.export.nearest import whole_chains
+from specdec_core.export.nearest import find_nearest, rank, whole_chains
+from specdec_core.export.server import DraftFile, Models
+from specdec_core.export.servers import SERVERS
 from specdec_core.models.pair import Pair
+from specdec_core.recordings.replay import Replay
 from specdec_core.tokens.statistics import Counts
+from tests.specdec_core.recordings.test_record import record
 
 REQUESTS = [Request(str(n), (n, n + 1, n + 2), 12, ignore_eos=True) for n in range(3)]
 
@@ -31,3 +38,54 @@ def test_lookups_find_what_they_find(tiny_pair: Pair) -> None:
     option = parse(Configuration, {"drafter": {"kind": "suffix"}}, "test")
     counts = Counts.of(Engine(tiny_pair, option).generate(REQUESTS))
     assert whole_chains(option, counts) == counts
+
+
+MODELS = Models("org/target", {"draft": DraftFile("org/draft", "model")})
+SVIP = {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 1.5}}
+
+
+@pytest.fixture(scope="module")
+def replay(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Replay:
+    return Replay(record(tiny_pair, tmp_path_factory.mktemp("recording"), 4))
+
+
+def profile(draft: float) -> Profile:
+    """Of a machine on which a forward of the draft takes so long, the target's a second."""
+    costs = {"draft": ForwardCost.constant(draft)}
+    types = {"device": "known", "target_dtype": "float32", "draft_dtype": "float32"}
+    return Profile(target=ForwardCost.constant(1.0), drafts=costs, **types)
+
+
+def nearest(server: str, drafter: dict[str, Any], replay: Replay, draft: float) -> Any:
+    option = parse(Configuration, {"drafter": drafter}, "test")
+    return find_nearest(SERVERS[server], MODELS, option, replay, profile(draft))
+
+
+def test_a_schedule_is_replaced_by_what_is_nearest_for_one_request_and_rests_where_it_does(
+    replay: Replay,
+) -> None:
+    alone = nearest("vllm", SVIP, replay, 0.001)
+    most = alone.drafter.policy.max_tokens
+    ranked = rank(SERVERS["vllm"], MODELS, replay, profile(0.001))
+    assert ranked[0].configuration.drafter == alone.drafter
+    assert len(ranked) == alone.tried
+    resting = {"kind": "schedule", "ranges": {1: SVIP, 4: {"kind": "suffix"}, 8: None}}
+    found = nearest("vllm", resting, replay, 0.001)
+    assert found.share == alone.share
+    assert found.drafter.policy.tokens == {1: most, 4: most, 8: 0}
+    # One that drafts at every load, and a server that cannot rest, get the same for all.
+    ranges = {1: SVIP, 4: {"kind": "suffix"}}
+    assert nearest("vllm", {"kind": "schedule", "ranges": ranges}, replay, 0.001) == alone
+    assert nearest("sglang", resting, replay, 0.001) == nearest("sglang", SVIP, replay, 0.001)
+
+
+def test_lookups_rest_where_a_server_can_be_told(replay: Replay) -> None:
+    resting = {"kind": "schedule", "ranges": {1: SVIP, 8: None}}
+    for server in ("vllm", "trtllm"):
+        alone = nearest(server, SVIP, replay, 9.0).drafter  # no draft model pays
+        assert not alone.drafts
+        found = nearest(server, resting, replay, 9.0).drafter
+        if server == "vllm":
+            assert found == alone
+        else:
+            assert found.ranges == {1: alone, 8: None}

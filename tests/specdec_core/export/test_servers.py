@@ -208,12 +208,13 @@ def test_a_later_sglang_is_told_lengths_by_load() -> None:
 def test_tensorrt_is_told_beyond_which_load_to_rest() -> None:
     """It refuses a schedule beside that."""
     for drafter in (CHAIN, LOOKUP, TREE):
-        told = settings("trtllm", {"kind": "schedule", "ranges": {1: drafter, 9: None}})
+        ranges = {1: drafter, 4: drafter, 9: None, 12: None}
+        told = settings("trtllm", {"kind": "schedule", "ranges": ranges})
         assert told == {**settings("trtllm", drafter), "max_concurrency": 8}
     told = settings("trtllm", CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 4, 9: 0}}})
     assert told == {**settings("trtllm", CHAIN), "max_concurrency": 8}
-    resting = {"kind": "schedule", "ranges": {1: None, 9: LOOKUP}}
-    assert settings("trtllm", resting) is None
+    for ranges in ({1: None, 9: LOOKUP}, {1: LOOKUP, 4: CHAIN, 9: None}, {1: LOOKUP, 4: TREE}):
+        assert settings("trtllm", {"kind": "schedule", "ranges": ranges}) is None
 
 
 def test_the_others_are_told_of_what_they_have() -> None:
