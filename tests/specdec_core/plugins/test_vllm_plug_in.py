@@ -19,6 +19,7 @@ from specdec_core.models.pair import Pair, load_pair
 from specdec_core.plugins import vllm
 from specdec_core.studies.peers.choose import peers_of
 from specdec_core.studies.peers.vllm import VENV, VllmPeer, plug_in
+from tests.conftest import save_random_head
 
 PRODUCT = {"kind": "confidence_product", "threshold": 0.3, "max_tokens": 5}
 CHAIN = {"kind": "draft_model", "policy": PRODUCT}
@@ -82,6 +83,16 @@ def rounds(
     return added
 
 
+def decoded(
+    pair: Pair, drafter: dict[str, Any]
+) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """What the engine writes after each text, and how many tokens each of its rounds adds."""
+    requests = [Request(str(n), tuple(t), NEW, ignore_eos=True) for n, t in enumerate(TEXTS)]
+    generations = Engine(pair, configured(drafter), 4).generate(requests)
+    outputs = {n: generation.tokens for n, generation in enumerate(generations)}
+    return outputs, {n: [r.generated for r in g.rounds] for n, g in enumerate(generations)}
+
+
 def in_turns() -> Iterator[list[int]]:
     """Two identical texts among four, in changing rows."""
     while True:
@@ -126,10 +137,7 @@ def test_what_the_target_can_hold_here_limits_no_candidates(
 def test_requests_are_found_by_their_texts(
     tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafter: dict[str, Any]
 ) -> None:
-    requests = [Request(str(n), tuple(t), NEW, ignore_eos=True) for n, t in enumerate(TEXTS)]
-    generations = Engine(tiny_pair, configured(drafter), 4).generate(requests)
-    outputs = {n: generation.tokens for n, generation in enumerate(generations)}
-    expected = {n: [r.generated for r in g.rounds] for n, g in enumerate(generations)}
+    outputs, expected = decoded(tiny_pair, drafter)
     assert sum(len(own) for own in expected.values()) < 4 * NEW
     own = proposer(tiny_pair, drafter, tmp_path, monkeypatch)
     assert rounds(own, outputs, in_turns()) == expected
@@ -137,17 +145,44 @@ def test_requests_are_found_by_their_texts(
     assert rounds(own, outputs, with_pauses()) == expected
 
 
+@pytest.mark.parametrize("kind", ["svip", "specdecpp"])
+def test_policies_stop_where_the_engines_do(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    save_random_head(tiny_pair, "specdecpp", tmp_path / "head")
+    policy = {"kind": "svip", "threshold": 1.5, "max_tokens": MOST}
+    if kind == "specdecpp":
+        policy |= {"kind": kind, "threshold": 0.7, "head": str(tmp_path / "head")}
+    drafter = CHAIN | {"policy": policy}
+    outputs, expected = decoded(tiny_pair, drafter)
+    assert sum(len(own) for own in expected.values()) < 4 * NEW
+    own = proposer(tiny_pair, drafter, tmp_path, monkeypatch)
+    assert rounds(own, outputs, in_turns()) == expected
+    assert rounds(own, outputs, with_pauses()) == expected
+
+
+def test_a_schedule_drafts_by_how_many_texts_there_are(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = {"kind": "schedule", "ranges": {1: CHAIN, 3: None}}
+    outputs, expected = decoded(tiny_pair, CHAIN)
+    own = proposer(tiny_pair, schedule, tmp_path, monkeypatch)
+    many = rounds(own, outputs, iter([[0, 1, 2, 3]] * NEW))
+    assert many == {n: [1] * NEW for n in outputs}
+    few = {n: outputs[n] for n in (1, 3)}
+    assert rounds(own, few, iter([[1, 3]] * NEW)) == {n: expected[n] for n in few}
+
+
 PRE_CUT = CHAIN | {"policy": {"kind": "pre_cut", "target_cost": 4, "max_tokens": MOST}}
+BANDIT = {"kind": "bandit", "arms": [{"kind": "prompt_lookup", "max_tokens": MOST}, CHAIN]}
 
 
-@pytest.mark.parametrize("drafter", [PRE_CUT], ids=["pre_cut"])
+@pytest.mark.parametrize("drafter", [PRE_CUT, BANDIT], ids=["pre_cut", "bandit"])
 def test_what_learns_from_round_to_round_drafts_what_is_accepted(
     tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafter: dict[str, Any]
 ) -> None:
     """The order of the rows decides who learns first, so the rounds are not the engine's."""
-    requests = [Request(str(n), tuple(t), NEW, ignore_eos=True) for n, t in enumerate(TEXTS)]
-    generations = Engine(tiny_pair, configured(drafter), 4).generate(requests)
-    outputs = {n: generation.tokens for n, generation in enumerate(generations)}
+    outputs, _ = decoded(tiny_pair, drafter)
     own = proposer(tiny_pair, drafter, tmp_path, monkeypatch)
     for orders in (in_turns(), with_pauses()):
         added = rounds(own, outputs, orders)
