@@ -16,7 +16,6 @@ from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairConfiguration, PairSpec
 from specdec_core.models.eagle import AnyHead
 from specdec_core.models.eagle.exported import exportable, exported_head
-from specdec_core.models.eagle.loading import names_head
 from specdec_core.models.location import located
 from specdec_core.models.pair import Pair
 from specdec_core.models.reduced_draft import ReducedDraft
