@@ -52,6 +52,11 @@ def check_models(
             f"{configuration.label} drafts on a device of its own: say which, with --cluster and a"
             " placement that has one for the draft"
         )
+    if configuration.asynchronous and configuration.unpriced:
+        raise UserError(
+            f"{configuration.label}: policy.target_cost: profile: a draft on a device of its own"
+            " cannot be timed beside the target; give a number"
+        )
     known = ", ".join(spec.drafts) or "none"
     for draft in configuration.drafts:
         if not spec.drafts or draft not in (None, *spec.drafts):

@@ -33,7 +33,7 @@ STYLES = {
     "heuristic": Style("heuristic", "#e6860f", "square"),
     "confidence": Style("confidence", "#2fb074", "diamond"),
     "confidence_product": Style("confidence product", "#675b00", "diamond-tall"),
-    "break_even": Style("break-even", "#a39300", "diamond-tall-open"),
+    "break_even": Style("break-even", "#a39300", "arrow-up"),
     "dynamic_confidence": Style("dynamic confidence", "#515a7a", "diamond-wide"),
     "svip": Style("SVIP", "#f93443", "triangle-up"),
     "pre_cut": Style("pre-cut", "#84484d", "pentagon"),

@@ -73,9 +73,12 @@ def _exported(configuration: Configuration, pair: Pair, label: str) -> list[Vllm
 
 
 def _plugged_in(configuration: Configuration, pair: Pair, label: str) -> list[VllmMode]:
+    from specdec_core.engine import Engine
     from specdec_core.plugins import vllm
     from specdec_core.studies.peers.vllm import plug_in
 
+    if configuration.unpriced:
+        configuration = Engine(pair).priced(configuration)
     drafts = configuration.drafts_of(pair.spec.drafts)
     try:
         vllm.check(configuration, list(drafts.values()))

@@ -134,8 +134,16 @@ def main(
     requests = read_requests(trace, recording.header.pair) if trace is not None else ()
     if requests:
         rate = mean_rate(requests)
+    pair = recording.header.pair
     replay = Replay(recording, hidden=bool(chosen.configuration.heads), drawn=True)
     with ConsoleProgress(console) as progress:
+        if hardware is not None:
+            times = load_step_times(hardware, list(pair.drafts))
+        else:
+            times = step_times(pair, workspace() / "steps.json", slots, progress)
+        chosen = chosen.model_copy(
+            update={"configuration": chosen.configuration.priced(times.target_cost)}
+        )
         replay = with_live(replay, [chosen.configuration], progress)
     answers = replayed_answers(replay, chosen.configuration)
     limits = Limits(slots, step_tokens, cache_tokens)
@@ -147,12 +155,7 @@ def main(
             f"--cache-tokens {cache_tokens}: too few for the longest prompt and answer, which take"
             f" {longest} and room for candidates"
         )
-    pair = recording.header.pair
     with ConsoleProgress(console) as progress:
-        if hardware is not None:
-            times = load_step_times(hardware, list(pair.drafts))
-        else:
-            times = step_times(pair, workspace() / "steps.json", slots, progress)
         way = Router(routing, router_ms / 1e3, routers)
         new_tokens = recording.header.max_new_tokens
         service = Service(answers, times, limits, way, gaps, seconds, requests, new_tokens)
@@ -205,11 +208,12 @@ def _recording(traces: str | None, chosen: PairConfiguration) -> Recording:
 
     if traces is not None:
         return find_named(traces, workspace(), drawn=True)
-    recording = recording_of(chosen.pair, workspace(), chosen.configuration.sampling)
-    if recording is None:
+    sampling = chosen.configuration.sampling
+    recording = recording_of(chosen.pair, workspace(), sampling, drawn=True)
+    if recording is None or recording.header.sampling != sampling:
         raise UserError(
-            f"no recording of {chosen.pair.name} in {workspace() / 'traces'}, whose rounds are"
-            " simulated: `specdec record` makes one"
+            f"no recording of {chosen.pair.name} under its sampling in {workspace() / 'traces'},"
+            " whose rounds are simulated: `specdec record` makes one"
         )
     return recording
 

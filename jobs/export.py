@@ -134,8 +134,10 @@ def _priced(
     from specdec_core.models.pair import resolve_dtypes
     from specdec_core.studies.forward_times import forward_times
 
+    drafts = configuration.drafts_of(choice.pair.drafts)
+    pair = resolve_dtypes(choice.pair.model_copy(update={"drafts": drafts}))
     with ConsoleProgress(console) as progress:
-        times = forward_times(resolve_dtypes(choice.pair), [], hardware, profile, progress)
+        times = forward_times(pair, [], hardware, profile, progress)
     return configuration.priced(times.target_cost)
 
 

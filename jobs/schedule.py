@@ -38,12 +38,13 @@ def main(
         bool, Option(help="Time the best few at each load; else the simulation decides.")
     ] = True,
     decode: Annotated[
-        bool,
+        bool | None,
         Option(
+            "--decode/--no-decode",
             help="Decode the prompts live, once, under what the recording cannot replay; else it is"
-            " left out."
+            " left out. Unset, where no --hardware is given.",
         ),
-    ] = True,
+    ] = None,
     name: Name = None,
 ) -> None:
     """Simulate every configuration of a sweep file, and the target alone, with 1, 2, 4, … clients,
@@ -90,13 +91,13 @@ def main(
         else:
             path = workspace() / "steps.json"
             times = step_times(header.pair, path, traffic.limits.slots, progress)
-        configurations = [each.priced(times.target_cost) for each in plan.configurations or ()]
+        configurations = plan.configurations or ()
         allowed = [
-            each
+            each.priced(times.target_cost)
             for each in configurations
             if may_win(each, plan.allow_lossy) and not each.foreign_draft(header.pair.drafts)
         ]
-        if decode:
+        if decode if decode is not None else hardware is None:
             replay = with_live(replay, allowed, progress)
         candidates = [each for each in allowed if can_simulate(replay, each)]
         if not candidates:

@@ -122,7 +122,9 @@ class Canary:
             return
         pair = challenger.number
         self._race.add("champion", pair, champion.seconds, champion.tokens)
-        self._race.add("challenger", pair, challenger.seconds, challenger.tokens)
+        # Turns are of unequal size: what is compared is seconds a token.
+        as_many = challenger.seconds * champion.tokens / challenger.tokens
+        self._race.add("challenger", pair, as_many, champion.tokens)
         ratio = self._race.ratio("challenger", "champion")
         if ratio.low > 1:
             self.end("promoted", f"it is faster, {ratio.value:.2f}×")

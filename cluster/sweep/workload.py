@@ -63,10 +63,10 @@ def choose_for_workload(
     may_win = [t.configuration for t in by_estimate(result.trials) if t.may_win(plan.allow_lossy)]
     replay = _with_decoded(replay, may_win, bench, result, folder, observer)
     candidates = [each for each in may_win if can_simulate(replay, each)]
-    if all(each.drafter is None for each in candidates):
-        return
     if left_out := [each.label for each in may_win if each not in candidates]:
         observer.warned(f"not simulated, so chosen for no load: {', '.join(left_out)}")
+    if all(each.drafter is None for each in candidates):
+        return
     timer = None
     if bench is None:
         times = StepTimes.of(result.profile)

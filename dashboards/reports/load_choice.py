@@ -51,7 +51,8 @@ def load_metrics(choice: LoadChoice) -> dict[str, float | dict[int, float]]:
     """What is served and what its choice may cost, by number of clients (0: an open loop), and the
     simulation's errors."""
     rows = {load.clients or 0: row for load, row in choice.served().items()}
-    verdicts = {verdict.load.clients or 0: verdict for verdict in choice.verdicts}
+    kept = [verdict for verdict in choice.verdicts if not choice.unkept(verdict.load)]
+    verdicts = {verdict.load.clients or 0: verdict for verdict in kept}
     numbers: dict[str, dict[int, float | None]] = {
         "load_speedup": {step: row.speedup for step, row in rows.items()},
         "load_speedup_low": {step: row.low for step, row in rows.items()},

@@ -15,7 +15,7 @@ from specdec_core.config.base import (
     parse_json,
 )
 from specdec_core.config.chosen import PairConfiguration
-from specdec_core.config.configuration import AUTOREGRESSIVE, Configuration
+from specdec_core.config.configuration import AUTOREGRESSIVE, Configuration, costless
 from specdec_core.config.drafters import (
     MOST_NODES,
     AnyChain,
@@ -84,6 +84,7 @@ __all__ = [
     "Width",
     "add_drafter",
     "add_policy",
+    "costless",
     "describe",
     "distinct_labels",
     "identity",

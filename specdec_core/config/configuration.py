@@ -15,7 +15,7 @@ from pydantic import model_validator
 
 from specdec_core.config.base import Value, identity
 from specdec_core.config.drafters import AnyDrafter, DrafterSettings
-from specdec_core.config.policies import PolicySettings
+from specdec_core.config.policies import PROFILE, PolicySettings, PricedSettings
 from specdec_core.config.recorded import RecordingFacts
 from specdec_core.config.sampling import Sampling
 
@@ -116,7 +116,11 @@ class Configuration(Value):
         if not self.unpriced:
             return self
         costs = {draft: target_cost(draft) for draft in self.unpriced}
-        return self.model_copy(update={"drafter": _priced(self.drafter, None, costs)})
+
+        def at_cost(policy: PolicySettings, draft: str | None) -> PolicySettings:
+            return policy.at_cost(costs[draft]) if policy.asks_cost else policy
+
+        return self.model_copy(update={"drafter": _changed(self.drafter, None, at_cost)})
 
     @property
     def greedily(self) -> Configuration:
@@ -195,19 +199,31 @@ def _runs_draft(drafter: DrafterSettings) -> bool:
     return bool(drafter.drafts) or any(map(_runs_draft, drafter.parts))
 
 
-def _priced(part: Any, draft: str | None, costs: dict[str | None, float]) -> Any:
-    """A part of a drafter, of the draft model `draft`, with every policy at its cost."""
+def costless(drafter: Any) -> Any:
+    """A drafter, or a configuration, whose policies ask what a target forward costs: the same on
+    all machines."""
+
+    def asking(policy: PolicySettings, _: str | None) -> PolicySettings:
+        return policy.at_cost(PROFILE) if isinstance(policy, PricedSettings) else policy
+
+    return _changed(drafter, None, asking)
+
+
+def _changed(
+    part: Any, draft: str | None, change: Callable[[PolicySettings, str | None], PolicySettings]
+) -> Any:
+    """A part of a drafter, of the draft model `draft`, with every policy changed."""
     if isinstance(part, PolicySettings):
-        return part.at_cost(costs[draft]) if part.asks_cost else part
+        return change(part, draft)
     if isinstance(part, tuple):
-        return tuple(_priced(each, draft, costs) for each in part)
+        return tuple(_changed(each, draft, change) for each in part)
     if isinstance(part, dict):
-        return {key: _priced(each, draft, costs) for key, each in part.items()}
+        return {key: _changed(each, draft, change) for key, each in part.items()}
     if not isinstance(part, Value):
         return part
     draft = getattr(part, "draft", draft)
     fields = {name: getattr(part, name) for name in type(part).model_fields}
-    changes = {name: _priced(field, draft, costs) for name, field in fields.items()}
+    changes = {name: _changed(field, draft, change) for name, field in fields.items()}
     return part.model_copy(update={n: new for n, new in changes.items() if new is not fields[n]})
 
 

@@ -13,7 +13,7 @@ from specdec_core.config.recorded import RecordingFacts
 from specdec_core.config.wording import count
 
 MOST_TOKENS = 20  # SpecDec++'s bound
-PROFILE = "profile"  # as a cost: measured
+PROFILE: Literal["profile"] = "profile"  # as a cost: measured
 COSTING = ", a forward of the target costing {:g} of the draft model's"
 
 MaxTokens = Annotated[int, Field(ge=1, le=128, description="candidate tokens a round at most")]
@@ -64,7 +64,7 @@ class PolicySettings(KindSettings):
         """Whether it takes the cost of a target forward from a profile (:meth:`at_cost`)."""
         return False
 
-    def at_cost(self, target_cost: float) -> PolicySettings:
+    def at_cost(self, target_cost: float | Literal["profile"]) -> PolicySettings:
         """These settings where a target forward costs `target_cost` drafting steps."""
         return self
 
@@ -97,7 +97,7 @@ class PricedSettings(PolicySettings):
     def asks_cost(self) -> bool:
         return self.target_cost == PROFILE
 
-    def at_cost(self, target_cost: float) -> Self:
+    def at_cost(self, target_cost: float | Literal["profile"]) -> Self:
         return self.model_copy(update={"target_cost": target_cost})
 
     @property

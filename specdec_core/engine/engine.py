@@ -103,6 +103,11 @@ class Engine:
         self._forced: dict[int, TokenTree] = {}  # by slot: this step's, in place of the drafter's
         self.configure(configuration)
 
+    def priced(self, configuration: Configuration) -> Configuration:
+        """The configuration with what a target forward costs here, where its policies ask. Raises
+        :class:`UserError` for a draft whose weights are not in this process."""
+        return configuration.priced(self._target_cost)
+
     def configure(self, configuration: Configuration) -> None:
         """Decode by `configuration` from now on. Only between requests."""
         if not self.idle:
@@ -122,7 +127,7 @@ class Engine:
                 self.slots,
                 open_link=self._link,
             )
-            priced = configuration.priced(self._target_cost)
+            priced = self.priced(configuration)
             assert priced.drafter is not None
             self.drafter = resources.build(priced.drafter)
             for shape in self.drafter.shapes:

@@ -1,12 +1,22 @@
-"""What a target forward costs in steps of a draft model, measured before the first request."""
+"""What a target forward costs in steps of a draft model, measured before the first request.
+
+It is measured once for a pair on a machine, and kept for all processes and workspaces: policies
+stop by it, so that with a seed a later one writes the same.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import statistics
 import time
 
+from specdec_core.base.environment import machine
 from specdec_core.base.errors import UserError
+from specdec_core.base.files import write_atomically
+from specdec_core.base.workspace import kept_folder
 from specdec_core.engine.draft_runners import DraftRunners
+from specdec_core.models.fingerprints import TARGET
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner
 
@@ -15,7 +25,8 @@ _REPEATS = 7  # the first ones warm up
 
 def target_cost(pair: Pair, target: ModelRunner, drafts: DraftRunners, draft: str | None) -> float:
     """c = t_target / t_draft (Post-use & Pre-cut, §5.2) of forwards of one token, to three digits;
-    `draft` None is the pair's first. The models take turns, and their rows are left as they were.
+    `draft` None is the pair's first. Where it is measured, the models take turns, and their rows
+    are left as they were.
 
     Raises:
         UserError: the draft's weights are not in this process.
@@ -26,6 +37,18 @@ def target_cost(pair: Pair, target: ModelRunner, drafts: DraftRunners, draft: st
             f"policy.target_cost: profile: draft {name} runs elsewhere and cannot be timed here;"
             " give a number"
         )
+    weights = [pair.fingerprints[TARGET], pair.fingerprints[name]]
+    runner = pair.spec.runner.model_dump(mode="json", exclude={"max_length"})
+    facts = json.dumps([weights, runner, machine()], sort_keys=True)
+    kept = kept_folder("costs") / f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
+    if not kept.exists():
+        cost = _measured(pair, target, drafts, name)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, json.dumps(cost))
+    return float(json.loads(kept.read_text()))
+
+
+def _measured(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> float:
     if name in pair.draft_models:
         own = drafts.open(name)
     else:

@@ -138,7 +138,10 @@ def rank(
 def _told_by(replay: Replay, profile: Profile, option: Configuration) -> bool:
     """Whether a recording and a profile, which may lack some of its drafts, tell a configuration's
     speed."""
-    drafts = option.drafts_of(replay.header.pair.drafts)
+    recorded = replay.header.pair.drafts
+    if option.foreign_draft(recorded) is not None:
+        return False
+    drafts = option.drafts_of(recorded)
     return drafts.keys() <= profile.drafts.keys() and replay.can(option)
 
 

@@ -113,10 +113,15 @@ def _place(model: str) -> str:
 
 
 def recording_of(
-    pair: PairSpec, home: Path, sampling: Sampling, traces: str | None = None
+    pair: PairSpec,
+    home: Path,
+    sampling: Sampling,
+    traces: str | None = None,
+    drawn: bool = False,
 ) -> Recording | None:
     """The recording `traces` of a pair, or without a name its latest that is finished and can be
-    replayed, of those under `sampling` where there are any; None without one. Raises
+    replayed, if need be with rounds that are `drawn`, of those under `sampling` where there are
+    any; None without one. Raises
     :class:`UserError` for a named one of other weights. Of models whose weights are not here, the
     names decide."""
     prints = weights_here(pair, ())
@@ -127,7 +132,7 @@ def recording_of(
     own = [
         recording
         for recording in _finished(home)
-        if recording.header.replayable
+        if (recording.header.replayable or (drawn and recording.header.continuations))
         and _recorded(pair, prints, recording)
         and pair.drafts.items() <= recording.header.pair.drafts.items()
     ]

@@ -87,8 +87,9 @@ class TensorRtLlm(Server):
         drafters = {schedule.ranges[least] for least in drafting}
         if not idle or max(drafting) > min(idle) or len(drafters) > 1:
             return None
-        if (inner := self.counterpart(drafters.pop(), models)) is None:
-            return None
+        inner = self.counterpart(drafters.pop(), models)
+        if inner is None or {CONCURRENCY, "draft_len_schedule"} & inner.settings.keys():
+            return None  # it rests, or drafts less, at other loads already
         return Counterpart({**inner.settings, CONCURRENCY: min(idle) - 1}, inner.remarks)
 
     def written(self, counterpart: Counterpart, models: Models) -> Written:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, exp, inf, log, sqrt
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -38,6 +38,20 @@ def width(n: int, alpha: float) -> float:
     return sqrt((1 - q) * known / room) if room > 0 else inf
 
 
+class _Time(NamedTuple):
+    """What an output took, `reading` of it to its first token."""
+
+    seconds: float
+    reading: float
+    tokens: int
+
+    def for_tokens(self, length: int, pace: float) -> float:
+        """The seconds that an output of that length would have taken (see :func:`as_long`)."""
+        if length == self.tokens:
+            return self.seconds
+        return float(as_long(*self, length, pace))
+
+
 @dataclass(frozen=True)
 class Standing(Generic[Name]):
     """How a race stands.
@@ -61,19 +75,16 @@ class Race(Generic[Name]):
     ) -> None:
         self.contestants = tuple(contestants)
         self.alpha = (1 - confidence) / max(comb(len(self.contestants) + newcomers, 2), 1)
-        # Seconds by prompt and turn, for as many tokens as the prompt's first output has.
-        self._times: dict[Name, dict[Hashable, dict[int, float]]] = {
+        # By prompt and turn.
+        self._times: dict[Name, dict[Hashable, dict[int, _Time]]] = {
             c: {} for c in self.contestants
         }
-        self._lengths: dict[Hashable, int] = {}
-        # Seconds behind the first tokens so far, and the tokens that were written in them.
-        self._decoded = {c: np.zeros(2) for c in self.contestants}
+        self._lengths: dict[Hashable, int] = {}  # of each prompt's first output
 
     def enter(self, newcomers: Sequence[Name]) -> None:
         """Let further contestants take part."""
         self.contestants += tuple(newcomers)
         self._times |= {newcomer: {} for newcomer in newcomers}
-        self._decoded |= {newcomer: np.zeros(2) for newcomer in newcomers}
 
     @property
     def prompts(self) -> int:
@@ -92,14 +103,10 @@ class Race(Generic[Name]):
         """What decoding `tokens` tokens behind a prompt took, `reading` of it to the first one
         (0: unknown), in which turn of the prompt; unset, it is the contestant's next. Only what
         took the same turns is compared, for the machine may be slower in another."""
-        length = self._lengths.setdefault(prompt, max(tokens, 1))
+        self._lengths.setdefault(prompt, max(tokens, 1))
         times = self._times[contestant].setdefault(prompt, {})
-        reading, tokens = min(reading, seconds), max(tokens, 1)
-        decoded = self._decoded[contestant]
-        decoded += seconds - reading, tokens - (reading > 0)
-        times[len(times) if turn is None else turn] = as_long(
-            seconds, reading, tokens, length, float(decoded[0] / max(decoded[1], 1))
-        )
+        time = _Time(seconds, min(reading, seconds), max(tokens, 1))
+        times[len(times) if turn is None else turn] = time
 
     def ratio(self, candidate: Name, baseline: Name) -> Ratio:
         """How many times faster `candidate` is than `baseline` on the prompts that both decoded in
@@ -149,11 +156,23 @@ class Race(Generic[Name]):
         return dict(zip(question, map(float, losses), strict=True))
 
     def _together(self, contestants: Collection[Name]) -> np.ndarray:
-        """The median seconds of each, by prompt, in the turns of it that all of them took: shape
-        (contestants, prompts)."""
+        """The median seconds of each for as many tokens as the prompt's first output has, by
+        prompt, in the turns of it that all of them took: shape (contestants, prompts)."""
         columns = []
-        for prompt in self._lengths:
+        paces = [self._pace(c) for c in contestants]
+        for prompt, length in self._lengths.items():
             each = [self._times[c].get(prompt, {}) for c in contestants]
             if turns := set.intersection(*map(set, each)):
-                columns.append([np.median([times[turn] for turn in turns]) for times in each])
+                columns.append(
+                    [
+                        np.median([times[turn].for_tokens(length, pace) for turn in turns])
+                        for times, pace in zip(each, paces, strict=True)
+                    ]
+                )
         return np.array(columns).reshape(-1, len(contestants)).T
+
+    def _pace(self, contestant: Name) -> float:
+        """Its seconds a token behind the first ones, of all that it has decoded."""
+        times = [time for turns in self._times[contestant].values() for time in turns.values()]
+        tokens = sum(time.tokens - (time.reading > 0) for time in times)
+        return sum(time.seconds - time.reading for time in times) / max(tokens, 1)

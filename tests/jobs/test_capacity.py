@@ -66,6 +66,19 @@ def test_what_cannot_be_replayed_is_decoded_live_and_said(
     assert "decoded live, not replayed" in " ".join(done.stdout.split())
 
 
+def test_a_policy_that_asks_for_a_cost_is_replayed_at_that_of_the_times(
+    command: Command, home: Path, tiny_pair: Pair
+) -> None:
+    drafter = {"kind": "draft_model", "policy": {"kind": "break_even"}}
+    even = {"pair": tiny_pair.spec.model_dump(), "configuration": {"drafter": drafter}}
+    (home / "even.yaml").write_text(json.dumps(even))
+    arguments = [*given(home), "--config", home / "even.yaml", "--slo", "ttft=1", "--rate", 20]
+    done = command(capacity.main, home, *arguments, "--name", "even")
+    assert done.returncode == 0, done.stderr
+    assert "decoded live" not in done.stdout
+    assert re.search(r"break-even [0-9.]+", done.stdout)
+
+
 def test_without_a_name_the_pairs_latest_recording_is_simulated(
     command: Command, home: Path, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from specdec_core.config import distinct_labels
+from specdec_core.config import costless, distinct_labels, identity
 from specdec_core.drafting.arms import ArmsDrafter
 from specdec_core.drafting.bandit.old_labels import old_label
 from specdec_core.drafting.bandit.rules import Bandit, EXP3Spec, UCBSpec
@@ -83,11 +83,14 @@ def build_bandit(settings: BanditSettings) -> Bandit:
         UserError: there is no such state, or it is of another bandit.
     """
     labels = distinct_labels(settings.arms)
+    # What is learned outlives a cost that is measured anew.
+    ids = list(dict.fromkeys(identity(costless(arm)) for arm in settings.arms))
     shared: dict[str, Any] = {
         "reward": settings.reward,
         "names": list(labels.values()),
-        "ids": list(labels),
-        "old_names": [old_label(arm) for arm in settings.arms],
+        "ids": ids if len(ids) == len(labels) else list(labels),
+        # Until version 0.1.0 a state had names instead of ids.
+        "former": [list(labels), [old_label(arm) for arm in settings.arms]],
     }
     arms, longest = len(settings.arms), settings.depth
     bandit: Bandit

@@ -89,7 +89,7 @@ class Bandit(ABC):
         reward: Reward = "tokens",
         names: Sequence[str] | None = None,
         ids: Sequence[str] | None = None,
-        old_names: Sequence[str] | None = None,
+        former: Sequence[Sequence[str]] = (),
     ) -> None:
         if arms < 2:
             raise UserError(f"a bandit chooses among at least two arms, got {arms}")
@@ -97,7 +97,7 @@ class Bandit(ABC):
             raise UserError(f"the longest proposal must have at least 1 token, got {longest}")
         self.names = list(names) if names is not None else [str(arm) for arm in range(arms)]
         self.ids = list(ids) if ids is not None else self.names
-        self.old_names = list(old_names) if old_names is not None else self.names
+        self.former = former
         if not len(self.names) == len(self.ids) == arms:
             raise ValueError(f"{len(self.names)} names and {len(self.ids)} ids for {arms} arms")
         self.arms, self.longest, self.reward = arms, longest, reward
@@ -210,9 +210,9 @@ class Bandit(ABC):
             setattr(self, name, [a + b for a, b in zip(own, gain[name], strict=True)])
 
     def _order(self, arms: Sequence[str]) -> list[int] | None:
-        """The place of each arm among those of a state; None where the state has other arms. States
-        written until version 0.1.0 have names instead of ids."""
-        for names in (self.ids, self.old_names):
+        """The place of each arm among those of a state, by its id or what it was called formerly;
+        None where the state has other arms."""
+        for names in (self.ids, *self.former):
             if sorted(arms) == sorted(names):
                 return [arms.index(name) for name in names]
         return None

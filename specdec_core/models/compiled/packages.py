@@ -26,13 +26,13 @@ from transformers import PretrainedConfig
 
 from specdec_core.base.files import alone, atomic_path
 from specdec_core.base.workspace import kept_folder
-from specdec_core.models import attention, features, tensor_cache
+from specdec_core.models import attention, draft_vocabulary, features, tensor_cache
 from specdec_core.models.compiled.graphs import CannotCompile, first_line
 from specdec_core.models.compiled.loading import load
 from specdec_core.models.products import graph as products
 from specdec_core.models.products import operator
 from specdec_core.models.row_attention import operator as attending
-from specdec_core.models.row_attention import plans
+from specdec_core.models.row_attention import plans, row_mask
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ _OPTIONS = {
     "cpp.enable_concat_linear": True,  # one product for query, key, value; for gate, up
 }
 # What is traced beside the code of the modules in a step.
-_TRACED = (attention, attending, features, plans, tensor_cache)
+_TRACED = (attention, attending, draft_vocabulary, features, plans, row_mask, tensor_cache)
 
 
 class Packages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Literal, TypeGuard
 
@@ -33,8 +34,11 @@ def exported_head(
     Raises:
         UserError: the format has no place for it.
     """
-    ending = "" if form == "speculators" else f"-{form}"
-    folder = kept_folder("heads") / f"{fingerprint}-{str(dtype).removeprefix('torch.')}{ending}"
+    place = target_config.name_or_path or read_card(name).target
+    place = str(Path(place).resolve()) if Path(place).exists() else place
+    facts = hashlib.sha256(f"{form} {place}".encode()).hexdigest()[:8]
+    kept = f"{fingerprint}-{str(dtype).removeprefix('torch.')}-{facts}"
+    folder = kept_folder("heads") / kept
     if folder.is_dir():
         return folder
     head = load_head(name, target_config, dtype=dtype)
@@ -49,10 +53,7 @@ def exported_head(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with alone(folder):
         if not folder.is_dir():  # not made by another process meanwhile, which serves it
-            card = read_card(name)
-            place = target_config.name_or_path or card.target
-            place = str(Path(place).resolve()) if Path(place).exists() else place
-            card = card.model_copy(update={"target": place})
+            card = read_card(name).model_copy(update={"target": place})
             save_head(head, folder, card, form=form, dtype=dtype)
     return folder
 

@@ -203,14 +203,18 @@ def _prompt_lengths(replay: Replay) -> list[int]:
 def _by_position(replay: Replay, configuration: Configuration) -> list[list[SimulatedRound]]:
     """A round from each position of each recorded output: the first that was replayed from there or
     after it, and behind the last one that one, cut to what is left of the output. Decoded live,
-    another text may be longer."""
+    another text may be longer, or shorter and then begins again behind its first token."""
     rounds = replay.everywhere(configuration)
     in_order = InOrder.of(replay, rounds, configuration).rounds
     by_position = []
     for number, output in enumerate(replay.recording.prompts.outputs):
         begins = rounds.position[rounds.prompt == number]
         each = in_order[number]
-        places = np.searchsorted(begins, np.arange(len(output))).tolist()
+        positions = np.arange(len(output))
+        written = int(begins[-1]) + each[-1].generated
+        if 1 < written < len(output):
+            positions[written:] = (positions[written:] - 1) % (written - 1) + 1
+        places = np.searchsorted(begins, positions).tolist()
         lefts = range(len(output), 0, -1)
         nearest = [each[min(place, len(each) - 1)] for place in places]
         by_position.append(

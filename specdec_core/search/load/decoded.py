@@ -1,13 +1,16 @@
 """Rounds of configurations that no recording can tell: its prompts decoded live, once.
 
 A configuration's rounds are kept in the recording's folder as `decoded/<id>-<digest>.parquet`,
-written whole. The digest is of the trained heads, datastores and states that it reads.
+written whole. The digest is of the trained heads, datastores and states that it reads, and of the
+code of its drafters and policies.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -35,8 +38,8 @@ class KeptRounds:
     decode: Decode
 
     def __call__(self, configuration: Configuration) -> pd.DataFrame:
-        trained = json.dumps(trained_digests([configuration]), sort_keys=True)
-        name = f"{configuration.id}-{hashlib.sha256(trained.encode()).hexdigest()[:8]}.parquet"
+        read = json.dumps([trained_digests([configuration]), _code(configuration)], sort_keys=True)
+        name = f"{configuration.id}-{hashlib.sha256(read.encode()).hexdigest()[:8]}.parquet"
         path = self.recording.folder / "decoded" / name
         if not path.exists():
             rounds = self.decode(configuration)
@@ -45,11 +48,18 @@ class KeptRounds:
         return pd.read_parquet(path)
 
 
+def _code(configuration: Configuration) -> list[str]:
+    """The sources of its drafters and length policies."""
+    parts = [*configuration.parts, *(policy for _, policy in configuration.policies)]
+    modules = {type(part).__module__ for part in parts}
+    return [inspect.getsource(sys.modules[module]) for module in sorted(modules)]
+
+
 def recorded_requests(recording: Recording) -> list[Request]:
-    """A request for each recorded prompt."""
+    """A request for each recorded prompt, as it was recorded."""
     prompts, most = recording.prompts, recording.header.max_new_tokens
-    texts = enumerate(zip(prompts.ids, prompts.tokens, strict=True))
-    return [Request(name, tuple(tokens.tolist()), most, seed=n) for n, (name, tokens) in texts]
+    texts = zip(prompts.ids, prompts.tokens, prompts.numbers, strict=True)
+    return [Request(name, tuple(tokens.tolist()), most, seed=n) for name, tokens, n in texts]
 
 
 def with_decoded(

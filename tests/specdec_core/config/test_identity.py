@@ -33,6 +33,7 @@ IDS: list[tuple[dict[str, Any] | None, str]] = [
     ),
     ({"kind": "draft_model", "policy": {"kind": "confidence_product"}}, "1ae0acdfc0"),
     ({"kind": "draft_model", "policy": {"kind": "dynamic_confidence", "start": 0.5}}, "e1294ee5e7"),
+    ({"kind": "draft_model", "policy": {"kind": "break_even"}}, "f255624e2d"),
     (
         {"kind": "draft_model", "policy": {"kind": "pre_cut", "target_cost": 8.5, "bins": 4}},
         "63d47d94b1",

@@ -12,6 +12,7 @@ from specdec_core.drafting.bandit.drafter import BanditDrafter, build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.hybrid import HybridSettings
+from specdec_core.drafting.policies.break_even import BreakEvenSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
@@ -185,6 +186,20 @@ def test_a_saved_state_goes_on_in_another_engine(tiny_pair: Pair, tmp_path) -> N
     assert other.drafter.bandit.state() != build_bandit(drafter).state()
     _, found = decode_again(other)
     assert found == expected
+
+
+def test_a_saved_state_goes_on_where_a_target_forward_costs_something_else(tmp_path) -> None:
+    def bandit(cost: float | str, **more: str) -> BanditSettings:
+        even = DraftModelSettings(policy=BreakEvenSettings(target_cost=cost))
+        return BanditSettings(arms=(LENGTHS[0], even), **more)
+
+    learned = build_bandit(bandit(12.5))
+    learned.selections, learned.rounds = 7, [3, 4]
+    path = save_state(learned.state(), tmp_path / "state.json")
+    for cost in ("profile", 19.0):
+        assert build_bandit(bandit(cost, state=str(path))).rounds == [3, 4]
+    both = (bandit(12.5).arms[1], bandit(19.0).arms[1])
+    assert len(set(build_bandit(BanditSettings(arms=both)).ids)) == 2
 
 
 def decode_again(engine: Engine) -> tuple[Engine, list[list[int]]]:

@@ -213,6 +213,8 @@ def test_tensorrt_is_told_beyond_which_load_to_rest() -> None:
         assert told == {**settings("trtllm", drafter), "max_concurrency": 8}
     told = settings("trtllm", CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 4, 9: 0}}})
     assert told == {**settings("trtllm", CHAIN), "max_concurrency": 8}
+    by_batch = CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 4, 3: 2}}}
+    assert settings("trtllm", {"kind": "schedule", "ranges": {1: by_batch, 9: None}}) is None
     for ranges in ({1: None, 9: LOOKUP}, {1: LOOKUP, 4: CHAIN, 9: None}, {1: LOOKUP, 4: TREE}):
         assert settings("trtllm", {"kind": "schedule", "ranges": ranges}) is None
 

@@ -82,7 +82,7 @@ def test_a_text_that_ends_at_once_is_not_charged_its_prompt_for_every_token() ->
     """Reading takes 1 s and a token 0.1; every tenth text of the second ends after its first."""
     race = Race(["a", "b"])
     for prompt in range(20):
-        short = prompt % 10 == 9
+        short = prompt % 10 == 0
         race.add("a", prompt, 6.0, 51, reading=1.0)
         race.add("b", prompt, *((1.0, 1) if short else (6.0, 51)), reading=1.0)
     assert race.ratio("b", "a").value == pytest.approx(1.0)
