@@ -33,7 +33,6 @@ STYLES = {
     "heuristic": Style("heuristic", "#e6860f", "square"),
     "confidence": Style("confidence", "#2fb074", "diamond"),
     "confidence_product": Style("confidence product", "#675b00", "diamond-tall"),
-    "break_even": Style("break-even", "#a39300", "arrow-up"),
     "dynamic_confidence": Style("dynamic confidence", "#515a7a", "diamond-wide"),
     "svip": Style("SVIP", "#f93443", "triangle-up"),
     "pre_cut": Style("pre-cut", "#84484d", "pentagon"),
@@ -48,6 +47,7 @@ STYLES = {
 # Variants share the colour of their family: more colours than these could not be told apart.
 VARIANTS = {
     "lasting_heuristic": STYLES["heuristic"]._replace(name="lasting heuristic", symbol="square-x"),
+    "break_even": STYLES["confidence_product"]._replace(name="break-even", symbol="arrow-up"),
     "by_batch": STYLES["fixed"]._replace(name="K by batch", symbol="circle-dot"),
     "fork": STYLES["tree"]._replace(name="fork", symbol="star-triangle-down"),
     "target_tree": STYLES["tree"]._replace(name="target's tree", symbol="star-diamond"),

@@ -47,7 +47,7 @@ def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_schedule_is_written(command: Command, home: Path) -> None:
     arguments = ["--traces", "some", "--config", home / "sweep.yaml", "--hardware", home / "s.yaml"]
-    done = command(schedule.main, home, *arguments)
+    done = command(schedule.main, home, *arguments, "--decode")
     assert done.returncode == 0, done.stderr
     assert "3 configurations of" in done.stdout
     assert "1 of them decoded live" in " ".join(done.stdout.split())
@@ -66,7 +66,7 @@ def test_a_schedule_is_written(command: Command, home: Path) -> None:
     assert sorted(simulated["clients"].unique()) == [1, 8]  # the workload's
     assert simulated.groupby("decoded_live")["config_id"].nunique()[True] == 1
     assert len(list((home / "traces" / "some" / "decoded").iterdir())) == 1
-    without = command(schedule.main, home, *arguments, "--no-decode", "--name", "replayed")
+    without = command(schedule.main, home, *arguments, "--name", "replayed")
     assert without.returncode == 0, without.stderr
     assert "2 configurations of" in without.stdout
 
@@ -139,7 +139,8 @@ def test_with_rejection_sampling_chains_are_drawn_and_the_rest_is_decoded(
     plan |= {"search": [FIXED, TREE], "sampling": drawn.model_dump()}
     (home / "drawn.yaml").write_text(json.dumps(plan))
     arguments = ["--traces", "drawn", "--config", home / "drawn.yaml"]
-    done = command(schedule.main, home, *arguments, "--hardware", home / "s.yaml")
+    arguments += ["--hardware", home / "s.yaml", "--decode"]
+    done = command(schedule.main, home, *arguments)
     assert done.returncode == 0, done.stderr
     assert "3 configurations of" in done.stdout
     assert len(list((home / "traces" / "drawn" / "decoded").iterdir())) == 1

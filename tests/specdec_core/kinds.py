@@ -8,6 +8,7 @@ from specdec_core.config import DrafterSettings, PolicySettings
 from specdec_core.config.kinds import drafter_settings, policy_settings
 
 NEEDED: dict[str, dict[str, Any]] = {
+    "break_even": {"target_cost": 5},
     "pre_cut": {"target_cost": 5},  # nothing measures it here
     "by_batch": {"tokens": {1: 4, 2: 0}},
     "specdecpp": {"head": "specdecpp"},

@@ -8,12 +8,13 @@ from typing import get_args
 
 import pytest
 import torch
+from safetensors.torch import load
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import Head, HeadKind, build_head, join_features
-from specdec_core.drafting.heads.storage import load_card, load_head, save_head
+from specdec_core.drafting.heads.storage import load_card, load_head, save_head, weights_of
 from tests.specdec_core.drafting.heads.examples import PAIR
 
 HIDDEN, TOP_K = 8, 3
@@ -42,6 +43,7 @@ def test_it_predicts_what_the_module_does_for_one_row_and_for_many(
     kind: HeadKind, tmp_path: Path
 ) -> None:
     head, card = head_and_card(kind)
+    head.load_state_dict(load(weights_of(head)))  # as exact as it is stored
     written = save_head(head, card, tmp_path / kind)
     loaded = load_head(tmp_path / kind, PAIR["draft"], PAIR["target"])
     assert loaded.card == written
