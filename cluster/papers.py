@@ -181,7 +181,7 @@ def run_papers(
                 sets={key: sets[key] for key in sets if key in work},
                 measured=[m for key, timed in work.items() for m in _read(folder, key, timed)],
                 environment=get(bench.environment.remote()),
-                target_costs=get(bench.__ray_call__.remote(lambda own: own.engine.target_costs)),
+                target_costs=get(bench.__ray_call__.remote(lambda own: own.engine.costs.calls)),
             )
             result.save(folder.path)
         ray.kill(bench)

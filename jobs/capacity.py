@@ -141,9 +141,7 @@ def main(
             times = load_step_times(hardware, list(pair.drafts))
         else:
             times = step_times(pair, workspace() / "steps.json", slots, progress)
-        chosen = chosen.model_copy(
-            update={"configuration": chosen.configuration.priced(times.target_cost)}
-        )
+        chosen = chosen.model_copy(update={"configuration": chosen.configuration.priced(times)})
         replay = with_live(replay, [chosen.configuration], progress)
     answers = replayed_answers(replay, chosen.configuration)
     limits = Limits(slots, step_tokens, cache_tokens)

@@ -138,7 +138,7 @@ def _priced(
     pair = resolve_dtypes(choice.pair.model_copy(update={"drafts": drafts}))
     with ConsoleProgress(console) as progress:
         times = forward_times(pair, [], hardware, profile, progress)
-    return configuration.priced(times.target_cost)
+    return configuration.priced(times)
 
 
 def _folder(out: Path | None, choice: PairConfiguration, server: Server) -> Path:

@@ -55,7 +55,7 @@ def main(
             pair, configurations, hardware, profile, progress, header.fingerprints
         )
         searches = {
-            label: [configuration.priced(times.target_cost) for configuration in found]
+            label: [configuration.priced(times) for configuration in found]
             for label, found in searches.items()
         }
         started = time.perf_counter()

@@ -93,7 +93,7 @@ def main(
             times = step_times(header.pair, path, traffic.limits.slots, progress)
         configurations = plan.configurations or ()
         allowed = [
-            each.priced(times.target_cost)
+            each.priced(times)
             for each in configurations
             if may_win(each, plan.allow_lossy) and not each.foreign_draft(header.pair.drafts)
         ]

@@ -249,7 +249,7 @@ class _Suggest:
 
     def __call__(self, trial: Suggester) -> dict[str, str]:
         drawn = self.search.suggest(trial)
-        return {"configurations": group([drawn.priced(self.profile.target_cost)])}
+        return {"configurations": group([drawn.priced(self.profile)])}
 
 
 def _optuna(plan: ResolvedPlan, profile: Profile, folder: SweepFolder) -> tuple[Searcher, int]:

@@ -113,7 +113,7 @@ class Bench:
     def profile(self, configurations: Sequence[Configuration], **options: Any) -> Profile:
         """Measure the cost of forwards, and of the policies of `configurations`."""
         profile = profile_pair(self.pair, **options)
-        priced = [each.priced(profile.target_cost) for each in configurations]
+        priced = [each.priced(profile) for each in configurations]
         policies = measure_policies(self.pair, priced)
         return profile.model_copy(update={"policies": policies})
 

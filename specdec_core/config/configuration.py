@@ -15,7 +15,7 @@ from pydantic import model_validator
 
 from specdec_core.config.base import Value, identity
 from specdec_core.config.drafters import AnyDrafter, DrafterSettings
-from specdec_core.config.policies import PROFILE, PolicySettings, PricedSettings
+from specdec_core.config.policies import PROFILE, Costs, PolicySettings, PricedSettings
 from specdec_core.config.recorded import RecordingFacts
 from specdec_core.config.sampling import Sampling
 
@@ -110,15 +110,13 @@ class Configuration(Value):
         """The draft models whose length policies ask what a target forward costs."""
         return tuple(dict.fromkeys(draft for draft, p in self.policies if p.asks_cost))
 
-    def priced(self, target_cost: Callable[[str | None], float]) -> Configuration:
-        """The configuration with the costs that its policies ask for: `target_cost` gives a target
-        forward in steps of a draft model."""
+    def priced(self, costs: Costs) -> Configuration:
+        """The configuration with the costs that its policies ask for."""
         if not self.unpriced:
             return self
-        costs = {draft: target_cost(draft) for draft in self.unpriced}
 
         def at_cost(policy: PolicySettings, draft: str | None) -> PolicySettings:
-            return policy.at_cost(costs[draft]) if policy.asks_cost else policy
+            return policy.at_cost(policy.cost_by(costs, draft)) if policy.asks_cost else policy
 
         return self.model_copy(update={"drafter": _changed(self.drafter, None, at_cost)})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol, Self
 
 from pydantic import Field
 
@@ -17,6 +17,17 @@ PROFILE: Literal["profile"] = "profile"  # as a cost: measured
 COSTING = ", a forward of the target costing {:g} of the draft model's"
 
 MaxTokens = Annotated[int, Field(ge=1, le=128, description="candidate tokens a round at most")]
+
+
+class Costs(Protocol):
+    """What a target forward costs, by the name of the draft model; None is the pair's first."""
+
+    def target_cost(self, draft: str | None = None) -> float:
+        """In calls of the draft model."""
+
+    def target_in_candidates(self, draft: str | None = None) -> float:
+        """In what a candidate takes: a call of the draft model, and a place in the target's
+        forward."""
 
 
 class PolicySettings(KindSettings):
@@ -64,8 +75,12 @@ class PolicySettings(KindSettings):
         """Whether it takes the cost of a target forward from a profile (:meth:`at_cost`)."""
         return False
 
+    def cost_by(self, costs: Costs, draft: str | None) -> float:
+        """The cost that it asks for, by what is known of the draft model's."""
+        return costs.target_cost(draft)
+
     def at_cost(self, target_cost: float | Literal["profile"]) -> PolicySettings:
-        """These settings where a target forward costs `target_cost` drafting steps."""
+        """These settings where a target forward costs `target_cost`, in their own unit."""
         return self
 
     def unknown_to(self, recording: RecordingFacts) -> str | None:
@@ -83,10 +98,17 @@ TargetCost = Annotated[
     Annotated[float, Field(gt=0)] | Literal["profile"],
     Field(description="a target forward in draft calls; profile: as measured"),
 ]
+CandidateCost = Annotated[
+    Annotated[float, Field(gt=0)] | Literal["profile"],
+    Field(
+        description="a target forward in what a candidate takes, a draft call and a place in the"
+        " target's forward; profile: as measured"
+    ),
+]
 
 
 class PricedSettings(PolicySettings):
-    """What policies that weigh draft calls against a target forward have in common."""
+    """What policies that weigh drafting against a target forward have in common."""
 
     if TYPE_CHECKING:
 

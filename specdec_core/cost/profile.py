@@ -16,7 +16,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, PolicySettings, Value, describe
 from specdec_core.cost.equations import latency, oracle_counts
-from specdec_core.cost.forward import ForwardCost
+from specdec_core.cost.forward import CANDIDATES, ForwardCost
 from specdec_core.tokens.statistics import Counts
 
 
@@ -101,6 +101,12 @@ class Profile(Value):
         c = t_target / t_draft, with what the engine adds to both."""
         seconds = self.t_target(1, context) + self.round_overhead
         return float(f"{seconds / self.t_draft(draft, context):.3g}")
+
+    def target_in_candidates(self, draft: str | None = None) -> float:
+        """The same in what a candidate takes, t_draft and a place in the target's forward."""
+        place = max(self.t_target(1 + CANDIDATES) - self.t_target(1), 0.0) / CANDIDATES
+        seconds = self.t_target(1) + self.round_overhead
+        return float(f"{seconds / (self.t_draft(draft) + place):.3g}")
 
     def estimate_seconds(
         self,

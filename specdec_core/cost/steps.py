@@ -19,7 +19,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import PairSpec, Value, load_yaml, parse
 from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
-from specdec_core.cost.forward import ForwardCost
+from specdec_core.cost.forward import CANDIDATES, ForwardCost
 from specdec_core.cost.hardware import Hardware
 from specdec_core.cost.profile import Profile
 
@@ -245,6 +245,16 @@ class StepTimes(Value):
         idle = engine.seconds(EngineWork(rows=1))
         drafting = self.draft(draft).seconds(work) + engine.per_draft_forward
         return float(f"{(self.verifying(True).seconds(work) + idle) / drafting:.3g}")
+
+    def target_in_candidates(self, draft: str | None = None) -> float:
+        """The same in what a candidate takes; see
+        :meth:`specdec_core.cost.Profile.target_in_candidates`."""
+        alone, more = (Work.of([(n, _CONTEXT)]) for n in (1, 1 + CANDIDATES))
+        target, engine = self.verifying(True), self.engine
+        place = max(target.seconds(more) - target.seconds(alone), 0.0) / CANDIDATES
+        drafting = self.draft(draft).seconds(alone) + engine.per_draft_forward
+        seconds = target.seconds(alone) + engine.seconds(EngineWork(rows=1))
+        return float(f"{seconds / (drafting + place):.3g}")
 
     @classmethod
     def of(cls, profile: Profile) -> StepTimes:

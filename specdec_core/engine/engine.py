@@ -29,7 +29,7 @@ from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.engine.active_request import ActiveRequest, Addition
 from specdec_core.engine.draft_runners import DraftRunners
-from specdec_core.engine.forward_costs import target_cost
+from specdec_core.engine.forward_costs import ForwardCosts
 from specdec_core.engine.judging import Judgement, judge
 from specdec_core.engine.prefixes import Prefixes
 from specdec_core.engine.request import Chunk, Request
@@ -96,7 +96,7 @@ class Engine:
         self._begun: dict[int, tuple[int, int]] = {}  # by slot: whose tokens it takes, how many
         self.last = Step()  # the last step's plan
         self._read_seconds = 0.0
-        self.target_costs: dict[str, float] = {}  # by draft, in its steps, where a policy asked
+        self.costs = ForwardCosts(pair, self.target, self.drafts)
         self._seeds: Counter[int] = Counter()  # of requests under this configuration
         self._waiting: dict[str, Request] = {}
         self._active: dict[int, ActiveRequest] = {}
@@ -106,7 +106,7 @@ class Engine:
     def priced(self, configuration: Configuration) -> Configuration:
         """The configuration with what a target forward costs here, where its policies ask. Raises
         :class:`UserError` for a draft whose weights are not in this process."""
-        return configuration.priced(self._target_cost)
+        return configuration.priced(self.costs)
 
     def configure(self, configuration: Configuration) -> None:
         """Decode by `configuration` from now on. Only between requests."""
@@ -132,13 +132,6 @@ class Engine:
             self.drafter = resources.build(priced.drafter)
             for shape in self.drafter.shapes:
                 self.target.expect(shape if self.drafter.target_width else after_text(1, shape))
-
-    def _target_cost(self, draft: str | None) -> float:
-        """What a target forward costs in steps of `draft`, measured when it is first asked."""
-        name = self.pair.draft_name(draft)
-        if name not in self.target_costs:
-            self.target_costs[name] = target_cost(self.pair, self.target, self.drafts, name)
-        return self.target_costs[name]
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The tokens of a prompt, with the special tokens its tokenizer puts first."""

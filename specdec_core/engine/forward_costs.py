@@ -10,11 +10,13 @@ import hashlib
 import json
 import statistics
 import time
+from typing import NamedTuple
 
 from specdec_core.base.environment import machine
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.base.workspace import kept_folder
+from specdec_core.cost.forward import CANDIDATES
 from specdec_core.engine.draft_runners import DraftRunners
 from specdec_core.models.fingerprints import TARGET
 from specdec_core.models.pair import Pair
@@ -23,20 +25,55 @@ from specdec_core.models.runner import Batch, ModelRunner
 _REPEATS = 7  # the first ones warm up
 
 
-def target_cost(pair: Pair, target: ModelRunner, drafts: DraftRunners, draft: str | None) -> float:
-    """c = t_target / t_draft (Post-use & Pre-cut, §5.2) of forwards of one token, to three digits;
-    `draft` None is the pair's first. Where it is measured, the models take turns, and their rows
-    are left as they were.
+class ForwardCost(NamedTuple):
+    """A target forward of one token in calls of a draft model, c = t_target / t_draft (Post-use &
+    Pre-cut, §5.2), and in what a candidate takes, t_draft and a place in the target's forward; to
+    three digits."""
+
+    calls: float
+    candidates: float
+
+
+class ForwardCosts:
+    """What a target forward costs in the process that has a pair's models: `known`, by draft. Where
+    it is measured, the models take turns, and their rows are left as they were.
 
     Raises:
-        UserError: the draft's weights are not in this process.
+        UserError: (all methods) the draft's weights are not in this process.
     """
-    name = pair.draft_name(draft)
+
+    def __init__(self, pair: Pair, target: ModelRunner, drafts: DraftRunners) -> None:
+        self._pair, self._target, self._drafts = pair, target, drafts
+        self.known: dict[str, ForwardCost] = {}
+
+    @property
+    def calls(self) -> dict[str, float]:
+        """What was asked for so far, in calls of each draft."""
+        return {name: cost.calls for name, cost in self.known.items()}
+
+    def target_cost(self, draft: str | None = None) -> float:
+        """See :class:`specdec_core.config.Costs`."""
+        return self._of(draft).calls
+
+    def target_in_candidates(self, draft: str | None = None) -> float:
+        """See :class:`specdec_core.config.Costs`."""
+        return self._of(draft).candidates
+
+    def _of(self, draft: str | None) -> ForwardCost:
+        name = self._pair.draft_name(draft)
+        if name not in self.known:
+            self.known[name] = _kept(self._pair, self._target, self._drafts, name)
+        return self.known[name]
+
+
+def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> ForwardCost:
     if next(pair.drafts[name].parameters()).is_meta:
         raise UserError(
             f"policy.target_cost: profile: draft {name} runs elsewhere and cannot be timed here;"
             " give a number"
         )
+    if name not in pair.fingerprints:  # a model that was made here, and is nowhere else
+        return _measured(pair, target, drafts, name)
     weights = [pair.fingerprints[TARGET], pair.fingerprints[name]]
     runner = pair.spec.runner.model_dump(mode="json", exclude={"max_length"})
     facts = json.dumps([weights, runner, machine()], sort_keys=True)
@@ -45,27 +82,29 @@ def target_cost(pair: Pair, target: ModelRunner, drafts: DraftRunners, draft: st
         cost = _measured(pair, target, drafts, name)
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(kept, json.dumps(cost))
-    return float(json.loads(kept.read_text()))
+    return ForwardCost(*json.loads(kept.read_text()))
 
 
-def _measured(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> float:
+def _measured(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> ForwardCost:
     if name in pair.draft_models:
         own = drafts.open(name)
     else:
         own = pair.open_alone(name, 1)
         own.prefill([0], [[1]])  # a head does not read a text's first token
-    seconds: list[tuple[float, float]] = []
+    seconds: list[tuple[float, float, float]] = []
     for _ in range(_REPEATS):
-        seconds.append((_time_token(target), _time_token(own)))
-    of_target, of_draft = map(statistics.median, zip(*seconds[2:], strict=True))
-    return float(f"{of_target / of_draft:.3g}")
+        times = _time(target, 1), _time(target, 1 + CANDIDATES), _time(own, 1)
+        seconds.append(times)
+    alone, more, of_draft = map(statistics.median, zip(*seconds[2:], strict=True))
+    place = max(more - alone, 0.0) / CANDIDATES
+    return ForwardCost(*(float(f"{alone / each:.3g}") for each in (of_draft, of_draft + place)))
 
 
-def _time_token(runner: ModelRunner) -> float:
-    """Seconds of a forward of one token of the first row."""
+def _time(runner: ModelRunner, tokens: int) -> float:
+    """Seconds of a forward of so many tokens of the first row."""
     length = runner.lengths[0]
     start = time.perf_counter()
-    output = runner.forward(Batch([0], [[1]]))
+    output = runner.forward(Batch([0], [[1] * tokens]))
     output.logits[0, 0].item()  # waits for the device
     seconds = time.perf_counter() - start
     runner.truncate(0, length)

@@ -31,8 +31,9 @@ from specdec_core.tokens.token_tree import TokenTree
 UNKNOWN = -1  # a token that the target would have chosen; equals no token
 
 
-def check_chains(configuration: Configuration, program: str) -> None:
-    """Raises :class:`UserError` for a configuration whose candidates `program` cannot verify."""
+def check_chains(configuration: Configuration, program: str, measured: bool = False) -> None:
+    """Raises :class:`UserError` for a configuration whose candidates `program` cannot verify, or
+    that asks for a cost which will not be `measured` before it is run."""
     drafter, label = configuration.drafter, configuration.label
     if not configuration.lossless:
         raise UserError(f"{label} is lossy: {program} verifies every token")
@@ -46,7 +47,7 @@ def check_chains(configuration: Configuration, program: str) -> None:
         raise UserError(f"{label} drafts trees, {program} verifies chains alone")
     if not all(policy.decodes for _, policy in configuration.policies):
         raise UserError(f"{label} knows what the target will write; it can only be replayed")
-    if configuration.unpriced:
+    if configuration.unpriced and not measured:
         raise UserError(
             f"{label}: policy.target_cost: profile: {program} has no profile; give a number, as"
             " `specdec export --plugin` does"

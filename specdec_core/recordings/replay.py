@@ -119,7 +119,7 @@ class Replay:
         """The configuration at the costs of the profile, where there is one."""
         if self.profile is None:
             return configuration
-        return configuration.priced(self.profile.target_cost)
+        return configuration.priced(self.profile)
 
     def _unknown(self, configuration: Configuration) -> str | None:
         """Why this configuration cannot be replayed; None where it can."""

@@ -173,7 +173,7 @@ class ResolvedPlan(SweepSettings):
         Optuna draws are priced as they are drawn."""
         if self.configurations is None:
             return self
-        priced = tuple(each.priced(profile.target_cost) for each in self.configurations)
+        priced = tuple(each.priced(profile) for each in self.configurations)
         return self.model_copy(update={"configurations": priced, "samples": priced})
 
     def digest(self, prompts_digest: str) -> str:

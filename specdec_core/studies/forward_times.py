@@ -47,7 +47,7 @@ def forward_times(
         loaded = load_pair(pair)
         times = times or profile_pair(loaded, observer=observer)
         observer.stage("measuring policies")
-        priced = [each.priced(times.target_cost) for each in missing]
+        priced = [each.priced(times) for each in missing]
         policies = {**measured, **measure_policies(loaded, priced)}
         times = times.model_copy(update={"policies": policies})
         times.save(path)

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from specdec_core.config import COSTING, MOST_TOKENS, MaxTokens, PricedSettings, TargetCost
+from specdec_core.config import MOST_TOKENS, CandidateCost, Costs, MaxTokens, PricedSettings
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 
 if TYPE_CHECKING:
     from specdec_core.drafting.policies.signals import Signals
 
+_COSTING = ", a forward of the target costing {:g} candidates"
 # What every request begins with: candidates that are accepted with this probability,
 _ACCEPTED = 0.7
 _ROUNDS = 4  # as if so many rounds had shown it,
@@ -19,7 +20,7 @@ _AGREED = 4.0  # and confidences that so many accepted candidates agree with.
 
 
 def best_rate(acceptance: float, target_cost: float, max_tokens: int) -> float:
-    """Tokens a draft call of the best constant length, where every candidate is accepted with
+    """Tokens a candidate's time of the best constant length, where every candidate is accepted with
     probability `acceptance`: the largest (1 + a + … + a^K) / (c + K)."""
     tokens, best = 1.0, 1 / target_cost
     for length in range(1, max_tokens + 1):
@@ -33,10 +34,13 @@ class BreakEvenSettings(PricedSettings):
     it takes, by the request's own rounds."""
 
     kind: Literal["break_even"] = "break_even"
-    target_cost: TargetCost = "profile"
+    target_cost: CandidateCost = "profile"
     max_tokens: MaxTokens = MOST_TOKENS
 
     replayed: ClassVar = True
+
+    def cost_by(self, costs: Costs, draft: str | None) -> float:
+        return costs.target_in_candidates(draft)
 
     @property
     def label(self) -> str:
@@ -46,7 +50,7 @@ class BreakEvenSettings(PricedSettings):
     def sentence(self) -> str:
         return (
             "Drafts while another candidate is expected to bring more tokens than decoding does in"
-            f" the same time{self.costing(COSTING)}{self.at_most}."
+            f" the same time{self.costing(_COSTING)}{self.at_most}."
         )
 
 
@@ -55,7 +59,7 @@ class _Request:
     """What a request's rounds have brought and cost, and how far its confidences were right."""
 
     tokens: float
-    cost: float  # draft calls, a target call counting as `target_cost` of them
+    cost: float  # candidates, a target forward counting as `target_cost` of them
     accepted: float = _AGREED
     promised: float = _AGREED  # accepted candidates, by the products of confidences
     product: float = 1.0  # of the round in progress
@@ -65,10 +69,11 @@ class _Request:
 class BreakEvenPolicy(LengthPolicy):
     """Go on after candidate n while r · Π q(y) ≥ g.
 
-    Decoding is a renewal process: a round brings accepted + 1 tokens and costs c + calls, in calls
-    of the draft model. The most tokens a time are had by taking whatever brings more than the rate
-    itself, g = Σ (accepted + 1) / Σ (c + calls): a candidate takes one call, and brings a token
-    with at most the probability that those before it are all accepted. That is Π q(y) as far as the
+    Decoding is a renewal process: a round brings accepted + 1 tokens and costs c + calls, in what a
+    candidate takes, a call of the draft model and a place in the target's forward. The most tokens
+    a time are had by taking whatever brings more than the rate itself,
+    g = Σ (accepted + 1) / Σ (c + calls): a candidate brings a token with at most the probability
+    that those before it are all accepted. That is Π q(y) as far as the
     draft's confidences are right; r = Σ accepted / Σ Π q(y) of the candidates so far says how far
     they are. So the threshold on the product follows the text and the costs, and nothing is to be
     chosen. A candidate that a guess brings along takes no call and is always taken.

@@ -103,8 +103,7 @@ class BenchPlan(Value):
             return []
         chosen = self._checked(plan.resolve(source).configurations or (), source)
         for configuration in chosen:
-            # Costs are measured when the plug-in is made.
-            check_chains(configuration.priced(lambda _: 1.0), f"{source}: a plug-in")
+            check_chains(configuration, f"{source}: a plug-in", measured=True)
         return chosen
 
     def weights(self, pair: Pair) -> dict[str, str]:

@@ -20,6 +20,18 @@ def test_it_is_measured_once_for_all_engines_of_a_pair(
     first = Engine(tiny_pair).priced(EVEN)
     assert first.drafter is not None
     assert not first.unpriced
-    monkeypatch.setattr(forward_costs, "_time_token", lambda _: pytest.fail("measured again"))
+    monkeypatch.setattr(forward_costs, "_time", lambda *_: pytest.fail("measured again"))
     assert Engine(tiny_pair).priced(EVEN) == first
-    assert Engine(tiny_pair, EVEN).target_costs == {"draft": first.drafter.policy.target_cost}
+    found = Engine(tiny_pair, EVEN).costs.known["draft"]
+    assert first.drafter.policy.target_cost == found.candidates <= found.calls
+
+
+def test_a_candidate_takes_a_call_and_a_place_in_the_targets_forward(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    engine = Engine(tiny_pair)
+    took = {(True, 1): 10.0, (True, 5): 14.0, (False, 1): 2.0}
+    monkeypatch.setattr(forward_costs, "_time", lambda runner, n: took[runner is engine.target, n])
+    assert engine.costs.target_cost() == 10 / 2
+    assert engine.costs.target_in_candidates() == 3.33  # of 2 and (14 - 10) / 4

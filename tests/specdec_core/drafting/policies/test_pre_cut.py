@@ -101,11 +101,24 @@ def test_a_table_that_is_not_updated_stays_q_init() -> None:
 
 def test_a_cost_from_the_profile_is_filled_in_and_must_be() -> None:
     """Wherever policies are: in a bandit's arm, in a part of a drafter."""
-    arms = [{"kind": "pre_cut"}, {"kind": "post_use", "draft": "b", "policy": {"kind": "pre_cut"}}]
+
+    class Costs:
+        def target_cost(self, draft: str | None = None) -> float:
+            return {None: 14.0, "b": 3.5}[draft]
+
+        def target_in_candidates(self, draft: str | None = None) -> float:
+            return self.target_cost(draft) / 2
+
+    even = {"kind": "draft_model", "policy": {"kind": "break_even"}}
+    arms = [
+        {"kind": "pre_cut"},
+        even,
+        {"kind": "post_use", "draft": "b", "policy": {"kind": "pre_cut"}},
+    ]
     asked = Configuration.model_validate({"drafter": {"kind": "bandit", "arms": arms}})
     assert asked.unpriced == (None, "b")
-    priced = asked.priced({None: 14.0, "b": 3.5}.__getitem__)
-    assert [policy.target_cost for _, policy in priced.policies] == [14.0, 3.5]
+    priced = asked.priced(Costs())
+    assert [policy.target_cost for _, policy in priced.policies] == [14.0, 7.0, 3.5]
     assert priced.unpriced == ()
     assert Configuration.model_validate(asked.model_dump(mode="json")) == asked
     assert "q_init" not in asked.to_yaml()
