@@ -35,6 +35,7 @@ from specdec_core.config.labels import distinct_labels
 from specdec_core.config.pair import DType, PairSpec, RunnerSettings
 from specdec_core.config.placement import DraftPlacement, Placement, TargetPlacement
 from specdec_core.config.policies import (
+    CANDIDATES,
     COSTING,
     MOST_TOKENS,
     AnyPolicy,
@@ -51,6 +52,7 @@ from specdec_core.config.sampling import Sampling, Temperature
 
 __all__ = [
     "AUTOREGRESSIVE",
+    "CANDIDATES",
     "COSTING",
     "MOST_NODES",
     "MOST_TOKENS",

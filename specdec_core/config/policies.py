@@ -13,6 +13,8 @@ from specdec_core.config.recorded import RecordingFacts
 from specdec_core.config.wording import count
 
 MOST_TOKENS = 20  # SpecDec++'s bound
+# By a forward of so many more tokens it is measured what a candidate adds to a target's.
+CANDIDATES = 4
 PROFILE: Literal["profile"] = "profile"  # as a cost: measured
 COSTING = ", a forward of the target costing {:g} of the draft model's"
 

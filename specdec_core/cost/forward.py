@@ -12,9 +12,6 @@ import numpy as np
 from specdec_core.config import Value
 from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
 
-# By forwards of so many more tokens it is measured what a candidate adds to a target's.
-CANDIDATES = 4
-
 
 class Measurement(Value):
     """One forward, measured: `batch` rows of `width` new tokens after `context` cached ones."""

@@ -14,9 +14,9 @@ from pydantic import Field, ValidationError
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
-from specdec_core.config import Configuration, PolicySettings, Value, describe
+from specdec_core.config import CANDIDATES, Configuration, PolicySettings, Value, describe
 from specdec_core.cost.equations import latency, oracle_counts
-from specdec_core.cost.forward import CANDIDATES, ForwardCost
+from specdec_core.cost.forward import ForwardCost
 from specdec_core.tokens.statistics import Counts
 
 

@@ -17,9 +17,9 @@ from pydantic import Field
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
-from specdec_core.config import PairSpec, Value, load_yaml, parse
+from specdec_core.config import CANDIDATES, PairSpec, Value, load_yaml, parse
 from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
-from specdec_core.cost.forward import CANDIDATES, ForwardCost
+from specdec_core.cost.forward import ForwardCost
 from specdec_core.cost.hardware import Hardware
 from specdec_core.cost.profile import Profile
 

@@ -16,7 +16,7 @@ from specdec_core.base.environment import machine
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.base.workspace import kept_folder
-from specdec_core.cost.forward import CANDIDATES
+from specdec_core.config import CANDIDATES
 from specdec_core.engine.draft_runners import DraftRunners
 from specdec_core.models.fingerprints import TARGET
 from specdec_core.models.pair import Pair
