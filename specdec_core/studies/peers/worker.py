@@ -83,9 +83,10 @@ class Worker:
 
     def _read_line(self, deadline: float) -> bytes:
         """A line without its end; empty when the output ends before."""
+        poll = select.poll()  # unlike select(), whatever the file's number
+        poll.register(self._stdout, select.POLLIN)
         while b"\n" not in self._pending:
-            ready, _, _ = select.select([self._stdout], [], [], deadline - monotonic())
-            if not ready:
+            if not poll.poll(max(deadline - monotonic(), 0) * 1000):
                 raise TimeoutError
             chunk = self._stdout.read(1 << 16)
             if not chunk:

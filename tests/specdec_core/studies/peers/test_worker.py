@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,13 @@ def test_every_question_gets_its_own_answer(start: Start) -> None:
     worker = start(ECHO)
     for number in (1, 2):
         assert worker.ask({"number": number, "long": "x" * 200_000}, 10)["number"] == number
+
+
+def test_it_answers_a_process_that_has_many_files_open(start: Start) -> None:
+    with ExitStack() as opened:
+        for _ in range(1100):
+            opened.enter_context(open(os.devnull))
+        assert start(ECHO).ask({"number": 1}, 10)["number"] == 1
 
 
 @pytest.mark.parametrize(
