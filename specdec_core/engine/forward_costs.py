@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import statistics
 import time
 from typing import NamedTuple
 
 from specdec_core.base.environment import machine
 from specdec_core.base.errors import UserError
-from specdec_core.base.files import write_atomically
+from specdec_core.base.files import alone, write_atomically
 from specdec_core.base.workspace import kept_folder
 from specdec_core.config import CANDIDATES
 from specdec_core.engine.draft_runners import DraftRunners
 from specdec_core.models.fingerprints import TARGET
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner
+
+log = logging.getLogger(__name__)
 
 _REPEATS = 7  # the first ones warm up
 
@@ -76,13 +79,18 @@ def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> F
         return _measured(pair, target, drafts, name)
     weights = [pair.fingerprints[TARGET], pair.fingerprints[name]]
     runner = pair.spec.runner.model_dump(mode="json", exclude={"max_length"})
-    facts = json.dumps([weights, runner, machine()], sort_keys=True)
+    run_by = type(target).__name__  # a target may be split among processes
+    facts = json.dumps([weights, runner, run_by, machine()], sort_keys=True)
     kept = kept_folder("costs") / f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
-    if not kept.exists():
-        cost = _measured(pair, target, drafts, name)
+    try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(kept, json.dumps(cost))
-    return ForwardCost(*json.loads(kept.read_text()))
+        with alone(kept):
+            if not kept.exists():
+                write_atomically(kept, json.dumps(_measured(pair, target, drafts, name)))
+        return ForwardCost(*json.loads(kept.read_text()))
+    except OSError as error:
+        log.warning("%s: what a target forward costs cannot be kept: %s", kept.parent, error)
+        return _measured(pair, target, drafts, name)
 
 
 def _measured(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> ForwardCost:

@@ -35,3 +35,12 @@ def test_a_candidate_takes_a_call_and_a_place_in_the_targets_forward(
     monkeypatch.setattr(forward_costs, "_time", lambda runner, n: took[runner is engine.target, n])
     assert engine.costs.target_cost() == 10 / 2
     assert engine.costs.target_in_candidates() == 3.33  # of 2 and (14 - 10) / 4
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert Engine(tiny_pair).costs.target_cost() > 0
+    assert "cannot be kept" in caplog.text
