@@ -35,7 +35,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, PairSpec
-from specdec_core.drafting.trained import trained_digests, weights_here
+from specdec_core.drafting.trained import head_digest, trained_digests, weights_here
 from specdec_core.engine import Request
 from specdec_core.engine.turns import requests_of
 from specdec_core.models.fingerprints import fingerprints
@@ -64,6 +64,7 @@ from specdec_core.studies.papers.result import Measured, PapersResult
 from specdec_core.studies.papers.studies import (
     LONG_FORM,
     LONG_FORM_GREEDY,
+    OWN_HEADS,
     TABLES,
     TIMES,
     Decoded,
@@ -198,10 +199,10 @@ def study_inputs(
     long_form: LongFormPlan | None = None,
 ) -> dict[str, Input]:
     """The inputs among `wanted` of the page's sections: what the tables decoded, the workspace's
-    forward times, measured if missing, long texts by the plan `long_form`, also greedy, and the
-    plan's recordings, each made or resumed in `<home>/traces`. Optional prompt sets that are
-    missing are left out with a warning, and so are the recordings of a pair without draft
-    models."""
+    forward times, measured if missing, the plan's trained heads by name, long texts by the plan
+    `long_form`, also greedy, and the plan's recordings, each made or resumed in `<home>/traces`.
+    Optional prompt sets that are missing are left out with a warning, and so are the recordings of
+    a pair without draft models."""
     inputs = {}
     if TIMES in wanted:
         times = forward_times(result.pair, [], None, None, observer)
@@ -211,14 +212,17 @@ def study_inputs(
         inputs[TABLES] = Input(
             f"{folder.digest} {folder.weights()}", lambda: decoded(result, folder)
         )
+    if OWN_HEADS in wanted:
+        trained = [(name, head_digest(head)) for name, head in plan.heads.items()]
+        inputs[OWN_HEADS] = Input(str(trained), lambda: plan.heads)
     if long_form is not None:
         greedy = long_form.model_copy(update={"temperatures": (0.0,)})
         by_name = {LONG_FORM: long_form, LONG_FORM_GREEDY: greedy}
         for name, texts in by_name.items():
             if name not in wanted:
                 continue
-            trained = trained_digests(texts.configurations(name))
-            prints = str(sorted((fingerprints(plan.pair) | trained).items()))
+            weights = fingerprints(plan.pair) | trained_digests(texts.configurations(name))
+            prints = str(sorted(weights.items()))
             content = [texts.model_dump_json(), prints, digest(_long_prompts(texts))]
             key = hashlib.sha256("".join(content).encode()).hexdigest()
             inputs[name] = Input(key, partial(_write_long, texts, home, observer))

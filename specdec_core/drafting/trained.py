@@ -24,6 +24,11 @@ DATASTORE_FILES: tuple[str, ...] = (
 )
 
 
+def head_digest(name: str) -> str:
+    """Of a head by name or folder; empty where there is none."""
+    return _digest(resolve_head(name), HEAD_FILES)
+
+
 def trained_digests(configurations: Iterable[Configuration]) -> dict[str, str]:
     """A digest of each head, datastore and saved state, by `head <name>`, `datastore <name>` and
     `state <name>`; of one that is not there, an empty one."""

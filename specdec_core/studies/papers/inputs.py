@@ -109,7 +109,7 @@ def with_own_heads(plan: PaperPlan, observer: Observer | None = None) -> PaperPl
         rows = []
         for number, row in enumerate(table.rows):
             try:
-                for draft, head in plan.heads(key, number):
+                for draft, head in plan.trained_heads(key, number):
                     load_head(head, prints(plan.pair.drafts[draft]), prints(plan.pair.target))
                 rows.append(row)
             except UserError as error:

@@ -86,7 +86,8 @@ class Recorded(Value):
 
 class Row(Value):
     """A method: a name and a drafter, in which the name of the varied parameter stands for its
-    value. Without a drafter, autoregressive decoding. `reported` are the paper's numbers."""
+    value, and a `head` may be a name of the plan's `heads`. Without a drafter, autoregressive
+    decoding. `reported` are the paper's numbers."""
 
     name: str
     reported: str = ""
@@ -176,6 +177,10 @@ class PaperPlan(Value):
     max_new_tokens: PositiveInt = 96
     repeats: PositiveInt = Field(default=2, description="times each prompt is decoded and timed")
     datastores: dict[str, Datastore] = Field(default={})
+    heads: dict[str, str] = Field(
+        default={},
+        description="trained heads of the pair by the names that rows have for them",
+    )
     tables: Annotated[dict[str, Table], Field(min_length=1)]
     recordings: dict[str, Recorded] = Field(
         default={}, description="what the page's sections are computed from"
@@ -219,7 +224,7 @@ class PaperPlan(Value):
         )
         return list(dict.fromkeys(names))
 
-    def heads(self, table: str, row: int) -> list[tuple[str, str]]:
+    def trained_heads(self, table: str, row: int) -> list[tuple[str, str]]:
         """The trained heads of a table's row, each after its draft."""
         first = next(iter(self.pair.drafts), "")
         return list(
@@ -235,7 +240,7 @@ class PaperPlan(Value):
         """The plan with other names for datastores."""
         tables = {}
         for key, table in self.tables.items():
-            drafters = [_renamed(row.drafter, datastores) for row in table.rows]
+            drafters = [_renamed(row.drafter, "datastore", datastores) for row in table.rows]
             rows = tuple(
                 row.model_copy(update={"drafter": drafter})
                 for row, drafter in zip(table.rows, drafters, strict=True)
@@ -286,7 +291,8 @@ class PaperPlan(Value):
                 sampling["top_k"] = table.top_k
             configurations = []
             for value in table.values:
-                drafter = _filled(row.drafter, table.varied, value)
+                named = _renamed(row.drafter, "head", self.heads)
+                drafter = _filled(named, table.varied, value)
                 if row.drafter is not None and not row.drafter:
                     raise UserError(f"{where}.drafter: empty; leave it out to decode without one")
                 content = {"drafter": drafter, "sampling": sampling}
@@ -318,14 +324,15 @@ def _filled(value: Any, name: str | None, filling: Scalar | None) -> Any:
     return filling if name is not None and value == name else value
 
 
-def _renamed(value: Any, datastores: Mapping[str, str]) -> Any:
+def _renamed(value: Any, key: str, names: Mapping[str, str]) -> Any:
+    """`value` with other names wherever one stands under `key`."""
     if isinstance(value, list | tuple):
-        return [_renamed(part, datastores) for part in value]
+        return [_renamed(part, key, names) for part in value]
     if not isinstance(value, dict):
         return value
-    changed = {key: _renamed(part, datastores) for key, part in value.items()}
-    if changed.get("datastore") in datastores:
-        changed["datastore"] = datastores[changed["datastore"]]
+    changed = {name: _renamed(part, key, names) for name, part in value.items()}
+    if changed.get(key) in names:
+        changed[key] = names[changed[key]]
     return changed
 
 

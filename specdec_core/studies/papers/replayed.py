@@ -3,7 +3,9 @@ oracle, bandits against their best arm, trees by shape."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,14 +18,12 @@ from specdec_core.drafting.heads.storage import load_head
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.studies.bandits import ArmComparison, ArmsPlan, replay_all, settings_of
-from specdec_core.studies.policies import best_of_families, replay_search
+from specdec_core.studies.policies import Compared, best_of_families, replay_search
 from specdec_core.studies.regret import exp3_bound, mean_tokens, ucb_bound
 
-HEAD = "bundled:small-specdecpp-d3-w1"
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 POLICIES: tuple[dict[str, Any], ...] = (
     *({"kind": "fixed", "max_tokens": k} for k in (1, 2, 3, 4, 5, 6, 8, 10, 12, 14)),
-    *({"kind": "specdecpp", "head": HEAD, "threshold": h} for h in THRESHOLDS),
     *({"kind": "confidence_product", "threshold": h} for h in THRESHOLDS),
     *({"kind": "svip", "threshold": h, "max_tokens": 20} for h in (0.3, 0.6, 0.9, 1.2, 1.5)),
     {"kind": "oracle"},
@@ -46,17 +46,51 @@ RANKS = 8
 Recordings = Mapping[str, Recording]
 
 
-def policies(recordings: Recordings, times: Profile) -> pd.DataFrame:
+def policies(recordings: Recordings, times: Profile, heads: Mapping[str, str] = {}) -> pd.DataFrame:
     """SpecDec++'s Table 1 by replay: of each set and family of policies the fastest configuration,
     chosen on the prompts that are reported, as in the paper
-    (:func:`specdec_core.studies.policies.best_of_families`). Policies whose head is of another pair
-    are left out."""
-    sets = []
+    (:func:`specdec_core.studies.policies.best_of_families`). Each of `heads` is a family by its
+    name, SpecDec++'s and improved MCSD's decision models; those of another pair are left out."""
+    tables = []
     for name, recording in recordings.items():
-        replay = Replay(recording)
-        asked = [_chain(recording, policy) for policy in POLICIES if _has_head(recording, policy)]
-        sets.append(replay_search(name, replay, asked, times))
-    return best_of_families(sets)
+        own = {head: _headed(recording, place) for head, place in heads.items()}
+        asked = [_chain(recording, policy) for policy in POLICIES]
+        found = replay_search(
+            name, Replay(recording), [*asked, *chain.from_iterable(own.values())], times
+        )
+        tables.append(best_of_families([_only(found, asked)]))
+        for head, headed in own.items():
+            table = best_of_families([_only(found, [*asked, *headed])])
+            kinds = {"specdecpp", "decision"}
+            tables.append(table[table["family"].isin(kinds)].assign(family=head))
+    table = pd.concat(tables, ignore_index=True)
+    by_speed = table.sort_values("speedup", ascending=False, kind="stable")
+    return pd.concat([by_speed[by_speed["recording"] == name] for name in recordings])
+
+
+def _headed(recording: Recording, head: str) -> list[Configuration]:
+    """Drafting until a head expects a rejection, at several thresholds: none where the head is not
+    of the recorded pair. A decision model is asked of a candidate, or of all together."""
+    prints = recording.header.fingerprints
+    try:
+        kind = load_head(head, prints[recording.draft_name()], prints["target"]).card.kind
+    except UserError:
+        return []
+    family: list[dict[str, Any]] = (
+        [{"kind": "specdecpp"}]
+        if kind == "specdecpp"
+        else [{"kind": "decision", "cumulative": cumulative} for cumulative in (False, True)]
+    )
+    return [
+        _chain(recording, {**policy, "head": head, "threshold": threshold})
+        for policy in family
+        for threshold in THRESHOLDS
+    ]
+
+
+def _only(compared: Compared, configurations: Sequence[Configuration]) -> Compared:
+    trials = [trial for trial in compared.trials if trial.configuration in configurations]
+    return replace(compared, trials=trials)
 
 
 def regret(recordings: Recordings, times: Profile) -> pd.DataFrame:
@@ -159,15 +193,3 @@ def _arms(recording: Recording) -> list[dict[str, Any]]:
 def _configured(recording: Recording, drafter: Mapping[str, Any]) -> Configuration:
     content = {"drafter": drafter, "sampling": recording.header.sampling.model_dump()}
     return parse(Configuration, content, "drafter")
-
-
-def _has_head(recording: Recording, policy: Mapping[str, Any]) -> bool:
-    """Whether a policy's head, if it has one, is of the recorded pair."""
-    if "head" not in policy:
-        return True
-    prints = recording.header.fingerprints
-    try:
-        load_head(str(policy["head"]), prints[recording.draft_name()], prints["target"])
-    except UserError:
-        return False
-    return True

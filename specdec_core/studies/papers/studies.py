@@ -3,9 +3,10 @@
 A study is a function of inputs that returns a table. Inputs have names: each of the plan's
 recordings (a :class:`specdec_core.recordings.schema.Recording` for each prompt set), `tables`
 (:class:`Decoded`), `times` (the forward times of this machine, a
-:class:`specdec_core.cost.Profile`), and `long_form` and `long_form_greedy`
-(:class:`specdec_core.studies.long_form.LongForm`). A study's table is written whole as soon as it
-is computed, and read again where study and inputs are the same. What no study computes is not made.
+:class:`specdec_core.cost.Profile`), `own_heads` (the plan's trained heads by name), `long_form` and
+`long_form_greedy` (:class:`specdec_core.studies.long_form.LongForm`). A study's table is written
+whole as soon as it is computed, and read again where study and inputs are the same. What no study
+computes is not made.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from specdec_core.studies.papers.result import PapersResult
 from specdec_core.tokens.statistics import Generation
 
 # Inputs beside the recordings.
-TABLES, TIMES, LONG_FORM = "tables", "times", "long_form"
+TABLES, TIMES, OWN_HEADS, LONG_FORM = "tables", "times", "own_heads", "long_form"
 LONG_FORM_GREEDY = f"{LONG_FORM}_greedy"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -18,8 +19,9 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.studies.papers import banditspec, replayed
 from specdec_core.studies.papers.result import PapersResult
-from specdec_core.studies.papers.studies import TABLES, TIMES, Decoded
+from specdec_core.studies.papers.studies import OWN_HEADS, TABLES, TIMES, Decoded
 from specdec_core.tokens.statistics import Generation
+from tests.conftest import save_random_head
 from tests.specdec_core.recordings.test_record import record
 
 Sets = dict[str, Recording]
@@ -38,11 +40,29 @@ def greedy(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Sets:
 
 
 def test_no_policy_beats_the_oracle_and_heads_of_other_pairs_are_left_out(greedy: Sets) -> None:
-    table = replayed.policies(greedy, PROFILE).set_index("family")
+    others = {"other": "bundled:small-specdecpp-d3-w1"}
+    table = replayed.policies(greedy, PROFILE, others).set_index("family")
     assert set(table.index) == {"fixed", "confidence_product", "svip", "oracle"}
     assert table["speedup"].idxmax() == "oracle"
     assert table.loc["oracle", "discard_rate"] == 0
     assert table.loc["fixed", "over_fixed"] == 0
+
+
+def test_each_head_is_a_family_of_its_own(tiny_pair: Pair, tmp_path: Path) -> None:
+    prints = dict(tiny_pair.fingerprints)
+    sets = {"code": record(tiny_pair, tmp_path / "own", max_draft=40, fingerprints=prints)}
+    heads = {}
+    for kind in ("specdecpp", "t2", "joint"):
+        save_random_head(tiny_pair, kind, tmp_path / kind)
+        heads[f"own {kind}"] = str(tmp_path / kind)
+    table = replayed.policies(sets, PROFILE, heads).set_index("family")
+    assert set(heads) < set(table.index)
+    counts = len(replayed.THRESHOLDS)
+    assert table.loc[list(heads), "tried"].tolist() == [counts, 2 * counts, 2 * counts]
+    assert table["speedup"].idxmax() == "oracle"
+    assert table["speedup"].is_monotonic_decreasing
+    over = table["speedup"] / table.loc["fixed", "speedup"] - 1
+    assert table["over_fixed"].tolist() == pytest.approx(over.tolist())
 
 
 def test_regret_is_against_the_arm_with_the_fewest_rounds(greedy: Sets) -> None:
@@ -120,7 +140,7 @@ def test_setting_two_decodes_several_requests_at_once(
 
 
 def test_every_section_is_drawn_from_its_table(greedy: Sets, tiny_spec: PairSpec) -> None:
-    inputs = {"greedy": greedy, TIMES: PROFILE, TABLES: decoded(tiny_spec)}
+    inputs = {"greedy": greedy, TIMES: PROFILE, TABLES: decoded(tiny_spec), OWN_HEADS: {}}
     for section in REPLAYED:
         table = section.study.measure(*(inputs[name] for name in section.study.needs))
         shown = section.section(table)
