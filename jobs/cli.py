@@ -25,7 +25,6 @@ COMMANDS = {
     "drift": "Measure how far lossy drafting drifts from the target.",
     "bandits": "Compare bandits over drafters with each of their arms alone.",
     "overlap": "Time a draft that drafts on while the target verifies (PEARL).",
-    "throughput": "Measure tokens a second by batch size, and choose K for each.",
     "long-form": "Measure speculative decoding along long texts.",
     "papers": "Write the papers' comparison tables for a pair.",
     "capacity": "Simulate load: how many replicas a rate of requests needs.",

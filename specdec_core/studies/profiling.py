@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from specdec_core.models.pair import Pair
 
 WIDTHS = (1, 2, 3, 5, 8, 12, 16, 24, 33)  # up to a tree of 32 candidates
-CHAIN_WIDTHS = (1, 2, 3, 5, 9, 17)  # up to a chain of 16 candidates
 CONTEXTS = (64, 256, 512)
 BATCHES = (1, 2, 4, 8, 16)
 PREFILLS = (16, 64, 256, 512)  # tokens of a prompt
@@ -118,11 +117,6 @@ def _check_sizes(
             f"{max(widths)} tokens after a context of {max(contexts)} are more than the"
             f" {max_length} that the pair can hold"
         )
-
-
-def profile_chains(pair: Pair, batches: Sequence[int], observer: Observer | None = None) -> Profile:
-    """The profile at the widths of chains, for these batch sizes."""
-    return profile_pair(pair, CHAIN_WIDTHS, batches=batches, repeats=5, observer=observer)
 
 
 def measure_policies(
