@@ -7,7 +7,8 @@ Requests and turns are resampled together for all configurations, which answer t
 Some may have had fewer turns: what is compared are the turns that all of those compared had, as a
 machine is faster in one than in another.
 Requests at the same time are not independent, so that with many clients intervals are too narrow
-rather than too wide.
+rather than too wide. Who looks several times, to stop when a choice is clear, has the intervals of
+all looks hold together (Bonferroni).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Cost:
 
 class Comparison:
     """Configurations at one load, by what their requests gained and cost: `runs[id]` has the
-    records of each turn, from the first on that all had."""
+    records of each turn, from the first on that all had. This is one of so many `looks`."""
 
     def __init__(
         self,
@@ -46,7 +47,9 @@ class Comparison:
         load: Load,
         by: Objective,
         slo: Slo | None = None,
+        looks: int = 1,
     ) -> None:
+        self._tail = (1 - CONFIDENCE) / 2 / looks
         self.ids, self.runs = list(runs), dict(runs)
         self._measured = {
             config_id: np.array([_gain_and_cost(records, load, by, slo) for records in of])
@@ -69,7 +72,7 @@ class Comparison:
         if candidate == baseline:
             return Ratio(1.0, 1.0, 1.0)
         (value, draws), (their_value, their_draws) = self._together([candidate, baseline])
-        low, high = _interval(_over(draws, their_draws))
+        low, high = self._interval(_over(draws, their_draws))
         return Ratio(float(_over(value, their_value)), low, high)
 
     def in_question(self, among: Collection[str]) -> list[str]:
@@ -85,7 +88,7 @@ class Comparison:
         (_, ours), *others = self._together([choice, *among])
         best = np.max([draws for _, draws in others], axis=0)
         costs = np.where(best > 0, 1 - ours / np.where(best > 0, best, 1), 0.0)
-        return Cost(float(costs.mean()), *_interval(costs))
+        return Cost(float(costs.mean()), *self._interval(costs))
 
     def choose(self, among: Collection[str], kept: str | None = None, tolerance: float = 0) -> str:
         """The least expected cost of those in question; or `kept`, if it is one of them and costs
@@ -95,6 +98,11 @@ class Comparison:
         if kept is not None and costs.get(kept, np.inf) <= costs[best] + tolerance:
             return kept
         return best
+
+    def _interval(self, draws: np.ndarray) -> tuple[float, float]:
+        tails = [self._tail, 1 - self._tail]
+        low, high = np.quantile(draws, tails, method="nearest")
+        return float(low), float(high)
 
     def _together(self, ids: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """The value of each, and its draws, over the turns that all of them had."""
@@ -130,9 +138,3 @@ def _over(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """A ratio, of nothing to nothing 1."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where((ours == 0) & (theirs == 0), 1.0, ours / theirs)
-
-
-def _interval(draws: np.ndarray) -> tuple[float, float]:
-    tail = (1 - CONFIDENCE) / 2 * 100
-    low, high = np.percentile(draws, [tail, 100 - tail], method="nearest")
-    return float(low), float(high)

@@ -53,4 +53,5 @@ class LiveRace:
             each.id: [self.runs.records(load, turn, each) for turn in taken[each.id]]
             for each in contestants
         }
-        return Comparison(records, load, self.by, self.slo)
+        looks = max(self.live.repeats - _SURE + 1, 1)
+        return Comparison(records, load, self.by, self.slo, looks)

@@ -76,6 +76,19 @@ def test_one_run_that_was_disturbed_puts_nobody_out() -> None:
     assert comparison.choose(comparison.racing) == SIX.id
 
 
+def test_the_error_is_shared_among_the_looks() -> None:
+    """So that all that it has seen before it stops holds together."""
+    ids = [each.id for each in FIELD[2:]]
+    settings = LiveSettings(repeats=6)
+    seconds = dict.fromkeys((each.id for each in FIELD), 1.0)
+    clock = Clock(seconds, noise=0.3, disturbed=None)
+    race = LiveRace(settings, clock, LiveRuns(), Observer(), "tokens_per_second", None)
+    comparison = race.run(ONE, FIELD[2:])
+    single = Comparison(comparison.runs, ONE, "tokens_per_second")
+    ratios = [each.ratio(*ids) for each in (single, comparison)]
+    assert ratios[1].low < ratios[0].low < ratios[0].high < ratios[1].high
+
+
 def test_a_race_ends_when_one_is_left_or_the_choice_costs_nothing() -> None:
     assert race((2.0, 1.5, 1.0, 1.5), noise=0.04, repeats=5)[1] == [2, 2, 2, 2]
     assert race((2.0, 1.002, 1.0, 1.001), noise=0.0005)[1] == [2, 2, 2, 2]
