@@ -135,6 +135,9 @@ def main(
     if requests:
         rate = mean_rate(requests)
     pair = recording.header.pair
+    if chosen.pair.drafts:  # the recording's pair may have another one first
+        own = chosen.configuration.with_draft(next(iter(chosen.pair.drafts)))
+        chosen = chosen.model_copy(update={"configuration": own})
     replay = Replay(recording, hidden=bool(chosen.configuration.heads), drawn=True)
     with ConsoleProgress(console) as progress:
         if hardware is not None:

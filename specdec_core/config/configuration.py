@@ -147,6 +147,10 @@ class Configuration(Value):
         used = {first if name is None else name for name in self.drafts}
         return {name: draft for name, draft in drafts.items() if name in used}
 
+    def with_draft(self, name: str) -> Configuration:
+        """The configuration with the draft model `name` wherever it names none."""
+        return self.model_copy(update={"drafter": _with_draft(self.drafter, name)})
+
     def foreign_draft(self, names: Collection[str]) -> str | None:
         """A draft model that it names and that is not among `names`, or None."""
         return next((draft for draft in self.drafts if draft not in (None, *names)), None)
@@ -195,6 +199,22 @@ def _runs_draft(drafter: DrafterSettings) -> bool:
     if drafter.asynchronous:
         return False
     return bool(drafter.drafts) or any(map(_runs_draft, drafter.parts))
+
+
+def _with_draft(part: Any, name: str) -> Any:
+    """A part of a drafter with the draft model `name` wherever none is named."""
+    if isinstance(part, tuple):
+        return tuple(_with_draft(each, name) for each in part)
+    if isinstance(part, dict):
+        return {key: _with_draft(each, name) for key, each in part.items()}
+    if not isinstance(part, Value):
+        return part
+    fields = {field: getattr(part, field) for field in type(part).model_fields}
+    changes = {
+        field: name if field == "draft" and value is None else _with_draft(value, name)
+        for field, value in fields.items()
+    }
+    return part.model_copy(update={n: new for n, new in changes.items() if new is not fields[n]})
 
 
 def costless(drafter: Any) -> Any:

@@ -79,6 +79,21 @@ def test_a_policy_that_asks_for_a_cost_is_replayed_at_that_of_the_times(
     assert re.search(r"break-even [0-9.]+", done.stdout)
 
 
+def test_a_draft_that_is_not_named_is_the_configurations_own(
+    command: Command, home: Path, tiny_pair: Pair
+) -> None:
+    """Not the recording's first."""
+    spec = tiny_pair.spec.model_dump()
+    drafts = {"another": spec["drafts"]["draft"], **spec["drafts"]}
+    drafter = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
+    other = {"pair": {**spec, "drafts": drafts}, "configuration": {"drafter": drafter}}
+    (home / "other.yaml").write_text(json.dumps(other))
+    arguments = [*given(home), "--config", home / "other.yaml", "--slo", "ttft=1", "--rate", 20]
+    done = command(capacity.main, home, *arguments)
+    assert done.returncode == 2
+    assert "no draft 'another'" in " ".join(done.stderr.split())
+
+
 def test_without_a_name_the_pairs_latest_recording_is_simulated(
     command: Command, home: Path, tmp_path: Path
 ) -> None:

@@ -305,7 +305,7 @@ class PaperPlan(Value):
             drafts = list(self.pair.drafts)
             for draft in drafts if table.each_draft else drafts[table.draft - 1 :][:1]:
                 named = f", {draft}" if table.each_draft else ""
-                complete = tuple(with_draft(c, draft) for c in configurations)
+                complete = tuple(c.with_draft(draft) for c in configurations)
                 yield Method(row.name + named + suffix, complete, row.reported)
 
     def _check_drafts(self, configurations: Sequence[Configuration], where: str) -> None:
@@ -334,20 +334,6 @@ def _renamed(value: Any, key: str, names: Mapping[str, str]) -> Any:
     if changed.get(key) in names:
         changed[key] = names[changed[key]]
     return changed
-
-
-def with_draft(value: Any, draft: str) -> Any:
-    """A configuration, or a part of one, with `draft` wherever no draft model is named."""
-    changes: dict[str, Any] = {}
-    for name in type(value).model_fields:
-        part = getattr(value, name)
-        if name == "draft" and part is None:
-            changes[name] = draft
-        elif isinstance(part, Value):
-            changes[name] = with_draft(part, draft)
-        elif isinstance(part, tuple) and any(isinstance(item, Value) for item in part):
-            changes[name] = tuple(with_draft(item, draft) for item in part)
-    return value.model_copy(update=changes)
 
 
 def _extended(path: str | Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
