@@ -161,7 +161,15 @@ class GuessedChain(Drafter):
                 calls.append(draft.tree.draft_forwards)
             first += count
         signals = Signals(
-            slots, tokens, positions, output.logits, probs, output.hidden, places, calls
+            slots,
+            tokens,
+            positions,
+            output.logits,
+            probs,
+            output.hidden,
+            places,
+            calls,
+            source=output if probs is None else None,
         )
         signals.fetch(self.policy.reads)
         return signals

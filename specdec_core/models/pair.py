@@ -126,7 +126,7 @@ class Pair:
             return eager
         from specdec_core.models.compiled import CompiledRunner  # torch's compilers take a second
 
-        return CompiledRunner(eager, weights)
+        return CompiledRunner(eager, weights, draft is not None)
 
     def open_alone(self, draft: str, slots: int) -> ModelRunner:
         """A runner for a draft, to be timed: of whatever text a head is fed, a target of its own

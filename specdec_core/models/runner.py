@@ -28,6 +28,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from specdec_core.models.confidence import most_likely
+
 PREFILL_CHUNK = 512  # tokens of a row in one forward of a prompt
 _MOST_LOGITS = 64 * 2**20  # bytes of logits that a forward of a prompt may compute
 
@@ -83,6 +85,11 @@ class Output(ABC):
     def chosen(self) -> Tensor:
         """The most likely tokens (n,)."""
 
+    @property
+    @abstractmethod
+    def confidence(self) -> Tensor:
+        """The probabilities (n,) of the most likely tokens at temperature 1, in float32."""
+
     @abstractmethod
     def choices(self) -> list[list[int]]:
         """The most likely tokens of each row, on the host. Waits for the device."""
@@ -95,9 +102,9 @@ class Output(ABC):
 
 class PaddedOutput(Output):
     """The output for a batch whose rows were padded to one width. `logits` (rows, width,
-    vocabulary), `hidden` (rows, width, dimension) and `chosen` (rows, width) begin with the batch's
-    tokens, or with the `first` of each row from which on they were computed; the wanted ones among
-    them are picked when they are first read."""
+    vocabulary), `hidden` (rows, width, dimension), `chosen` and `confidence` (rows, width) begin
+    with the batch's tokens, or with the `first` of each row from which on they were computed; the
+    wanted ones among them are picked when they are first read."""
 
     def __init__(
         self,
@@ -105,12 +112,14 @@ class PaddedOutput(Output):
         logits: Tensor,
         hidden: Tensor | None = None,
         chosen: Tensor | None = None,
+        confidence: Tensor | None = None,
         first: int = 0,
     ) -> None:
         super().__init__(batch.counts)
         ends = (len(row) - first for row in batch.tokens)
         self._spans = [(end - count, end) for end, count in zip(ends, self.counts, strict=True)]
-        self._logits, self._hidden, self._chosen = logits, hidden, chosen
+        self._logits, self._hidden = logits, hidden
+        self._chosen, self._confidence = chosen, confidence
 
     @cached_property
     def logits(self) -> Tensor:
@@ -125,6 +134,11 @@ class PaddedOutput(Output):
         # Not argmax: on a CPU in bfloat16 it takes five times as long.
         chosen = self._chosen
         return self.logits.max(dim=-1).indices if chosen is None else self._wanted(chosen)
+
+    @cached_property
+    def confidence(self) -> Tensor:
+        known = self._confidence
+        return most_likely(self.logits)[1] if known is None else self._wanted(known)
 
     def choices(self) -> list[list[int]]:
         if self._chosen is not None:
@@ -143,7 +157,7 @@ class PaddedOutput(Output):
 
 class PackedOutput(Output):
     """The output for a batch whose rows were packed: `logits` (n, vocabulary), `hidden`
-    (n, dimension) and `chosen` (n,) of the wanted tokens."""
+    (n, dimension), `chosen` and `confidence` (n,) of the wanted tokens."""
 
     def __init__(
         self,
@@ -151,9 +165,11 @@ class PackedOutput(Output):
         logits: Tensor,
         hidden: Tensor | None = None,
         chosen: Tensor | None = None,
+        confidence: Tensor | None = None,
     ) -> None:
         super().__init__(counts)
-        self._logits, self._hidden, self._chosen = logits, hidden, chosen
+        self._logits, self._hidden = logits, hidden
+        self._chosen, self._confidence = chosen, confidence
 
     @property
     def logits(self) -> Tensor:
@@ -167,6 +183,10 @@ class PackedOutput(Output):
     def chosen(self) -> Tensor:
         # See PaddedOutput.
         return self._logits.max(dim=-1).indices if self._chosen is None else self._chosen
+
+    @cached_property
+    def confidence(self) -> Tensor:
+        return most_likely(self._logits)[1] if self._confidence is None else self._confidence
 
     def choices(self) -> list[list[int]]:
         flat = iter(self.chosen.tolist())

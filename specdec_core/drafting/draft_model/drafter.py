@@ -111,7 +111,15 @@ class DraftModelDrafter(Drafter):
             lambda: output.chosen,
         )
         positions = [len(tokens) + 1 for tokens in drafted]
-        signals = Signals(slots, at.draw(), positions, at.logits, at.probs, output.hidden)
+        signals = Signals(
+            slots,
+            at.draw(),
+            positions,
+            at.logits,
+            at.probs,
+            output.hidden,
+            source=output if at.probs is None else None,
+        )
         signals.fetch(reads)
         self.clock.chose(returned, at.logits)
         return signals, at.carried()

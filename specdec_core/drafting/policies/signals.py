@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 from specdec_core.tokens.sampling import to_host
+
+if TYPE_CHECKING:
+    from specdec_core.models.runner import Output
 
 T = TypeVar("T")
 
@@ -26,7 +29,8 @@ class Signals:
     policy reads it.
 
     Tokens that are still on the device are a tensor (n,) until they are fetched. With `places`
-    (n,), row i is the row `places[i]` of `logits`, `probs` and `hidden`.
+    (n,), row i is the row `places[i]` of `logits`, `probs` and `hidden`. Where all tokens are the
+    most likely ones, `source` is the forward's output, which may know their probabilities.
     """
 
     tokens: Sequence[int]
@@ -42,11 +46,13 @@ class Signals:
         places: list[int] | None = None,
         calls: Sequence[int] | None = None,
         free: Sequence[bool] | None = None,
+        source: Output | None = None,
     ) -> None:
         self.slots, self.positions = slots, positions
         self.calls = positions if calls is None else calls
         self.free = [False] * len(slots) if free is None else free
         self._states, self._places = (logits, probs, hidden), places
+        self._source = source
         self._drawn: Tensor | None = None
         if isinstance(tokens, Tensor):
             self._drawn = tokens
@@ -64,7 +70,9 @@ class Signals:
 
         names = pick(self.slots), pick(self.tokens), pick(self.positions)
         places = chosen if self._places is None else pick(self._places)
-        part = Signals(*names, *self._states, places, pick(self.calls), pick(self.free))
+        part = Signals(
+            *names, *self._states, places, pick(self.calls), pick(self.free), self._source
+        )
         known = {name: pick(self.__dict__[name]) for name in _MEASURED if name in self.__dict__}
         part.__dict__.update(known)
         return part
@@ -132,9 +140,13 @@ class Signals:
         return top if known == k else torch.nn.functional.pad(top, (0, k - known))
 
     def _top_probability(self) -> Tensor:
+        if self._source is not None:
+            return self._rows(self._source.confidence)
         return self.probs.amax(dim=-1)
 
     def _probability(self) -> Tensor:
+        if self._source is not None:
+            return self._rows(self._source.confidence)
         drawn = self._drawn
         if drawn is None:
             drawn = torch.tensor(self.tokens, device=self.probs.device)

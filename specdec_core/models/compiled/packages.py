@@ -26,7 +26,7 @@ from transformers import PretrainedConfig
 
 from specdec_core.base.files import alone, atomic_path
 from specdec_core.base.workspace import kept_folder
-from specdec_core.models import attention, draft_vocabulary, features, tensor_cache
+from specdec_core.models import attention, confidence, draft_vocabulary, features, tensor_cache
 from specdec_core.models.compiled.graphs import CannotCompile, first_line
 from specdec_core.models.compiled.loading import load
 from specdec_core.models.products import graph as products
@@ -41,7 +41,16 @@ _OPTIONS = {
     "cpp.enable_concat_linear": True,  # one product for query, key, value; for gate, up
 }
 # What is traced beside the code of the modules in a step.
-_TRACED = (attention, attending, draft_vocabulary, features, plans, row_mask, tensor_cache)
+_TRACED = (
+    attention,
+    attending,
+    confidence,
+    draft_vocabulary,
+    features,
+    plans,
+    row_mask,
+    tensor_cache,
+)
 
 
 class Packages:

@@ -27,10 +27,10 @@ class CompiledRunner(LocalRunner):
     kept on disk, on a GPU captured as CUDA graphs. Rows are packed where the eager runner packs
     them. Where the model cannot be compiled, the eager runner takes over after one warning.
 
-    `weights` is the digest of the model's weights.
+    `weights` is the digest of the model's weights. The graphs of a `draft` say how sure it is, too.
     """
 
-    def __init__(self, eager: EagerRunner, weights: str) -> None:
+    def __init__(self, eager: EagerRunner, weights: str, draft: bool = False) -> None:
         super().__init__()
         self._eager, self.cache = eager, eager.cache
         self.device, self.vocab_size, self.known = eager.device, eager.vocab_size, eager.known
@@ -40,7 +40,7 @@ class CompiledRunner(LocalRunner):
         self._forwards: Forwards | None = None
         with torch.inference_mode():
             try:
-                self._forwards = _forwards(eager, weights)
+                self._forwards = _forwards(eager, weights, draft)
                 self.prefill_chunk = self._forwards.prefill_chunk
                 self._forwards.prepare()
             except CannotCompile as reason:
@@ -72,28 +72,28 @@ class CompiledRunner(LocalRunner):
         self._eager.watch_hidden(self._watched)
 
 
-def _forwards(eager: EagerRunner, weights: str) -> Forwards:
+def _forwards(eager: EagerRunner, weights: str, draft: bool) -> Forwards:
     """The way to run graphs of the eager runner's model."""
     model, size, last = eager.model, eager.vocab_size, eager.last_position
     on_cpu = _on_cpu(eager)
     if eager.packs and eager.compact:
         packed = PackedStep(
-            model, list(eager.windows), last, size, eager.keeps_logits, eager.layer_inputs
+            model, list(eager.windows), last, size, eager.keeps_logits, eager.layer_inputs, draft
         )
         if not on_cpu:
             return PackedForwards(eager, CapturedPacked(packed, eager.cache))
         packages = Packages(
-            packed, model.config, [model.dtype, weights, last, size, eager.feature_layers]
+            packed, model.config, [model.dtype, weights, last, size, eager.feature_layers, draft]
         )
         return PackedForwards(eager, PackagedPacked(packages, eager.cache))
     if eager.feature_layers:
         raise CannotCompile("features are kept by packed rows alone")
-    step = PaddedStep(model, eager.windows, last, size)
+    step = PaddedStep(model, eager.windows, last, size, draft)
     if not on_cpu:
         return PaddedForwards(eager, CapturedPadded(step, eager.device))
     positions = eager.cache.positions
     packages = Packages(
-        step, model.config, [model.dtype, weights, last, size, positions, eager.windows]
+        step, model.config, [model.dtype, weights, last, size, positions, eager.windows, draft]
     )
     return PaddedForwards(eager, PackagedPadded(packages, positions))
 

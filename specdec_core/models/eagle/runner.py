@@ -178,11 +178,10 @@ class EagleRunner(ModelRunner):
             if feed.length == 0:
                 self._states[feed.row, 0] = 0
         first = torch.zeros(1, dtype=torch.long, device=self.device)
-        blank = self._states.new_zeros(1, self.vocab_size), first
-        outputs: list[list[Sequence[Tensor]]] = [
-            [(*blank, self._states.new_zeros(1, self._states.shape[2]))] if feed.blank else []
-            for feed in feeds
-        ]
+        zeros = self._states.new_zeros
+        alike = torch.full((1,), 1 / self.vocab_size, device=self.device)
+        blank = zeros(1, self.vocab_size), first, zeros(1, self._states.shape[2]), alike
+        outputs: list[list[Sequence[Tensor]]] = [[blank] if feed.blank else [] for feed in feeds]
         for part in range(max((len(feed.parts) for feed in feeds), default=0)):
             reading = [n for n, feed in enumerate(feeds) if part < len(feed.parts)]
             read = self._read([(feeds[n], feeds[n].parts[part]) for n in reading])
@@ -238,9 +237,9 @@ def _joined(counts: Sequence[int], parts: Sequence[Sequence[Tensor]], hidden: bo
     """The outputs of all parts, row after row."""
     if not parts:  # a text's first token is all that was fed
         empty = torch.empty(0)
-        return PackedOutput(counts, empty, empty if hidden else None, empty)
-    logits, chosen, read = (torch.cat(list(each)) for each in zip(*parts, strict=True))
-    return PackedOutput(counts, logits, read if hidden else None, chosen)
+        return PackedOutput(counts, empty, empty if hidden else None, empty, empty)
+    logits, chosen, read, sure = (torch.cat(list(each)) for each in zip(*parts, strict=True))
+    return PackedOutput(counts, logits, read if hidden else None, chosen, sure)
 
 
 def _columns(settings: EagleSettings, kept: Sequence[int]) -> Tensor | None:

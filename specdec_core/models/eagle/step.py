@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from transformers.cache_utils import Cache
 
+from specdec_core.models.confidence import most_likely
 from specdec_core.models.eagle.any_head import AnyHead
 from specdec_core.models.row_attention import RowMask, RowPlan, SeenTensors
 from specdec_core.models.tensor_cache import TensorLayer
@@ -31,7 +32,7 @@ class EagleStep(nn.Module):
         keys: Tensor,
         values: Tensor,
         states: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """:meth:`run` with the plan as the operator's tables, (n, 5) and (nodes,)."""
         return self.run(feed, wanted, SeenTensors(tokens, nodes), keys, values, states)
 
@@ -43,7 +44,7 @@ class EagleStep(nn.Module):
         keys: Tensor,
         values: Tensor,
         states: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Append n tokens to the rows of a cache, in place.
 
         Args:
@@ -58,8 +59,8 @@ class EagleStep(nn.Module):
                 (slots, 1 + places, width); changed for the new tokens.
 
         Returns:
-            Logits of the target's vocabulary (m, vocabulary), the most likely tokens (m,), and what
-            the output layer read (m, width).
+            Logits of the target's vocabulary (m, vocabulary), the most likely tokens (m,), what the
+            output layer read (m, width), and the probabilities of those tokens (m,).
         """
         ids, rows, places, positions, before = feed.unbind()
         self._mask.plan = plan
@@ -73,8 +74,8 @@ class EagleStep(nn.Module):
         states[rows, places + 1] = after
         read = self.head.normed(after[wanted])
         logits = self.head.logits(after[wanted])
-        chosen = self.head.proposable[logits.max(dim=-1).indices]
-        return self.head.spread(logits), chosen, read
+        chosen, confidence = most_likely(logits)
+        return self.head.spread(logits), self.head.proposable[chosen], read, confidence
 
 
 def example(

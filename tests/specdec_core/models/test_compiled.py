@@ -77,8 +77,9 @@ def both(pair: Pair, slots: int = 3) -> tuple[EagerRunner, CompiledRunner]:
 def runners(
     request: pytest.FixtureRequest, compiled_pair: Pair
 ) -> tuple[EagerRunner, CompiledRunner]:
-    """An eager and a compiled runner of the target, or of a model whose layers have two kinds of
-    masks; their rows are packed or, as those of a model that attends by itself, padded."""
+    """An eager and a compiled runner, as of a draft, of the target or of a model whose layers have
+    two kinds of masks; their rows are packed or, as those of a model that attends by itself,
+    padded."""
     model, length = compiled_pair.target, compiled_pair.max_length
     if request.param == "windows":
         torch.manual_seed(0)
@@ -89,7 +90,7 @@ def runners(
     weights = {"packed": compiled_pair.fingerprints["target"]}
     packs = request.param != "padded"
     eager = EagerRunner(model, 3, length, packs=packs, compact=True)
-    compiled = CompiledRunner(eager, weights.get(request.param, request.param))
+    compiled = CompiledRunner(eager, weights.get(request.param, request.param), draft=True)
     assert compiled.mixes == packs
     return EagerRunner(model, 3, length), compiled
 
@@ -102,6 +103,8 @@ def forwards(runners: tuple[ModelRunner, ...], *batch: object) -> tuple[Output, 
 
 def assert_close(found: Output, expected: Output, atol: float) -> None:
     torch.testing.assert_close(found.logits, expected.logits, atol=atol, rtol=0)
+    sure = expected.logits.float().softmax(dim=-1).amax(dim=-1)
+    torch.testing.assert_close(found.confidence, sure, atol=max(atol, 1e-6), rtol=0)
 
 
 def test_compiled_engines_write_the_eager_engines_tokens(

@@ -53,7 +53,7 @@ class CapturedPacked:
     def _capture(self, kinds: int) -> None:
         size = _LEAST
         while size <= PREFILL_CHUNK:
-            self.run([[0] * size] * 4, [0], [SeenPlaces([], None)] * kinds, hidden=False)
+            self.run([[0] * size] * 4, [0], [SeenPlaces([], None)] * kinds)
             size += min(size, _STEP)
 
     def run(
@@ -61,8 +61,7 @@ class CapturedPacked:
         feed: Sequence[Sequence[int]],
         wanted: Sequence[int],
         plans: Sequence[SeenPlaces],
-        hidden: bool,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> Sequence[Tensor]:
         last = self._cache.positions - 1
         if self._cache.window.end > last:
             raise ValueError(f"{self._cache.window.end} tokens do not fit in a slot of {last}")
@@ -81,8 +80,7 @@ class CapturedPacked:
         inputs = [torch.tensor(flat, dtype=torch.int32)]
         outputs = self._captured.run(inputs, (n, m, k, len(plans)))
         # The next run writes to the same memory.
-        logits, chosen = (output[: len(wanted)].clone() for output in outputs[:2])
-        return logits, chosen, outputs[2][: len(wanted)].clone() if hidden else None
+        return [output[: len(wanted)].clone() for output in outputs]
 
     def _unpacked(self, flat: Tensor, sizes: tuple[int, int, int, int]) -> Sequence[Tensor]:
         n, m, k, kinds = sizes

@@ -25,11 +25,10 @@ class PackedGraphs(Protocol):
         feed: Sequence[Sequence[int]],
         wanted: Sequence[int],
         plans: Sequence[SeenPlaces],
-        hidden: bool,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> Sequence[Tensor]:
         """The step's outputs for its `feed`, the tokens `wanted` (at least one) and what each kind
-        of layers sees, the third if it is wanted; see :class:`PackedStep`. What the cache holds
-        changes in place. Raises :class:`CannotCompile`."""
+        of layers sees; see :class:`PackedStep`. What the cache holds changes in place. Raises
+        :class:`CannotCompile`."""
 
 
 class PackedForwards(Forwards):
@@ -50,8 +49,9 @@ class PackedForwards(Forwards):
         packed = PackedSequence.of(batch, window.ends, self._eager.topologies)
         feed = packed.tokens, window.rows, window.positions, packed.positions
         plans = [SeenPlaces(packed.rows, window) for window in self._eager.windows.values()]
-        logits, chosen, read = self._graphs.run(feed, packed.wanted or [0], plans, hidden)
+        outputs = self._graphs.run(feed, packed.wanted or [0], plans)
         self._cache.append(batch.rows, counts)
         if not packed.wanted:
-            logits, chosen, read = logits[:0], chosen[:0], None if read is None else read[:0]
-        return PackedOutput(batch.counts, logits, read, chosen)
+            outputs = [output[:0] for output in outputs]
+        logits, chosen, read, *sure = outputs
+        return PackedOutput(batch.counts, logits, read if hidden else None, chosen, *sure)

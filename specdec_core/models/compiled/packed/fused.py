@@ -35,7 +35,7 @@ def fused(
     Raises any of torch's errors where the step cannot be traced.
     """
     known = _FUSED.setdefault(step.model, {})
-    facts = kinds, step.last_position, step.vocab_size, keys[0].dtype, len(features)
+    facts = kinds, step.last_position, step.vocab_size, keys[0].dtype, len(features), step.draft
     if facts not in known:
         log.warning("compiling kernels of %s", step.model.config.name_or_path)
         inputs, shapes = example(keys, values, features, kinds)

@@ -59,8 +59,7 @@ class PackagedPacked:
         feed: Sequence[Sequence[int]],
         wanted: Sequence[int],
         plans: Sequence[SeenPlaces],
-        hidden: bool,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> Sequence[Tensor]:
         tokens, nodes = zip(*(plan.tables(_CPU) for plan in plans), strict=True)
         count, asked = len(feed[0]), len(wanted)
         more = _size(count) - count
@@ -71,10 +70,8 @@ class PackagedPacked:
             feed = [places if own is feed[2] else [*own, *[own[-1]] * more] for own in feed]
             tokens = tuple(torch.cat([own, own[-1:].expand(more, -1)]) for own in tokens)
         padded = [*wanted, *[wanted[-1]] * (_size(asked) - asked)]
-        logits, chosen, read = self._run(
-            torch.tensor(feed), torch.tensor(padded), list(tokens), list(nodes)
-        )
-        return logits[:asked], chosen[:asked], read[:asked] if hidden else None
+        outputs = self._run(torch.tensor(feed), torch.tensor(padded), list(tokens), list(nodes))
+        return [output[:asked] for output in outputs]
 
     def _run(
         self, feed: Tensor, wanted: Tensor, tokens: list[Tensor], nodes: list[Tensor]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from specdec_core.models.confidence import most_likely
 from specdec_core.models.features import LayerInputs
 from specdec_core.models.row_attention import RowMask, SeenTensors
 from specdec_core.models.tensor_cache import TensorLayer
@@ -19,7 +20,8 @@ class PackedStep(nn.Module):
 
     `kinds` are the model's kinds of layers, `last_position` is the last one that it can tell apart,
     `vocab_size` says how many tokens to give logits of, and `keeps_logits` whether the model can
-    leave out the others' logits. What `layer_inputs` finds is kept of every token.
+    leave out the others' logits. What `layer_inputs` finds is kept of every token. A `draft` also
+    says how sure it is.
     """
 
     def __init__(
@@ -30,11 +32,12 @@ class PackedStep(nn.Module):
         vocab_size: int,
         keeps_logits: bool,
         layer_inputs: LayerInputs | None = None,
+        draft: bool = False,
     ) -> None:
         super().__init__()
         self.model, self.last_position = model, last_position
         self.vocab_size, self.keeps_logits = vocab_size, keeps_logits
-        self._layer_inputs = layer_inputs
+        self._layer_inputs, self.draft = layer_inputs, draft
         # Models are traced with tensors that only have shapes; a mask cannot be made of those.
         self._masks = {kind: RowMask.empty() for kind in kinds}
         # What the output layer reads; one, so that eager forwards of the model leave no more.
@@ -51,7 +54,7 @@ class PackedStep(nn.Module):
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
         features: Sequence[Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """Append n tokens to the rows of a cache, in place.
 
         Args:
@@ -67,8 +70,8 @@ class PackedStep(nn.Module):
                 kept.
 
         Returns:
-            Logits (m, vocabulary), the most likely tokens (m,), and what the output layer read
-            (m, dimension).
+            Logits (m, vocabulary), the most likely tokens (m,), what the output layer read
+            (m, dimension) and, of a draft, the probabilities of those tokens (m,).
         """
         ids, rows, places, positions = feed.unbind()
         for mask, own_tokens, own_nodes in zip(self._masks.values(), tokens, nodes, strict=True):
@@ -93,4 +96,7 @@ class PackedStep(nn.Module):
         hidden, logits = self._read.pop()[0], output.logits[0, :, : self.vocab_size]
         if not self.keeps_logits:
             hidden, logits = hidden[wanted], logits[wanted]
-        return logits, logits.max(dim=-1).indices, hidden
+        if not self.draft:
+            return logits, logits.max(dim=-1).indices, hidden
+        chosen, confidence = most_likely(logits)
+        return logits, chosen, hidden, confidence

@@ -61,9 +61,9 @@ class PaddedForwards(Forwards):
             *self._stored(first, count),
         )
         outputs = self._graphs.run(inputs)
-        logits, chosen, read = (out if places is None else out[places] for out in outputs)
+        logits, chosen, read, *sure = (o if places is None else o[places] for o in outputs)
         self._cache.append(rows, map(len, tokens))
-        return PaddedOutput(batch, logits, read if hidden else None, chosen)
+        return PaddedOutput(batch, logits, read if hidden else None, chosen, *sure)
 
     def _run_eagerly(self, batch: Batch, hidden: bool) -> Output:
         """Where padding has no room in one of the rows that a graph covers."""

@@ -11,12 +11,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from specdec_core.models.confidence import most_likely
+
 
 class PaddedStep(nn.Module):
     """`model` behind the interface of a graph.
 
     `windows` are the sliding windows (or None) by kind of layer, `last_position` the last one that
-    the model can tell apart, `vocab_size` the tokens to give logits of.
+    the model can tell apart, `vocab_size` the tokens to give logits of. A `draft` also says how
+    sure it is.
     """
 
     def __init__(
@@ -25,9 +28,10 @@ class PaddedStep(nn.Module):
         windows: Mapping[str, int | None],
         last_position: int,
         vocab_size: int,
+        draft: bool = False,
     ) -> None:
         super().__init__()
-        self.model, self.windows = model, dict(windows)
+        self.model, self.windows, self.draft = model, dict(windows), draft
         self.last_position, self.vocab_size = last_position, vocab_size
         # What the output layer reads; one, so that eager forwards of the model leave no more.
         self._read: deque[Tensor] = deque(maxlen=1)
@@ -41,7 +45,7 @@ class PaddedStep(nn.Module):
         columns: Tensor,
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """Append tokens to the rows of a cache, in place.
 
         Args:
@@ -56,8 +60,9 @@ class PaddedStep(nn.Module):
             values: alike.
 
         Returns:
-            Logits (rows, width, vocabulary), the most likely tokens (rows, width), and what the
-            output layer read (rows, width, dimension).
+            Logits (rows, width, vocabulary), the most likely tokens (rows, width), what the output
+            layer read (rows, width, dimension) and, of a draft, the probabilities of those tokens
+            (rows, width).
         """
         writes, starts = feed[:, 0, :1], feed[:, 1, :1]
         ids, depths = feed[:, 0, 1:], feed[:, 1, 1:]
@@ -84,7 +89,10 @@ class PaddedStep(nn.Module):
         )
         hidden = self._read.pop()
         logits = output.logits[..., : self.vocab_size]
-        return logits, logits.max(dim=-1).indices, hidden
+        if not self.draft:
+            return logits, logits.max(dim=-1).indices, hidden
+        chosen, confidence = most_likely(logits)
+        return logits, chosen, hidden, confidence
 
 
 def _mask(
