@@ -296,7 +296,7 @@ def recording_plan(plan: PaperPlan, recorded: Recorded, name: str, home: Path) -
         sampling=recorded.sampling,
         max_new_tokens=recorded.max_new_tokens or plan.max_new_tokens,
         max_draft=recorded.max_draft,
-        mixing=0,
+        mixing=recorded.mixing,
     )
 
 

@@ -8,8 +8,9 @@ from dashboards.reports.paper_sections.mcsd import MCSD
 from dashboards.reports.paper_sections.post_use import POST_USE
 from dashboards.reports.paper_sections.replayed import REPLAYED
 from dashboards.reports.paper_sections.section import PaperSection
+from dashboards.reports.paper_sections.specdecpp import SPECDECPP
 from dashboards.reports.paper_sections.svip import SVIP
 
-SECTIONS: tuple[PaperSection, ...] = (*POST_USE, *MCSD, *REPLAYED, *SVIP)
+SECTIONS: tuple[PaperSection, ...] = (*SPECDECPP, *POST_USE, *MCSD, *REPLAYED, *SVIP)
 
 __all__ = ["SECTIONS", "PaperSection"]

@@ -81,6 +81,12 @@ class Recorded(Value):
     limit: PositiveInt | None = Field(default=None, description="prompts of each set at most")
     max_new_tokens: PositiveInt | None = Field(default=None, description="unset, the plan's")
     max_draft: PositiveInt = Field(default=40, description="the longest draft that is known")
+    mixing: float = Field(
+        default=0,
+        ge=0,
+        lt=1,
+        description="with SpecDec++'s examples: the target's share of their tokens (§4.4)",
+    )
     learned: bool = Field(default=False, description="to train on: --limit leaves its sets whole")
 
 

@@ -62,9 +62,7 @@ def judging_prompts(
     Raises:
         UserError: there are too few prompts.
     """
-    split, places = split_prompts(prompts), hash_places(prompts)
-    known = {tokens.tobytes() for tokens in _plain(trained)}
-    fresh = np.array([tokens.tobytes() not in known for tokens in _plain(prompts)], bool)
+    split, places, fresh = split_prompts(prompts), hash_places(prompts), unseen(prompts, trained)
     rest = (split == TRAIN) & fresh
     first = places < 0.5 + HELD_OUT  # the middle of what is neither dev nor test
     choose = np.flatnonzero((split == DEV) | (rest & first))
@@ -77,8 +75,10 @@ def judging_prompts(
     return choose, report
 
 
-def _plain(prompts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    return [np.asarray(tokens, np.int64) for tokens in prompts]
+def unseen(prompts: Sequence[np.ndarray], trained: Sequence[np.ndarray]) -> np.ndarray:
+    """Which of `prompts` (n,) bool, by their tokens, are none of those `trained` on."""
+    known = {np.asarray(tokens, np.int64).tobytes() for tokens in trained}
+    return np.array([np.asarray(t, np.int64).tobytes() not in known for t in prompts], bool)
 
 
 def prompt_seconds(
