@@ -1,4 +1,5 @@
-"""Improved MCSD's figure that recordings hold: the values of decision models (Fig. 7)."""
+"""Improved MCSD on recorded prompts: the values of decision models (Fig. 7), and what
+target-initialised trees cost in quality (Table 1)."""
 
 from __future__ import annotations
 
@@ -6,9 +7,19 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from specdec_core.base.errors import UserError
+from specdec_core.config import Sampling
+from specdec_core.models.pair import load_pair
 from specdec_core.recordings.schema import Recording
 from specdec_core.studies.decision_values import decision_values
+from specdec_core.studies.drift_by_width import on_texts, target_tree
+from specdec_core.studies.papers.post_use import draft_models
+
+WIDTHS = (1, 2, 3)
+BRANCHING = (4, 3, 1, 1)  # below the target's own tokens (§4.1)
+SAMPLING = Sampling(temperature=0.7)
+MOST = 4  # prompts of each set
+TEXTS = 2  # of each prompt
+LONGEST = 64  # tokens of a text
 
 
 def values(recordings: Mapping[str, Recording]) -> pd.DataFrame:
@@ -20,10 +31,21 @@ def values(recordings: Mapping[str, Recording]) -> pd.DataFrame:
         pd.DataFrame({"value": each.values, "accepted": each.accepted}).assign(
             kind=each.kind, draft=each.draft, trained=each.trained
         )
-        for draft in first.header.pair.drafts
-        if draft not in first.header.eagle_heads
+        for draft in draft_models(first)
         for each in decision_values(list(recordings.values()), draft)
     ]
-    if not parts:
-        raise UserError("the pair has no draft model")
     return pd.concat(parts, ignore_index=True)
+
+
+def quality(recordings: Mapping[str, Recording]) -> pd.DataFrame:
+    """What target-initialised trees write for some recorded prompts, as the target judges it: the
+    table of :func:`specdec_core.studies.drift_by_width.on_texts` for every draft and width. Raises
+    :class:`UserError` for a pair without a draft model."""
+    first = next(iter(recordings.values()))
+    drafts, header = draft_models(first), first.header
+    trees = [target_tree(d, (w, *BRANCHING), SAMPLING) for d in drafts for w in WIDTHS]
+    prompts = [
+        tuple(t.tolist()) for each in recordings.values() for t in each.prompts.tokens[:MOST]
+    ]
+    longest = min(header.max_new_tokens, LONGEST)
+    return on_texts(load_pair(header.pair), trees, SAMPLING, prompts, TEXTS, longest)

@@ -27,14 +27,14 @@ def rounds(greedy: Mapping[str, Recording], times: Profile) -> pd.DataFrame:
     parts = []
     for name, recording in greedy.items():
         replay = Replay(recording, hidden=False)
-        for draft in _drafts(recording):
+        for draft in draft_models(recording):
             cost = times.target_cost(draft, recording.prompts.context)
             found = best_lengths(replay, cost, draft)
             parts.append(found.rounds.assign(prompts=name, draft=draft, fixed=found.fixed))
     return pd.concat(parts, ignore_index=True)
 
 
-def _drafts(recording: Recording) -> list[str]:
+def draft_models(recording: Recording) -> list[str]:
     """The draft models that are no heads. Raises :class:`UserError` where there are none."""
     header = recording.header
     if found := [draft for draft in header.pair.drafts if draft not in header.eagle_heads]:
@@ -48,7 +48,7 @@ def phrases(greedy: Mapping[str, Recording]) -> pd.DataFrame:
     parts = []
     for name, recording in greedy.items():
         replay = Replay(recording, hidden=False)
-        for draft in _drafts(recording):
+        for draft in draft_models(recording):
             parts.append(recycled(replay, draft).assign(prompts=name, draft=draft))
     return pd.concat(parts, ignore_index=True)
 
@@ -59,7 +59,7 @@ def confidences(greedy: Mapping[str, Recording]) -> pd.DataFrame:
     parts = []
     for name, recording in greedy.items():
         replay = Replay(recording, hidden=False)
-        for draft in _drafts(recording):
+        for draft in draft_models(recording):
             table = by_confidence(prefixes(replay.track(draft)), RANGES)
             parts.append(table.assign(prompts=name, draft=draft))
     return pd.concat(parts, ignore_index=True)

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from specdec_core.config import Configuration, parse
+from specdec_core.cost import Profile
 from specdec_core.cost.bounds import (
     GaussianFit,
     RatioFit,
@@ -228,6 +229,25 @@ def lengths(*recordings: Recordings) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows)
+
+
+def speedups(sampled: Recordings, long: Recordings, times: Profile) -> pd.DataFrame:
+    """Table 3 and Fig. 7a: by set and policy the modelled `speedup` at this machine's forward
+    times, and the `tokens` of a text in the mean. Of the `long` texts a set has rows of its own.
+    Policies' own time is left out."""
+    apart = {f"{name}, long": recording for name, recording in long.items()}
+    return pd.DataFrame(
+        {
+            "prompts": name,
+            "tokens": np.mean([len(output) for output in recording.prompts.outputs]),
+            "policy": policy,
+            "speedup": times.speedup(
+                rounds.counts, recording.draft_name(), recording.prompts.context
+            ),
+        }
+        for name, recording in {**sampled, **apart}.items()
+        for policy, rounds in _replayed(recording, POLICIES)
+    )
 
 
 def lengths_by_context(*recordings: Recordings) -> pd.DataFrame:

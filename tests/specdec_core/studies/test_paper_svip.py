@@ -12,22 +12,27 @@ import pytest
 
 from dashboards.reports.paper_sections.svip import SVIP
 from specdec_core.config import Configuration, Sampling
+from specdec_core.cost import ForwardCost, Profile
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
 from specdec_core.studies.long_form import LongForm, measure_long_form
 from specdec_core.studies.papers import svip
-from specdec_core.studies.papers.studies import LONG_FORM, LONG_FORM_GREEDY
+from specdec_core.studies.papers.studies import LONG_FORM, LONG_FORM_GREEDY, TIMES
 from tests.specdec_core.recordings.test_record import record
 
 Sets = dict[str, Recording]
 MOST = 8  # candidates that are recorded; texts have 40 tokens
+PROFILE = Profile(
+    target=ForwardCost.constant(1.0), drafts={"draft": ForwardCost.constant(0.5)},
+    device="far", target_dtype="unknown", draft_dtype="unknown",
+)  # fmt: skip
 
 
 def all_inputs(greedy: Sets, sampled: Sets, texts: LongForm) -> dict[str, Any]:
     recorded = {"greedy": greedy, "sampled": sampled, "long": sampled}
-    return {**recorded, LONG_FORM: texts, LONG_FORM_GREEDY: texts}
+    return {**recorded, LONG_FORM: texts, LONG_FORM_GREEDY: texts, TIMES: PROFILE}
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +150,16 @@ def test_a_row_of_lengths_is_of_the_same_rounds(sampled: Sets) -> None:
         row, accepted = table.loc[policy], rounds.accepted[free]
         assert row["accepted"] == pytest.approx(accepted.sum() / rounds.drafted[free].sum())
         assert row["mat"] == pytest.approx(row["drafted"] * row["accepted"] + 1)
+
+
+def test_a_speedup_is_that_of_the_rounds_counts(sampled: Sets) -> None:
+    table = svip.speedups(sampled, sampled, PROFILE)
+    assert list(dict.fromkeys(table["prompts"])) == ["code", "code, long"]
+    [(_, rounds), *_] = svip._replayed(sampled["code"], svip.POLICIES)
+    counts = rounds.counts
+    spent = counts.n_target + 0.5 * counts.n_draft
+    assert table["speedup"][0] == pytest.approx(counts.n / spent)
+    assert table["tokens"][0] == np.mean([len(o) for o in sampled["code"].prompts.outputs])
 
 
 def test_every_section_is_drawn_from_its_table(
