@@ -29,6 +29,7 @@ ABOUT = (
     " it, the paper's number, and the one measured here: of a row in a table below the range over"
     " prompt sets, drafts and temperatures. A dash was not measured."
 )
+WHERE = "Every table and figure, and where it is"
 
 
 def papers_page(
@@ -41,8 +42,15 @@ def papers_page(
     """The page in Markdown, and the SVG files that it shows, by name. `studied` has the tables of
     the studies behind `sections`; sections without one are left out."""
     studied = studied or {}
-    parts = [f"# {TITLE}", ABOUT, _origin(result, made_by), *notes(result)]
+    head = [f"# {TITLE}", ABOUT, _origin(result, made_by), *notes(result)]
+    parts: list[str] = []
     figures: dict[str, str] = {}
+    titles: dict[str, str] = {}  # of what is on the page
+
+    def add(section: Section) -> None:
+        titles[section.key] = section.title
+        parts.append(f'<a id="{section.key}"></a>\n\n#{part(section)}')
+
     for paper in papers:
         parts += [f"## {paper.title}", part(_methods(result, paper, studied, sections))]
         if paper.errata:
@@ -51,14 +59,41 @@ def papers_page(
             if key in result.tables():
                 figures[f"{key}.svg"] = svg = paper_svg(result, key)
                 table, *beside = sections_of(result, key)
-                parts += ["#" + part(each) for each in (replace(table, svg=svg), *beside)]
-        for each in sections:
-            if each.paper == paper.title and each.key in studied:
-                shown = each.section(studied[each.key])
+                for each in (replace(table, svg=svg), *beside):
+                    add(each)
+        for study in sections:
+            if study.paper == paper.title and study.key in studied:
+                shown = study.section(studied[study.key])
                 if shown.svg:
-                    figures[f"{each.key}.svg"] = shown.svg
-                parts.append("#" + part(shown))
-    return "\n\n".join(filter(None, parts)) + "\n", figures
+                    figures[f"{study.key}.svg"] = shown.svg
+                add(shown)
+    return "\n\n".join(filter(None, [*head, _where(papers, titles), *parts])) + "\n", figures
+
+
+def _where(papers: Sequence[Paper], titles: Mapping[str, str]) -> str:
+    """Where the page shows the papers' tables and figures, or why it does not. `titles` are those
+    of its parts, by key. Empty where no paper has any."""
+
+    def here(shown: tuple[str, ...] | str) -> str:
+        if isinstance(shown, str):
+            return f"not shown: {shown}"
+        return ", ".join(
+            f"[{titles[key]}](#{key})" if key in titles else f"`{key}` (not made this time)"
+            for key in shown
+        )
+
+    rows = []
+    for paper in papers:
+        together: dict[tuple[str, ...] | str, list[str]] = {}
+        for name, shown in paper.exhibits.items():
+            together.setdefault(shown, []).append(name)
+        rows += [
+            {"paper": paper.title, "there": ", ".join(names), "here": here(shown)}
+            for shown, names in together.items()
+        ]
+    if not rows:
+        return ""
+    return part(Section(key="", title=WHERE, shown=pd.DataFrame(rows, dtype=object)))
 
 
 def _origin(result: PapersResult, made_by: str) -> str:

@@ -6,8 +6,10 @@ A YAML file lists them by paper; it is checked against the plan's tables.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+
+from pydantic import Field
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Value, load_yaml, parse
@@ -42,11 +44,13 @@ class PaperMethod(Value):
 
 
 class Paper(Value):
-    """A paper, the keys of its tables in the plan, and its methods. `errata` are where the text is
-    wrong or unclear, and what is done here."""
+    """A paper, the keys of its tables in the plan, and its methods. `exhibits` are the tables and
+    figures that it prints: each has the keys of the tables and sections that show it here, or the
+    reason why none does. `errata` are where the text is wrong or unclear, and what is done here."""
 
     title: str
     tables: tuple[str, ...] = ()
+    exhibits: Mapping[str, tuple[str, ...] | str] = Field(default={})
     methods: tuple[PaperMethod, ...]
     errata: tuple[str, ...] = ()
 
@@ -60,6 +64,10 @@ def load_methods(path: Path, plan: PaperPlan, sections: Collection[str] = ()) ->
         for key in paper.tables:
             if key not in plan.tables:
                 raise UserError(f"{path}: {paper.title}: no table {key!r} in the plan")
+        for name, shown in paper.exhibits.items():
+            for key in () if isinstance(shown, str) else shown:
+                if key not in plan.tables and key not in sections:
+                    raise UserError(f"{path}: {paper.title}: {name}: no table or section {key!r}")
         for each in paper.methods:
             if (ours := each.ours) is None:
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -30,6 +31,13 @@ from specdec_core.studies.papers.studies import LONG_FORM, LONG_FORM_GREEDY, TAB
 from tests.dashboards.reports.test_papers import frontier, result  # noqa: F401 (fixtures)
 
 ROOT = Path(__file__).parents[3]
+EXHIBITS = {  # how many figures and tables the papers have
+    "SpecDec++": {"Fig.": 5, "Table": 4},
+    "Post-use & Pre-cut": {"Fig.": 6, "Table": 11},
+    "Improving MCSD": {"Fig.": 8, "Table": 4},
+    "BanditSpec": {},  # slides, without numbers
+    "SVIP": {"Fig.": 8, "Table": 5},
+}
 
 
 def test_every_method_has_its_code_its_test_and_its_row() -> None:
@@ -44,6 +52,12 @@ def test_every_method_has_its_code_its_test_and_its_row() -> None:
     assert sorted(shown) == sorted(load_paper_plan(PAPERS).tables)
     assert len(set(keys)) == len(keys)
     assert {section.paper for section in SECTIONS} <= {paper.title for paper in papers}
+    for paper in papers:
+        assert {
+            f"{kind} {number}"
+            for kind, most in EXHIBITS[paper.title].items()
+            for number in range(1, most + 1)
+        } <= {re.sub(r"(\d)[abc]$", r"\1", name) for name in paper.exhibits}
     known = {LONG_FORM, LONG_FORM_GREEDY, TABLES, TIMES, *load_paper_plan(PAPERS).recordings}
     assert {name for section in SECTIONS for name in section.study.needs} <= known
 
@@ -54,6 +68,11 @@ def test_every_method_has_its_code_its_test_and_its_row() -> None:
         ("row: UCBSpec,", "row: UBCSpec,", "no row 'UBCSpec' in 'banditspec'"),
         ("tables: [svip-1, svip-2]", "tables: [svip-9]", "no table 'svip-9'"),
         ("row: UCBSpec, quantity: mat", "row: UCBSpec, quantity: path_rate", "has no path_rate"),
+        (
+            "Table 5: [svip-t5]",
+            "Table 5: [svip-t6]",
+            "SVIP: Table 5: no table or section 'svip-t6'",
+        ),
         ("{section: svip-t4}", "{section: svip-t9}", "no section 'svip-t9'"),
     ],
 )
@@ -87,6 +106,12 @@ PAPER = Paper.model_validate(
                 "ours": {"section": "lengths-2"},
             },
         ],
+        "exhibits": {
+            "Fig. 1": "a drawing",
+            "Fig. 2": ["lengths-2"],
+            "Table 1": ["methods", "lengths"],
+            "Table 2": ["methods", "lengths"],
+        },
         "errata": ["Eq. 1 has a wrong sign."],
     }
 )
@@ -130,6 +155,18 @@ def test_a_section_has_both_numbers_its_setting_and_its_figure(
     text, figures = papers_page(result, [PAPER], "specdec papers", {}, [section])
     assert "| `test_lengths.py` | 9 | – |" in text
     assert "lengths-2.svg" not in figures
+
+
+def test_the_page_says_where_each_exhibit_is_or_why_it_is_not(
+    result: PapersResult,  # noqa: F811
+) -> None:
+    text, _ = papers_page(result, [PAPER], "specdec papers", {}, [])
+    assert "| A paper | Fig. 1 | not shown: a drawing |" in text
+    assert "| A paper | Fig. 2 | `lengths-2` (not made this time) |" in text
+    titles = [result.plan.tables[key].title for key in ("methods", "lengths")]
+    links = f"[{titles[0]}](#methods), [{titles[1]}](#lengths)"
+    assert f"| A paper | Table 1, Table 2 | {links} |" in text
+    assert f'<a id="lengths"></a>\n\n### {titles[1]}\n' in text
 
 
 def test_the_page_has_the_forward_times_behind_their_table(
