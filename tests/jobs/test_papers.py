@@ -408,12 +408,13 @@ def test_sections_are_computed_from_recordings_of_draft_models(
     config, content = tmp_path / "papers.yaml", plan(tmp_path, tiny_spec)
     content["pair"]["drafts"]["eagle"] = "bundled:smollm2-eagle"
     name = next(iter(content["prompts"]))
-    content["recordings"] = {"texts": {"prompts": [name], "limit": 1}}
+    content["recordings"] = {"texts": {"prompts": [name], "limit": 1, "mixing": 0.15}}
     config.write_text(json.dumps(content))
     asked = load_paper_plan(config)
     wanted = recording_plan(asked, asked.recordings["texts"], name, tmp_path)
     assert wanted.pair.drafts == tiny_spec.drafts
     assert (wanted.prompts.limit, wanted.max_new_tokens) == (1, asked.max_new_tokens)
+    assert wanted.mixing == 0.15  # without which there are no examples of SpecDec++'s head
 
 
 def test_what_was_measured_of_other_weights_is_not_taken_for_the_page(
@@ -553,7 +554,7 @@ def test_a_limit_leaves_enough_prompts_to_learn_from(config: str, tmp_path: Path
         key: recording_plan(few, each, each.prompts[0], tmp_path).prompts.limit
         for key, each in few.recordings.items()
     }
-    assert limits.pop("heads") == 64
+    assert limits.pop("heads") == limits.pop("mixed") == 64
     assert max(limits.values()) == 4
 
 

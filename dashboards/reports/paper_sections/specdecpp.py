@@ -84,10 +84,10 @@ def heads(table: pd.DataFrame) -> Section:
         f" {facts['examples'].max():,.0f} examples.",
         shown=cells.table(rows, columns),
         best=[
-            (names.index(head), list(columns).index(HEADINGS.get(name, name)))
+            (names.index(str(head)), list(columns).index(HEADINGS.get(name, name)))
             for name in sets
-            for head in trained
-            if wide.loc[head, name] >= NEAR * wide.loc[trained, name].max()
+            for head, speedup in wide.loc[trained, name].items()
+            if speedup >= NEAR * wide.loc[trained, name].max()
         ],
         legend="Bold: at least 99 % of the fastest head's on the set, as in the paper.",
         ruled=cells.group_ends("rule" if row["name"] else row["w_rej"] for row in rows),

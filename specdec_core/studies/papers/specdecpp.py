@@ -79,7 +79,7 @@ def chosen_settings(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for name, each in table.groupby("name", sort=False):
         wide = each.pivot(index="setting", columns="prompts", values="speedup")
-        setting = wide[DEV].idxmax()
+        place = int(wide[DEV].argmax())
         for prompts in each["prompts"].drop_duplicates():
             if prompts == DEV:
                 continue
@@ -87,8 +87,8 @@ def chosen_settings(table: pd.DataFrame) -> pd.DataFrame:
                 {
                     "name": name,
                     "prompts": prompts,
-                    "setting": setting,
-                    "speedup": wide.loc[setting, prompts],
+                    "setting": wide.index[place],
+                    "speedup": wide[prompts].iloc[place],
                     "best_setting": wide[prompts].idxmax(),
                     "best": wide[prompts].max(),
                 }
