@@ -96,8 +96,8 @@ def heads(table: pd.DataFrame) -> Section:
 
 def over_fixed(table: pd.DataFrame) -> str:
     """How much faster the head that is the fastest on dev is than the fixed K that is."""
-    dev = table[table["prompts"] == specdecpp.DEV]
-    head = dev.loc[dev[dev["w_rej"].notna()]["speedup"].idxmax(), "name"]
+    dev = table[(table["prompts"] == specdecpp.DEV) & table["w_rej"].notna()]
+    head = dev["name"].iloc[int(dev["speedup"].argmax())]
     wide = specdecpp.chosen_settings(table).pivot(index="name", columns="prompts", values="speedup")
     ratios = wide.loc[head] / wide.loc[specdecpp.FIXED] - 1
     return f"over fixed K {ratios.min():+.1%}–{ratios.max():+.1%}"

@@ -87,6 +87,7 @@ def test_what_is_fastest_on_dev_is_shown_beside_each_sets_own_best() -> None:
 def test_a_head_stands_beside_the_papers_numbers(table: pd.DataFrame) -> None:
     [section] = SPECDECPP
     shown = section.section(table).shown
+    assert shown is not None
     assert list(shown[""])[-2:] == [specdecpp.FIXED, specdecpp.PRODUCT]
     [row] = shown[(shown["w_rej"] == "6") & (shown["D"] == "3")].to_dict("records")
     assert row["paper: train / eval KL"] == "0.617 / 0.582"
