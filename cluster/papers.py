@@ -122,7 +122,7 @@ def run_papers(
 ) -> tuple[PapersResult, PapersFolder]:
     """Measure `plan` in `<home>/papers/<name>`, or resume an interrupted run there. The caller
     marks the folder finished once it has used the result. Unless `again`, a finished run of the
-    same plan and prompts is taken instead, if there is one.
+    same plan and prompts is taken instead, if there is one; its words are those of `plan`.
 
     Raises :class:`UserError` for bad input, before anything is written.
     """
@@ -143,15 +143,16 @@ def run_papers(
         and done.is_of_these_weights(result)
     ):
         observer.stage(f"reading {done.path}")
-        return result, done
+        plan = with_datastores(plan, tokenizer, observer)
+        return result.model_copy(update={"plan": plan}), done
     folder = PapersFolder.claim(
         home / "papers", name or f"{plan.pair.name}-{identity[:8]}", identity, fresh
     )
+    plan = with_datastores(plan, tokenizer, observer)
     if (result := folder.papers()) is not None:
         measured = [each.configuration for each in result.measured]
         folder.check_weights(weights_here(result.plan.pair, measured))
-        return result, folder
-    plan = with_datastores(plan, tokenizer, observer)
+        return result.model_copy(update={"plan": plan}), folder
     work = plan.work(list(sets))
     observer.stage("connecting to Ray, loading the pair")
     with ray_session():

@@ -85,10 +85,10 @@ class Output(ABC):
     def chosen(self) -> Tensor:
         """The most likely tokens (n,)."""
 
-    @property
-    @abstractmethod
+    @cached_property
     def confidence(self) -> Tensor:
         """The probabilities (n,) of the most likely tokens at temperature 1, in float32."""
+        return most_likely(self.logits)[1]
 
     @abstractmethod
     def choices(self) -> list[list[int]]:

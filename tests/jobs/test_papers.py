@@ -453,6 +453,28 @@ def test_a_result_of_other_weights_is_not_delivered(tiny_spec: PairSpec, tmp_pat
         run_papers(asked, tmp_path, "other")
 
 
+def test_other_words_are_no_other_measurement(tiny_spec: PairSpec, tmp_path: Path) -> None:
+    config, content = tmp_path / "papers.yaml", plan(tmp_path, tiny_spec)
+    config.write_text(json.dumps(content))
+    asked = load_paper_plan(config)
+    table = content["tables"]["methods"]
+    table["title"], table["notes"], content["notes"] = "Other", ["Said so."], ["And so."]
+    table["rows"][0]["reported"] = "9.99×"
+    config.write_text(json.dumps(content))
+    reworded = load_paper_plan(config)
+    assert reworded.digest({}) == asked.digest({})
+    result = PapersResult(
+        name="x", started=datetime.now(UTC), plan=asked, pair=tiny_spec, sets={}, measured=[]
+    )
+    folder = PapersFolder(tmp_path / "papers" / "x")
+    result.save(folder.path)
+    folder.keep_weights(fingerprints(tiny_spec))
+    assert run_papers(reworded, tmp_path, "x")[0].plan == reworded
+    table["columns"] = ["mat"]
+    config.write_text(json.dumps(content))
+    assert load_paper_plan(config).digest({}) != asked.digest({})
+
+
 def test_a_head_that_was_trained_since_has_its_rows_measured(
     tiny_spec: PairSpec, tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -282,8 +282,11 @@ class PaperPlan(Value):
                 raise UserError(f"{source}: tables.{key}.rows: {again!r} is there twice")
 
     def digest(self, prompts: Mapping[str, str]) -> str:
-        """A hash of everything that the tables depend on; `prompts` are the sets' digests."""
-        content = [self.model_dump(mode="json", exclude={"recordings"}), dict(prompts)]
+        """A hash of everything that is measured, not of words; `prompts` are the sets' digests."""
+        rows = {"__all__": {"reported"}}
+        words: Any = {"title": True, "paper": True, "notes": True, "rows": rows}
+        exclude: Any = {"recordings": True, "notes": True, "tables": {"__all__": words}}
+        content = [self.model_dump(mode="json", exclude=exclude), dict(prompts)]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def lines(self, key: str, number: int, source: str = "papers") -> Iterator[Method]:

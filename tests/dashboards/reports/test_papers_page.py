@@ -27,7 +27,14 @@ from specdec_core.studies.papers.methods import (
 )
 from specdec_core.studies.papers.plan import PaperPlan, load_paper_plan
 from specdec_core.studies.papers.result import PapersResult
-from specdec_core.studies.papers.studies import LONG_FORM, LONG_FORM_GREEDY, TABLES, TIMES, Study
+from specdec_core.studies.papers.studies import (
+    LONG_FORM,
+    LONG_FORM_GREEDY,
+    OWN_HEADS,
+    TABLES,
+    TIMES,
+    Study,
+)
 from tests.dashboards.reports.test_papers import frontier, result  # noqa: F401 (fixtures)
 
 ROOT = Path(__file__).parents[3]
@@ -58,7 +65,8 @@ def test_every_method_has_its_code_its_test_and_its_row() -> None:
             for kind, most in EXHIBITS[paper.title].items()
             for number in range(1, most + 1)
         } <= {re.sub(r"(\d)[abc]$", r"\1", name) for name in paper.exhibits}
-    known = {LONG_FORM, LONG_FORM_GREEDY, TABLES, TIMES, *load_paper_plan(PAPERS).recordings}
+    inputs = {LONG_FORM, LONG_FORM_GREEDY, OWN_HEADS, TABLES, TIMES}
+    known = {*inputs, *load_paper_plan(PAPERS).recordings}
     assert {name for section in SECTIONS for name in section.study.needs} <= known
 
 

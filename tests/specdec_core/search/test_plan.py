@@ -67,6 +67,7 @@ def test_a_pattern_names_the_heads_to_try() -> None:
     configurations = Plan(search=(entry,)).resolve().configurations
     assert [(c.drafter.draft, c.drafter.policy.head) for c in configurations or []] == [
         ("small", "bundled:small-joint"),
+        ("small", "bundled:small-t1"),
         ("small", "bundled:small-t2"),
     ]
 

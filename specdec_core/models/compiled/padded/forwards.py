@@ -63,7 +63,8 @@ class PaddedForwards(Forwards):
         outputs = self._graphs.run(inputs)
         logits, chosen, read, *sure = (o if places is None else o[places] for o in outputs)
         self._cache.append(rows, map(len, tokens))
-        return PaddedOutput(batch, logits, read if hidden else None, chosen, *sure)
+        confidence = sure[0] if sure else None
+        return PaddedOutput(batch, logits, read if hidden else None, chosen, confidence)
 
     def _run_eagerly(self, batch: Batch, hidden: bool) -> Output:
         """Where padding has no room in one of the rows that a graph covers."""
