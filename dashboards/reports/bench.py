@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from dashboards import cells
 from dashboards.cells import Cell
 from dashboards.figures.bench import bench_figure, bench_svg
 from dashboards.figures.flame import draw_stacks
+from dashboards.reports.bench_sets import length_findings, lengths, sets
 from dashboards.reports.contestants import (
     by_group,
     chosen_on,
@@ -72,6 +74,8 @@ def sections(
     """The benchmark's tables."""
     return [
         *(_speed(result, temperature) for temperature in result.temperatures),
+        *(section for t in result.temperatures for section in sets(result, t)),
+        *(section for t in result.temperatures for section in lengths(result, t)),
         *(section for t in result.temperatures for section in _positions(result, t)),
         *(section for t in result.temperatures for section in _limits(result, t)),
         *([_tasks(result, baseline)] if any(result.categories) else []),
@@ -87,7 +91,12 @@ def sections(
 
 def findings(result: BenchResult) -> list[str]:
     """The results in sentences."""
-    return [*_against_peers(result), *_against_limits(result), *_unequal(result)]
+    return [
+        *_against_peers(result),
+        *_against_limits(result),
+        *(line for t in result.temperatures for line in length_findings(result, t)),
+        *_unequal(result),
+    ]
 
 
 def _against_peers(result: BenchResult) -> Iterator[str]:
@@ -284,15 +293,20 @@ def _forwards(result: BenchResult) -> Iterator[Section]:
     if not len(frame):
         return
     wide = frame.pivot(index="model", columns="width", values="milliseconds")
-    wide = wide.loc[list(result.forwards)].reset_index()
-    widths = {str(width): cells.number(width, ".2f") for width in wide.columns[1:]}
+    wide = wide.loc[list(result.forwards)]
+    widths = {str(width): cells.number(width, ".2f") for width in wide.columns}
+    wide["share"] = wide[1] / wide[1].get("target", math.nan)
     yield Section(
         key="forwards",
         title="Forwards",
         note="Medians, milliseconds, by how many tokens are fed at once, measured between the"
-        " repeats.",
+        " repeats; and a forward of one token as a share of the target's. A chain of K takes a"
+        " draft K forwards.",
         frame=frame,
-        shown=cells.table(wide, {"": cells.text("model"), **widths}),
+        shown=cells.table(
+            wide.reset_index(),
+            {"": cells.text("model"), **widths, "÷ target": cells.number("share", ".3f")},
+        ),
         on_console=False,
     )
 

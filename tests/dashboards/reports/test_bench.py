@@ -33,8 +33,8 @@ def test_the_report_has_every_row_and_says_who_wins(
     files = {path.name for path in folder.iterdir()}
     keys = [section.key for section in shown]
     assert keys == [
-        *("temperature_0", "temperature_1", "positions_0", "positions_1"),
-        *("limits_0", "limits_1"),
+        *("temperature_0", "temperature_1", "sets_0", "sets_1"),
+        *("positions_0", "positions_1", "limits_0", "limits_1"),
         *("tasks", "forwards", "functions", "contestants"),
     ]
     assert files >= {"report.md", "report.html", "bench.json", "times.csv", "summary.csv"}
