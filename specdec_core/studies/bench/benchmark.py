@@ -41,6 +41,7 @@ from specdec_core.studies.bench.race import (
     Contestant,
     EngineContestant,
     PeerContestant,
+    WarmUp,
     race,
     take,
 )
@@ -171,6 +172,7 @@ def run_bench(
     ours = [EngineContestant(engine, c, version, name) for name, c in plan.wanted().items()]
     contestants: list[Contestant] = [*ours, *peers]
     clock = ForwardClock(pair, _typical_context(texts, plan.max_new_tokens))
+    warm_up = WarmUp(contestants, texts, plan.max_new_tokens)
     rows: list[Row] = []
     resumed = parts.notes if parts else []
     for number, temperature in enumerate(plan.temperatures):
@@ -187,6 +189,7 @@ def run_bench(
             lambda so_far: clock.measure(widths_of([r for r in so_far if r.ours], pair)),
             parts,
             number * plan.repeats,
+            warm_up,
         )
     forwards = clock.forwards()
     observer.stage("profiling our best, measuring the oracle")

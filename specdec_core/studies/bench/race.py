@@ -21,6 +21,7 @@ from specdec_core.tokens.statistics import Generation, Round
 
 # Fields of :class:`specdec_core.tokens.statistics.Round` in seconds; together the round's time.
 PARTS_OF_A_ROUND = ("target_forward", "draft_forward", "policy", "verify", "bookkeeping")
+FEW = 4  # prompts of a further warm-up
 
 
 class Decoded(NamedTuple):
@@ -118,6 +119,25 @@ class PeerContestant:
         return Decoded(output, self.peer.steps)
 
 
+@dataclass
+class WarmUp:
+    """What contestants decode before a clock runs: all prompts, because compilers meet new sizes in
+    each, and before another race of the same, whose sampling alone is new to them, a few."""
+
+    contestants: Sequence[Contestant]
+    prompts: Sequence[Conversation]
+    new_tokens: int
+    _met: bool = False
+
+    def __call__(self, sampling: Sampling) -> None:
+        for contestant in self.contestants:
+            contestant.begin()
+            for prompt in self.prompts[: FEW if self._met else None]:
+                contestant.decode(prompt.tokens(), self.new_tokens, sampling, 0)
+        self._met = True
+        gc.collect()
+
+
 def race(
     contestants: Sequence[Contestant],
     prompts: Sequence[Conversation],
@@ -128,11 +148,14 @@ def race(
     on_repeat: Callable[[list[Row]], None] = lambda rows: None,
     parts: Parts[Take] | None = None,
     first_turn: int = 0,
+    warm_up: WarmUp | None = None,
 ) -> list[Row]:
     """All contestants decode a prompt before the next one comes, each time another one first, so
     that the machine's load falls on all alike. After every repeat `on_repeat` is called with the
     rows so far, while no clock runs. Repeats that are in `parts` are not made again, and those that
-    are made are kept there, as turns from `first_turn` on."""
+    are made are kept there, as turns from `first_turn` on. Races of the same contestants on the
+    same prompts may share a `warm_up`."""
+    warm_up = warm_up or WarmUp(contestants, prompts, new_tokens)
     rows = [contestant.row(sampling.temperature) for contestant in contestants]
     warm = False
     for repeat in range(repeats):
@@ -145,7 +168,7 @@ def race(
             on_repeat(rows)
             continue
         if not warm:
-            _warm_up(contestants, prompts, new_tokens, sampling)
+            warm_up(sampling)
             warm = True
         for contestant, row in zip(contestants, rows, strict=True):
             contestant.begin()
@@ -165,20 +188,6 @@ def race(
                 parts.keep(first_turn + repeat, row, row.takes[repeat])
         on_repeat(rows)
     return rows
-
-
-def _warm_up(
-    contestants: Sequence[Contestant],
-    prompts: Sequence[Conversation],
-    new_tokens: int,
-    sampling: Sampling,
-) -> None:
-    """With all prompts: compilers meet new sizes in each."""
-    for contestant in contestants:
-        contestant.begin()
-        for prompt in prompts:
-            contestant.decode(prompt.tokens(), new_tokens, sampling, 0)
-    gc.collect()
 
 
 def take(

@@ -15,7 +15,14 @@ from specdec_core.models.pair import Pair
 from specdec_core.prompts.chat import rendered
 from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.studies.bench.race import Decoded, EngineContestant, PeerContestant, race
+from specdec_core.studies.bench.race import (
+    FEW,
+    Decoded,
+    EngineContestant,
+    PeerContestant,
+    WarmUp,
+    race,
+)
 from specdec_core.studies.bench.result import BenchResult, Row, Take
 from specdec_core.studies.parts import Parts
 from specdec_core.studies.peers.choose import peers_of
@@ -95,17 +102,27 @@ class Noted:
         return Decoded([len(self.order)])
 
 
-def asked_of_noted() -> list[Conversation]:
+def asked_of_noted(texts: str = "xy") -> list[Conversation]:
     def whole(text: str) -> dict[str, list[int]]:
         return {"input_ids": [ord(c) for c in text]}
 
-    return [Conversation(Prompt(text, text), whole) for text in "xy"]
+    return [Conversation(Prompt(text, text), whole) for text in texts]
 
 
 def test_another_one_begins_each_time() -> None:
     order: list[str] = []
     race([Noted(name, order) for name in "abc"], asked_of_noted(), 1, GREEDY, repeats=2)
     assert "".join(order[6:]) == "abc" + "bca" + "cab" + "abc"  # behind the warm-up
+
+
+def test_a_second_temperature_warms_up_with_a_few_prompts() -> None:
+    order: list[str] = []
+    alone, asked = [Noted("a", order)], asked_of_noted("uvwxyz")
+    warm_up = WarmUp(alone, asked, 1)
+    race(alone, asked, 1, GREEDY, repeats=2, warm_up=warm_up)
+    assert len(order) == 6 + 2 * 6
+    race(alone, asked, 1, Sampling(temperature=1.0), repeats=2, warm_up=warm_up)
+    assert len(order) == 6 + 2 * 6 + FEW + 2 * 6
 
 
 def test_an_interrupted_race_goes_on_with_the_repeat_that_it_was_at(tmp_path: Path) -> None:
