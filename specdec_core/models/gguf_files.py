@@ -21,6 +21,7 @@ from specdec_core.models.digests import add_files
 log = logging.getLogger(__name__)
 
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_MAGIC = b"GGUF"
 _FAULTS = (OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError, AttributeError)
 
 
@@ -52,7 +53,7 @@ def _unpack(file: Path, name: str, folder: Path) -> None:
 
     transformers_logging.disable_progress_bar()
     try:
-        dtype = _dtype(file)
+        dtype = _dtype(file, name)
         where: dict[str, Any] = {
             "pretrained_model_name_or_path": file.parent,
             "gguf_file": file.name,
@@ -60,6 +61,8 @@ def _unpack(file: Path, name: str, folder: Path) -> None:
         whole = GgufConfig(dequantize=True)
         read = AutoModelForCausalLM.from_pretrained(**where, dtype=dtype, quantization_config=whole)
         tokenizer = AutoTokenizer.from_pretrained(**where)
+    except UserError:
+        raise
     except ImportError:
         raise UserError(f"{name}: to read GGUF files, install gguf (pip install gguf)") from None
     except _FAULTS as error:
@@ -69,12 +72,22 @@ def _unpack(file: Path, name: str, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _dtype(file: Path) -> str:
+def _dtype(file: Path, name: str) -> str:
     """The data type of most weights, or bfloat16 where these are quantised."""
     from gguf import GGUFReader
 
+    try:
+        tensors = GGUFReader(file).tensors
+    except _FAULTS:
+        with file.open("rb") as content:
+            if content.read(len(_MAGIC)) != _MAGIC:
+                raise UserError(f"{name}: not a GGUF file") from None
+        size = file.stat().st_size
+        raise UserError(
+            f"{name}: a GGUF file that is damaged or cut off ({size:,} bytes); fetch it again"
+        ) from None
     kinds: Counter[str] = Counter()
-    for tensor in GGUFReader(file).tensors:
+    for tensor in tensors:
         kinds[tensor.tensor_type.name] += int(tensor.n_elements)
     return _FLOATS.get(kinds.most_common(1)[0][0], "bfloat16")
 

@@ -188,7 +188,7 @@ def test_what_cannot_be_read_is_one_line(
     other.write_bytes(whole.replace(b"llama", b"lamma"))
     text = tmp_path / "text.gguf"
     text.write_text("no model")
-    for file, reason in ((cut, "not a GGUF"), (other, "lamma"), (text, "not a GGUF")):
+    for file, reason in ((cut, "cut off"), (other, "lamma"), (text, "not a GGUF file")):
         with pytest.raises(UserError, match=rf"{file.name}.*{reason}") as raised:
             check_pair(PairSpec(target=str(file), drafts={}))
         assert "\n" not in str(raised.value)
