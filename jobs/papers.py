@@ -64,6 +64,12 @@ def main(
         Path | None,
         Option("--page", help="Also write the page of methods, code, tests and numbers here."),
     ] = None,
+    data: Annotated[
+        Path | None,
+        Option(
+            help="Folder for the numbers of the page's tables and figures, a Parquet file each."
+        ),
+    ] = None,
 ) -> None:
     """Write the papers' comparison tables, measured live for your pair and prompts.
 
@@ -84,8 +90,8 @@ def main(
         pair=pair_changes(target, draft, max_length),
         **{**(QUICK if quick else {}), **options},
     )
-    if section and write_page is None:
-        raise UserError("--section goes with --page")
+    if (section or data) and write_page is None:
+        raise UserError(f"{'--section' if section else '--data'} goes with --page")
     listed: tuple[Paper, ...] = ()
     studies: list[Study] = []
     if write_page is not None:
@@ -102,6 +108,7 @@ def main(
     from dashboards.reports.papers import report
     from dashboards.reports.papers_page import papers_page
     from specdec_core.base.files import write_atomically
+    from specdec_core.base.tables import write_small
     from specdec_core.studies.bench.benchmark import read_bench_plan
     from specdec_core.studies.long_form import LongFormPlan
     from specdec_core.studies.papers.studies import study_tables
@@ -128,6 +135,10 @@ def main(
             for file, figure in figures.items():
                 write_atomically(write_page.parent / file, figure)
             write_atomically(write_page, text)
+            if data is not None:
+                frames = {each.key: each.frame for each in shown.sections if each.frame is not None}
+                for key, frame in {**frames, **studied}.items():
+                    write_small(frame, data / f"{key}.parquet")
         folder.finish()
     show(console, shown.sections)
     if write_page is not None:

@@ -225,11 +225,17 @@ def test_the_page_records_what_its_sections_need_and_takes_what_is_there(
     for finished in home.glob("papers/*/finished"):
         finished.unlink()  # as if it was interrupted while it made the page
 
-    again = command(papers.main, home, *arguments, "--section", "svip-f3a")
+    data = tmp_path / "data"
+    again = command(papers.main, home, *arguments, "--section", "svip-f3a", "--data", str(data))
     assert again.returncode == 0, again.stdout + again.stderr
     after = {p: p.stat().st_mtime_ns for p in home.glob("papers/sections/*.parquet")}
     assert after.items() >= kept.items()
     assert len(after) == 3
+    assert {p.stem for p in data.iterdir()} == {"once", "svip-t1", "mcsd-ranks", "svip-f3a"}
+    [ranked] = home.glob("papers/sections/mcsd-ranks-*.parquet")
+    pd.testing.assert_frame_equal(
+        pd.read_parquet(data / "mcsd-ranks.parquet"), pd.read_parquet(ranked)
+    )
     assert {p: p.stat().st_mtime_ns for p in home.glob("papers/*/blocks/*.json")} == blocks
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
     experiment = client.get_experiment_by_name(tiny_spec.name)
