@@ -5,6 +5,7 @@ The settings of each kind of drafter and length policy are in the kind's module
 """
 
 from specdec_core.config.base import (
+    READ,
     Document,
     Value,
     describe,
@@ -56,6 +57,7 @@ __all__ = [
     "COSTING",
     "MOST_NODES",
     "MOST_TOKENS",
+    "READ",
     "AnyChain",
     "AnyDrafter",
     "AnyLookup",

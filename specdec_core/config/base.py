@@ -16,6 +16,9 @@ from specdec_core.config.expected import expected, written
 
 T = TypeVar("T")
 
+# The keys by which a configuration names what it reads beside its models, or the place of that.
+READ = ("head", "datastore", "state", "table")
+
 
 class Value(BaseModel):
     """A frozen value that rejects unknown keys."""
@@ -29,10 +32,26 @@ class Document(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-def identity(value: BaseModel) -> str:
-    """A value's stable short id: the hash of its canonical JSON."""
-    canonical = json.dumps(value.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+def identity(value: BaseModel, placeless: bool = False) -> str:
+    """A value's stable short id: the hash of its canonical JSON. A `placeless` one is the same
+    wherever what it reads (:data:`READ`) lies."""
+    content = value.model_dump(mode="json")
+    content = _placeless(content) if placeless else content
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+
+
+def _placeless(part: Any) -> Any:
+    if isinstance(part, list):
+        return [_placeless(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    return {
+        key: Path(value.removeprefix("bundled:")).name.removesuffix(".json")
+        if key in READ and isinstance(value, str)
+        else _placeless(value)
+        for key, value in part.items()
+    }
 
 
 def parse(kind: type[T], value: Any, source: str) -> T:

@@ -63,9 +63,12 @@ def told(
     that it has. `by_replay` opens a recording for what it is given, saying what for; its errors
     are raised. Raises :class:`UserError` for an EAGLE head that the server cannot load."""
     for draft in configuration.drafts_of(models.drafts).values():
-        if draft.refused is not None:
+        refused = draft.refused
+        if draft.kind == "eagle" and not server.eagle:
+            refused = f"{draft.place}: it is a head of EAGLE-1 or EAGLE-2"
+        if refused is not None:
             raise UserError(
-                f"{server.title} cannot load {draft.refused}; --fastest finds what it can be told"
+                f"{server.title} cannot load {refused}; --fastest finds what it can be told"
             )
     counterpart = server.counterpart(configuration.drafter, models)
     if counterpart is not None:

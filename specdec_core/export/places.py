@@ -28,7 +28,7 @@ from specdec_core.recordings.schema import HEADER, Recording
 from specdec_core.search.replaying import find_named
 
 # What a configuration reads beside its models, by its keys there, and where that is.
-_READ: dict[str, Callable[[str], Path]] = {
+READ_AT: dict[str, Callable[[str], Path]] = {
     "head": resolve_head,
     "datastore": resolve_datastore,
     "state": find_state,
@@ -63,13 +63,13 @@ def _placed(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     return {
-        key: _place_of(key, value) if key in _READ and isinstance(value, str) else _placed(value)
+        key: _place_of(key, value) if key in READ_AT and isinstance(value, str) else _placed(value)
         for key, value in part.items()
     }
 
 
 def _place_of(key: str, name: str) -> str:
-    place = _READ[key](name).resolve()
+    place = READ_AT[key](name).resolve()
     if not place.exists():
         raise UserError(f"{key} {name}: there is none at {place}")
     return str(place)

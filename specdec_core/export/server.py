@@ -119,6 +119,7 @@ class Server(ABC):
     files: ClassVar[tuple[str, ...]] = ()  # that may be written for it
     verified: ClassVar[bool] = False  # whether tests run the settings in the program itself
     heads: ClassVar[Literal["speculators", "specforge"] | None] = None  # format of EAGLE heads
+    eagle: ClassVar[bool] = False  # whether it loads heads of the first generation, too
     occurrence: ClassVar[Occurrence] = "latest"  # of an n-gram, after which its lookups copy
 
     @abstractmethod

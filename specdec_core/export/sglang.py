@@ -24,6 +24,7 @@ class SgLang(Server):
     known = ("0.5.9",)
     files = (ADAPTIVE_FILE,)
     heads = "specforge"
+    eagle = True
 
     def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
         if drafter is None:

@@ -83,14 +83,19 @@ def build_bandit(settings: BanditSettings) -> Bandit:
         UserError: there is no such state, or it is of another bandit.
     """
     labels = distinct_labels(settings.arms)
-    # What is learned outlives a cost that is measured anew.
-    ids = list(dict.fromkeys(identity(costless(arm)) for arm in settings.arms))
+    # What is learned outlives a cost that is measured anew, and another place of a head.
+    arms_as_learned = [costless(arm) for arm in settings.arms]
+    ids = list(dict.fromkeys(identity(arm, placeless=True) for arm in arms_as_learned))
     shared: dict[str, Any] = {
         "reward": settings.reward,
         "names": list(labels.values()),
         "ids": ids if len(ids) == len(labels) else list(labels),
-        # Until version 0.1.0 a state had names instead of ids.
-        "former": [list(labels), [old_label(arm) for arm in settings.arms]],
+        # Ids had places in them before; until version 0.1.0 a state had names instead of ids.
+        "former": [
+            [identity(arm) for arm in arms_as_learned],
+            list(labels),
+            [old_label(arm) for arm in settings.arms],
+        ],
     }
     arms, longest = len(settings.arms), settings.depth
     bandit: Bandit

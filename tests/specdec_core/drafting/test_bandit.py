@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
+from specdec_core.config import AUTOREGRESSIVE, READ, Configuration, Sampling, identity
 from specdec_core.drafting.bandit.drafter import BanditDrafter, build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -16,6 +16,7 @@ from specdec_core.drafting.policies.break_even import BreakEvenSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
 from specdec_core.drafting.post_use.settings import PostUseSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.states import save_state
@@ -23,6 +24,7 @@ from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
+from specdec_core.export import places
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
 from specdec_core.studies.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
@@ -200,6 +202,29 @@ def test_a_saved_state_goes_on_where_a_target_forward_costs_something_else(tmp_p
         assert build_bandit(bandit(cost, state=str(path))).rounds == [3, 4]
     both = (bandit(12.5).arms[1], bandit(19.0).arms[1])
     assert len(set(build_bandit(BanditSettings(arms=both)).ids)) == 2
+
+
+def test_a_saved_state_goes_on_where_a_head_lies_elsewhere(tmp_path) -> None:
+    """As in a plug-in, whose file names the places of what a workspace has names for; so does one
+    that was saved when ids had places in them."""
+
+    def bandit(head: str, **more: str) -> BanditSettings:
+        policy = SpecDecPlusPlusSettings(head=head, threshold=0.5)
+        return BanditSettings(arms=(LENGTHS[0], DraftModelSettings(policy=policy)), **more)
+
+    learned = build_bandit(bandit("mine"))
+    learned.selections, learned.rounds = 7, [3, 4]
+    place = str(tmp_path / "mine")
+    before = learned.state() | {"arms": [identity(arm) for arm in bandit(place).arms]}
+    for number, state in enumerate((learned.state(), before)):
+        path = str(save_state(state, tmp_path / f"{number}.json"))
+        assert build_bandit(bandit(place, state=path)).rounds == [3, 4]
+    with pytest.raises(UserError, match="of other arms"):
+        build_bandit(bandit("another", state=path))
+
+
+def test_the_keys_that_name_what_is_read_are_those_that_are_placed() -> None:
+    assert set(READ) == set(places.READ_AT)
 
 
 def decode_again(engine: Engine) -> tuple[Engine, list[list[int]]]:

@@ -70,17 +70,25 @@ def test_sglang_is_told_which_generation_a_head_is_of(tiny_pair: Pair, tmp_path:
     assert head_file(tiny_pair, folder, "sglang") == DraftFile(str(folder), "eagle")
 
 
-@pytest.mark.parametrize("server", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize(
+    ("server", "architecture"),
+    [
+        ("vllm", "LlamaForCausalLM"),
+        ("sglang", "LlamaForCausalLM"),
+        ("trtllm", "LlamaForCausalLM"),
+        ("trtllm", "LlamaForCausalLMEagle"),  # as SGLang reads it
+    ],
+)
 def test_a_head_that_a_server_cannot_load_is_refused(
-    tiny_pair: Pair, tmp_path: Path, server: str
+    tiny_pair: Pair, tmp_path: Path, server: str, architecture: str
 ) -> None:
     """It is not replaced by what comes nearest; other drafts of the pair are not affected."""
-    folder = eagle_one(tiny_pair, tmp_path / "head", "LlamaForCausalLM")
+    folder = eagle_one(tiny_pair, tmp_path / "head", architecture)
     drafts = {"head": str(folder), **tiny_pair.spec.drafts}
     spec = tiny_pair.spec.model_copy(update={"drafts": drafts})
     models = models_of(spec, SERVERS[server].heads)
     own = parse(Configuration, {"drafter": CHAIN}, "test")
-    with pytest.raises(UserError, match=r"cannot load .*as EAGLE-1 heads do"):
+    with pytest.raises(UserError, match=r"cannot load .*EAGLE-1"):
         told(SERVERS[server], models, own, lambda *_: pytest.fail("a nearest was looked for"))
     other = parse(Configuration, {"drafter": CHAIN | {"draft": "draft"}}, "test")
     _, nearest = told(SERVERS[server], models, other, lambda *_: pytest.fail("looked"))
