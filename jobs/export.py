@@ -86,7 +86,8 @@ def main(
     if plugin:
         from specdec_core.export.places import placed
 
-        configuration = placed(_priced(choice, hardware, profile))
+        measured = server.measures and hardware is None and profile is None
+        configuration = placed(configuration if measured else _priced(choice, hardware, profile))
         written = server.plugged_in(configuration, models, choice.pair.runner)
         print_configuration(configuration, source)
         _deliver(server, written, version, _folder(out, choice, server))

@@ -130,14 +130,14 @@ def assess(configuration: Configuration, generations: list[Generation], profile:
     lengths = [(g.prompt_tokens, len(g.tokens)) for g in generations]
     prompts = [prompt for prompt, _ in lengths]
     counts, by_arm = Counts.of(generations), Counts.by_arm(generations)
-    return Trial.of(configuration, counts, profile, middle(lengths), prompts, by_arm=by_arm)
+    return Trial.of(configuration, counts, profile, middle(lengths), prompts, by_arm=by_arm.items())
 
 
 def replayed(replay: Replay, configuration: Configuration, profile: Profile) -> Trial:
     """The same from a recording. Raises :class:`UserError` where it cannot be replayed."""
     rounds, context = replay.run(configuration), context_of(replay)
     prompts, by_arm = map(len, replay.recording.prompts.tokens), rounds.counts_by_arm()
-    return Trial.of(configuration, rounds.counts, profile, context, prompts, True, by_arm)
+    return Trial.of(configuration, rounds.counts, profile, context, prompts, True, by_arm.items())
 
 
 def context_of(replay: Replay) -> int:

@@ -22,6 +22,7 @@ TIMED = {
     "expected": cells.number("expected", ".2f×"),
     "measured": cells.ratio("speedup", "low", "high"),
     "tokens/s": cells.number("tokens_per_second", ".0f"),
+    "tokens a step, by replay": cells.number("expected_mat", ".2f"),
     "tokens a step": cells.number("mat", ".2f"),
 }
 
@@ -105,6 +106,7 @@ def _frame(result: ScanResult) -> pd.DataFrame:
                 "low": ratio.low,
                 "high": ratio.high,
                 "tokens_per_second": each.row.tokens_per_second,
+                "expected_mat": each.expected_tokens,
                 "mat": each.row.mean_accepted(),
             }
         )

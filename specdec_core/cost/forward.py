@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from specdec_core.config import Value
 from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
@@ -82,13 +83,15 @@ class ForwardCost(Value):
 
     The kinds of forward are fitted apart: less work can take longer where it runs other kernels
     (on a CPU one token is often slower than two). So is reading a prompt, which needs no logits;
-    `prefill` is unset where it was not measured.
+    `prefill` is unset where it was not measured. `steps` are what numbers of tokens took over
+    their fit, by kind and number, where times follow them (:meth:`in_steps`).
     """
 
     measurements: list[Measurement]
     terms: dict[Kind, Terms]
     r2: float
     prefill: Terms | None = None
+    steps: dict[Kind, dict[int, float]] = Field(default={})
 
     @classmethod
     def fit(cls, measurements: Sequence[Measurement]) -> ForwardCost:
@@ -99,10 +102,7 @@ class ForwardCost(Value):
         for m in measurements:
             groups.setdefault(Kind.of(m.width, m.batch), []).append(m)
         terms = {kind: Terms.fit(group) for kind, group in groups.items()}
-        fitted = cls(measurements=list(measurements), terms=terms, r2=0.0)
-        seconds = np.array([m.seconds for m in measurements])
-        predicted = np.array([fitted.seconds(m.width, m.context, m.batch) for m in measurements])
-        return fitted.model_copy(update={"r2": r_squared(seconds, predicted)})
+        return cls(measurements=list(measurements), terms=terms, r2=0.0)._judged()
 
     @classmethod
     def constant(cls, seconds: float) -> ForwardCost:
@@ -123,6 +123,26 @@ class ForwardCost(Value):
             abs(self.seconds(m.width, m.context, m.batch) / m.seconds - 1)
             for m in self.measurements
         )
+
+    def in_steps(self) -> ForwardCost:
+        """The same by what each measured number of tokens took instead of a line through all:
+        kernels take tokens in blocks, so that time grows in steps."""
+        over: dict[Kind, dict[int, list[float]]] = {}
+        for m in self.measurements:
+            took = m.seconds / self.seconds(m.width, m.context, m.batch)
+            of_kind = over.setdefault(Kind.of(m.width, m.batch), {})
+            of_kind.setdefault(m.width * m.batch, []).append(took)
+        steps = {
+            kind: {tokens: statistics.geometric_mean(each) for tokens, each in sorted(own.items())}
+            for kind, own in over.items()
+        }
+        return self.model_copy(update={"steps": steps})._judged()
+
+    def _judged(self) -> ForwardCost:
+        """The same with its r²."""
+        seconds = np.array([m.seconds for m in self.measurements])
+        told = [self.seconds(m.width, m.context, m.batch) for m in self.measurements]
+        return self.model_copy(update={"r2": r_squared(seconds, np.array(told))})
 
     def with_prefill(self, seconds: Mapping[int, float]) -> ForwardCost:
         """The same with prefill fitted to what prompts of some lengths took."""
@@ -145,4 +165,7 @@ class ForwardCost(Value):
             one, two = self.seconds(1, context, batch), self.seconds(2, context, batch)
             return one + (width - 1) * (two - one)
         kind = next(k for k in _STAND_IN[Kind.of(width, batch)] if k in self.terms)
-        return self.terms[kind].seconds(width, context, batch)
+        seconds = self.terms[kind].seconds(width, context, batch)
+        if steps := self.steps.get(kind):
+            seconds *= float(np.interp(width * batch, list(steps), list(steps.values())))
+        return seconds

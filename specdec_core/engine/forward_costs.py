@@ -1,7 +1,8 @@
 """What a target forward costs in steps of a draft model, measured before the first request.
 
 It is measured once for a pair on a machine, and kept for all processes and workspaces: policies
-stop by it, so that with a seed a later one writes the same.
+stop by it, so that with a seed a later one writes the same. Of a target that another program runs it
+is measured in each process.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import json
 import logging
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from specdec_core.base.environment import machine
@@ -39,13 +42,16 @@ class ForwardCost(NamedTuple):
 
 class ForwardCosts:
     """What a target forward costs in the process that has a pair's models: `known`, by draft. Where
-    it is measured, the models take turns, and their rows are left as they were.
+    it is measured, the models take turns, and their rows are left as they were. Of a target that
+    another program runs, a function gives the seconds of a forward of so many tokens.
 
     Raises:
         UserError: (all methods) the draft's weights are not in this process.
     """
 
-    def __init__(self, pair: Pair, target: ModelRunner, drafts: DraftRunners) -> None:
+    def __init__(
+        self, pair: Pair, target: ModelRunner | Callable[[int], float], drafts: DraftRunners
+    ) -> None:
         self._pair, self._target, self._drafts = pair, target, drafts
         self.known: dict[str, ForwardCost] = {}
 
@@ -65,8 +71,13 @@ class ForwardCosts:
     def _of(self, draft: str | None) -> ForwardCost:
         name = self._pair.draft_name(draft)
         if name not in self.known:
-            self.known[name] = _kept(self._pair, self._target, self._drafts, name)
+            self.known[name] = self._found(name)
         return self.known[name]
+
+    def _found(self, name: str) -> ForwardCost:
+        if isinstance(self._target, ModelRunner):
+            return _kept(self._pair, self._target, self._drafts, name)
+        return _measured(self._pair, self._target, self._drafts, name)
 
 
 def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> ForwardCost:
@@ -75,8 +86,9 @@ def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> F
             f"policy.target_cost: profile: draft {name} runs elsewhere and cannot be timed here;"
             " give a number"
         )
+    timed = partial(_time, target)
     if name not in pair.fingerprints:  # a model that was made here, and is nowhere else
-        return _measured(pair, target, drafts, name)
+        return _measured(pair, timed, drafts, name)
     weights = [pair.fingerprints[TARGET], pair.fingerprints[name]]
     runner = pair.spec.runner.model_dump(mode="json", exclude={"max_length"})
     run_by = type(target).__name__  # a target may be split among processes
@@ -86,14 +98,16 @@ def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> F
         kept.parent.mkdir(parents=True, exist_ok=True)
         with alone(kept):
             if not kept.exists():
-                write_atomically(kept, json.dumps(_measured(pair, target, drafts, name)))
+                write_atomically(kept, json.dumps(_measured(pair, timed, drafts, name)))
         return ForwardCost(*json.loads(kept.read_text()))
     except OSError as error:
         log.warning("%s: what a target forward costs cannot be kept: %s", kept.parent, error)
-        return _measured(pair, target, drafts, name)
+        return _measured(pair, timed, drafts, name)
 
 
-def _measured(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> ForwardCost:
+def _measured(
+    pair: Pair, target: Callable[[int], float], drafts: DraftRunners, name: str
+) -> ForwardCost:
     if name in pair.draft_models:
         own = drafts.open(name)
     else:
@@ -101,7 +115,7 @@ def _measured(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) 
         own.prefill([0], [[1]])  # a head does not read a text's first token
     seconds: list[tuple[float, float, float]] = []
     for _ in range(_REPEATS):
-        times = _time(target, 1), _time(target, 1 + CANDIDATES), _time(own, 1)
+        times = target(1), target(1 + CANDIDATES), _time(own, 1)
         seconds.append(times)
     alone, more, of_draft = map(statistics.median, zip(*seconds[2:], strict=True))
     place = max(more - alone, 0.0) / CANDIDATES

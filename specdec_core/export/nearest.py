@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
+import numpy as np
+
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, DrafterSettings
@@ -28,8 +30,8 @@ from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.export.server import Counterpart, Models, Server, fixed_chain
 from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.rounds import ReplayedRounds
 from specdec_core.search.results import METRIC, Trial, by_estimate
-from specdec_core.tokens.statistics import Counts
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
 PER_MATCH = (1.0, 2.0, 4.0)  # candidates for each token of a suffix that is found again
@@ -150,29 +152,28 @@ def _told_by(replay: Replay, profile: Profile, option: Configuration) -> bool:
 
 def estimated(option: Configuration, replay: Replay, profile: Profile) -> Trial:
     """A configuration's counts on a recording, and its time by a profile, prompts included where
-    it has their times."""
+    it has their times. Rounds are priced by the candidates that each verifies."""
     prompts, rounds = replay.recording.prompts, replay.run(option)
-    counts, by_arm = rounds.counts, rounds.counts_by_arm()
     if profile.whole_chains:
-        counts = whole_chains(option, counts)
-        by_arm = {arm: whole_chains(option, each) for arm, each in by_arm.items()}
-    lengths = map(len, prompts.tokens)
+        rounds = whole_chains(option, rounds)
+    by_arm = [(arm, r.counts) for arm, own in rounds.by_arm().items() for r in own.by_width()]
+    lengths, counts = map(len, prompts.tokens), rounds.counts
     return Trial.of(option, counts, profile, prompts.context, lengths, replayed=True, by_arm=by_arm)
 
 
-def whole_chains(option: Configuration, counts: Counts) -> Counts:
-    """The counts of an engine whose rounds draft a chain in full, also behind the prompt and where
-    fewer tokens are left; of other drafters, as they are."""
+def whole_chains(option: Configuration, rounds: ReplayedRounds) -> ReplayedRounds:
+    """The rounds of an engine that drafts a chain in full, also where fewer tokens are left, and
+    behind the prompt, in whose round none is verified yet; of other drafters, as they are."""
     chain = fixed_chain(option.drafter)
     if chain is None:
-        return counts
-    drafted = chain.spans[0].tokens * counts.n_target
+        return rounds
+    drafted = np.full_like(rounds.drafted, chain.spans[0].tokens)
     return replace(
-        counts,
-        n_draft=drafted,
-        n_draft_tokens=drafted,
-        n_drafted=drafted,
-        n_discarded=drafted - counts.n_accepted,
+        rounds,
+        drafted=np.where(rounds.position == 0, 0, drafted),
+        draft_forwards=drafted,
+        draft_tokens=drafted,
+        depth=drafted,
     )
 
 

@@ -27,11 +27,13 @@ FIXED = ("suffix",)  # vLLM takes their length at the start alone: of these the 
 
 
 class Scanned(Document):
-    """A setting: the speedup that replay and a profile expect, and its times in the program."""
+    """A setting: the speedup that replay and a profile expect, the tokens of a step that replay
+    counts, and its times in the program."""
 
     configuration: Configuration
     settings: dict[str, Any]
     expected: float
+    expected_tokens: float | None = None
     row: Row
 
 

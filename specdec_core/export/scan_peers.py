@@ -91,6 +91,7 @@ def run_scan(
                 configuration=trial.configuration,
                 settings=contestant.peer.settings,
                 expected=trial.metrics[METRIC],
+                expected_tokens=trial.metrics["mat"],
                 row=row,
             )
             for trial, contestant, row in zip(trials, contestants, rows, strict=True)

@@ -121,6 +121,7 @@ class Server(ABC):
     heads: ClassVar[Literal["speculators", "specforge"] | None] = None  # format of EAGLE heads
     eagle: ClassVar[bool] = False  # whether it loads heads of the first generation, too
     occurrence: ClassVar[Occurrence] = "latest"  # of an n-gram, after which its lookups copy
+    measures: ClassVar[bool] = False  # whether a plug-in there measures what a target forward costs
 
     @abstractmethod
     def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:

@@ -32,6 +32,7 @@ class Transformers(Server):
     files = (FILE, PLUG_IN_FILE)
     verified = True
     occurrence = "earliest"
+    measures = True
 
     def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
         if drafter is None:
@@ -102,7 +103,7 @@ class Transformers(Server):
     ) -> Written:
         from specdec_core.plugins.text_drafter import check_chains  # torch takes a second
 
-        check_chains(configuration, self.title)
+        check_chains(configuration, self.title, measured=True)
         lines = [
             "from transformers import AutoModelForCausalLM",
             "from specdec_core.plugins.transformers import speculative",

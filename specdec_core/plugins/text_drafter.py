@@ -6,7 +6,7 @@ given a chain of candidates to verify. It has read a text when it adds to it, as
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from transformers import PreTrainedTokenizerBase
@@ -16,6 +16,7 @@ from specdec_core.config import Configuration, PairSpec, Sampling
 from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.engine.draft_runners import DraftRunners
+from specdec_core.engine.forward_costs import ForwardCosts
 from specdec_core.models.eagle.runner import ReadRows
 from specdec_core.models.pair import (
     Pair,
@@ -33,7 +34,7 @@ UNKNOWN = -1  # a token that the target would have chosen; equals no token
 
 def check_chains(configuration: Configuration, program: str, measured: bool = False) -> None:
     """Raises :class:`UserError` for a configuration whose candidates `program` cannot verify, or
-    that asks for a cost which will not be `measured` before it is run."""
+    that asks for a cost which is not `measured` there."""
     drafter, label = configuration.drafter, configuration.label
     if not configuration.lossless:
         raise UserError(f"{label} is lossy: {program} verifies every token")
@@ -76,21 +77,31 @@ class TextDrafter:
     """The drafter of a configuration, for up to `slots` texts at a time.
 
     The target of `pair` need not have weights. What `read` has of the target's rows is for EAGLE
-    heads; the rows are the slots. A text that has outgrown the draft models' caches gets no
-    candidates any more. How long a text the target takes is the other program's affair.
+    heads; the rows are the slots. `forward_seconds` times a forward of the target of so many tokens
+    as the other program runs it, for policies that ask what one costs. A text that has outgrown the
+    draft models' caches gets no candidates any more. How long a text the target takes is the other
+    program's affair.
 
     Raises:
         UserError: the configuration names a draft or a head that is not there.
     """
 
     def __init__(
-        self, pair: Pair, configuration: Configuration, slots: int, read: ReadRows | None = None
+        self,
+        pair: Pair,
+        configuration: Configuration,
+        slots: int,
+        read: ReadRows | None = None,
+        forward_seconds: Callable[[int], float] | None = None,
     ) -> None:
-        assert configuration.drafter is not None
         self.max_length = pair.drafts_length if configuration.drafts else None
         self.eos_token_ids = pair.eos_token_ids
         self.vocab_size = pair.target.config.get_text_config(decoder=True).vocab_size
         self.runners = DraftRunners(pair, slots, read, self.max_length)
+        if forward_seconds is not None:
+            costs = ForwardCosts(pair, forward_seconds, self.runners)
+            configuration = configuration.priced(costs)
+        assert configuration.drafter is not None
         resources = Resources(
             self.runners.open,
             partial(load_pair_head, pair),

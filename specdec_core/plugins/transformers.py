@@ -28,6 +28,7 @@ from transformers.generation import CandidateGenerator
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairConfiguration, PairSpec, RunnerSettings, Sampling
+from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.models.eagle.any_head import AnyHead
 from specdec_core.models.pair import Pair, load_drafts
 from specdec_core.plugins.features import ReadText
@@ -66,14 +67,14 @@ def speculative(
         configuration, given = chosen.configuration, chosen.pair
         drafts = given.drafts if drafts is None else drafts
         runner = runner or given.runner
-    check_chains(configuration, PROGRAM)
+    check_chains(configuration, PROGRAM, measured=True)
     wanted = configuration.drafts_of(drafts or {})
     return of_pair(_pair(model, wanted, runner or RunnerSettings()), configuration)
 
 
 def of_pair(pair: Pair, configuration: Configuration) -> Callable[..., Any]:
     """:func:`speculative` for models that are loaded."""
-    check_chains(configuration, PROGRAM)
+    check_chains(configuration, PROGRAM, measured=True)
     return partial(_generate, Candidates(pair, configuration), Lock())
 
 
@@ -104,9 +105,14 @@ class Candidates(CandidateGenerator):
         if any(isinstance(draft, AnyHead) for draft in drafts.values()):
             positions = pair.drafts_length + _PADDING
             self.read = ReadText(pair.target, pair.feature_layers, positions)
-        self.drafter = TextDrafter(pair, configuration, 1, self.read)
+        seconds = partial(_forward_seconds, pair.target)
+        self.drafter = TextDrafter(pair, configuration, 1, self.read, seconds)
         drafter = configuration.drafter
-        self._reads_rejected = drafter is not None and drafter.reads_rejected
+        assert drafter is not None
+        self._reads_rejected = drafter.reads_rejected
+        # Heads need what the target has read, and an arm is not to be charged with a prompt.
+        bandit = any(isinstance(part, BanditSettings) for part in drafter.walk())
+        self._waits = self.read is not None or bandit
         self._sampling = Sampling()
         self._prompt = self._held = self._last = 0
         self._began = 0.0
@@ -134,11 +140,11 @@ class Candidates(CandidateGenerator):
 
     def get_candidates(self, input_ids: torch.LongTensor, **_: Any) -> Any:
         """Candidates behind the text (1, length + candidates), and when sampling the logarithms of
-        the distributions (1, candidates, vocabulary) that they were drawn from. None before the
-        target has read the text."""
+        the distributions (1, candidates, vocabulary) that they were drawn from. Those behind the
+        prompt are verified when it is read."""
         self._began = perf_counter()
         room = self._last - self._held - 1
-        if self._held == self._prompt or room <= 0:
+        if (self._waits and self._held == self._prompt) or room <= 0:
             return input_ids, None
         tree = self.drafter.propose({0: room})[0]
         if not tree.tokens:
@@ -168,6 +174,15 @@ class Candidates(CandidateGenerator):
                 assert isinstance(q, Tensor)
                 probs[node, : len(q)] = q
         return probs.log()[None]
+
+
+@torch.inference_mode()
+def _forward_seconds(model: PreTrainedModel, tokens: int) -> float:
+    """Seconds of a forward of so many tokens, as transformers runs it."""
+    ids = torch.ones((1, tokens), dtype=torch.long, device=model.device)
+    began = perf_counter()
+    model(input_ids=ids, use_cache=True).logits[0, 0, 0].item()  # waits for the device
+    return perf_counter() - began
 
 
 class _Watched:

@@ -61,12 +61,17 @@ class ReplayedRounds:
 
     def by_arm(self) -> dict[int | None, ReplayedRounds]:
         """The rounds that each of a bandit's arms proposed for; None: those without one."""
-        columns = [f.name for f in fields(self) if isinstance(getattr(self, f.name), np.ndarray)]
-        parts: dict[int | None, ReplayedRounds] = {}
-        for arm in np.unique(self.arm).tolist():
-            of_arm = {name: getattr(self, name)[self.arm == arm] for name in columns}
-            parts[None if arm == NO_ARM else arm] = replace(self, **of_arm)
-        return parts
+        arms = np.unique(self.arm).tolist()
+        return {None if a == NO_ARM else a: self._where(self.arm == a) for a in arms}
+
+    def by_width(self) -> list[ReplayedRounds]:
+        """The rounds of every number of candidates that the target verified."""
+        return [self._where(self.drafted == drafted) for drafted in np.unique(self.drafted)]
+
+    def _where(self, chosen: np.ndarray) -> ReplayedRounds:
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        arrays = {name: c[chosen] for name, c in columns.items() if isinstance(c, np.ndarray)}
+        return replace(self, **arrays)
 
     def counts_by_arm(self) -> dict[int | None, Counts]:
         """The counts of :meth:`by_arm`."""

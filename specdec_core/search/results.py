@@ -44,13 +44,14 @@ class Trial(Document):
         context: float,
         prompts: Iterable[int] = (),
         replayed: bool = False,
-        by_arm: Mapping[int | None, Counts] | None = None,
+        by_arm: Iterable[tuple[int | None, Counts]] = (),
     ) -> Trial:
         """Counts, their rates, and the time that the profile predicts from them at `context` tokens
         in the cache, with that of reading prompts of so many tokens. `by_arm` has the counts of
-        each arm of a bandit; unset, all are priced alike."""
-        prompts = list(prompts)
-        seconds = profile.seconds_by_arm(by_arm or {None: counts}, configuration, context)
+        each arm of a bandit, if need be of several kinds of rounds each; unset, all are priced
+        alike."""
+        prompts, by_arm = list(prompts), list(by_arm) or [(None, counts)]
+        seconds = profile.seconds_by_arm(by_arm, configuration, context)
         seconds += profile.prefill_seconds(prompts, configuration.drafts)
         alone = profile.autoregressive_seconds(counts.n, context) + profile.prefill_seconds(prompts)
         speedup = alone / seconds if seconds else 1.0

@@ -109,7 +109,7 @@ def replay_search(
             profile,
             prompts.context,
             replayed=True,
-            by_arm=rounds.counts_by_arm(),
+            by_arm=rounds.counts_by_arm().items(),
         )
         trials.append(trial)
         seconds[trial.id] = prompt_seconds(rounds, profile, configuration, prompts.context)

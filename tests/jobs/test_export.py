@@ -432,3 +432,7 @@ def test_a_plug_in_is_told_what_a_target_forward_costs(
         assert done.returncode == 0, done.stdout + done.stderr
         written = PairConfiguration.load(tmp_path / "specdec.yaml").configuration
         assert written.drafter.policy.target_cost == 100
+    done = command(export.main, tmp_path, "--to", "transformers", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = PairConfiguration.load(tmp_path / "specdec.yaml").configuration
+    assert written.drafter.policy.target_cost == "profile"  # the plug-in measures it there

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, distinct_labels
-from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.studies.peers.peer import Peer
 from specdec_core.studies.peers.transformers import TransformersPlugIn, transformers_peers
@@ -40,9 +39,7 @@ def peers_of(
         if name == "transformers":
             load = cache(lambda: plain_pair(pair.spec))
             peers += transformers_peers(list(pair.draft_models), load)
-            here = [Engine(pair).priced(c) if c.unpriced else c for c in plug_ins]
-            named = zip(here, plug_ins, strict=True)
-            peers += [TransformersPlugIn(load, pair, own, labels[c.id]) for own, c in named]
+            peers += [TransformersPlugIn(load, pair, c, labels[c.id]) for c in plug_ins]
         elif name == "vllm":
             peers += vllm_peers(pair, vllm_venv)
             peers += [VllmPeer(pair, mode, venv=vllm_venv) for mode in ours]

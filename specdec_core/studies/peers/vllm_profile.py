@@ -33,7 +33,7 @@ from specdec_core.studies.peers.vllm import (
     suffix_modes,
 )
 
-WIDTHS = (1, 2, 3, 5, 8, 12)  # tokens of a row in a step
+WIDTHS = (*range(1, 10), 11, 12, 13, 17)  # tokens of a row in a step
 CONTEXTS = (64, 256, 512)
 BATCHES = (1, 4)
 LAPS = 5
@@ -171,7 +171,7 @@ def assembled(
             for tokens, seconds in prompts.get(draft, {}).items()
         }
         drafts[draft] = cost.with_prefill(own) if own else cost
-    runner, target_cost = pair.spec.runner, ForwardCost.fit(target)
+    runner, target_cost = pair.spec.runner, ForwardCost.fit(target).in_steps()
     if reading:
         beyond = {tokens: seconds - overhead for tokens, seconds in reading.items()}
         target_cost = target_cost.with_prefill(beyond)

@@ -56,12 +56,13 @@ class StepClock:
         restore.append(self._timed(self._runner.model, "compute_logits"))
         if forced:
             restore.append(self._force())
-        self._begin(rows, max(context - len(lengths) * (repeats + WARM), 4))
+        turn = WARM + math.ceil(repeats / 2)  # steps; as many come before `context` as behind it
+        self._begin(rows, max(context - len(lengths) * turn, 4))
         samples: list[list[tuple[float, float]]] = [[] for _ in lengths]
         order = [*zip(lengths, samples, strict=True)]
         for length, taken in (*order, *reversed(order)):
             self.set_length(length)
-            for number in range(WARM + math.ceil(repeats / 2)):
+            for number in range(turn):
                 self._forward = 0.0
                 start = perf_counter()
                 self._engine.step()
@@ -80,14 +81,14 @@ class StepClock:
         ]
 
     def read(self, tokens: int, repeats: int) -> float:
-        """The median seconds of the step that reads a prompt of so many tokens, and proposes one
-        candidate behind it where a draft model does."""
+        """The median seconds from a request with a prompt of so many tokens to the end of the step
+        that reads it, and proposes one candidate behind it where a draft model does."""
         taken = []
         self._warm_up()
         self.set_length(1)
         for number in range(repeats + WARM):
-            self._add(number, tokens)
             start = perf_counter()
+            self._add(number, tokens)
             self._engine.step()
             taken.append(perf_counter() - start)
             self._abort()

@@ -80,6 +80,22 @@ class TestForwardCost:
         mixed = np.mean([cost.seconds(w, 100) for w in (1, 1, 1, 2)])
         assert cost.seconds(1.25, 100) == pytest.approx(mixed)
 
+    def test_in_steps_each_number_of_tokens_takes_what_it_took(self):
+        """Kernels take tokens in blocks, here of four."""
+        taken = [
+            Measurement(width=w, context=c, batch=b, seconds=-(-w * b // 4) + c * b * 1e-4)
+            for w, c, b in itertools.product((2, 3, 4, 5, 8, 9), (64, 256), (1, 2))
+        ]
+        line = ForwardCost.fit(taken)
+        cost = line.in_steps()
+        for m in taken:
+            assert cost.seconds(m.width, m.context, m.batch) == pytest.approx(m.seconds, rel=0.02)
+        assert line.worst_error > 0.2
+        assert line.r2 < 0.99 < cost.r2
+        between = cost.seconds(4, 64) + cost.seconds(8, 64)
+        assert cost.seconds(4, 64) < cost.seconds(6, 64) < between
+        assert ForwardCost.model_validate_json(cost.model_dump_json()) == cost
+
     def test_unset_context_is_the_median_one_measured(self):
         cost = ForwardCost.fit(measure((1, 2), (64, 256, 512), (1,)))
         assert cost.seconds(1) == cost.seconds(1, context=256)

@@ -7,37 +7,46 @@ from typing import Any
 import pytest
 
 from specdec_core.config import Configuration, parse
-from specdec_core.cost import ForwardCost, Profile
-from specdec_core.engine import Engine, Request
-from specdec_core.export.nearest import find_nearest, rank, whole_chains
+from specdec_core.cost import ForwardCost, Measurement, Profile
+from specdec_core.export.nearest import estimated, find_nearest, rank, whole_chains
 from specdec_core.export.server import DraftFile, Models
 from specdec_core.export.servers import SERVERS
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
-from specdec_core.tokens.statistics import Counts
 from tests.specdec_core.recordings.test_record import record
-
-REQUESTS = [Request(str(n), (n, n + 1, n + 2), 12, ignore_eos=True) for n in range(3)]
-
 
 @pytest.mark.parametrize("tokens", [1, 6])
 def test_chains_are_drafted_in_full_behind_prompts_and_at_the_end(
-    tiny_pair: Pair, tokens: int
+    replay: Replay, tokens: int
 ) -> None:
+    """Those behind a prompt are verified in the next round."""
     policy = {"kind": "fixed", "max_tokens": tokens}
     drafter = {"kind": "draft_model", "policy": policy}
     option = parse(Configuration, {"drafter": drafter}, "test")
-    counts = Counts.of(Engine(tiny_pair, option).generate(REQUESTS))
-    full = whole_chains(option, counts)
-    assert full.n_drafted == full.n_draft == tokens * counts.n_target > counts.n_drafted
+    rounds = replay.run(option)
+    counts, full = rounds.counts, whole_chains(option, rounds).counts
+    assert full.n_draft == full.n_draft_tokens == tokens * counts.n_target
+    assert full.n_drafted == tokens * (counts.n_target - counts.requests) > counts.n_drafted
     assert full.n_discarded == full.n_drafted - counts.n_accepted
     assert (full.n, full.n_target) == (counts.n, counts.n_target)
 
 
-def test_lookups_find_what_they_find(tiny_pair: Pair) -> None:
+def test_lookups_find_what_they_find(replay: Replay) -> None:
     option = parse(Configuration, {"drafter": {"kind": "suffix"}}, "test")
-    counts = Counts.of(Engine(tiny_pair, option).generate(REQUESTS))
-    assert whole_chains(option, counts) == counts
+    rounds = replay.run(option)
+    assert whole_chains(option, rounds) is rounds
+
+
+def test_rounds_are_priced_by_the_candidates_that_each_verifies(replay: Replay) -> None:
+    """Not by their mean: two tokens take as long as a whole block of four, one takes less."""
+    widths = [1.0, 4.0, 4.0, 4.0, 9.0, 9.0, 9.0, 9.0, 16.0]
+    taken = [Measurement(width=w, context=64, batch=1, seconds=s) for w, s in enumerate(widths, 1)]
+    times = profile(0.1).model_copy(update={"target": ForwardCost.fit(taken).in_steps()})
+    option = parse(Configuration, {"drafter": {"kind": "suffix", "max_tokens": 8}}, "test")
+    rounds = replay.run(option)
+    assert len({*rounds.drafted}) > 2
+    found = estimated(option, replay, times).metrics["estimated_seconds"]
+    assert found == pytest.approx(sum(widths[n] for n in rounds.drafted))
 
 
 MODELS = Models("org/target", {"draft": DraftFile("org/draft", "model")})

@@ -22,8 +22,9 @@ from specdec_core.config import (
     Sampling,
     parse,
 )
-from specdec_core.engine import Engine, Request
+from specdec_core.engine import Engine, Request, forward_costs
 from specdec_core.models.pair import Pair
+from specdec_core.plugins import transformers as plug_in
 from specdec_core.plugins.text_drafter import TextDrafter
 from specdec_core.plugins.transformers import Candidates, forget, of_pair, speculative
 from specdec_core.studies.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_pair
@@ -101,8 +102,11 @@ def test_what_was_learned_from_earlier_texts_is_forgotten(pair: Pair) -> None:
 def test_candidates_are_those_of_the_engine(
     pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So the features of a head are those of the right places, and caches hold the right tokens."""
+    """So the features of a head are those of the right places, and caches hold the right tokens.
+    Only the engine, and a head here, has none behind the prompt."""
     configuration, proposed = configured(DRAFTERS[name]), []
+    request = Request("a", tuple(TEXTS[0]), 24, trace=True)
+    first, *chunks = Engine(pair, configuration).stream(request)
     real = TextDrafter.propose
 
     def watched(self: TextDrafter, rooms: Any) -> Any:
@@ -111,13 +115,22 @@ def test_candidates_are_those_of_the_engine(
         return trees
 
     monkeypatch.setattr(TextDrafter, "propose", watched)
-    of_pair(pair, configuration)(**inputs(TEXTS[0]), do_sample=False)
-    request = Request("a", tuple(TEXTS[0]), 24, trace=True)
-    drafted = [chunk.candidates for chunk in Engine(pair, configuration).stream(request)]
-    expected = [candidates.tokens for candidates in drafted[1:] if candidates is not None]
+    text = TEXTS[0] if name == "head" else [*TEXTS[0], *first.tokens]
+    of_pair(pair, configuration)(**inputs(text), do_sample=False)
+    expected = [chunk.candidates.tokens for chunk in chunks if chunk.candidates is not None]
     assert proposed[: len(expected)] == expected[: len(proposed)]
     assert abs(len(proposed) - len(expected)) <= 1  # of a last round there may be no room
     assert any(proposed)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_candidates_come_with_the_prompt(pair: Pair, name: str) -> None:
+    """Unless a head drafts, or a bandit would charge its arm with the prompt."""
+    widths: list[int] = []
+    hook = pair.target.register_forward_hook(lambda m, _, out: widths.append(out.logits.shape[1]))
+    of_pair(pair, configured(DRAFTERS[name]))(**inputs(TEXTS[0]), do_sample=False)
+    hook.remove()
+    assert (widths[0] > 1) == (name not in ("head", "bandit", "phrases"))
 
 
 class Heard(BaseStreamer):
@@ -147,6 +160,41 @@ def test_streamers_processors_and_outputs_are_as_always(pair: Pair) -> None:
     assert heard.ended
     assert len(output.scores) == len(expected.scores)
     torch.testing.assert_close(output.scores[-1], expected.scores[-1])
+
+
+@pytest.mark.parametrize("name", ["draft", HEAD])
+def test_policies_get_what_a_forward_costs_in_transformers(
+    pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what it costs in this engine, and measured only where a policy asks."""
+    asked: list[int] = []
+
+    def seconds(model: Any, tokens: int) -> float:
+        assert model is pair.target
+        asked.append(tokens)
+        return 50.0 + tokens
+
+    monkeypatch.setattr(plug_in, "_forward_seconds", seconds)
+    monkeypatch.setattr(forward_costs, "_time", lambda *_: 2.0)
+    policy = {"kind": "break_even", "max_tokens": 6}
+    hybrid = {"kind": "hybrid", "otherwise": {"kind": "draft_model", "draft": name}}
+    hybrid["otherwise"]["policy"] = policy
+    [candidates, _] = of_pair(pair, configured(hybrid)).args
+    assert candidates.drafter.drafter.otherwise.policy.settings.cost == pytest.approx(51 / 3)
+    assert set(asked) == {1, 5}
+    asked.clear()
+    of_pair(pair, configured(hybrid | {"otherwise": CHAIN}))
+    assert not asked
+
+
+def test_a_forwards_time_is_that_of_the_model(pair: Pair) -> None:
+    shapes: list[torch.Size] = []
+    hook = pair.target.register_forward_pre_hook(
+        lambda *a: shapes.append(a[2]["input_ids"].shape), with_kwargs=True
+    )
+    assert plug_in._forward_seconds(pair.target, 5) > 0
+    hook.remove()
+    assert shapes == [(1, 5)]
 
 
 def test_a_file_names_drafts_and_configuration(pair: Pair, tmp_path: Any) -> None:
