@@ -1,8 +1,8 @@
 """What a target forward costs in steps of a draft model, measured before the first request.
 
 It is measured once for a pair on a machine, and kept for all processes and workspaces: policies
-stop by it, so that with a seed a later one writes the same. Of a target that another program runs it
-is measured in each process.
+stop by it, so that with a seed a later one writes the same. Of a target that another program runs
+it is measured in each process.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from tests.specdec_core.recordings.test_record import record
 
+
 @pytest.mark.parametrize("tokens", [1, 6])
 def test_chains_are_drafted_in_full_behind_prompts_and_at_the_end(
     replay: Replay, tokens: int
