@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from time import perf_counter
 
@@ -25,9 +25,9 @@ class StepTimes:
     def __init__(self, name: str) -> None:
         file = os.environ.get(VARIABLE)
         self._name, self.file = name, Path(file) if file else None
-        self._parts: Counter[str] = Counter()  # seconds of the step in progress
-        self._seconds: Counter[str] = Counter()
-        self._counts: Counter[str] = Counter()
+        self._parts: dict[str, float] = defaultdict(float)  # seconds of the step in progress
+        self._seconds: dict[str, float] = defaultdict(float)  # of those that count
+        self._steps = self._tokens = self._candidates = 0
         self._last = perf_counter()
 
     def mark(self, part: str) -> None:
@@ -44,23 +44,28 @@ class StepTimes:
     def step(self, tokens: int, candidates: int, began: bool) -> None:
         """A step has ended: it added `tokens` and proposed `candidates`. With `began` it read
         a prompt."""
-        if not began:
-            self._seconds += self._parts
-            self._counts += Counter(steps=1, tokens=tokens, candidates=candidates)
-        self._parts.clear()
         if began:
+            self._parts.clear()
             self.write()
+            return
+        for part, seconds in self._parts.items():
+            self._seconds[part] += seconds
+        self._parts.clear()
+        self._steps += 1
+        self._tokens += tokens
+        self._candidates += candidates
 
     def write(self) -> None:
         """Write the means so far."""
-        if self.file is None or not (steps := self._counts["steps"]):
+        steps = self._steps
+        if self.file is None or not steps:
             return
         parts = {part: round(1e3 * s / steps, 4) for part, s in self._seconds.items()}
         content = {
             "configuration": self._name,
             "steps": steps,
-            "tokens a step": round(self._counts["tokens"] / steps, 3),
-            "candidates a step": round(self._counts["candidates"] / steps, 3),
+            "tokens a step": round(self._tokens / steps, 3),
+            "candidates a step": round(self._candidates / steps, 3),
             "milliseconds a step": {"all": round(sum(parts.values()), 4), **parts},
         }
         write_atomically(self.file, json.dumps(content, indent=1) + "\n")
