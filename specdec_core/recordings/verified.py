@@ -27,7 +27,8 @@ def verified(trace: Trace, seed: int = 0) -> Trace:
     p, rank = trace.target_probability[rows], trace.rank[rows]
     known = rank < most
     q = trace.top_probs[rows, np.minimum(rank, most - 1)]
-    accepted = np.minimum(1, q / p)
+    # A token of the target's may be so unlikely that its probability was recorded as 0.
+    accepted = np.minimum(1, np.divide(q, p, out=np.ones_like(q), where=p > 0))
     rest = (trace.overlap[rows].sum() - accepted[known].sum()) / max((~known).sum(), 1)
     accepted = np.where(known, accepted, np.clip(rest, 0, 1))
     q = np.where(known, q, accepted * p)

@@ -131,6 +131,19 @@ def test_candidates_are_accepted_as_often_as_the_distributions_overlap(sampled: 
     assert abs(apart.mean()) < 4 * apart.std() / np.sqrt(len(rows))
 
 
+def test_a_token_of_the_targets_whose_probability_was_too_small_to_record_is_accepted(
+    sampled: Recording,
+) -> None:
+    recorded = Chains().recorded(sampled.header, TOKENS)
+    rare = recorded.columns["target_probability"].copy()
+    rare[:50] = 0
+    columns = {**recorded.columns, "target_probability": rare}
+    with np.errstate(all="raise"):
+        found = verified(Trace(recorded.header, recorded.prompts, columns))
+    places = recorded.trajectory < 50
+    assert found.agrees[places].mean() > verified(recorded).agrees[places].mean()
+
+
 def test_what_is_not_recorded_of_rejection_sampling_is_refused(
     sampled: Recording, tiny_pair: Pair, tmp_path: Path
 ) -> None:
