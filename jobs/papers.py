@@ -65,10 +65,7 @@ def main(
         Option("--page", help="Also write the page of methods, code, tests and numbers here."),
     ] = None,
     data: Annotated[
-        Path | None,
-        Option(
-            help="Folder for the numbers of the page's tables and figures, a Parquet file each."
-        ),
+        Path | None, Option(help="Parquet file for the numbers of the page's tables and figures.")
     ] = None,
 ) -> None:
     """Write the papers' comparison tables, measured live for your pair and prompts.
@@ -108,7 +105,7 @@ def main(
     from dashboards.reports.papers import report
     from dashboards.reports.papers_page import papers_page
     from specdec_core.base.files import write_atomically
-    from specdec_core.base.tables import write_small
+    from specdec_core.base.tables import write_together
     from specdec_core.studies.bench.benchmark import read_bench_plan
     from specdec_core.studies.long_form import LongFormPlan
     from specdec_core.studies.papers.studies import study_tables
@@ -137,8 +134,7 @@ def main(
             write_atomically(write_page, text)
             if data is not None:
                 frames = {each.key: each.frame for each in shown.sections if each.frame is not None}
-                for key, frame in {**frames, **studied}.items():
-                    write_small(frame, data / f"{key}.parquet")
+                write_together({**frames, **studied}, data)
         folder.finish()
     show(console, shown.sections)
     if write_page is not None:
