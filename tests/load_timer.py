@@ -13,6 +13,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.answers import replayed_answers
+from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import Load, Workload
 from tests.jobs.conftest import record_prompts
@@ -51,4 +52,4 @@ class Machine:
     def answer(self, configuration: Configuration, load: Load) -> pd.DataFrame:
         self.taken.append((load.label, configuration.id))
         answers = replayed_answers(self.replay, configuration)
-        return self.traffic.simulate(answers, self.times, load).records
+        return self.traffic.simulate(StepCosts(answers, self.times), load).records

@@ -119,11 +119,26 @@ class Scheduler:
         self.preemptions = 0
         self._free = list(range(limits.slots))
         self._candidates = 0.0  # of a decoding request, in the last step
+        self._all_decode = False  # those that run, in the last step
 
     @property
     def idle(self) -> bool:
         """Whether no request is running or waiting."""
         return not self.running and not self.waiting
+
+    @property
+    def full(self) -> bool:
+        """Whether no slot is free."""
+        return not self._free
+
+    @property
+    def settled(self) -> bool:
+        """Whether steps decode all running requests and do nothing else, until a request comes or
+        leaves, or those that run need more blocks than there are."""
+        if not self._all_decode or not self.waiting or self.full:
+            return self._all_decode and bool(self.running)
+        limit = self.limits.blocks
+        return limit is not None and self.blocks + blocks_of(self.waiting[0].tokens) > limit
 
     @property
     def blocks(self) -> int:
@@ -168,21 +183,25 @@ class Scheduler:
 
     def plan(self) -> Step:
         """What the next step does. Texts are taken to be read as it says."""
-        preempted = self._reserve()
+        preempted = self.reserve()
         entering = self._admit()
-        present = [request for request in self.running.values() if not request.resting]
-        decoding = [request for request in present if not request.unread]
-        unread = [request for request in present if request.unread]
+        decoding: list[Scheduled] = []
+        unread: list[Scheduled] = []
+        for request in self.running.values():
+            if not request.resting:
+                read = request.read >= request.tokens - request.begun
+                (decoding if read else unread).append(request)
         chunks = self._chunks(unread, len(decoding))
         reading = {slot: count for slot, count in chunks.items() if count}
         for request in unread:
             request.read += chunks.get(request.slot, 0)
             if not request.unread and not request.begun:
                 decoding.append(request)
+        self._all_decode = len(decoding) == len(self.running)
         slots = sorted(request.slot for request in decoding)
         return Step(slots, reading, preempted, entering)
 
-    def _reserve(self) -> list[int]:
+    def reserve(self) -> list[int]:
         """Reserve room for a round of everybody, the oldest first; who gets none is preempted, or
         goes on resting. Returns the slots of those preempted."""
         limit = self.limits.blocks

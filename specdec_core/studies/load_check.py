@@ -23,6 +23,7 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.measures import COLUMNS, LoadMeasures, measure
 from specdec_core.search.load.simulator import asks_of, simulate_arrivals, simulate_clients
+from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.workload import arrival_times
 from specdec_core.studies.step_times import StepMeasurer, engine_runs
 from specdec_core.tokens.statistics import Generation
@@ -261,7 +262,7 @@ class LoadChecker:
             for configuration in distinct:
                 answers = replayed_answers(self.replay, configuration)
                 asks = asks_of(answers, number)
-                simulation = simulate_clients(answers, times, asks, count, self.limits)
+                simulation = simulate_clients(StepCosts(answers, times), asks, count, self.limits)
                 check.simulated[count, configuration.id] = simulation.measure()
         return check
 
@@ -290,7 +291,8 @@ class LoadChecker:
                 self._steps.measure()
                 check.live[key] = measure(run_arrivals(self.engine, requests, coming).records)
                 self._steps.measure()
-                simulation = simulate_arrivals(answers, self._times(), asks, coming, self.limits)
+                costs = StepCosts(answers, self._times())
+                simulation = simulate_arrivals(costs, asks, coming, self.limits)
                 check.simulated[key] = simulation.measure()
                 self.observer.step()
         return check

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -59,10 +60,24 @@ class Answers(ABC):
     def __len__(self) -> int:
         return len(self.prompts)
 
+    @property
+    def drafts(self) -> list[str]:
+        """The draft models that propose in any round; `draft` first."""
+        proposing = (each.draft or self.draft for each in self.every() if each.draft_forwards)
+        return [name for name in dict.fromkeys((self.draft, *proposing)) if name is not None]
+
     def looks_up(self, decoding: int) -> bool:
         """Whether rounds look texts up when `decoding` requests decode."""
         least = max((n for n in self.lookups if n <= decoding), default=None)
         return least is not None and self.lookups[least]
+
+    def least(self, decoding: int) -> int:
+        """The fewest requests whose rounds are like those of `decoding` ones."""
+        return max((n for n in self.lookups if n <= decoding), default=1)
+
+    @abstractmethod
+    def every(self) -> Iterator[SimulatedRound]:
+        """All rounds that there may be."""
 
     @abstractmethod
     def round(self, answer: int, position: int, number: int, decoding: int) -> SimulatedRound:
@@ -99,9 +114,12 @@ class InOrder(Answers):
         answers.lazy = draft is not None and _rests(replay, configuration, draft)
         return answers
 
+    def every(self) -> Iterator[SimulatedRound]:
+        return chain.from_iterable(self.rounds)
+
     def round(self, answer: int, position: int, number: int, decoding: int) -> SimulatedRound:
         rounds = self.rounds[answer]
-        return rounds[_again(number, len(rounds))]
+        return rounds[number if number < len(rounds) else _again(number, len(rounds))]
 
 
 class ByLoad(Answers):
@@ -136,6 +154,13 @@ class ByLoad(Answers):
         draft = configuration.draft_of(replay.header.pair.drafts)
         lazy = draft is not None and _rests(replay, configuration, draft)
         return cls(_prompt_lengths(replay), ranges, draft, lazy)
+
+    def least(self, decoding: int) -> int:
+        least = next(least for least in self._least if least <= decoding)
+        return max(least, super().least(decoding))
+
+    def every(self) -> Iterator[SimulatedRound]:
+        return chain.from_iterable(chain.from_iterable(self.ranges.values()))
 
     def round(self, answer: int, position: int, number: int, decoding: int) -> SimulatedRound:
         least = next(least for least in self._least if least <= decoding)

@@ -12,7 +12,6 @@ from specdec_core.cost.steps import StepTimes
 from specdec_core.engine.scheduler import Limits
 from specdec_core.search.load.answers import Answers
 from specdec_core.search.load.measures import LoadMeasures, measure
-from specdec_core.search.load.replica import Ask
 from specdec_core.search.load.simulator import (
     Router,
     Simulation,
@@ -21,6 +20,7 @@ from specdec_core.search.load.simulator import (
     simulate_arrivals,
     simulate_clients,
 )
+from specdec_core.search.load.step_costs import Ask, StepCosts
 from specdec_core.search.load.trace import TraceRequest
 from specdec_core.search.load.workload import Arrivals, Slo, arrival_times
 
@@ -49,6 +49,10 @@ class Service:
     trace: tuple[TraceRequest, ...] = ()
     new_tokens: int = 64  # of an answer to a request of the trace that does not say, at most
 
+    @cached_property
+    def costs(self) -> StepCosts:
+        return StepCosts(self.answers, self.times)
+
     def simulate(self, rate: float, replicas: int, seconds: float | None = None) -> Simulation:
         """Requests that come at `rate` a second to so many replicas, for `seconds` where these are
         given; or as the trace says."""
@@ -57,20 +61,18 @@ class Service:
         else:
             asks = self._asks(max(round(rate * (seconds or self.seconds)), _LEAST))
             coming = arrival_times(rate, len(asks), self.arrivals).tolist()
-        return simulate_arrivals(
-            self.answers, self.times, asks, coming, self.limits, replicas, self.router
-        )
+        return simulate_arrivals(self.costs, asks, coming, self.limits, replicas, self.router)
 
     def one_by_one(self) -> Simulation:
         """Requests that each have a replica to themselves, with nothing of another in its cache."""
         limits = replace(self.limits, share_prefixes=False)
-        return simulate_clients(self.answers, self.times, self._asks(), 1, limits)
+        return simulate_clients(self.costs, self._asks(), 1, limits)
 
     def full_rate(self) -> float:
         """Requests a second that a replica answers whose slots are never empty."""
         asks = asks_of(self.answers, max(_WAVES * self.limits.slots, _LEAST))
         together = [0.0] * len(asks)
-        full = simulate_arrivals(self.answers, self.times, asks, together, self.limits)
+        full = simulate_arrivals(self.costs, asks, together, self.limits)
         return len(asks) / full.seconds
 
     def _asks(self, number: int = _LEAST) -> list[Ask]:

@@ -13,6 +13,7 @@ from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.decoded import decoded_live
+from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import Objective, Workload
 
@@ -39,9 +40,10 @@ def simulate_each(
     observer.stage("simulating load", len(distinct))
     rows = []
     for config_id, configuration in distinct.items():
-        answers, live = replayed_answers(replay, configuration), decoded_live(replay, configuration)
+        costs = StepCosts(replayed_answers(replay, configuration), times)
+        live = decoded_live(replay, configuration)
         for load in traffic.loads:
-            simulation = traffic.simulate(answers, times, load)
+            simulation = traffic.simulate(costs, load)
             measures = simulation.measure(workload.slo)
             rows.append(
                 {

@@ -10,9 +10,10 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.cost.steps import StepTimes
 from specdec_core.recordings.replay import Replay
-from specdec_core.search.load.answers import Answers, replayed_answers
+from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.measures import LoadMeasures
 from specdec_core.search.load.schedule import choose_schedule, drafter_at, simulate_each
+from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import CLIENTS, Load, Workload
 
@@ -35,7 +36,7 @@ class Simulated:
         self.by = workload.objective
         self.baseline = AUTOREGRESSIVE.model_copy(update={"sampling": replay.header.sampling})
         self.known = {c.id: c for c in (self.baseline, *candidates)}
-        self._answers: dict[str, Answers] = {}
+        self._costs: dict[str, StepCosts] = {}
         singles = list(self.known.values())
         # A schedule is made of numbers of clients, also for requests that come at a rate.
         closed = workload if workload.closed else Workload(clients=CLIENTS)
@@ -65,7 +66,8 @@ class Simulated:
 
     def measures(self, configuration: Configuration, load: Load) -> LoadMeasures:
         """What the requests of a load experience, of as many requests as that has."""
-        if configuration.id not in self._answers:
-            self._answers[configuration.id] = replayed_answers(self.replay, configuration)
-        answers = self._answers[configuration.id]
-        return self.traffic.simulate(answers, self.times, load).measure(self.workload.slo)
+        if configuration.id not in self._costs:
+            answers = replayed_answers(self.replay, configuration)
+            self._costs[configuration.id] = StepCosts(answers, self.times)
+        simulation = self.traffic.simulate(self._costs[configuration.id], load)
+        return simulation.measure(self.workload.slo)

@@ -18,11 +18,11 @@ from typing import Literal
 
 import pandas as pd
 
-from specdec_core.cost.steps import StepTimes
 from specdec_core.engine.scheduler import Limits
 from specdec_core.search.load.answers import Answers
 from specdec_core.search.load.measures import COLUMNS, LoadMeasures, measure
-from specdec_core.search.load.replica import Ask, Replica, SimulatedRequest, SimulatedStep
+from specdec_core.search.load.replica import Replica, SimulatedRequest, SimulatedStep
+from specdec_core.search.load.step_costs import Ask, State, StepCosts
 from specdec_core.search.load.trace import TraceRequest
 from specdec_core.search.load.workload import Slo
 
@@ -86,8 +86,7 @@ def asks_of_trace(answers: Answers, trace: Sequence[TraceRequest], new_tokens: i
 
 
 def simulate_clients(
-    answers: Answers,
-    times: StepTimes,
+    costs: StepCosts,
     asks: Sequence[Ask],
     clients: int,
     limits: Limits,
@@ -96,13 +95,12 @@ def simulate_clients(
     log: bool = False,
 ) -> Simulation:
     """A closed loop: each of so many clients sends the next of `asks` when its answer is whole."""
-    loop = _EventLoop(answers, times, limits, replicas, router or Router(), log)
+    loop = _EventLoop(costs, limits, replicas, router or Router(), log)
     return loop.run(iter(asks), [0.0] * min(clients, len(asks)), closed=True)
 
 
 def simulate_arrivals(
-    answers: Answers,
-    times: StepTimes,
+    costs: StepCosts,
     asks: Sequence[Ask],
     arrivals: Sequence[float],
     limits: Limits,
@@ -111,7 +109,7 @@ def simulate_arrivals(
     log: bool = False,
 ) -> Simulation:
     """An open loop: each of `asks` comes at its second of `arrivals`, in increasing order."""
-    loop = _EventLoop(answers, times, limits, replicas, router or Router(), log)
+    loop = _EventLoop(costs, limits, replicas, router or Router(), log)
     return loop.run(iter(asks), arrivals, closed=False)
 
 
@@ -120,17 +118,18 @@ class _EventLoop:
 
     def __init__(
         self,
-        answers: Answers,
-        times: StepTimes,
+        costs: StepCosts,
         limits: Limits,
         replicas: int,
         router: Router,
         log: bool,
     ) -> None:
+        self.costs = costs
         self.log: list[SimulatedStep] = []
         steps = self.log if log else None
-        self.replicas = [Replica(answers, times, limits, steps) for _ in range(replicas)]
-        self.running = [False] * replicas  # whether a step is under way
+        self.replicas = [Replica(costs, limits, steps) for _ in range(replicas)]
+        self.running = [False] * replicas  # whether steps are under way or about to begin
+        self.ending = [-1] * replicas  # the place in the order of events at which they end
         self.router, self.router_seconds = router, 0.0
         self.routers = deque([0.0] * router.number)  # when each is free
         self.turn, self.random = count(), random.Random(0)
@@ -150,8 +149,10 @@ class _EventLoop:
                 break  # each brings the one after it
         events = self.events
         while events:
-            now, what, _, whom = heappop(events)
+            now, what, number, whom = heappop(events)
             if what == _END:
+                if number != self.ending[whom]:
+                    continue  # a request came before
                 replica = self.replicas[whom]
                 for request in replica.end(now):
                     self._record(request, now)
@@ -169,7 +170,7 @@ class _EventLoop:
                     continue
                 if not closed and (later := next(coming, None)) is not None:
                     self._push(later, _COMES, -1)
-                requests[index] = SimulatedRequest(index, str(index), ask, now, ask.prompt_tokens)
+                requests[index] = self._request(index, ask, now)
                 if self.router.seconds:
                     self._push(self._pass_on(now), _ROUTED, index)
                 else:
@@ -179,22 +180,31 @@ class _EventLoop:
                 self._route(requests.pop(whom), now)
         return self._result(now, perf_counter() - began)
 
-    def _push(self, at: float, what: int, whom: int) -> None:
-        heappush(self.events, (at, what, next(self.order), whom))
+    def _push(self, at: float, what: int, whom: int) -> int:
+        number = next(self.order)
+        heappush(self.events, (at, what, number, whom))
+        return number
+
+    def _request(self, index: int, ask: Ask, now: float) -> SimulatedRequest:
+        state = State(generated=0, rounds=0, held=0, read=self.costs.unread)
+        return SimulatedRequest(index, str(index), self.costs.course(ask), now, state)
 
     def _begin(self, whom: int, now: float) -> None:
-        """The next step of a replica, if it has anything to do."""
+        """The next steps of a replica, if it has anything to do."""
         replica = self.replicas[whom]
         self.running[whom] = not replica.idle
         if self.running[whom]:
-            self._push(now + replica.begin(), _END, whom)
+            self.ending[whom] = self._push(replica.begin(now), _END, whom)
 
     def _route(self, request: SimulatedRequest, now: float) -> None:
         whom = self._choose()
-        self.replicas[whom].add(request)
+        replica = self.replicas[whom]
+        replica.add(request)
         if not self.running[whom]:
             self.running[whom] = True
             self._push(now, _BEGIN, whom)
+        elif (end := replica.interrupt(now)) is not None:
+            self.ending[whom] = self._push(end, _END, whom)
 
     def _pass_on(self, now: float) -> float:
         """When the next router in turn has passed on a request that comes now."""
@@ -218,10 +228,10 @@ class _EventLoop:
         return min(first, second, key=lambda whom: self.replicas[whom].requests)
 
     def _record(self, request: SimulatedRequest, now: float) -> None:
-        ask = request.ask
+        ask, state = request.course.ask, request.state
         times = request.sent, request.first, now
-        self.rounds += request.rounds
-        self.rows.append((request.index, *times, ask.prompt_tokens, request.generated, None))
+        self.rounds += state.rounds
+        self.rows.append((request.index, *times, ask.prompt_tokens, state.generated, None))
 
     def _result(self, seconds: float, took: float) -> Simulation:
         records = pd.DataFrame(sorted(self.rows), columns=list(COLUMNS))

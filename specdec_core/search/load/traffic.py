@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from specdec_core.config import PairSpec
-from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import load_tokenizer
@@ -16,7 +15,6 @@ from specdec_core.prompts.chat import AUTO, rendered
 from specdec_core.prompts.conversation import Conversation
 from specdec_core.prompts.prompt import Prompt
 from specdec_core.recordings.schema import Recording
-from specdec_core.search.load.answers import Answers
 from specdec_core.search.load.simulator import (
     Simulation,
     asks_of,
@@ -24,6 +22,7 @@ from specdec_core.search.load.simulator import (
     simulate_arrivals,
     simulate_clients,
 )
+from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.trace import TraceRequest, read_trace
 from specdec_core.search.load.workload import LiveSettings, Load, Workload, arrival_times
 
@@ -76,15 +75,15 @@ class Traffic:
         kind, seed = self.workload.arrivals or "poisson", self.workload.seed
         return list(arrival_times(load.rate, load.requests, kind, seed).tolist())
 
-    def simulate(self, answers: Answers, times: StepTimes, load: Load) -> Simulation:
+    def simulate(self, costs: StepCosts, load: Load) -> Simulation:
         """The requests of a load by simulation."""
         if self.trace:
-            asks = asks_of_trace(answers, self.trace[: load.requests], self.new_tokens)
+            asks = asks_of_trace(costs.answers, self.trace[: load.requests], self.new_tokens)
         else:
-            asks = asks_of(answers, load.requests)
+            asks = asks_of(costs.answers, load.requests)
         if load.clients is not None:
-            return simulate_clients(answers, times, asks, load.clients, self.limits)
-        return simulate_arrivals(answers, times, asks, self.arrivals(load), self.limits)
+            return simulate_clients(costs, asks, load.clients, self.limits)
+        return simulate_arrivals(costs, asks, self.arrivals(load), self.limits)
 
     def requests(self, load: Load, tokenizer: Any) -> list[Request]:
         """The requests of a load for the live engine. Texts and chats of a trace are its own; where

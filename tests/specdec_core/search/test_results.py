@@ -20,6 +20,7 @@ from specdec_core.recordings.rounds import ReplayedRounds
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.simulator import asks_of, simulate_clients
+from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.results import SECONDS, for_as_many_tokens
 from specdec_core.studies.policies import replay_search
 from specdec_core.training.heads.evaluation import prompt_seconds
@@ -94,7 +95,7 @@ def test_a_simulated_bandit_takes_what_its_arms_take(replay: Replay) -> None:
     assert answers.lazy, "each draft model reads a text when it drafts"
     asks = asks_of(answers, len(answers))
     times = StepTimes.of(PROFILE.model_copy(update={"autoregressive_forward": None}))
-    simulated = simulate_clients(answers, times, asks, 1, Limits(1))
+    simulated = simulate_clients(StepCosts(answers, times), asks, 1, Limits(1))
     rounds = replay.run(BANDIT)
     assert simulated.seconds == pytest.approx(0.02 * len(rounds.prompt) + drafting(rounds))
 
@@ -109,7 +110,7 @@ def test_a_schedule_simulated_at_8_clients_is_its_second_range_alone(replay: Rep
     for configuration in (schedule, *(configured(**chain(name)) for name in DRAFTS)):
         answers = replayed_answers(replay, configuration)
         asks = asks_of(answers, 1) * 8  # which begin and end together
-        simulated = simulate_clients(answers, times, asks, 8, Limits(8))
+        simulated = simulate_clients(StepCosts(answers, times), asks, 8, Limits(8))
         seconds[configuration.draft, configuration == schedule] = simulated.seconds
     assert seconds["medium", True] == pytest.approx(seconds["small", False])
     assert seconds["medium", False] > 2 * seconds["small", False]

@@ -16,6 +16,7 @@ from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
 from specdec_core.search.load.answers import InOrder, SimulatedRound
 from specdec_core.search.load.simulator import Ask, simulate_clients
+from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.studies.load_check import run_arrivals, run_clients
 from specdec_core.tokens.statistics import Generation
 
@@ -71,7 +72,9 @@ def test_the_steps_are_the_live_engines(kind: str, limits: str, tiny_pair: Pair)
     for clients in (1, 4):
         engine = Engine(tiny_pair, configuration, limits=LIMITS[limits])
         live = run_clients(engine, requests, clients)
-        simulated = simulate_clients(answers, TIMES, asks, clients, LIMITS[limits], log=True)
+        simulated = simulate_clients(
+            StepCosts(answers, TIMES), asks, clients, LIMITS[limits], log=True
+        )
         assert [step.plan for step in simulated.log] == live.steps
         assert [step.candidates for step in simulated.log] == live.candidates
         ours, theirs = simulated.records, live.records

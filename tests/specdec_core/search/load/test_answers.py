@@ -17,6 +17,7 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.answers import drafters_by_load, replayed_answers
 from specdec_core.search.load.simulator import asks_of, simulate_clients
+from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.studies.load_check import run_clients
 from tests.jobs.conftest import record_prompts
 
@@ -77,7 +78,7 @@ def test_the_steps_are_the_live_engines(
     for clients in (1, 2, 5):
         engine = Engine(tiny_pair, configuration, limits=limits)
         live = run_clients(engine, requests(replay), clients)
-        simulated = simulate_clients(answers, TIMES, asks, clients, limits, log=True)
+        simulated = simulate_clients(StepCosts(answers, TIMES), asks, clients, limits, log=True)
         assert [step.plan for step in simulated.log] == live.steps
         assert [step.candidates for step in simulated.log] == live.candidates
         used |= {r.arm for g in live.generations.values() for r in g.rounds}
@@ -91,10 +92,10 @@ def test_a_drafter_with_memory_is_exact_while_it_drafts_alone(
     answers = replayed_answers(replay, configuration)
     asks = asks_of(answers, len(answers))
     live = run_clients(Engine(tiny_pair, configuration, 2), requests(replay), 1)
-    simulated = simulate_clients(answers, TIMES, asks, 1, Limits(2), log=True)
+    simulated = simulate_clients(StepCosts(answers, TIMES), asks, 1, Limits(2), log=True)
     assert [step.candidates for step in simulated.log] == live.candidates
     # With changes of the load it still answers everything.
-    simulated = simulate_clients(answers, TIMES, asks, 2, Limits(2))
+    simulated = simulate_clients(StepCosts(answers, TIMES), asks, 2, Limits(2))
     assert simulated.records["tokens"].tolist() == list(answers.lengths)
 
 

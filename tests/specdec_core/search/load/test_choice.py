@@ -18,6 +18,7 @@ from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.choice import choose_for_load, finalists_at
 from specdec_core.search.load.live_runs import LiveRuns
 from specdec_core.search.load.schedule import drafter_at
+from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import LiveSettings, Load, Workload
 from specdec_core.studies.load_timer import EngineTimer
@@ -152,5 +153,5 @@ def test_a_trace_sends_its_own_prompts(replay: Replay, tiny_pair: Pair, tmp_path
     assert (records["tokens"] <= [3, 5]).all()
     # Simulated, they are as long: the recording gives the rounds alone.
     answers = replayed_answers(replay, AUTOREGRESSIVE)
-    simulated = traffic.simulate(answers, ALWAYS_FREE, load).records
+    simulated = traffic.simulate(StepCosts(answers, ALWAYS_FREE), load).records
     assert simulated["prompt_tokens"].tolist() == records["prompt_tokens"].tolist()

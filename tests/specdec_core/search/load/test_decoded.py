@@ -30,6 +30,7 @@ from specdec_core.search.load.decoded import (
 )
 from specdec_core.search.load.schedule import drafter_at
 from specdec_core.search.load.simulator import Simulation, asks_of, simulate_clients
+from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.workload import Workload
 from specdec_core.studies.live_rounds import PromptDecoder
 from specdec_core.studies.load_check import run_clients
@@ -67,7 +68,7 @@ def simulated(replay: Replay, configuration: Configuration, clients: int) -> Sim
     """Every prompt, asked once."""
     answers = replayed_answers(replay, configuration)
     asks = asks_of(answers, len(answers))
-    return simulate_clients(answers, ALWAYS_FREE, asks, clients, Limits(4), log=True)
+    return simulate_clients(StepCosts(answers, ALWAYS_FREE), asks, clients, Limits(4), log=True)
 
 
 @pytest.mark.parametrize("name", REPLAYABLE)

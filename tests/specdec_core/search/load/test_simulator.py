@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
 import pytest
 
 from specdec_core.cost import Hardware
 from specdec_core.cost.steps import EngineTerms, ForwardTerms, StepTimes
-from specdec_core.engine.scheduler import STEP_TOKENS, Limits
+from specdec_core.engine.scheduler import STEP_TOKENS, Limits, Scheduler
 from specdec_core.search.load.answers import Answers, ByLoad, InOrder, SimulatedRound
 from specdec_core.search.load.simulator import (
     Ask,
@@ -18,6 +21,7 @@ from specdec_core.search.load.simulator import (
     simulate_arrivals,
     simulate_clients,
 )
+from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.trace import TraceRequest
 from specdec_core.search.load.workload import Slo, arrival_times
 
@@ -40,7 +44,7 @@ def drafted(prompt: int = 10, rounds: int = 3) -> Answers:
 
 def clients(answers: Answers, number: int, count: int, **limits: int) -> Simulation:
     limit = Limits(**{"slots": 4, **limits})
-    return simulate_clients(answers, CONSTANT, asks_of(answers, count), number, limit)
+    return simulate_clients(StepCosts(answers, CONSTANT), asks_of(answers, count), number, limit)
 
 
 def times(simulation: Simulation) -> Rows:
@@ -62,7 +66,7 @@ def test_one_forward_reads_a_prompt_to_its_end_unless_rows_are_padded_to_it() ->
     for mixes, together, first in ((True, 1, T), (False, 1, T), (True, 2, T), (False, 2, 2 * T)):
         costs = CONSTANT.model_copy(update={"mixes": mixes})
         asks = asks_of(answers, together)
-        simulation = simulate_clients(answers, costs, asks, together, Limits(together))
+        simulation = simulate_clients(StepCosts(answers, costs), asks, together, Limits(together))
         assert times(simulation) == [pytest.approx([0, first, first + 4 * T])] * together
 
 
@@ -103,14 +107,14 @@ def test_what_the_engine_adds_is_counted() -> None:
     # The first round has no candidates, so that nothing is looked up.
     for lookups, more in (({}, 0), ({1: True}, 2 * 10_000), ({1: True, 2: False}, 0)):
         answers.lookups = lookups
-        simulation = simulate_clients(answers, costs, asks_of(answers, 2), 2, Limits(2))
+        simulation = simulate_clients(StepCosts(answers, costs), asks_of(answers, 2), 2, Limits(2))
         assert simulation.seconds == pytest.approx(forwards + added + more)
 
 
 def test_the_target_alone_has_a_time_of_its_own() -> None:
     costs = CONSTANT.model_copy(update={"alone": ForwardTerms(fixed=T / 2)})
     for answers, seconds in ((autoregressive(), 5 * T / 2), (drafted(rounds=1), T / 2 + 1.4 * T)):
-        simulation = simulate_clients(answers, costs, asks_of(answers, 1), 1, Limits(2))
+        simulation = simulate_clients(StepCosts(answers, costs), asks_of(answers, 1), 1, Limits(2))
         assert simulation.seconds == pytest.approx(seconds)
 
 
@@ -122,7 +126,7 @@ def test_another_machines_time_alone_is_that_of_steps_without_candidates() -> No
     for rounds in ([ALONE] * 5, [ALONE, lookup, ALONE, lookup], [ALONE, FOUR, FOUR]):
         answers = InOrder([10], [rounds], "draft")
         answers.lazy = True  # no forward of its own reads the prompt
-        simulation = simulate_clients(answers, costs, asks_of(answers, 1), 1, Limits(2))
+        simulation = simulate_clients(StepCosts(answers, costs), asks_of(answers, 1), 1, Limits(2))
         expected = [profile.round_seconds(r.drafted, r.draft_forwards, 0, "draft") for r in rounds]
         assert simulation.seconds == pytest.approx(sum(expected))
     assert profile.autoregressive_seconds(5) == pytest.approx(5 * 0.1)
@@ -139,7 +143,7 @@ def test_each_of_several_drafts_takes_its_own_time() -> None:
         # The drafts of a step take turns.
         ([Ask(0, 10, 9), Ask(1, 10, 9)], 3 * 0.1 + 6 * 0.001),
     ):
-        simulation = simulate_clients(answers, costs, asks, len(asks), Limits(2))
+        simulation = simulate_clients(StepCosts(answers, costs), asks, len(asks), Limits(2))
         assert simulation.seconds == pytest.approx(3 * T + draft_seconds)
 
 
@@ -149,7 +153,9 @@ def test_a_schedule_takes_the_times_of_the_range_that_drafts() -> None:
     schedule = ByLoad([10], {1: medium, 8: small}, "medium", lazy=True)
     for number, alone in ((8, small), (7, medium)):
         taken = [
-            simulate_clients(each, costs, asks_of(each, 2 * number), number, Limits(8)).seconds
+            simulate_clients(
+                StepCosts(each, costs), asks_of(each, 2 * number), number, Limits(8)
+            ).seconds
             for each in (schedule, ByLoad([10], {1: alone}, alone[0][1].draft, lazy=True))
         ]
         assert taken[0] == pytest.approx(taken[1])
@@ -169,7 +175,9 @@ def test_clients_send_the_next_request_when_they_have_their_answer() -> None:
 def test_an_open_loop_does_not_wait_for_answers() -> None:
     answers = autoregressive()
     arrivals = [0.0, 1.0, 1.0, 1.005]
-    simulation = simulate_arrivals(answers, CONSTANT, asks_of(answers, 4), arrivals, Limits(4))
+    simulation = simulate_arrivals(
+        StepCosts(answers, CONSTANT), asks_of(answers, 4), arrivals, Limits(4)
+    )
     assert simulation.records["sent"].tolist() == arrivals
     # One that comes within a step is served from the next one on.
     assert simulation.records["first"].tolist() == pytest.approx([T, 1 + T, 1 + T, 1 + 2 * T])
@@ -183,7 +191,7 @@ def test_an_overloaded_engine_queues() -> None:
     def waits(rate: float) -> float:
         arrivals = arrival_times(rate, 200).tolist()
         asks = asks_of(answers, 200)
-        simulation = simulate_arrivals(answers, CONSTANT, asks, arrivals, Limits(2))
+        simulation = simulate_arrivals(StepCosts(answers, CONSTANT), asks, arrivals, Limits(2))
         return simulation.measure().value("ttft", 99)
 
     assert waits(0.5 * capacity) < 10 * T
@@ -192,7 +200,9 @@ def test_an_overloaded_engine_queues() -> None:
 
 def test_a_round_stays_within_what_is_asked_for() -> None:
     answers = drafted(rounds=3)
-    simulation = simulate_clients(answers, CONSTANT, [Ask(0, 10, 7)], 1, Limits(2), log=True)
+    simulation = simulate_clients(
+        StepCosts(answers, CONSTANT), [Ask(0, 10, 7)], 1, Limits(2), log=True
+    )
     assert simulation.records["tokens"].tolist() == [7]
     assert [step.candidates for step in simulation.log] == [[0], [3], [1]]
 
@@ -206,7 +216,9 @@ def test_an_answer_longer_than_the_recorded_one_begins_it_again() -> None:
     ]
     asks = asks_of_trace(answers, trace, new_tokens=64)
     assert asks == [Ask(0, 99, 12), Ask(0, 10, 2), Ask(0, 10, 5)]
-    simulation = simulate_arrivals(answers, CONSTANT, asks, [0.0] * 3, Limits(4), log=True)
+    simulation = simulate_arrivals(
+        StepCosts(answers, CONSTANT), asks, [0.0] * 3, Limits(4), log=True
+    )
     assert simulation.records["tokens"].tolist() == [12, 2, 5]
     assert simulation.rounds == 4 + 2 + 2, "there is but one first round"
 
@@ -228,8 +240,12 @@ def request(most: int, told: int | None = None) -> TraceRequest:
 def test_who_drafts_follows_how_many_decode() -> None:
     ranges = {1: [[ALONE, *[FOUR] * 8]], 2: [[ALONE] * 9]}
     answers = ByLoad([10], ranges, "draft", lazy=True)
-    one = simulate_clients(answers, CONSTANT, asks_of(answers, 1), 1, Limits(2), log=True)
-    two = simulate_clients(answers, CONSTANT, asks_of(answers, 2), 2, Limits(2), log=True)
+    one = simulate_clients(
+        StepCosts(answers, CONSTANT), asks_of(answers, 1), 1, Limits(2), log=True
+    )
+    two = simulate_clients(
+        StepCosts(answers, CONSTANT), asks_of(answers, 2), 2, Limits(2), log=True
+    )
     assert [step.candidates for step in one.log] == [[0], [3], [3]]
     assert [step.candidates for step in two.log] == [[0, 0]] * 9
 
@@ -248,7 +264,7 @@ def test_routers_spread_requests(routing: Routing) -> None:
     answers = autoregressive()
     arrivals = arrival_times(100, 300).tolist()
     simulation = simulate_arrivals(
-        answers, CONSTANT, asks_of(answers, 300), arrivals, Limits(2), 4, Router(routing)
+        StepCosts(answers, CONSTANT), asks_of(answers, 300), arrivals, Limits(2), 4, Router(routing)
     )
     assert len(simulation.records) == 300
     assert len(simulation.busy) == 4
@@ -262,7 +278,7 @@ def test_the_least_loaded_replica_is_the_better_choice() -> None:
     def latency(routing: Routing) -> float:
         arrivals = arrival_times(3, 200).tolist()
         simulation = simulate_arrivals(
-            answers, CONSTANT, asks, arrivals, Limits(1), 2, Router(routing)
+            StepCosts(answers, CONSTANT), asks, arrivals, Limits(1), 2, Router(routing)
         )
         return simulation.measure().value("ttft", 95)
 
@@ -272,7 +288,12 @@ def test_the_least_loaded_replica_is_the_better_choice() -> None:
 def test_a_router_passes_one_request_on_after_the_other() -> None:
     answers = autoregressive(tokens=1)
     simulation = simulate_arrivals(
-        answers, CONSTANT, asks_of(answers, 3), [0.0] * 3, Limits(4), 3, Router(seconds=1.0)
+        StepCosts(answers, CONSTANT),
+        asks_of(answers, 3),
+        [0.0] * 3,
+        Limits(4),
+        3,
+        Router(seconds=1.0),
     )
     assert simulation.records["first"].tolist() == pytest.approx([1 + T, 2 + T, 3 + T])
     assert simulation.router_busy == pytest.approx(3 / (3 + T))
@@ -283,9 +304,132 @@ def test_a_simulation_is_the_same_every_time() -> None:
     arrivals = arrival_times(30, 100).tolist()
     runs = [
         simulate_arrivals(
-            answers, CONSTANT, asks_of(answers, 100), arrivals, Limits(2), 3, Router("two_choices")
+            StepCosts(answers, CONSTANT),
+            asks_of(answers, 100),
+            arrivals,
+            Limits(2),
+            3,
+            Router("two_choices"),
         )
         for _ in range(2)
     ]
     assert runs[0].records.equals(runs[1].records)
     assert runs[0].measure(Slo(ttft=0.1)) == runs[1].measure(Slo(ttft=0.1))
+
+
+def varied(number: int = 12) -> Answers:
+    """Answers of every kind: two drafts that rest at times, lookups, other drafters by load."""
+    rng = random.Random(0)
+    prompts = [rng.choice((5, 40, 300)) for _ in range(number)]
+    lengths = [rng.choice((8, 30, 70)) for _ in prompts]
+
+    def rounds(draft: str | None, most: int) -> list[SimulatedRound]:
+        """One from each position."""
+        of: list[SimulatedRound] = []
+        for left in range(most, 0, -1):
+            drafted = rng.randint(0, min(4, left - 1)) if of else 0
+            forwards = drafted if draft else 0
+            written = rng.randint(1, drafted + 1)
+            of.append(
+                SimulatedRound(drafted, written, forwards, forwards, draft if forwards else None)
+            )
+        return of
+
+    by_load = {1: "medium", 3: None, 5: "small"}
+    ranges = {n: [rounds(draft, most) for most in lengths] for n, draft in by_load.items()}
+    answers = ByLoad(prompts, ranges, "medium", lazy=True)
+    answers.lookups = {1: False, 3: True, 5: False}
+    common = tuple(range(250))
+    answers.texts = [
+        (*common[: p - 3], *range(1000 * n, 1000 * n + 3 + length))
+        for n, (p, length) in enumerate(zip(prompts, lengths, strict=True))
+    ]
+    return answers
+
+
+TERMS = ForwardTerms(
+    fixed=0.01,
+    per_row=0.001,
+    per_token=1e-4,
+    per_cached=1e-6,
+    per_pair=1e-7,
+    per_few_pair=1e-7,
+    per_token_beyond=1e-4,
+    knee=6,
+)
+UNEVEN = StepTimes(
+    target=TERMS,
+    alone=TERMS.model_copy(update={"fixed": 0.008}),
+    autoregressive=TERMS.model_copy(update={"fixed": 0.007}),
+    drafts={name: TERMS.model_copy(update={"fixed": 0.001}) for name in ("medium", "small")},
+    engine=EngineTerms(per_step=1e-4, per_row=1e-5, per_candidate=1e-5, per_lookup=1e-5),
+)
+Run = Callable[[StepCosts, list[Ask]], Simulation]
+RUNS: dict[str, Run] = {
+    "clients": lambda c, asks: simulate_clients(c, asks, 6, Limits(6), log=True),
+    "queue": lambda c, asks: simulate_clients(c, asks, 6, Limits(4, step_tokens=32), log=True),
+    "arrivals": lambda c, asks: simulate_arrivals(c, asks, COMING, Limits(6), log=True),
+    "shared prefixes": lambda c, asks: simulate_arrivals(
+        c, asks, COMING, Limits(3, share_prefixes=True), log=True
+    ),
+    "full cache": lambda c, asks: simulate_arrivals(
+        c, asks, COMING, Limits(6, cache_tokens=640), log=True
+    ),
+    "full shared cache": lambda c, asks: simulate_arrivals(
+        c, asks, COMING, Limits(6, cache_tokens=640, share_prefixes=True), log=True
+    ),
+    "replicas": lambda c, asks: simulate_arrivals(
+        c, asks, COMING, Limits(3), 2, Router("least_loaded", seconds=0.001)
+    ),
+    "replicas with clients": lambda c, asks: simulate_clients(
+        c, asks, 7, Limits(3), 3, Router("two_choices")
+    ),
+}
+COMING = arrival_times(12, 60).tolist()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_skipping_over_steps_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = varied()
+    costs, asks = StepCosts(answers, UNEVEN), asks_of(answers, 60)
+    asks[7::9] = [ask._replace(most=ask.most + 25) for ask in asks[7::9]]
+    skipping = RUNS[name](costs, asks)
+    monkeypatch.setattr(Scheduler, "settled", False)
+    one_by_one = RUNS[name](costs, asks)
+    assert skipping.log == one_by_one.log
+    assert (skipping.steps, skipping.rounds) == (one_by_one.steps, one_by_one.rounds)
+    assert skipping.preemptions == one_by_one.preemptions
+    assert skipping.seconds == pytest.approx(one_by_one.seconds, rel=1e-12)
+    assert skipping.busy == pytest.approx(one_by_one.busy, rel=1e-9)
+    ours, theirs = skipping.records.drop(columns="error"), one_by_one.records.drop(columns="error")
+    assert ours.to_numpy(float) == pytest.approx(theirs.to_numpy(float), rel=1e-12)
+    if "full" in name:
+        assert skipping.preemptions > 0
+
+
+def test_steps_that_only_decode_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned, plan = [], Scheduler.plan
+    monkeypatch.setattr(Scheduler, "plan", lambda self: planned.append(self) or plan(self))
+    simulation = clients(autoregressive(tokens=90), 2, 6)
+    assert simulation.steps == 3 * 90
+    assert len(planned) == 3, "only those in which requests enter"
+
+
+def test_a_limit_that_nothing_reaches_changes_nothing() -> None:
+    answers = autoregressive(prompt=60, tokens=130)
+    costs = StepCosts(answers, UNEVEN)
+    limited, free = (
+        simulate_clients(costs, asks_of(answers, 3), 1, Limits(1, cache_tokens=tokens))
+        for tokens in (320, None)
+    )
+    assert limited.preemptions == 0
+    assert times(limited) == times(free)
+
+
+def test_a_prompt_that_is_read_apart_is_not_in_the_cache_before() -> None:
+    target = ForwardTerms(per_cached=1.0)
+    answers = autoregressive(prompt=10, tokens=1)
+    costs = StepCosts(answers, CONSTANT.model_copy(update={"target": target, "mixes": False}))
+    simulation = simulate_clients(costs, asks_of(answers, 2), 2, Limits(2))
+    # A forward reads nine tokens of each, and one the last.
+    assert simulation.seconds == pytest.approx(2 * 9)
