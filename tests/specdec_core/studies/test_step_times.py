@@ -14,6 +14,7 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.runner import PackedOutput, PaddedOutput
 from specdec_core.studies.step_times import (
     EngineRuns,
     LiveForward,
@@ -48,6 +49,16 @@ def test_every_model_and_the_engine_are_measured(tiny_pair: Pair) -> None:
     assert times.engine.seconds(EngineWork(3, 4, 12)) > 0
     assert (times.pair, times.slots) == (tiny_pair.spec, 3)
     assert (times.fingerprints, times.machine) == (tiny_pair.fingerprints, machine())
+
+
+def test_on_a_cpu_choosing_tokens_is_no_part_of_a_forward(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine's forwards are logged without it, so that it would count twice."""
+    measurer = StepMeasurer(tiny_pair, slots=2, shapes=3)
+    for kind in (PackedOutput, PaddedOutput):
+        monkeypatch.setattr(kind, "choices", lambda _: pytest.fail("chosen"))
+    measurer.measure()
 
 
 def test_a_forward_takes_what_it_takes_in_an_engine(tiny_pair: Pair) -> None:
