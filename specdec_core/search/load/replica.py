@@ -144,8 +144,8 @@ class Replica:
             now += seconds
             self._ends.append(now)
             self._rounds.append(rounds)
-            after = [each.after for each in rounds]
-            if None in after:
+            after = [each.after for each in rounds if each.after is not None]
+            if len(after) < len(rounds):
                 if any(each.last for each in rounds):
                     break
                 after = [each.follow() for each in rounds]
