@@ -236,7 +236,8 @@ def test_running_waiting_refused_and_abandoned_requests_are_counted(engine: Engi
 
 
 def test_what_the_engine_refuses_is_not_counted_as_abandoned(engine: Engine) -> None:
-    good, bad = Request("good", (5, 6), 4), Request("bad", (5, 6), 10_000)
+    # The good one is still at work when the bad one is refused.
+    good, bad = Request("good", (5, 6), 200), Request("bad", (5, 6), 10_000)
 
     async def main() -> None:
         service = CompletionService(engine, "tiny")

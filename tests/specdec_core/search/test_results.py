@@ -77,7 +77,10 @@ def test_a_bandits_estimate_is_the_sum_over_its_arms(replay: Replay, pair: Pair)
     expected = verified + drafting(rounds)
     trial = replayed(replay, BANDIT, PROFILE)
     assert trial.metrics[SECONDS] == pytest.approx(expected)
-    assert estimated(BANDIT, replay, PROFILE).metrics[SECONDS] == pytest.approx(expected)
+    # For another server each round is priced by itself, those of an arm without room, too.
+    idle = int(((rounds.drafted == 0) & (rounds.position > 0)).sum())
+    exact = estimated(BANDIT, replay, PROFILE).metrics[SECONDS]
+    assert exact == pytest.approx(expected - idle * (0.02 - 0.01))
     each = prompt_seconds(rounds, PROFILE, BANDIT, replay.recording.prompts.context)
     assert each.sum() == pytest.approx(expected)
     compared = replay_search("set", replay, [BANDIT], PROFILE)
