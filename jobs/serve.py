@@ -81,8 +81,9 @@ def application(args: dict[str, Any]) -> Application:
     )
 
 
-def _access(given: Arguments) -> Access:
-    """Who may ask for how much. Raises :class:`UserError` for a file without keys."""
+def _access(given: Arguments, local: bool = False) -> Access:
+    """Who may ask for how much; `local`: without keys, by this machine's names alone. Raises
+    :class:`UserError` for a file without keys."""
     from cluster.serving.http.access import Access, read_keys
     from cluster.serving.http.limits import Allowance, RequestLimits
 
@@ -90,6 +91,7 @@ def _access(given: Arguments) -> Access:
         None if given.api_key_file is None else read_keys(given.api_key_file),
         Allowance(given.requests_per_minute, given.tokens_per_minute),
         RequestLimits(given.max_tokens_per_request, given.request_timeout),
+        local=local and given.api_key_file is None,
     )
 
 
@@ -235,7 +237,7 @@ def main(
         },
         "options",
     )
-    access, samples = _access(given), _sampling(given)
+    access, samples = _access(given, local=not no_auth), _sampling(given)
     check_exposed(host, access.keys, no_auth)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
     try:

@@ -35,11 +35,13 @@ class Access:
         keys: the SHA-256 hashes of the keys that are let in; None: everybody is.
         allowance: of each key, or of all who ask without one together.
         limits: of each request.
+        local: asked by this machine's own names alone, see :func:`check_host`.
     """
 
     keys: tuple[bytes, ...] | None = None
     allowance: Allowance = NO_ALLOWANCE
     limits: RequestLimits = NO_LIMITS
+    local: bool = False
 
     def admitting(self, token: str | None) -> Access:
         """The same, and the operator's token is a key."""
@@ -90,7 +92,7 @@ def _loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host == "localhost" or host.endswith(".localhost")
 
 
 class Accounts:
@@ -158,6 +160,24 @@ def _own(headers: Mapping[bytes, bytes]) -> bool:
     return origin.netloc.removesuffix(default) in named
 
 
+def check_host(headers: Mapping[bytes, bytes]) -> None:
+    """Raises :class:`ApiError` (403) for a server that is asked by a name that is not this
+    machine's own. Such a name can be another site's that was made to lead here (DNS rebinding):
+    to the browser that site's page and this server are one, so it may read the answers, too."""
+    asked = headers.get(b"host", b"").decode("latin-1").lower()
+    try:
+        name = urlsplit(f"//{asked}").hostname
+    except ValueError:
+        name = asked
+    if name and not _loopback(name):
+        raise ApiError(
+            "without keys this server is asked as localhost or 127.0.0.1 alone: serve with"
+            " --api-key-file, or with --no-auth to be asked by any name",
+            status=403,
+            code="unknown_host",
+        )
+
+
 class Gate:
     """ASGI middleware: lets in who may ask, and puts the account into the request's state."""
 
@@ -169,7 +189,10 @@ class Gate:
             await self.app(scope, receive, send)
             return
         try:
-            check_origin(scope["method"], dict(scope["headers"]))
+            headers = dict(scope["headers"])
+            check_origin(scope["method"], headers)
+            if self.accounts.access.local:
+                check_host(headers)
             if not _open(scope["path"]):
                 scope.setdefault("state", {})[ACCOUNT] = self._account(scope)
         except ApiError as error:

@@ -195,6 +195,27 @@ def test_a_page_of_another_site_may_not_ask(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/"])
+def test_a_server_without_keys_is_asked_by_names_of_this_machine_alone(
+    chat_pair: Pair, path: str
+) -> None:
+    async def main() -> None:
+        service = CompletionService(Engine(chat_pair), "tiny", access=Access(local=True))
+        transport = httpx.ASGITransport(build_app(service, Page(*PLAYGROUND)))
+        async with (
+            service.loop,
+            httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as http,
+        ):
+            for own in ("localhost:8000", "127.0.0.1", "[::1]:8000", "LOCALHOST", "a.localhost"):
+                assert (await http.get(path, headers={"host": own})).status_code == 200
+            for other in ("rebound.example:8000", "10.0.0.7", "localhost.example", "[", "a@b:x"):
+                answer = await http.get(path, headers={"host": other})
+                assert answer.status_code == 403
+                assert answer.json()["error"]["code"] == "unknown_host"
+
+    asyncio.run(main())
+
+
 def test_nothing_of_a_request_is_logged(chat_pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     async def story(http: httpx.AsyncClient) -> None:
         for body in ({**BODY, "prompt": "secret!"}, {**BODY, "prompt": "secret!", "n": 0}):
