@@ -117,12 +117,13 @@ class Engine:
         self._seeds.clear()
         self.drafts.reset()
         if configuration.drafter is not None:
+            pair = self.pair  # the drafter may keep these: nothing of them holds the engine
             resources = Resources(
                 self.drafts.open,
-                partial(load_pair_head, self.pair),
+                partial(load_pair_head, pair),
                 self.target.vocab_size,
-                self.pair.eos_token_ids,
-                lambda: self.pair.tokenizer_digest,
+                pair.eos_token_ids,
+                lambda: pair.tokenizer_digest,
                 self._clock,
                 self.slots,
                 open_link=self._link,

@@ -9,6 +9,7 @@ once (:mod:`specdec_core.models.blocks`).
 from __future__ import annotations
 
 import mmap
+import weakref
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -134,7 +135,8 @@ class SlotLayer(CacheLayerMixin):
 
     def __init__(self, cache: SlotCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers' own
-        self.cache = cache
+        # The cache holds its layers: so that both, and their memory, go with who holds the cache.
+        self.cache: SlotCache = weakref.proxy(cache)
         self.stores: list[Store] = []
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

@@ -152,6 +152,7 @@ class PearlDrafter(Drafter):
     def __init__(self, settings: PearlSettings, resources: Resources) -> None:
         self.settings, self.resources = settings, resources
         self.link = resources.open_link()
+        self._mark = object()  # what the link has of whom it was configured by
         self.pace = Pace(settings.window)
         self.timeline: Timeline | None = None
         self._slots: dict[int, _Slot] = {}
@@ -223,22 +224,22 @@ class PearlDrafter(Drafter):
     def _has_text(self, slot: _Slot) -> bool:
         """Whether the draft that is connected was sent this slot's text."""
         link = self.link
-        return link.connected and link.configured is self and slot.draft == link.number
+        return link.connected and link.configured is self._mark and slot.draft == link.number
 
     def _is_ready(self) -> bool:
-        return self._ready and self.link.connected and self.link.configured is self
+        return self._ready and self.link.connected and self.link.configured is self._mark
 
     def _configure_draft(self) -> None:
         """Send a new draft its configuration and the texts of all slots."""
         link = self.link
         if not link.connected:
             return
-        if link.configured is not self:
+        if link.configured is not self._mark:
             resources, settings = self.resources, self.settings
             shape = resources.slots, settings.ahead, settings.width, settings.least
             facts = resources.vocab_size, resources.eos_token_ids
             link.send(Configure(settings.drafter, *shape, *facts))
-            link.configured, self._ready, self._refused = self, False, None
+            link.configured, self._ready, self._refused = self._mark, False, None
         for slot in self._slots.values():
             if slot.draft != link.number:
                 self._begin(slot)

@@ -22,7 +22,8 @@ def no_link() -> Link:
 class Link(Protocol):
     """The target's end of the connection to its draft. Messages arrive whole and in order until
     the draft is lost; then another draft may connect under the next number. `configured` is the
-    drafter that configured the current draft, `offset` the seconds to add to the draft's clock."""
+    mark of the drafter that configured the current draft, `offset` the seconds to add to the
+    draft's clock."""
 
     configured: object
     offset: float

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import sys
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from specdec_core.models.cache import SlotCache
+from specdec_core.config import Configuration
+from specdec_core.config.kinds import DRAFTERS
+from specdec_core.engine import Engine, Request
+from specdec_core.models.cache import SlotCache, Store
+from specdec_core.models.pair import Pair
+from specdec_core.training.datastores.build import write_datastore
+from tests.specdec_core.drafting.pearl.in_turns import InTurns
+from tests.specdec_core.drafting.proofs import PROMPTS
+from tests.specdec_core.kinds import drafter
 
 SLOTS, TOKENS, HEADS, SIZE, LAYERS = 4, 1500, 8, 64, 2
 HELD = SLOTS * TOKENS * LAYERS * 2 * HEADS * SIZE * 4  # bytes of keys and values in float32
@@ -71,3 +82,42 @@ def test_memory_that_holds_nothing_is_bounded_over_all_rows() -> None:
         cache.truncate(row, 300)
     needed = taken * sum(cache.lengths) / 8000
     assert cache.taken <= needed + taken / 8000 * (1024 + 8 * 2 * 64)
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Without Python's search for what nobody but itself holds."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_the_caches_of_an_engine_go_with_it(
+    tiny_pair: Pair,
+    kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    uncollected: None,
+) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    write_datastore(PROMPTS, ["prompts"], tiny_pair.tokenizer, tmp_path / "datastores" / "own")
+    made: list[weakref.ref[Store]] = []
+    make = Store.__init__
+
+    def counted(store: Store, *args: object) -> None:
+        make(store, *args)  # type: ignore[arg-type]
+        made.append(weakref.ref(store))
+
+    monkeypatch.setattr(Store, "__init__", counted)
+
+    def decode() -> None:
+        link = InTurns(tiny_pair, seed=1)  # to PEARL's draft
+        engine = Engine(tiny_pair, Configuration(drafter=drafter(kind)), 2, lambda: link)
+        engine.generate([Request(str(n), text, 12) for n, text in enumerate(PROMPTS[:2])])
+        assert made
+        assert all(store() for store in made)
+
+    decode()
+    assert not any(store() for store in made)
