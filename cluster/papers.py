@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -28,7 +27,7 @@ from typing import Self
 import ray
 from pydantic import TypeAdapter
 
-from cluster.recording import RecordingPlan, run_recording
+from cluster.recording import Planned, RecordingPlan, planned, run_recordings
 from cluster.session import get, ray_session, resources
 from cluster.sweep.timing import InterleavedTimes, RemoteTimer, alone, start_bench
 from specdec_core.base.errors import UserError
@@ -231,11 +230,9 @@ def study_inputs(
     if asked and not _draft_models(plan.pair):
         observer.warned("nothing is recorded: the pair has no draft model")
         asked = {}
-    with ray_session() if asked else nullcontext():  # one for all
-        for name, recorded in asked.items():
-            if sets := _record(plan, recorded, home, observer):
-                digests = [(key, recording.header.digest) for key, recording in sets.items()]
-                inputs[name] = Input(str(digests), partial(dict, sets))
+    for name, sets in _record(plan, asked, home, observer).items():
+        digests = [(key, recording.header.digest) for key, recording in sets.items()]
+        inputs[name] = Input(str(digests), partial(dict, sets))
     return inputs
 
 
@@ -267,19 +264,24 @@ def _write_long(plan: LongFormPlan, home: Path, observer: Observer) -> LongForm:
 
 
 def _record(
-    plan: PaperPlan, recorded: Recorded, home: Path, observer: RecordingObserver
-) -> dict[str, Recording]:
-    """The recordings of the sets by name."""
-    sets = {}
-    for name in recorded.prompts:
-        try:
-            wanted = recording_plan(plan, recorded, name, home)
-            sets[name] = run_recording(wanted, home, observer=observer)
-        except UserError as error:
-            if not plan.prompts[name].optional:
-                raise
-            observer.warned(f"{name} is not recorded ({error})")
-    return sets
+    plan: PaperPlan, asked: Mapping[str, Recorded], home: Path, observer: RecordingObserver
+) -> dict[str, dict[str, Recording]]:
+    """The recordings by the names of what is `asked` for and of its sets, all made together."""
+    wanted: dict[tuple[str, str], Planned] = {}
+    for key, recorded in asked.items():
+        for name in recorded.prompts:
+            try:
+                wanted[key, name] = planned(recording_plan(plan, recorded, name, home), home)
+            except UserError as error:
+                if not plan.prompts[name].optional:
+                    raise
+                observer.warned(f"{name} is not recorded ({error})")
+    made: dict[str, dict[str, Recording]] = {}
+    for (key, name), recording in zip(
+        wanted, run_recordings(list(wanted.values()), observer), strict=True
+    ):
+        made.setdefault(key, {})[name] = recording
+    return made
 
 
 def recording_plan(plan: PaperPlan, recorded: Recorded, name: str, home: Path) -> RecordingPlan:

@@ -2,7 +2,7 @@
 
 Actors return their shards through Ray's object store and the driver writes them, so nodes need no
 common disk. A shard that is on disk is not recorded again. An actor that dies is started again,
-and so is its shard.
+and so is its shard. Several recordings share the actors, which take the next shard of any of them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +103,36 @@ class RecordingPlan(Value):
         )
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A recording to be made or resumed in `folder`; `header` is of what was begun there."""
+
+    plan: RecordingPlan
+    folder: Path
+    fingerprints: dict[str, str]
+    prompts: PromptSet
+    batches: dict[int, Batch]
+    header: Header | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it is whole on disk."""
+        if self.header is None or not finished(self.folder):
+            return False
+        return not _missing(self.folder, self.header, self.batches)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A shard to record: its number and prompts, and what it is a part of."""
+
+    folder: Path
+    spec: PairSpec
+    header: Header
+    number: int
+    batch: Batch
+
+
 def run_recording(
     plan: RecordingPlan,
     home: Path,
@@ -110,15 +140,21 @@ def run_recording(
     out: Path | None = None,
     observer: RecordingObserver | None = None,
 ) -> Recording:
-    """Record `plan` in `out`, or else in `<home>/traces/<name>`, or resume an interrupted recording
-    there. The default name depends on weights, prompts and settings, so the same call resumes its
-    recording. Prompts of the same text are recorded once; of a conversation, every turn is recorded
-    behind the target's own greedy answers (:func:`specdec_core.engine.turns.requests_of`).
+    """Record `plan` where :func:`planned` says, or resume an interrupted recording there; raises
+    :class:`UserError` as :func:`run_recordings` does."""
+    return run_recordings([planned(plan, home, name, out)], observer)[0]
 
-    Raises :class:`UserError` for bad input, before anything is written, and for a folder that
-    cannot be written.
+
+def planned(
+    plan: RecordingPlan, home: Path, name: str | None = None, out: Path | None = None
+) -> Planned:
+    """The recording of `plan` in `out`, or else in `<home>/traces/<name>`. The default name depends
+    on weights, prompts and settings, so the same call resumes its recording. Prompts of the same
+    text are recorded once; of a conversation, every turn is recorded behind the target's own greedy
+    answers (:func:`specdec_core.engine.turns.requests_of`).
+
+    Raises :class:`UserError` for bad input; nothing is written.
     """
-    observer = observer or RecordingObserver()
     if not plan.pair.drafts:
         raise UserError(f"{plan.pair.name}: no draft model to record in this pair; give a --draft")
     if name is not None and (name == ".." or Path(name).name != name):
@@ -130,39 +166,72 @@ def run_recording(
     prints = _fingerprints(plan.pair)
     folder = out or home / "traces" / (name or plan.name(prints, prompt_set))
     header = _begun(folder, plan, prints, prompt_set)
-    batches = _batches(prompts, tokenizer)
-    if header is not None and finished(folder) and not _missing(folder, header, batches):
-        return Recording(folder, header)
-    _check_fit(plan, prompts, tokenizer)
+    wanted = Planned(plan, folder, prints, prompt_set, _batches(prompts, tokenizer), header)
+    if not wanted.finished:
+        _check_fit(plan, prompts, tokenizer)
+    return wanted
+
+
+def run_recordings(
+    wanted: Sequence[Planned], observer: RecordingObserver | None = None
+) -> list[Recording]:
+    """Record or resume those that are not finished, all on the same actors, which keep the pair
+    that they have loaded.
+
+    Raises :class:`UserError` for a folder that cannot be written, or in which another process
+    records.
+    """
+    unfinished = {each.folder: each for each in wanted if not each.finished}
+    if unfinished:
+        _make(list(unfinished.values()), observer or RecordingObserver())
+    return [Recording.open(each.folder) for each in wanted]
+
+
+def _make(wanted: Sequence[Planned], observer: RecordingObserver) -> None:
     with ExitStack() as held:
-        with _writing(folder):
-            held.enter_context(locked(folder, "recording"))
+        for each in wanted:
+            with _writing(each.folder):
+                held.enter_context(locked(each.folder, "recording"))
         observer.stage("connecting to Ray, loading the pair")
         held.enter_context(ray_session())
-        check_nodes(plan.pair)
-        needs = resources(plan.pair.runner.threads, plan.pair.runner.device)
+        runner = wanted[0].plan.pair.runner
+        needs = resources(runner.threads, runner.device)
         first = _start_worker(needs)
-        spec = plan.pair if header is None else _with_types_of(header.pair, plan.pair)
-        spec, eos = get(first.describe.remote(spec))
-        with _writing(folder):
-            if header is None:
-                header = plan.header(spec, prints, prompt_set, eos)
-                save_header(header, folder)
-            _clear(folder, header, batches, observer)
-        missing = _missing(folder, header, batches)
-        if missing and spec.runner.compile:
+        tasks = [task for each in wanted for task in _begin(each, first, observer)]
+        if tasks and runner.compile:
             observer.stage("opening compiled graphs, which the first start makes")
-            get(first.ready.remote(spec, header))
-        total = _count(batches)
-        observer.stage("recording", total, total - _count(missing))
-        for number, shard in _record(first, needs, spec, header, missing):
-            with _writing(folder):
-                write_shard(shard, folder, number)
+            get(first.ready.remote(tasks[0].spec, tasks[0].header))
+        total = sum(_count(each.batches.values()) for each in wanted)
+        observer.stage("recording", total, total - _count(task.batch for task in tasks))
+        left = Counter(task.folder for task in tasks)
+        for task, shard in _record(first, needs, tasks):
+            with _writing(task.folder):
+                write_shard(shard, task.folder, task.number)
+                left[task.folder] -= 1
+                if not left[task.folder]:
+                    finish(task.folder)
             written = shard[PROMPTS]["output"].combine_chunks()
             observer.recorded(len(written), len(written.flatten()))
-        with _writing(folder):
+
+
+def _begin(
+    wanted: Planned, worker: ray.actor.ActorHandle, observer: RecordingObserver
+) -> list[Task]:
+    """Write the header where there is none, and the mark of a whole recording; the shards that are
+    missing."""
+    plan, folder, header = wanted.plan, wanted.folder, wanted.header
+    check_nodes(plan.pair)
+    spec = plan.pair if header is None else _with_types_of(header.pair, plan.pair)
+    spec, eos = get(worker.describe.remote(spec))
+    with _writing(folder):
+        if header is None:
+            header = plan.header(spec, wanted.fingerprints, wanted.prompts, eos)
+            save_header(header, folder)
+        _clear(folder, header, wanted.batches, observer)
+        missing = _missing(folder, header, wanted.batches)
+        if not missing:
             finish(folder)
-    return Recording(folder, header)
+    return [Task(folder, spec, header, number, batch) for number, batch in missing.items()]
 
 
 # What is to be recorded
@@ -233,9 +302,9 @@ def _batches(prompts: Sequence[Prompt], tokenizer: Any) -> dict[int, Batch]:
     return {number: every[start : start + SHARD] for number, start in enumerate(starts)}
 
 
-def _count(batches: Mapping[int, Batch]) -> int:
+def _count(batches: Iterable[Batch]) -> int:
     """The turns in some shards."""
-    return sum(len(asked.numbers) for batch in batches.values() for asked in batch)
+    return sum(len(asked.numbers) for batch in batches for asked in batch)
 
 
 def _check_fit(plan: RecordingPlan, prompts: Sequence[Prompt], tokenizer: Any) -> None:
@@ -324,11 +393,12 @@ class RecordingWorker:
 
     def __init__(self) -> None:
         self.pair: Pair | None = None
+        self.asked: PairSpec | None = None  # the pair's, whose data types may be "auto"
         self.recorder: Recorder | None = None
 
     def load(self, spec: PairSpec) -> Pair:
-        if self.pair is None or self.pair.spec != spec:
-            self.pair = load_pair(spec)
+        if self.pair is None or spec not in (self.asked, self.pair.spec):
+            self.pair, self.asked = load_pair(spec), spec
         return self.pair
 
     def fingerprints(self, spec: PairSpec) -> dict[str, str]:
@@ -356,7 +426,8 @@ class RecordingWorker:
 
     def _opened(self, spec: PairSpec, header: Header) -> Recorder:
         pair = self.load(spec)
-        if self.recorder is None:
+        if self.recorder is None or self.recorder.header != header:
+            self.recorder = None  # its caches make room
             self.recorder = Recorder(pair, header)
         return self.recorder
 
@@ -372,33 +443,33 @@ def _start_worker(needs: dict[str, float]) -> ray.actor.ActorHandle:
 
 
 def _record(
-    first: ray.actor.ActorHandle,
-    needs: dict[str, float],
-    spec: PairSpec,
-    header: Header,
-    batches: dict[int, Batch],
-) -> Iterator[tuple[int, Shard]]:
+    first: ray.actor.ActorHandle, needs: dict[str, float], tasks: Sequence[Task]
+) -> Iterator[tuple[Task, Shard]]:
     """Record shards with as many actors as the cluster has room for, `first` among them; yields
     them as they finish. An actor gets work once it has loaded the pair, so that one without room on
     a busy cluster holds nothing up."""
-    pending = deque(batches.items())
+    pending, left = deque(tasks), len(tasks)
     workers = [first]
-    workers += [_start_worker(needs) for _ in range(min(room(needs), len(pending)) - 1)]
-    # Calls under way: reference -> (actor, number of the shard; None while it loads the pair)
-    under_way: dict[ray.ObjectRef, tuple[ray.actor.ActorHandle, int | None]]
-    under_way = {worker.ready.remote(spec, header): (worker, None) for worker in workers}
-    left = len(pending)
+    workers += [_start_worker(needs) for _ in range(min(room(needs), left) - 1)]
+    # Calls under way: reference -> (actor, its shard; None while it loads the pair)
+    under_way: dict[ray.ObjectRef, tuple[ray.actor.ActorHandle, Task | None]] = {}
     try:
+        if tasks:
+            begin = (tasks[0].spec, tasks[0].header)
+            under_way = {worker.ready.remote(*begin): (worker, None) for worker in workers}
         while left:
             (done,), _ = ray.wait(list(under_way))
-            worker, number = under_way.pop(done)
+            worker, task = under_way.pop(done)
             result = get(done)
             if pending:
-                following, batch = pending.popleft()
-                under_way[worker.record.remote(spec, header, batch)] = (worker, following)
-            if number is not None:
+                following = pending.popleft()
+                asked = (following.spec, following.header, following.batch)
+                under_way[worker.record.remote(*asked)] = (worker, following)
+            if task is not None:
                 left -= 1
-                yield number, result
+                yield task, result
     finally:
+        for reference in under_way:
+            ray.cancel(reference)  # or Ray tells of one that it would try again without its actor
         for worker in workers:
             ray.kill(worker)

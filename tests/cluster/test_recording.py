@@ -8,13 +8,23 @@ import os
 import resource
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cluster.recording import SHARD, RecordingPlan, _writing, run_recording
+import cluster.recording
+from cluster.recording import (
+    SHARD,
+    RecordingPlan,
+    RecordingWorker,
+    _writing,
+    planned,
+    run_recording,
+    run_recordings,
+)
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import locked
 from specdec_core.config import PairSpec, Sampling
@@ -25,7 +35,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.recordings.find import find_recording
 from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.record import Recorder
-from specdec_core.recordings.schema import Recording, save_header, shard_file
+from specdec_core.recordings.schema import Header, Recording, save_header, shard_file
 from specdec_core.search.plan import PromptSource
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
@@ -40,7 +50,11 @@ PARTS = ("prompts", "drafts/draft", "examples/draft")
 class Heard(RecordingObserver):
     def __init__(self) -> None:
         self.prompts = self.tokens = 0
+        self.stages: list[str] = []
         self.warnings: list[str] = []
+
+    def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+        self.stages.append(f"{name} {steps}" if steps else name)
 
     def recorded(self, prompts: int, tokens: int) -> None:
         self.prompts += prompts
@@ -187,6 +201,71 @@ def test_killed_actors_are_started_again_with_their_shards(
     assert killer.killed >= 1
     assert killer.prompts == len(PROMPTS) - 1
     assert tables(recording.folder) == tables(recorded[0].folder)
+
+
+def test_several_recordings_are_made_by_the_same_actors(
+    plan: RecordingPlan,
+    recorded: tuple[Recording, Heard],
+    copy: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    home, heard, loads = copy.parents[1], Heard(), tmp_path / "loads"
+    loads.mkdir()
+
+    class Counting(RecordingWorker):
+        def load(self, spec: PairSpec) -> Pair:
+            before, pair = self.pair, super().load(spec)
+            if pair is not before:
+                (loads / f"{os.getpid()}-{len(list(loads.iterdir()))}").touch()
+            return pair
+
+    monkeypatch.setattr(cluster.recording, "RecordingWorker", Counting)
+    few = plan.model_copy(update={"prompts": plan.prompts.model_copy(update={"limit": 3})})
+    sampled = few.model_copy(update={"sampling": Sampling(temperature=1)})
+    wanted = [planned(each, home) for each in (plan, few, sampled, few)]
+    made = run_recordings(wanted, heard)
+    assert heard.stages == ["connecting to Ray, loading the pair", "recording 6"]
+    assert heard.prompts == 6  # the first is there, and the last is asked for twice
+    workers = [file.name.split("-")[0] for file in loads.iterdir()]
+    assert len(set(workers)) == len(workers)  # each loads the pair once
+    assert [each.folder for each in made] == [each.folder for each in wanted]
+    assert made[2].header.sampling.temperature == 1
+    assert all(planned(each, home).finished for each in (plan, few, sampled))
+    monkeypatch.undo()
+    alone = run_recording(sampled, tmp_path / "alone")
+    for part in PARTS:
+        assert pq.read_table(shard_file(made[2].folder, part, 0)) == pq.read_table(
+            shard_file(alone.folder, part, 0)
+        )
+
+
+def test_an_actor_that_comes_too_late_for_work_is_not_told_of(
+    plan: RecordingPlan,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    class Late(RecordingWorker):
+        def ready(self, spec: PairSpec, header: Header) -> None:
+            if self.pair is None:  # the first one has loaded it by now
+                (tmp_path / "late").touch()
+                time.sleep(600)
+            super().ready(spec, header)
+
+    class Waits(Heard):
+        def recorded(self, prompts: int, tokens: int) -> None:
+            super().recorded(prompts, tokens)
+            while not (tmp_path / "late").exists():
+                time.sleep(0.1)
+
+    monkeypatch.setattr(cluster.recording, "RecordingWorker", Late)
+    prompts = plan.prompts.model_copy(update={"limit": SHARD + 2})
+    waits = Waits()
+    run_recording(plan.model_copy(update={"prompts": prompts}), tmp_path, observer=waits)
+    assert waits.prompts == SHARD + 1
+    time.sleep(2)  # Ray tells of errors as they come to the driver
+    assert "ready failed" not in "".join(capfd.readouterr())
 
 
 def test_what_a_recording_depends_on_is_in_its_name(
