@@ -84,8 +84,6 @@ def study_tables(
     is missing, computed and written. A study that lacks an input, cannot do with it (a
     :class:`UserError`) or finds nothing in it is left out with a warning."""
     observer = observer or Observer()
-    studies = list(studies)
-    observer.stage("computing sections", len(studies))
     tables = {}
     for study in studies:
         if missing := [name for name in study.needs if name not in inputs]:
@@ -95,7 +93,9 @@ def study_tables(
         file = folder / f"{study.key}-{study.digest(needed)[:8]}.parquet"
         if fresh or not file.exists():
             try:
-                table = study.measure(*(each.value for each in needed))
+                values = [each.value for each in needed]  # may be stages of their own
+                observer.stage(f"computing {study.key}")
+                table = study.measure(*values)
             except UserError as error:
                 observer.warned(f"{study.key} is left out: {error}")
                 continue
@@ -106,5 +106,4 @@ def study_tables(
             observer.warned(f"{study.key} is left out: its inputs are too small")
         else:
             tables[study.key] = table
-        observer.step()
     return tables

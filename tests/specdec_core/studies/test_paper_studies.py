@@ -54,6 +54,26 @@ def test_an_interrupted_run_keeps_the_tables_that_it_has(tmp_path: Path) -> None
     assert measure.asked == [3, 5]
 
 
+def test_each_table_is_a_stage_after_those_of_its_inputs(tmp_path: Path) -> None:
+    seen = []
+
+    class Watching(Observer):
+        def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+            seen.append(name)
+
+    watching = Watching()
+
+    def make() -> int:
+        watching.stage("making a", 6)
+        return 3
+
+    studies = [Study("double", ("a",), Counted()), Study("again", ("b",), Counted())]
+    given = {"a": Input("3", make)} | inputs(b=4)
+    for _ in range(2):  # what there is already is no stage
+        study_tables(studies, given, tmp_path, observer=watching)
+    assert seen == ["making a", "computing double", "computing again"]
+
+
 def test_an_empty_table_is_no_section(tmp_path: Path) -> None:
     warnings = []
 
