@@ -89,6 +89,9 @@ class EagleRunner(ModelRunner):
         self.cache.layers = [layer]
         self._stores = layer.keys, layer.values
         self._states = weight.new_zeros((slots, positions + 1, settings.hidden_size))
+        features = len(settings.feature_layers) * settings.target_hidden_size
+        places = torch.zeros((0, 2), dtype=torch.long, device=self.device)
+        self._nothing = weight.new_zeros((0, features)), places
         self._begun = [False] * slots  # whether a row holds its first token
         self._settled = [0] * slots
         self._topologies = Topologies(positions, dtype, self.device)
@@ -109,7 +112,8 @@ class EagleRunner(ModelRunner):
         packages = Packages(self._step, self.head.config, facts)
         try:
             with torch.inference_mode(False):
-                return packages.open("eagle", *example(*self._stores, self._states))
+                features = self._nothing[0].shape[1]
+                return packages.open("eagle", *example(*self._stores, self._states, features))
         except CannotCompile as reason:
             warnings.warn(f"running the EAGLE head without a graph: {reason}", stacklevel=3)
             return None
@@ -177,22 +181,39 @@ class EagleRunner(ModelRunner):
             self._settled[feed.row] = max(self._settled[feed.row], 1)
             if feed.length == 0:
                 self._states[feed.row, 0] = 0
-        first = torch.zeros(1, dtype=torch.long, device=self.device)
-        zeros = self._states.new_zeros
-        alike = torch.full((1,), 1 / self.vocab_size, device=self.device)
-        blank = zeros(1, self.vocab_size), first, zeros(1, self._states.shape[2]), alike
-        outputs: list[list[Sequence[Tensor]]] = [[blank] if feed.blank else [] for feed in feeds]
+        if all(
+            len(feed.parts) == 1 and not feed.blank for feed in feeds
+        ):  # nothing to put in order
+            return self._output(batch, self._read([(feed, *feed.parts) for feed in feeds]))
+        outputs: list[list[Sequence[Tensor]]] = [
+            [self._blank()] if feed.blank else [] for feed in feeds
+        ]
         for part in range(max((len(feed.parts) for feed in feeds), default=0)):
             reading = [n for n, feed in enumerate(feeds) if part < len(feed.parts)]
-            read = self._read([(feeds[n], feeds[n].parts[part]) for n in reading])
-            for n, own in zip(reading, read, strict=True):
+            parts = [(feeds[n], feeds[n].parts[part]) for n in reading]
+            counts = [feed.wanted(span) for feed, span in parts]
+            split = [output.split(counts) for output in self._read(parts)]
+            for n, own in zip(reading, zip(*split, strict=True), strict=True):
                 outputs[n].append(own)
-        return _joined(batch.counts, [own for row in outputs for own in row], self._watched)
+        each_part = [own for row in outputs for own in row]
+        if not each_part:  # a text's first token is all that was fed
+            return self._output(batch, [torch.empty(0)] * 4)
+        return self._output(batch, [torch.cat(each) for each in zip(*each_part, strict=True)])
 
-    def _read(self, parts: Sequence[tuple[RowFeed, Span]]) -> list[Sequence[Tensor]]:
-        """Append parts of several rows. Returns the outputs of each at its wanted tokens; see
-        :class:`EagleStep`."""
-        self._take_features([(f.row, n - 1) for f, span in parts for n in f.known(span)])
+    def _output(self, batch: Batch, outputs: Sequence[Tensor]) -> Output:
+        logits, chosen, read, sure = outputs
+        return PackedOutput(batch.counts, logits, read if self._watched else None, chosen, sure)
+
+    def _blank(self) -> Sequence[Tensor]:
+        """The outputs after a text's first token, which is not read."""
+        zeros = self._states.new_zeros
+        first = torch.zeros(1, dtype=torch.long, device=self.device)
+        alike = torch.full((1,), 1 / self.vocab_size, device=self.device)
+        return zeros(1, self.vocab_size), first, zeros(1, self._states.shape[2]), alike
+
+    def _read(self, parts: Sequence[tuple[RowFeed, Span]]) -> list[Tensor]:
+        """Append parts of several rows. Returns the outputs at their wanted tokens, row after row;
+        see :class:`EagleStep`."""
         batch = Batch(
             [feed.row for feed, _ in parts],
             [feed.tokens[slice(*span)] for feed, span in parts],
@@ -204,42 +225,36 @@ class EagleRunner(ModelRunner):
         packed = PackedSequence.of(batch, window.ends, self._topologies)
         before = [feed.before(n) for feed, span in parts for n in feed.numbers(span)]
         feed = [packed.tokens, window.rows, window.positions, packed.positions, before]
-        outputs = self._run(torch.tensor(feed, device=self.device), packed)
+        places = [(each.row, n - 1) for each, span in parts for n in each.known(span)]
+        outputs = self._run(torch.tensor(feed, device=self.device), packed, places)
         self.cache.append(batch.rows, counts)
         for each, span in parts:
             known = each.known(span)
             if known and self._settled[each.row] == known.start:
                 self._settled[each.row] = known.stop
-        split = [output[: len(packed.wanted)].split(batch.counts) for output in outputs]
-        return list(zip(*split, strict=True))
+        return [output[: len(packed.wanted)] for output in outputs]
 
-    def _take_features(self, places: Sequence[tuple[int, int]]) -> None:
-        """What the head reads after tokens that the target has read, (row, number) each."""
-        if not places:
-            return
-        rows, numbers = map(list, zip(*places, strict=True))
+    def _features(self, known: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        """What the head reads of tokens that the target has read, (row, number) each, and which
+        these are."""
+        if not known:
+            return self._nothing
+        rows, numbers = zip(*known, strict=True)
         features = self.target.features(rows, numbers)
         if self._columns is not None:
             features = features[:, self._columns]
-        self._states[rows, numbers] = self.head.fused(features.to(self._states.dtype))
+        return features.to(self._states.dtype), torch.tensor(known, device=self.device)
 
-    def _run(self, feed: Tensor, packed: PackedSequence) -> Sequence[Tensor]:
+    def _run(
+        self, feed: Tensor, packed: PackedSequence, known: Sequence[tuple[int, int]]
+    ) -> Sequence[Tensor]:
         wanted = torch.tensor(packed.wanted or [0], device=self.device)
+        read = feed, wanted, *self._features(known)
+        stores = *self._stores, self._states
         if not self._compact:
-            plan = MaskedSpans(packed.rows, None)
-            return self._step.run(feed, wanted, plan, *self._stores, self._states)
-        tables = SeenPlaces(packed.rows, None).tables(self.device)
-        inputs = [feed, wanted, *tables, *self._stores, self._states]
+            return self._step.run(*read, MaskedSpans(packed.rows, None), *stores)
+        inputs = [*read, *SeenPlaces(packed.rows, None).tables(self.device), *stores]
         return self._step(*inputs) if self._graph is None else self._graph(inputs)
-
-
-def _joined(counts: Sequence[int], parts: Sequence[Sequence[Tensor]], hidden: bool) -> Output:
-    """The outputs of all parts, row after row."""
-    if not parts:  # a text's first token is all that was fed
-        empty = torch.empty(0)
-        return PackedOutput(counts, empty, empty if hidden else None, empty, empty)
-    logits, chosen, read, sure = (torch.cat(list(each)) for each in zip(*parts, strict=True))
-    return PackedOutput(counts, logits, read if hidden else None, chosen, sure)
 
 
 def _columns(settings: EagleSettings, kept: Sequence[int]) -> Tensor | None:

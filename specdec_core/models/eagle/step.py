@@ -27,6 +27,8 @@ class EagleStep(nn.Module):
         self,
         feed: Tensor,
         wanted: Tensor,
+        features: Tensor,
+        known: Tensor,
         tokens: Tensor,
         nodes: Tensor,
         keys: Tensor,
@@ -34,12 +36,15 @@ class EagleStep(nn.Module):
         states: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """:meth:`run` with the plan as the operator's tables, (n, 5) and (nodes,)."""
-        return self.run(feed, wanted, SeenTensors(tokens, nodes), keys, values, states)
+        plan = SeenTensors(tokens, nodes)
+        return self.run(feed, wanted, features, known, plan, keys, values, states)
 
     def run(
         self,
         feed: Tensor,
         wanted: Tensor,
+        features: Tensor,
+        known: Tensor,
         plan: RowPlan,
         keys: Tensor,
         values: Tensor,
@@ -52,6 +57,9 @@ class EagleStep(nn.Module):
                 written to, their positions, and the numbers in their rows' texts of the tokens
                 before them.
             wanted: (m,) the numbers of the tokens whose logits are.
+            features: the target's, of k tokens before (k, layers · width); k may be 0, when the
+                states are the head's own.
+            known: (k, 2) integers: the rows of those tokens and their numbers in them.
             plan: what each token sees.
             keys: (slots, heads, places, head size).
             values: alike.
@@ -64,6 +72,7 @@ class EagleStep(nn.Module):
         """
         ids, rows, places, positions, before = feed.unbind()
         self._mask.plan = plan
+        states[known[:, 0], known[:, 1]] = self.head.fused(features)
         after = self.head(
             ids[None],
             states[rows, before][None],
@@ -79,21 +88,33 @@ class EagleStep(nn.Module):
 
 
 def example(
-    keys: Tensor, values: Tensor, states: Tensor
+    keys: Tensor, values: Tensor, states: Tensor, features: int
 ) -> tuple[tuple[Tensor, ...], tuple[dict[int, Dim], ...]]:
-    """Inputs with several of everything for stores like these, and, as torch.export has them, the
-    dimensions that vary."""
-    n, m, k = (Dim(name, min=2, max=_MOST) for name in ("tokens", "wanted", "nodes"))
+    """Inputs with several of everything for stores like these and so many `features` of a token,
+    and, as torch.export has them, the dimensions that vary."""
+    n, m, f, k = (Dim(name, min=2, max=_MOST) for name in ("tokens", "wanted", "known", "nodes"))
     slots, positions, texts = (
         Dim(name, min=2, max=_MOST) for name in ("slots", "positions", "texts")
     )
     inputs = (
         torch.arange(3, device=keys.device) + torch.zeros((5, 1), dtype=torch.long),
         torch.tensor([0, 1]),
+        states.new_zeros((2, features)),
+        torch.tensor([[0, 0], [0, 1]]),
         torch.tensor([[0, 0, 1, 0, 0]] * 3, dtype=torch.int32),
         torch.zeros(2, dtype=torch.int32),
         *(store.new_zeros((2, store.shape[1], 8, store.shape[3])) for store in (keys, values)),
         states.new_zeros((2, 9, states.shape[2])),
     )
     cached: dict[int, Dim] = {0: slots, 2: positions}
-    return inputs, ({1: n}, {0: m}, {0: n}, {0: k}, cached, cached, {0: slots, 1: texts})
+    return inputs, (
+        {1: n},
+        {0: m},
+        {0: f},
+        {0: f},
+        {0: n},
+        {0: k},
+        cached,
+        cached,
+        {0: slots, 1: texts},
+    )

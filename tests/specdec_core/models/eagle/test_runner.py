@@ -231,6 +231,32 @@ def test_without_a_compiler_one_warning_and_the_eager_logits(
     torch.testing.assert_close(found, rig.plain(TEXT), atol=1e-4, rtol=1e-4)
 
 
+def test_a_compiled_head_gives_the_eager_logits_with_features_and_without(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its graph takes the target's features: of a prompt, of one token, and none for a draft."""
+    if tiny_pair.target.device.type != "cpu":
+        pytest.skip("on a GPU heads are run eagerly")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rig = Rig(tiny_pair)
+    rig.runner = EagleRunner(rig.head, rig.target, 3, 64, "weights")
+    assert rig.runner._graph is not None
+    rig.read(0, TEXT[:-1])
+    rig.runner.prefill([0], [TEXT[:-1]])
+    assert same(rig.feed(0, TEXT[-1])[0], rig.plain(TEXT))
+    for count in range(1, len(DRAFT) + 1):
+        assert same(rig.feed(0, DRAFT[count - 1])[0], rig.plain(TEXT, DRAFT[:count]))
+    rig.read(0, [TEXT[-1], *DRAFT[:2]])  # verified, two are right
+    rig.read(2, OTHER[:-1])
+    text = [*TEXT, *DRAFT[:2], 44]
+    both = rig.runner.forward(Batch([0, 2], [text[len(TEXT) :], OTHER], wanted=[1, 1])).logits
+    assert same(both[0], rig.plain(text))
+    assert same(both[1], rig.plain(OTHER))
+    draft = rig.runner.forward(Batch([0, 2], [DRAFT[:1], DRAFT[:1]])).logits
+    assert same(draft[0], rig.plain(text, DRAFT[:1]))
+    assert same(draft[1], rig.plain(OTHER, DRAFT[:1]))
+
+
 def test_a_head_compiled_for_one_target_is_compiled_anew_for_another(
     tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
