@@ -184,7 +184,7 @@ class EagleRunner(ModelRunner):
         if all(
             len(feed.parts) == 1 and not feed.blank for feed in feeds
         ):  # nothing to put in order
-            return self._output(batch, self._read([(feed, *feed.parts) for feed in feeds]))
+            return self._output(batch, self._read([(feed, feed.parts[0]) for feed in feeds]))
         outputs: list[list[Sequence[Tensor]]] = [
             [self._blank()] if feed.blank else [] for feed in feeds
         ]
