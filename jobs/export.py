@@ -82,7 +82,7 @@ def main(
             f"{configuration.label} is lossy: {server.title} verifies every token, so it has no"
             " counterpart"
         )
-    models = models_for(choice.pair, server)
+    models = models_for(choice.pair, server, plugin)
     if plugin:
         from specdec_core.export.places import placed
 
@@ -161,13 +161,13 @@ def _deliver(server: Server, written: Written, version: str | None, folder: Path
     console.print(f"\n{escape(written.usage)}", soft_wrap=True)
 
 
-def models_for(pair: PairSpec, server: Server) -> Models:
-    """Where the pair's models are for another program. Raises :class:`UserError` for a pair that
-    is not there."""
+def models_for(pair: PairSpec, server: Server, plug_in: bool = False) -> Models:
+    """Where the pair's models are for another program, or for our `plug_in` there. Raises
+    :class:`UserError` for a pair that is not there."""
     with console.status("looking the models up"):
         from specdec_core.export.places import models_of  # torch takes a second
 
-        return models_of(pair, server.heads)
+        return models_of(pair, server.heads, plug_in)
 
 
 def by_replay(

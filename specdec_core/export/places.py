@@ -21,6 +21,7 @@ from specdec_core.models.eagle.loading import head_folder, names_head
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.models.location import located
 from specdec_core.models.pair import check_pair
+from specdec_core.models.reduced_draft.exported import exported_draft
 from specdec_core.models.reduced_draft.model import ReducedDraftConfig
 from specdec_core.models.weight_files import read_config
 from specdec_core.recordings.find import finished
@@ -36,17 +37,20 @@ READ_AT: dict[str, Callable[[str], Path]] = {
 }
 
 
-def models_of(pair: PairSpec, heads: Form | None) -> Models:
+def models_of(pair: PairSpec, heads: Form | None, plug_in: bool = False) -> Models:
     """The models' folders or hub ids. EAGLE heads that a program does not read as they are stored
-    are written in the format `heads`, in bfloat16, and kept in the workspace; None for a program
-    that reads none.
+    are written in the format `heads`, in bfloat16, and kept; None for a program that reads none.
+    Drafts with a reduced vocabulary are written as plain ones, but for our `plug_in`.
 
     Raises:
         UserError: a model is not there.
     """
     check_pair(pair)
     target = AutoConfig.from_pretrained(located(pair.target))
-    drafts = {name: _draft(pair, name, model, target, heads) for name, model in pair.drafts.items()}
+    drafts = {
+        name: _draft(pair, name, model, target, heads, plug_in)
+        for name, model in pair.drafts.items()
+    }
     return Models(_place(pair.target), drafts)
 
 
@@ -76,13 +80,22 @@ def _place_of(key: str, name: str) -> str:
 
 
 def _draft(
-    pair: PairSpec, name: str, model: str, target: PretrainedConfig, heads: Form | None
+    pair: PairSpec,
+    name: str,
+    model: str,
+    target: PretrainedConfig,
+    heads: Form | None,
+    plug_in: bool,
 ) -> DraftFile:
     if not names_head(model):
         config = AutoConfig.from_pretrained(located(model))
-        if isinstance(config, ReducedDraftConfig):
-            return DraftFile(_place(model), "other")
-        return DraftFile(_place(model), "model", _logits(config) != _logits(target))
+        place = _place(model)
+        if isinstance(config, ReducedDraftConfig) and not plug_in:
+            try:
+                place = str(exported_draft(model, pair.target, torch.bfloat16))
+            except UserError as error:
+                return DraftFile(place, "other", refused=str(error))
+        return DraftFile(place, "model", _logits(config) != _logits(target))
     if heads is None:
         return DraftFile(_place(model), "other")
     if heads == "specforge" and (kind := _served(model)):

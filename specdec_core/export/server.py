@@ -26,8 +26,8 @@ DraftKind = Literal["model", "eagle", "eagle3", "other"]
 
 class DraftFile(NamedTuple):
     """A draft as another program finds it: a folder or hub id, and what it is. `eagle` is a head of
-    EAGLE or EAGLE-2, `other` what the program does not read, such as drafts with a reduced
-    vocabulary; of a head, `refused` says why.
+    EAGLE or EAGLE-2, `other` what the program does not read; where it can be said, `refused` says
+    why.
     `padded` is a model with the target's tokens whose logits are padded to another number of
     them."""
 

@@ -19,6 +19,7 @@ from specdec_core.models.eagle.exported import exportable, exported_head
 from specdec_core.models.location import located
 from specdec_core.models.pair import Pair
 from specdec_core.models.reduced_draft import ReducedDraft
+from specdec_core.models.reduced_draft.exported import exported_draft
 from specdec_core.plugins import vllm as vllm_plug_in
 from specdec_core.plugins import vllm_sampling
 from specdec_core.studies.peers.peer import Peer
@@ -223,7 +224,7 @@ def draft_modes(pair: Pair) -> Iterator[tuple[str, Sequence[VllmMode]]]:
     for name, draft in pair.drafts.items():
         if exportable(draft, pair.target.config):
             yield name, HEAD
-        elif not isinstance(draft, AnyHead | ReducedDraft):
+        elif not isinstance(draft, AnyHead):
             yield name, DRAFT_MODEL
 
 
@@ -285,10 +286,11 @@ def _fitting(pair: Pair, mode: VllmMode, draft: str) -> dict[str, Any]:
 
 
 def _draft_folder(pair: Pair, draft: str) -> str:
-    name = pair.spec.drafts[draft]
-    if not isinstance(pair.drafts[draft], AnyHead):
+    name, model, target = pair.spec.drafts[draft], pair.drafts[draft], pair.target
+    if isinstance(model, ReducedDraft):
+        return str(exported_draft(name, pair.spec.target, target.dtype))
+    if not isinstance(model, AnyHead):
         return located(name)
-    target = pair.target
     return str(exported_head(name, pair.fingerprints[draft], target.config, target.dtype))
 
 

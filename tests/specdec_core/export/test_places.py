@@ -19,6 +19,7 @@ from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import save_head
 from specdec_core.models.pair import Pair
 from tests.specdec_core.models.eagle.pair_heads import head_of
+from tests.specdec_core.models.reduced_draft.drafts import write_draft
 
 CHAIN = {"kind": "draft_model", "draft": "head", "policy": {"kind": "fixed", "max_tokens": 4}}
 
@@ -43,6 +44,26 @@ def eagle_one(pair: Pair, folder: Path, architecture: str) -> Path:
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_a_draft_with_a_reduced_vocabulary_is_written_as_a_plain_one(
+    tiny_pair: Pair, tmp_path: Path
+) -> None:
+    """Our plug-ins read it as it is. For another target it is refused, when it is asked for."""
+    write_draft(tiny_pair.spec, tmp_path / "draft", list(range(1, 300, 3)))
+    name = str(tmp_path / "draft")
+    spec = tiny_pair.spec.model_copy(update={"drafts": {"head": name}})
+    written = models_of(spec, "speculators").drafts["head"]
+    assert (written.kind, written.padded) == ("model", False)
+    config = json.loads((Path(written.place) / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert models_of(spec, "speculators", plug_in=True).drafts["head"].place == name
+    other = spec.model_copy(update={"target": tiny_pair.spec.drafts["draft"]})
+    models = models_of(other, None)
+    own = parse(Configuration, {"drafter": CHAIN}, "test")
+    with pytest.raises(UserError, match=r"vLLM cannot load .*trained for another target"):
+        told(SERVERS["vllm"], models, own, lambda *_: pytest.fail("a nearest was looked for"))
 
 
 @pytest.mark.parametrize("form", ["speculators", "int8"])

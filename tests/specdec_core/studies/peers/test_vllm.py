@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from specdec_core.base.bundled import resolve_path
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.models.eagle.formats.speculators import EagleCard
@@ -25,6 +26,7 @@ from specdec_core.studies.peers.vllm import (
 )
 from tests.conftest import tiny_llama
 from tests.specdec_core.models.eagle.pair_heads import head_of
+from tests.specdec_core.models.reduced_draft.drafts import write_draft
 
 installed = pytest.mark.skipif(
     not (VENV / "bin" / "python").exists(), reason="vLLM is not installed; `make bench-peers` does"
@@ -83,6 +85,22 @@ def test_a_draft_with_another_number_of_logits_has_its_tokens_paired(tiny_pair: 
         assert ("draft_sample_method" in settings) == (paired is None)
 
 
+def test_a_draft_with_a_reduced_vocabulary_is_exported_for_it(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_draft(tiny_pair.spec, tmp_path / "draft", list(range(1, 300, 3)))
+    spec = tiny_pair.spec.model_copy(update={"drafts": {"small": str(tmp_path / "draft")}})
+    settings = [
+        peer.settings["engine"]["speculative_config"]
+        for peer in peers_of(load_pair(spec), ["vllm"])
+        if peer.name.endswith(", small")
+    ]
+    assert {own["method"] for own in settings} == {"draft_model"}
+    [folder] = {own["model"] for own in settings}
+    assert '"LlamaForCausalLM"' in (Path(folder) / "config.json").read_text()
+
+
 def test_without_its_environment_the_command_that_makes_it_is_named(
     tiny_pair: Pair, tmp_path: Path
 ) -> None:
@@ -136,3 +154,18 @@ def test_suffix_decoding_forgets_the_answers_of_earlier_requests() -> None:
         peer.forget()
         peer.decode(PROMPT, 48)
         assert forwards[1] < forwards[0] == len(peer.steps or ())
+
+
+@installed
+def test_vllm_drafts_with_a_draft_of_a_reduced_vocabulary(tmp_path: Path) -> None:
+    """Untrained, it proposes little that is accepted."""
+    runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
+    spec = PairSpec(target=resolve_path("bundled:target"), drafts={}, runner=runner)
+    write_draft(spec, tmp_path / "draft", list(range(1, 4000, 3)), "target")
+    pair = load_pair(spec.model_copy(update={"drafts": {"small": str(tmp_path / "draft")}}))
+    peers = {peer.name: peer for peer in peers_of(pair, ["vllm"])}
+    written = []
+    for name in ("vLLM", "vLLM draft model K=3, small"):
+        with peers[name] as peer:
+            written.append(peer.decode(PROMPT, 24))
+    assert written[0] == written[1]

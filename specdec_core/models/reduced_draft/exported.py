@@ -1,0 +1,67 @@
+"""A draft with a reduced vocabulary as a plain Llama, as other programs read it: made once, then
+kept.
+
+A Llama's output layer has a row for every token and no bias. The tokens that the draft cannot
+propose get the mean row of those that it can: the logit is the mean of theirs, never above the
+largest, so the same tokens are the most likely. Drawn, they get a little of the probability (1 %
+with SmolLM2's draft), which the target's own choice replaces.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+from transformers import LlamaConfig
+
+from specdec_core.base.files import alone, atomic_folder
+from specdec_core.base.workspace import kept_folder
+from specdec_core.models.fingerprints import fingerprint, model_folder
+from specdec_core.models.pair import load_tokenizer
+from specdec_core.models.reduced_draft.model import ReducedDraft, ReducedDraftConfig
+from specdec_core.models.reduced_draft.storing import load_reduced
+from specdec_core.models.weight_files import WEIGHTS
+
+
+def exported_draft(name: str, target: str, dtype: torch.dtype) -> Path:
+    """The folder of the draft of that name as a Llama with the tokenizer of its `target`, in a data
+    type.
+
+    Raises:
+        UserError: the draft is damaged or for another target.
+    """
+    both = f"{fingerprint(name)}-{fingerprint(target)}"
+    folder = kept_folder("drafts") / f"{both}-{str(dtype).removeprefix('torch.')}"
+    if not folder.is_dir():
+        with alone(folder):
+            if not folder.is_dir():  # not made by another process meanwhile
+                stored = model_folder(name)
+                config = ReducedDraftConfig.from_pretrained(stored)
+                own = stored, config, target, fingerprint(target), dtype
+                _write(load_reduced(name, *own), target, folder)
+    return folder
+
+
+def _write(draft: ReducedDraft, target: str, folder: Path) -> None:
+    values = draft.config.to_dict()
+    for name in ("model_type", "reduced"):
+        del values[name]
+    dtype = draft.dtype
+    config = LlamaConfig(**values | {"architectures": ["LlamaForCausalLM"], "dtype": dtype})
+    tensors = {"lm_head.weight": whole_output(draft)}
+    tensors |= {f"model.{key}": tensor for key, tensor in draft.model.state_dict().items()}
+    with atomic_folder(folder) as new:
+        stored = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
+        (new / WEIGHTS).write_bytes(save(stored, metadata={"format": "pt"}))
+        config.save_pretrained(new)
+        load_tokenizer(target).save_pretrained(new)
+
+
+def whole_output(draft: ReducedDraft) -> Tensor:
+    """The matrix of an output layer over the whole vocabulary (vocabulary, width)."""
+    rows = draft.lm_head.linear.weight.detach()
+    whole = rows.float().mean(0).to(rows.dtype).repeat(draft.config.vocab_size, 1)
+    whole[draft.lm_head.tokens] = rows
+    return whole
