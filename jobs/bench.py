@@ -305,10 +305,14 @@ def _load(
     """The pair, the prompts, and the answers to compare with."""
     with console.status(f"loading {plan.pair.name}"):
         # torch and transformers take seconds to import.
+        from specdec_core.drafting.heads.storage import load_card
         from specdec_core.models.pair import load_pair
         from specdec_core.prompts.prompt_sets import load_prompts
         from specdec_core.studies.bench.spec_bench import read_answers
 
+        for configuration in plan.wanted().values():
+            for _, head in configuration.heads:
+                load_card(head)  # one that is missing is said before the models are loaded
         answers = read_answers(baseline) if baseline is not None else None
         pair = load_pair(plan.pair)
         asked = plan.prompts

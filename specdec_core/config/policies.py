@@ -155,7 +155,12 @@ class HeadSettings(PolicySettings):
     @property
     def head_name(self) -> str:
         """The head's name without its folder."""
-        return Path(self.head).name.removeprefix("bundled:")
+        return head_name(self.head)
+
+
+def head_name(head: str) -> str:
+    """A trained head's name without its folder."""
+    return Path(head).name.removeprefix("bundled:")
 
 
 AnyPolicy = Annotated[PolicySettings, OneOf(POLICIES)]

