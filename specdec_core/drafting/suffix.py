@@ -89,8 +89,8 @@ class SuffixDrafter(Lookup):
 
     def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
-            reading = self._readings[sequence.slot] = _Reading(len(sequence.tokens))
-            reading.catch_up(sequence.tokens, self.earlier)
+            # Read when it is first asked: a drafter of a schedule may not be.
+            self._readings[sequence.slot] = _Reading(len(sequence.tokens))
 
     def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> LookupResult:
         settings, reading = self.settings, self._readings[sequence.slot]

@@ -20,12 +20,16 @@ namespace {
 constexpr int kLanes = 16;
 constexpr int kWide = 2 * kLanes;  // columns of a panel
 constexpr int kTile = 13;          // rows whose sums the registers hold
+constexpr int kNear = 3;           // rows that one pointer reaches: a tile's must stay in registers
 constexpr int kAhead = 4096;       // bytes of a panel asked for before their use
 
 // N rows of `pairs` pairs with a panel.
 template <int N>
 void multiply_tile(const int32_t* x, int64_t pairs, const int32_t* panel, bool first, uint16_t* y,
                    int64_t width) {
+  const int32_t* at[(N + kNear - 1) / kNear];
+#pragma GCC unroll 16
+  for (int i = 0; i < N; i += kNear) at[i / kNear] = x + i * pairs;
   __m512 sums[N][2];
 #pragma GCC unroll 16
   for (int i = 0; i < N; ++i) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
@@ -38,7 +42,7 @@ void multiply_tile(const int32_t* x, int64_t pairs, const int32_t* panel, bool f
     }
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
-      const __m512bh pair = (__m512bh)_mm512_set1_epi32(x[i * pairs + k]);
+      const __m512bh pair = (__m512bh)_mm512_set1_epi32(at[i / kNear][i % kNear * pairs + k]);
       sums[i][0] = _mm512_dpbf16_ps(sums[i][0], pair, low);
       sums[i][1] = _mm512_dpbf16_ps(sums[i][1], pair, high);
     }

@@ -44,7 +44,7 @@ inline auto with_rows(const T* rows, int64_t size, int j, int n, const F& f) {
 }
 
 // The scores of one query and of kLanes keys from the j-th on, of n.
-template <typename Word, typename T>
+template <bool asking, typename Word, typename T>
 inline V scores_of_one(const Word* query, int64_t parts, const T* key, int64_t size, int j, int n,
                        const Ahead& ahead) {
   constexpr int kV = kVectors<Word>;
@@ -53,7 +53,7 @@ inline V scores_of_one(const Word* query, int64_t parts, const T* key, int64_t s
       const char* next = ahead.row(j + k);
       V sum{};
       for (int64_t part = 0; part < parts; ++part) {
-        ask<T>(next, part);
+        if constexpr (asking) ask<T>(next, part);
         for (int v = 0; v < kV; ++v)
           sum = plus_product(sum, words<Word>(row(k), part, v),
                              load<Vector<Word>>(query + (part * kV + v) * kLanes));
@@ -273,12 +273,14 @@ class Worker {
   }
 
   void score(int l, int count, const T* key, int n, const Ahead& ahead) {
-    for (int j = 0; j < n; j += kLanes)
-      for (int i = 0; i < count; ++i) {
-        const V scores = scores_of_one<Word>(asked_ + (l + i) * count_, full_ / kPart, key, full_,
-                                             j, n, ahead);
-        store(scores_ + i * kBlock + j, scores);
-      }
+    const int64_t parts = full_ / kPart;
+    for (int j = 0; j < n; j += kLanes) {
+      const Word* query = asked_ + l * count_;
+      store(scores_ + j, scores_of_one<true>(query, parts, key, full_, j, n, ahead));
+      for (int i = 1; i < count; ++i)
+        store(scores_ + i * kBlock + j,
+              scores_of_one<false>(query + i * count_, parts, key, full_, j, n, ahead));
+    }
   }
 
   void score_turned(int l, int count, const Word* turned, int n) {

@@ -32,12 +32,16 @@ struct Ahead {
   const char* row(int64_t j) const { return (j < cut ? first : second) + j * bytes; }
 };
 
+// Asks the second-level cache for a line: the first is too small for what comes and what is there,
+// and has few requests under way at a time.
+inline void ask(const char* line) { __builtin_prefetch(line, 0, 2); }
+
 // Asks for a part of a row of T.
 template <typename T>
 inline void ask(const char* row, int64_t part) {
   constexpr int64_t bytes = kPart * sizeof(T);
   if (bytes < 64 && part * bytes % 64 != 0) return;  // in the line of the part before
-  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + part * bytes + b);
+  for (int64_t b = 0; b < bytes; b += 64) ask(row + part * bytes + b);
 }
 
 // The keys or the values that some jobs read, in that order. Memory is asked for them well before
@@ -79,7 +83,7 @@ class Stream {
   }
 
   void ask() {
-    for (int64_t b = 0; b < bytes_; b += 64) __builtin_prefetch(at_ + b);
+    for (int64_t b = 0; b < bytes_; b += 64) ::ask(at_ + b);
     at_ += bytes_, --left_;
   }
 

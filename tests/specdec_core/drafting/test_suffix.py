@@ -184,6 +184,20 @@ def test_candidates_are_bounded_by_what_was_matched(per_match: float, expected: 
     assert found.tree.tokens == list(range(10, 10 + expected))
 
 
+def test_a_text_is_read_when_something_is_first_looked_up_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A drafter of a schedule that is not asked at a load costs a request nothing there."""
+    read: list[int] = []
+    monkeypatch.setattr(SuffixAutomaton, "_append", lambda _, token: read.append(token))
+    drafter, text = SuffixDrafter(SuffixSettings()), sequence([1, 2, 3])
+    drafter.open([text])
+    drafter.missed(text)
+    assert not read
+    drafter.find(text, (), 4)
+    assert read == [1, 2, 3]
+
+
 def test_too_short_a_match_proposes_nothing() -> None:
     lookup = SuffixDrafter(SuffixSettings(min_match=3))
     assert found_in(lookup, [1, 2, 3, 4, 9, 2, 3, 4]).match == 3
