@@ -5,25 +5,31 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from specdec_core.engine.prefixes import Prefixes
 from specdec_core.engine.scheduler import Limits, Scheduler, Step, blocks_of
-from specdec_core.search.load.step_costs import CostedRound, Course, State, StepCosts
+from specdec_core.search.load.step_costs import Course, State, StepCosts, Stretch
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
     """A request on its way: what it asks for (`course`), when it was sent, and when its first
-    token came. `round` is its next one, while nothing but rounds changes its state."""
+    token came. It is in the state `before`, or has `done` so many rounds of a `stretch` since."""
 
     index: int
     name: str
     course: Course
     sent: float
-    state: State
+    before: State
+    stretch: Stretch | None = None
+    done: int = 0
     first: float | None = None
-    round: CostedRound | None = None
+
+    @property
+    def state(self) -> State:
+        return self.before if self.stretch is None else self.stretch.state(self.done)
 
     @property
     def tokens(self) -> int:
@@ -32,7 +38,19 @@ class SimulatedRequest:
 
     def holds(self, held: int, read: tuple[int, ...]) -> None:
         """So much of its text is in the caches, of the target and of each draft."""
-        self.state, self.round = State(self.state.generated, self.state.rounds, held, read), None
+        state = self.state
+        self.before = State(state.generated, state.rounds, held, read)
+        self.stretch, self.done = None, 0
+
+    def goes_on(self, least: int) -> Stretch:
+        """Its next rounds, while at least `least` requests decode: those of its stretch that are
+        not done."""
+        stretch = self.stretch
+        if stretch is None or stretch.least != least or self.done == stretch.rounds:
+            self.before = self.state
+            stretch = self.stretch = self.course.stretch(least, self.before)
+            self.done = 0
+        return stretch
 
 
 class SimulatedStep(NamedTuple):
@@ -64,11 +82,10 @@ class Replica:
         self._slots: dict[int, SimulatedRequest] = {}  # the last in each slot, finished ones too
         self._log = log
         # Of the steps under way: when they began, what the scheduler planned or would have planned
-        # for each, who decodes, and for each step the rounds of these and its end.
+        # for each, who decodes, a round of its stretch in each, and when each ends.
         self._began = 0.0
         self._plan, self._planned = Step(), True
         self._decoding: list[SimulatedRequest] = []
-        self._rounds: list[list[CostedRound]] = []
         self._ends: list[float] = []
 
     def add(self, request: SimulatedRequest) -> None:
@@ -79,7 +96,7 @@ class Replica:
 
     def begin(self, now: float) -> float:
         """Begin a step, or all until a request leaves. Returns when they are over."""
-        self._began, self._rounds, self._ends = now, [], []
+        self._began, self._ends = now, []
         self._planned = not (self.scheduler.settled and self._go_on())
         if self._planned:
             self._step()
@@ -91,40 +108,42 @@ class Replica:
         step = bisect_left(self._ends, now)
         if self.scheduler.full or step + 1 >= len(self._ends):
             return None
-        del self._rounds[step + 1 :], self._ends[step + 1 :]
+        del self._ends[step + 1 :]
         return self._ends[step]
 
     def end(self, now: float) -> list[SimulatedRequest]:
         """The steps are over at `now`; the requests that they finished."""
-        rounds, limited = self._rounds[-1], self._limits.blocks is not None
-        self.steps += len(self._ends)
+        steps, limited = len(self._ends), self._limits.blocks is not None
+        self.steps += steps
         self.busy_seconds += now - self._began
         if limited and not self._planned:
             self._reserve()
+        stretches = [(request, request.stretch) for request in self._decoding if request.stretch]
         if self._log is not None:
-            steps = ([each.drafted for each in of_step] for of_step in self._rounds)
-            self._log.extend(SimulatedStep(self._plan, candidates) for candidates in steps)
-        self.scheduler.fed([each.drafted for each in rounds if each.state.rounds])
+            for step in range(steps):
+                candidates = [stretch.drafted[r.done + step] for r, stretch in stretches]
+                self._log.append(SimulatedStep(self._plan, candidates))
+        last = steps - 1
+        self.scheduler.fed([s.drafted[r.done + last] for r, s in stretches if r.first is not None])
         finished = []
-        for request, each in zip(self._decoding, rounds, strict=True):
-            request.state, request.round = each.then, None
-            begun = each.state.rounds > 0
+        for request, stretch in stretches:
+            request.done += steps
+            begun = request.first is not None
             if not begun:
                 request.first = now
-            if each.last:
-                self._leave(request, each)
+            if request.done == stretch.rounds and stretch.ends:
+                self._leave(request)
                 finished.append(request)
-                continue
-            if begun:
-                request.round = each.follow()
-            if limited or not begun:  # else its length is no matter
+            elif limited or not begun:  # else its length is no matter
                 self.scheduler.grew(request.name, request.tokens)
         return finished
 
-    def _leave(self, request: SimulatedRequest, last: CostedRound) -> None:
+    def _leave(self, request: SimulatedRequest) -> None:
         # Nothing that the last round wrote is in the drafts' caches.
-        before = request.course.ask.prompt_tokens + last.state.generated
-        request.holds(last.then.held, tuple(min(n, before) for n in last.then.read))
+        assert request.stretch is not None
+        last, state = request.stretch.state(request.done - 1), request.state
+        before = request.course.ask.prompt_tokens + last.generated
+        request.holds(state.held, tuple(min(n, before) for n in state.read))
         self.prefixes.left(self.scheduler.running[request.name].slot)
         self.scheduler.leave(request.name)
         self.requests -= 1
@@ -136,26 +155,25 @@ class Replica:
         decoding, limit = [self._slots[slot] for slot in slots], self._limits.blocks
         if limit is not None and sum(blocks_of(r.tokens) for r in decoding) > limit:
             return False
-        costs, now = self._costs, self._began
-        seconds = self._follow(self._plan.reading)
-        rounds = self._next(decoding)
-        seconds += costs.seconds([each.share for each in rounds], drafting=seconds > 0)
-        while True:
-            now += seconds
-            self._ends.append(now)
-            self._rounds.append(rounds)
-            after = [each.after for each in rounds if each.after is not None]
-            if len(after) < len(rounds):
-                if any(each.last for each in rounds):
+        costs = self._costs
+        following = self._follow(self._plan.reading)
+        drafting, least = following > 0, self._least[len(decoding)]
+        rows = [(request.goes_on(least), request.done) for request in decoding]
+        steps = min(stretch.rounds - done for stretch, done in rows)
+        if limit is not None:
+            for step in range(1, steps):
+                if sum(blocks_of(s.held(done + step) + 1) for s, done in rows) > limit:
+                    steps = step
                     break
-                after = [each.follow() for each in rounds]
-            if limit is not None and sum(blocks_of(r.state.held + 1) for r in after) > limit:
-                break
-            rounds = after
-            if len(rounds) == 1:
-                seconds = rounds[0].alone()
-            else:
-                seconds = costs.seconds([each.share for each in rounds])
+        [(stretch, done), *others] = rows
+        if not others and drafting == (costs.reads_along and not done):
+            seconds = stretch.alone[done : done + steps]
+        else:
+            steps_shares = zip(*(s.shares[done : done + steps] for s, done in rows), strict=True)
+            seconds = [costs.seconds(next(steps_shares), drafting)]
+            seconds += map(costs.seconds, steps_shares)
+        seconds[0] += following
+        self._ends = list(accumulate(seconds, initial=self._began))[1:]
         self._plan, self._decoding = Step(slots), decoding
         return True
 
@@ -182,27 +200,21 @@ class Replica:
                     request.holds(request.tokens - 1, request.state.read)
             seconds += costs.prefill(shares, drafting) if shares else 0.0
             shares = []
-        rounds = self._next(decoding)
-        shares += [each.share for each in rounds]
+        least = self._least[len(decoding)]
+        rows = [(request.goes_on(least), request.done) for request in decoding]
+        shares += [stretch.shares[done] for stretch, done in rows]
         seconds += costs.seconds(shares, drafting)
         seconds += costs.beginning(sum(plan.reading.values()), len(plan.entering))
         for request, count in reading:
             request.holds(request.state.held + count, request.state.read)
-        self._rounds.append(rounds)
         self._ends.append(self._began + seconds)
-
-    def _next(self, decoding: Sequence[SimulatedRequest]) -> list[CostedRound]:
-        """The rounds of those that decode."""
-        least = self._least[len(decoding)]
-        return [
-            r.round if r.round and r.round.least == least else r.course.round(least, r.state)
-            for r in decoding
-        ]
 
     def _reserve(self) -> None:
         """Have the scheduler reserve what the last step took, as before a step that it plans."""
-        for request, each in zip(self._decoding, self._rounds[-1], strict=True):
-            self.scheduler.grew(request.name, each.state.held + 1)
+        last = len(self._ends) - 1
+        for request in self._decoding:
+            assert request.stretch is not None
+            self.scheduler.grew(request.name, request.stretch.held(request.done + last) + 1)
         self.scheduler.reserve()
         self._forget()
 
@@ -215,7 +227,7 @@ class Replica:
     def _follow(self, read: Collection[int]) -> float:
         """Seconds in which the draft reads what the target has read of the texts in these slots. It
         is the only one: of several, each is lazy."""
-        if not read or self._answers.draft is None or self._answers.lazy:
+        if not read or not self._costs.reads_along:
             return 0.0
         rows = []
         running = {request.slot for request in self.scheduler.running.values()}

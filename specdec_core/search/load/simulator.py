@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -22,7 +22,7 @@ from specdec_core.engine.scheduler import Limits
 from specdec_core.search.load.answers import Answers
 from specdec_core.search.load.measures import COLUMNS, LoadMeasures, measure
 from specdec_core.search.load.replica import Replica, SimulatedRequest, SimulatedStep
-from specdec_core.search.load.step_costs import Ask, State, StepCosts
+from specdec_core.search.load.step_costs import Ask, Course, State, StepCosts
 from specdec_core.search.load.trace import TraceRequest
 from specdec_core.search.load.workload import Slo
 
@@ -96,7 +96,7 @@ def simulate_clients(
 ) -> Simulation:
     """A closed loop: each of so many clients sends the next of `asks` when its answer is whole."""
     loop = _EventLoop(costs, limits, replicas, router or Router(), log)
-    return loop.run(iter(asks), [0.0] * min(clients, len(asks)), closed=True)
+    return loop.run(asks, [0.0] * min(clients, len(asks)), closed=True)
 
 
 def simulate_arrivals(
@@ -110,7 +110,7 @@ def simulate_arrivals(
 ) -> Simulation:
     """An open loop: each of `asks` comes at its second of `arrivals`, in increasing order."""
     loop = _EventLoop(costs, limits, replicas, router or Router(), log)
-    return loop.run(iter(asks), arrivals, closed=False)
+    return loop.run(asks, arrivals, closed=False)
 
 
 class _EventLoop:
@@ -138,11 +138,11 @@ class _EventLoop:
         self.rows: list[tuple[object, ...]] = []
         self.rounds = 0
 
-    def run(self, asks: Iterator[Ask], arrivals: Sequence[float], closed: bool) -> Simulation:
+    def run(self, asks: Sequence[Ask], arrivals: Sequence[float], closed: bool) -> Simulation:
         began, now = perf_counter(), 0.0
         requests: dict[int, SimulatedRequest] = {}
         index = 0
-        coming = iter(arrivals)
+        coming, courses = iter(arrivals), self.costs.courses(asks)
         for at in coming:
             self._push(at, _COMES, -1)
             if not closed:
@@ -165,12 +165,12 @@ class _EventLoop:
             elif what == _BEGIN:
                 self._begin(whom, now)
             elif what == _COMES:
-                ask = next(asks, None)
-                if ask is None:
+                course = next(courses, None)
+                if course is None:
                     continue
                 if not closed and (later := next(coming, None)) is not None:
                     self._push(later, _COMES, -1)
-                requests[index] = self._request(index, ask, now)
+                requests[index] = self._request(index, course, now)
                 if self.router.seconds:
                     self._push(self._pass_on(now), _ROUTED, index)
                 else:
@@ -185,9 +185,9 @@ class _EventLoop:
         heappush(self.events, (at, what, number, whom))
         return number
 
-    def _request(self, index: int, ask: Ask, now: float) -> SimulatedRequest:
+    def _request(self, index: int, course: Course, now: float) -> SimulatedRequest:
         state = State(generated=0, rounds=0, held=0, read=self.costs.unread)
-        return SimulatedRequest(index, str(index), self.costs.course(ask), now, state)
+        return SimulatedRequest(index, str(index), course, now, state)
 
     def _begin(self, whom: int, now: float) -> None:
         """The next steps of a replica, if it has anything to do."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 
@@ -366,6 +367,7 @@ UNEVEN = StepTimes(
 )
 Run = Callable[[StepCosts, list[Ask]], Simulation]
 RUNS: dict[str, Run] = {
+    "one client": lambda c, asks: simulate_clients(c, asks, 1, Limits(6), log=True),
     "clients": lambda c, asks: simulate_clients(c, asks, 6, Limits(6), log=True),
     "queue": lambda c, asks: simulate_clients(c, asks, 6, Limits(4, step_tokens=32), log=True),
     "arrivals": lambda c, asks: simulate_arrivals(c, asks, COMING, Limits(6), log=True),
@@ -413,6 +415,14 @@ def test_steps_that_only_decode_are_not_planned(monkeypatch: pytest.MonkeyPatch)
     simulation = clients(autoregressive(tokens=90), 2, 6)
     assert simulation.steps == 3 * 90
     assert len(planned) == 3, "only those in which requests enter"
+
+
+def test_what_a_request_alone_takes_is_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, calls = StepCosts.seconds, count()
+    monkeypatch.setattr(StepCosts, "seconds", lambda *step: (next(calls), seconds(*step))[1])
+    for number, answers in enumerate((autoregressive(tokens=90), drafted(rounds=30))):
+        clients(answers, 1, 6)
+        assert next(calls) == 7 * number + 6, "only the steps that read the prompts"
 
 
 def test_a_limit_that_nothing_reaches_changes_nothing() -> None:
