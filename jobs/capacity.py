@@ -147,7 +147,7 @@ def main(
         chosen = chosen.model_copy(update={"configuration": chosen.configuration.priced(times)})
         replay = with_live(replay, [chosen.configuration], progress)
     answers = replayed_answers(replay, chosen.configuration)
-    limits = Limits(slots, step_tokens, cache_tokens)
+    limits = Limits(slots, step_tokens, cache_tokens).verifying(chosen.configuration.candidates)
     asked = asks_of_trace(answers, requests, recording.header.max_new_tokens)
     asked = asked or asks_of(answers, len(answers))
     longest = max(ask.prompt_tokens + ask.most for ask in asked)

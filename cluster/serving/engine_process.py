@@ -73,7 +73,8 @@ class EngineProcess:
         limits: Limits,
         cores: Sequence[int] = (),
     ) -> None:
-        self.configuration, self.limits, self.slots = configuration, limits, limits.slots
+        self.configuration, self.slots = configuration, limits.slots
+        self.limits = limits.verifying(configuration.candidates)
         self._given = spec, tuple(cores)
         ours, theirs = socket.socketpair()
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

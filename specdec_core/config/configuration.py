@@ -156,6 +156,11 @@ class Configuration(Value):
         return next((draft for draft in self.drafts if draft not in (None, *names)), None)
 
     @property
+    def candidates(self) -> int:
+        """The most that a round verifies."""
+        return 0 if self.drafter is None else self.drafter.nodes
+
+    @property
     def asynchronous(self) -> bool:
         """Whether it drafts on a device of its own while the target verifies. Then its counts
         depend on time, too."""

@@ -84,7 +84,7 @@ class Engine:
         limits: Limits | None = None,
     ) -> None:
         limits = limits or Limits(slots)
-        slots = limits.slots
+        slots, limits = limits.slots, limits.verifying(configuration.candidates)
         self.pair, self.slots, self._link = pair, slots, cache(open_link)
         self.max_length = _length(pair, limits)
         self.target = pair.open_runner(None, slots)
@@ -113,6 +113,8 @@ class Engine:
         if not self.idle:
             raise RuntimeError("the configuration cannot change while requests are being decoded")
         self.configuration = configuration
+        self.scheduler.limits = self.scheduler.limits.verifying(configuration.candidates)
+        self.max_length = _length(self.pair, self.scheduler.limits)
         self.drafter: Drafter | None = None
         self._seeds.clear()
         self.drafts.reset()
@@ -476,6 +478,7 @@ def _length(pair: Pair, limits: Limits) -> int:
     most = pair.max_length if limits.most is None else min(pair.max_length, limits.most)
     if most < 2:
         raise UserError(
-            f"a cache of {limits.cache_tokens} tokens holds no request: it needs {2 * BLOCK}"
+            f"a cache of {limits.cache_tokens} tokens holds no request: it needs"
+            f" {BLOCK * limits.blocks_of(2)}"
         )
     return most

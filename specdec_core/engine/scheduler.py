@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 STEP_TOKENS = 256  # tokens that a step feeds
 BLOCK = 64  # tokens; the cache is counted in blocks of so many
-_AHEAD = BLOCK  # tokens of the cache that a round's candidates may take
-
 
 # The slot of a request, by its name, among the free ones; and how many tokens of it are read.
 Place = Callable[[str, Sequence[int]], tuple[int, int]]
@@ -26,7 +24,8 @@ Place = Callable[[str, Sequence[int]], tuple[int, int]]
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What an engine may use: `slots` requests at a time, `step_tokens` tokens a step, and
-    `cache_tokens` tokens in the cache (None: what the slots hold).
+    `cache_tokens` tokens in the cache (None: what the slots hold), `ahead` of which each keeps for
+    a round's candidates.
 
     With `share_prefixes` a prompt that begins like a text which a slot still holds is read from
     there on. That is exact but for rounding: in reduced precision a near-tie may then fall
@@ -37,6 +36,15 @@ class Limits:
     step_tokens: int = STEP_TOKENS
     cache_tokens: int | None = None
     share_prefixes: bool = False
+    ahead: int = BLOCK
+
+    def verifying(self, candidates: int) -> Limits:
+        """The same where a round has at most so many candidates. A block is kept for fewer, too."""
+        return replace(self, ahead=max(candidates, BLOCK))
+
+    def blocks_of(self, tokens: int) -> int:
+        """Blocks that a text of `tokens` tokens needs, with a round's candidates."""
+        return -(-(tokens + self.ahead) // BLOCK)
 
     @property
     def blocks(self) -> int | None:
@@ -46,7 +54,7 @@ class Limits:
     @property
     def most(self) -> int | None:
         """Tokens, prompt and output, that a request may have in the cache; None: any number."""
-        return None if self.blocks is None else max(self.blocks * BLOCK - _AHEAD, 0)
+        return None if self.blocks is None else max(self.blocks * BLOCK - self.ahead, 0)
 
     def holds(self, tokens: int) -> bool:
         """Whether a request of `tokens` tokens, prompt and output, can ever run."""
@@ -88,11 +96,6 @@ class Step:
     def running(self) -> int:
         """Requests that take part."""
         return len({*self.decoding, *self.reading})
-
-
-def blocks_of(tokens: int) -> int:
-    """Blocks that a text of `tokens` tokens needs, with a round's candidates."""
-    return -(-(tokens + _AHEAD) // BLOCK)
 
 
 class Scheduler:
@@ -138,7 +141,10 @@ class Scheduler:
         if not self._all_decode or not self.waiting or self.full:
             return self._all_decode and bool(self.running)
         limit = self.limits.blocks
-        return limit is not None and self.blocks + blocks_of(self.waiting[0].tokens) > limit
+        return (
+            limit is not None
+            and self.blocks + self.limits.blocks_of(self.waiting[0].tokens) > limit
+        )
 
     @property
     def blocks(self) -> int:
@@ -208,7 +214,7 @@ class Scheduler:
         if limit is None:
             return []
         requests = list(self.running.values())
-        wanted = [blocks_of(request.tokens) for request in requests]
+        wanted = [self.limits.blocks_of(request.tokens) for request in requests]
         if sum(wanted) <= limit:
             for request, needed in zip(requests, wanted, strict=True):
                 request.blocks, request.resting = needed, False
@@ -244,7 +250,7 @@ class Scheduler:
         while self.waiting and self._free:
             request = self.waiting[0]
             if limit is not None:
-                request.blocks = blocks_of(request.tokens)
+                request.blocks = self.limits.blocks_of(request.tokens)
                 resting = any(other.resting for other in self.running.values())
                 if resting or self.blocks + request.blocks > limit:
                     break

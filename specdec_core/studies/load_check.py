@@ -262,7 +262,8 @@ class LoadChecker:
             for configuration in distinct:
                 answers = replayed_answers(self.replay, configuration)
                 asks = asks_of(answers, number)
-                simulation = simulate_clients(StepCosts(answers, times), asks, count, self.limits)
+                limits = self.limits.verifying(configuration.candidates)
+                simulation = simulate_clients(StepCosts(answers, times), asks, count, limits)
                 check.simulated[count, configuration.id] = simulation.measure()
         return check
 
@@ -292,7 +293,8 @@ class LoadChecker:
                 check.live[key] = measure(run_arrivals(self.engine, requests, coming).records)
                 self._steps.measure()
                 costs = StepCosts(answers, self._times())
-                simulation = simulate_arrivals(costs, asks, coming, self.limits)
+                limits = self.limits.verifying(configuration.candidates)
+                simulation = simulate_arrivals(costs, asks, coming, limits)
                 check.simulated[key] = simulation.measure()
                 self.observer.step()
         return check

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from specdec_core.engine.prefixes import Prefixes
-from specdec_core.engine.scheduler import Limits, Scheduler, Step, blocks_of
+from specdec_core.engine.scheduler import Limits, Scheduler, Step
 from specdec_core.search.load.step_costs import Course, State, StepCosts, Stretch
 
 
@@ -153,6 +153,7 @@ class Replica:
         the cache is large enough. Whether there is any."""
         slots = sorted(request.slot for request in self.scheduler.running.values())
         decoding, limit = [self._slots[slot] for slot in slots], self._limits.blocks
+        blocks_of = self._limits.blocks_of
         if limit is not None and sum(blocks_of(r.tokens) for r in decoding) > limit:
             return False
         costs = self._costs

@@ -17,6 +17,7 @@ from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair, check_pair, load_pair
+from specdec_core.models.runner import Batch, Output
 from specdec_core.tokens.statistics import Counts, Origin
 
 CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
@@ -70,6 +71,30 @@ def test_a_request_that_can_never_fit_in_the_cache_is_refused(tiny_pair: Pair) -
     engine.add(Request("r", tuple(range(5, 105)), 20))
     with pytest.raises(ValueError, match="unfinished"):
         engine.add(Request("r", (5,), 2))
+
+
+def test_the_cache_has_room_for_all_that_a_round_verifies(tiny_pair: Pair) -> None:
+    wide = Configuration(drafter=PromptLookupSettings(max_tokens=128))
+    limits, held = Limits(3, cache_tokens=512), []
+    engine = Engine(tiny_pair, limits=limits)
+    assert engine.max_length == min(tiny_pair.max_length, 512 - 64)
+    forward = engine.target.forward
+
+    def counted(batch: Batch) -> Output:
+        new = dict(zip(batch.rows, map(len, batch.tokens), strict=True))
+        running = {request.slot for request in engine.scheduler.running.values()}
+        held.append(sum(engine.target.lengths[row] + new.get(row, 0) for row in running))
+        return forward(batch)
+
+    engine.target.forward = counted  # type: ignore[method-assign]
+    repeating = [Request(str(n), tuple(range(5, 45)) * 2, 170, ignore_eos=True) for n in range(3)]
+    expected = engine.generate(repeating)
+    engine.configure(wide)
+    assert engine.max_length == min(tiny_pair.max_length, 512 - 128)
+    held.clear()
+    assert [g.tokens for g in engine.generate(repeating)] == [g.tokens for g in expected]
+    assert engine.scheduler.preemptions
+    assert max(held) <= 512, "candidates pass the limit"
 
 
 def test_an_eos_token_ends_the_text_and_nothing_follows_it(tiny_pair: Pair) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec_core.engine.scheduler import BLOCK, Limits, Scheduler, Step, blocks_of
+from specdec_core.engine.scheduler import BLOCK, Limits, Scheduler, Step
 
 
 def decoded(scheduler: Scheduler, step: Step, left: Counter[str]) -> None:
@@ -79,7 +79,7 @@ def test_alone_a_prompt_is_read_at_once() -> None:
 
 
 def test_nobody_enters_before_one_who_waits_longer() -> None:
-    limits = Limits(3, cache_tokens=BLOCK * (blocks_of(400) + 2))
+    limits = Limits(3, cache_tokens=BLOCK * (Limits(3).blocks_of(400) + 2))
     scheduler = Scheduler(limits)
     for name, tokens in (("first", 400), ("second", 400), ("third", 10)):
         scheduler.add(name, tokens)
@@ -87,6 +87,19 @@ def test_nobody_enters_before_one_who_waits_longer() -> None:
     assert [request.name for request in scheduler.waiting] == ["second", "third"]
     scheduler.leave("first")
     assert list(scheduler.plan().entering.values()) == ["second", "third"]
+
+
+def test_each_keeps_room_for_what_a_round_verifies() -> None:
+    limits = Limits(3, cache_tokens=BLOCK * 6)
+    assert [limits.verifying(n).ahead for n in (0, 4, BLOCK, 128)] == [BLOCK, BLOCK, BLOCK, 128]
+    assert [limits.verifying(n).most for n in (4, 128)] == [BLOCK * 5, BLOCK * 4]
+    entering = []
+    for candidates in (4, 128):
+        scheduler = Scheduler(limits.verifying(candidates))
+        for name in "abc":
+            scheduler.add(name, BLOCK)
+        entering.append(len(scheduler.plan().entering))
+    assert entering == [3, 2]
 
 
 def test_the_youngest_makes_room_and_is_the_first_to_come_back() -> None:
