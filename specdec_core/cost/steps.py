@@ -150,14 +150,16 @@ class EngineTerms(Value):
     @classmethod
     def fit(cls, works: Sequence[EngineWork], seconds: Sequence[float]) -> EngineTerms:
         """From the `seconds` that remain of steps, forwards taken off. Of steps with the same work
-        the median counts, so that few slow ones do not, and errors count relatively."""
+        the median counts, so that few slow ones do not, and errors count relatively: of n steps √n
+        times, as their median is known so much better than one step's."""
         alike: dict[EngineWork, list[float]] = {}
         for work, each in zip(works, seconds, strict=True):
             alike.setdefault(work, []).append(each)
         values = np.array([max(float(np.median(each)), 0.0) for each in alike.values()])
         scale = np.maximum(values, max(float(np.median(values)) / 4, 1e-9))
         columns = np.column_stack([np.ones(len(values)), np.array(list(alike), dtype=float)])
-        terms = nonnegative_least_squares(columns / scale[:, None], values / scale)
+        weights = np.sqrt([len(each) for each in alike.values()]) / scale
+        terms = nonnegative_least_squares(columns * weights[:, None], values * weights)
         return cls(**dict(zip(cls.model_fields, terms, strict=True)))
 
     def seconds(self, work: EngineWork) -> float:

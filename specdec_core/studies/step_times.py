@@ -49,8 +49,12 @@ CHUNKS = (FEW, 32, 64, 128, 192, 256)  # tokens of a prompt in a forward
 _CANDIDATES = (0, 0, 1, 2, 3, 4, 6, 8, 12)  # of a row
 _LONGEST = 512  # context
 _TURNS = 4  # of a round's forwards; the last one is timed
+_HALVES = (96, 24, 192)  # tokens that texts say twice; those of runs without candidates are of all
+_ANSWER, _LONG_ANSWER = 24, 72  # tokens of the longest answers; of those of runs without candidates
+_ALIKE = 8  # steps that tell what such steps take, at least
 _EACH = 3  # requests for each that is answered at a time, of a run that measures the engine
-_TARGET, _ALONE = "\0target", "\0alone"  # never a draft's name
+# The target after a draft, alone, and in decoding without candidates; never a draft's name.
+_TARGET, _ALONE, STEADY = "\0target", "\0alone", "\0steady"
 
 Row = tuple[int, int]  # tokens fed, tokens held before
 
@@ -125,7 +129,7 @@ class StepMeasurer:
                     runner.fork(self.slots + row, [row], [context])
             # A chunk of a prompt is read once. Rounds follow rounds, and only after some of them is
             # in the processor's caches what stays there.
-            turns = 1 if any(count >= FEW for count, _ in shape) else _TURNS
+            turns = 1 if _reads(shape) else _TURNS
             for turn in range(turns):
                 for name, runner in self._drafts.items():
                     # The first forward of a chain follows one of the target, the others their own.
@@ -150,13 +154,18 @@ class StepMeasurer:
         }
         alone = {name: ForwardTerms.fit(measured) for name, measured in forwards.items()}
         runs = runs or EngineRuns()
+        if any(name == STEADY for name, _, _ in runs.forwards):
+            # What a step takes that reads prompts beside those that decode is the shapes' to tell.
+            timed = zip(forwards[_ALONE], self._shapes, strict=True)
+            forwards[STEADY] = [each for each, shape in timed if _reads(shape)]
         for name, work, slowdown in runs.forwards:
-            seconds = slowdown * alone[name].seconds(work)
+            seconds = slowdown * alone[_ALONE if name == STEADY else name].seconds(work)
             forwards[name].append(PackedForward(seconds=seconds, **work._asdict()))
         terms = {name: ForwardTerms.fit(measured) for name, measured in forwards.items()}
         times = StepTimes(
             target=terms.pop(_TARGET),
             alone=terms.pop(_ALONE),
+            autoregressive=terms.pop(STEADY, None),
             drafts=terms,
             engine=runs.terms,
             device=str(self.pair.target.device),
@@ -207,6 +216,11 @@ def step_shapes(slots: int, count: int, longest: int, max_length: int) -> Iterat
         if number % 3 == 2:
             shape[-1] = (rng.choice(chunks), rng.choice((0, longest // 2)))
         yield shape
+
+
+def _reads(shape: Sequence[Row]) -> bool:
+    """Whether a chunk of a prompt is among the rows."""
+    return any(count >= FEW for count, _ in shape)
 
 
 def _time(runner: ModelRunner, shape: Sequence[Row]) -> float:
@@ -335,49 +349,55 @@ def engine_runs(pair: Pair, times: StepTimes, slots: int, observer: Observer) ->
     for drafter in drafters:
         logged.engine.configure(Configuration(drafter=drafter))
         looked_up = isinstance(drafter, SuffixSettings)
-        for together in sorted({1, max(slots // 4, 1), slots}):
-            for _ in range(2):  # the first run compiles kernels for new shapes
-                logged.log = StepLog()
-                coming = _repeating(logged.engine, _EACH * together)
-                for request in islice(coming, together):
-                    logged.engine.add(request)
-                while not logged.engine.idle:
-                    done = sum(finished for _, finished in logged.step())
-                    for request in islice(coming, done):
+        answer = _LONG_ANSWER if drafter is None else _ANSWER
+        for half in _HALVES if drafter is None else _HALVES[:1]:
+            logs = []
+            for together in sorted({1, max(slots // 4, 1), slots}):
+                for _ in range(2):  # the first run compiles kernels for new shapes
+                    logged.log = StepLog()
+                    coming = _repeating(logged.engine, _EACH * together, half, answer)
+                    for request in islice(coming, together):
                         logged.engine.add(request)
-            log = logged.log
-            forwards = log.forward_seconds if waits else log.predicted(times)
-            for n, seconds in enumerate(log.seconds):
-                work = log.work(n)
-                works.append(work._replace(lookups=work.rows if looked_up else 0))
-                rest.append(seconds - forwards[n])
-            if waits:
-                live += _typical(log, times)
+                    while not logged.engine.idle:
+                        done = sum(finished for _, finished in logged.step())
+                        for request in islice(coming, done):
+                            logged.engine.add(request)
+                logs.append(logged.log)
+            for log in logs:
+                forwards = log.forward_seconds if waits else log.predicted(times)
+                for n, seconds in enumerate(log.seconds):
+                    work = log.work(n)
+                    works.append(work._replace(lookups=work.rows if looked_up else 0))
+                    rest.append(seconds - forwards[n])
+                if waits and drafter is not None:
+                    live += _typical([log], times)
+            if waits and drafter is None:
+                live += (e._replace(model=STEADY) for e in _typical(logs, times, _ALIKE))
         observer.step()
     return EngineRuns(EngineTerms.fit(works, rest), live)
 
 
-def _typical(log: StepLog, times: StepTimes) -> Iterator[LiveForward]:
-    """For each model and number of rows that only decode, the forward whose slowdown is the
-    median."""
+def _typical(logs: Sequence[StepLog], times: StepTimes, least: int = 1) -> Iterator[LiveForward]:
+    """For each model and number of rows that only decode, in at least so many steps, the forward
+    whose slowdown is the median."""
     terms = {_TARGET: times.target, _ALONE: times.verifying(False), **times.drafts}
     alike: dict[tuple[str, float], list[LiveForward]] = defaultdict(list)
-    for step, forwards in enumerate(log.forwards):
-        if log.read[step]:
-            continue
+    steps = ((log, step) for log in logs for step, read in enumerate(log.read) if not read)
+    for log, step in steps:
         verifying = _TARGET if log.draft_forwards(step) else _ALONE
-        for draft, work, seconds in forwards:
+        for draft, work, seconds in log.forwards[step]:
             model = draft or verifying
             slowdown = seconds / terms[model].seconds(work)
             alike[model, work.rows].append(LiveForward(model, work, slowdown))
     for each in alike.values():
-        yield sorted(each, key=attrgetter("slowdown"))[len(each) // 2]
+        if len(each) >= least:
+            yield sorted(each, key=attrgetter("slowdown"))[len(each) // 2]
 
 
-def _repeating(engine: Engine, number: int) -> Iterator[Request]:
-    """Requests whose texts say everything twice, as lookups find it, with answers of several
-    lengths: so they end one by one."""
-    half, tokens = min(96, engine.max_length // 8), min(24, engine.max_length // 4)
+def _repeating(engine: Engine, number: int, half: int, answer: int) -> Iterator[Request]:
+    """Requests whose texts say everything twice, `half` tokens, as lookups find it, with answers of
+    several lengths, up to `answer`: so they end one by one."""
+    half, tokens = min(half, engine.max_length // 8), min(answer, engine.max_length // 4)
     for first in range(number):
         phrase = tuple((first + 7 * place) % engine.vocab_size for place in range(half))
         yield Request(str(first), phrase * 2, max(tokens - 3 * (first % 5), 2), ignore_eos=True)

@@ -92,6 +92,15 @@ def test_what_the_engine_adds_is_fitted() -> None:
     assert fitted.model_dump() == pytest.approx(true.model_dump(), rel=1e-6)
 
 
+def test_what_many_steps_took_counts_more_than_what_few_did() -> None:
+    """No sum fits both: steps that only decode are most of what an engine does."""
+    often, rare = EngineWork(rows=1), [EngineWork(rows=1, read=n) for n in range(100, 120)]
+    seconds = [1e-4] * 400 + [3e-4] * len(rare)
+    fitted = EngineTerms.fit([*[often] * 400, *rare], seconds)
+    crooked = EngineTerms.fit([often, *rare], [1e-4, *[3e-4] * len(rare)])
+    assert abs(fitted.seconds(often) / 1e-4 - 1) < abs(crooked.seconds(often) / 1e-4 - 1)
+
+
 def test_a_profile_tells_step_times() -> None:
     measurements = [
         Measurement(

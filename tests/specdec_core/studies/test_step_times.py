@@ -8,6 +8,7 @@ import pytest
 
 from specdec_core.base.environment import machine
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.cost.steps import EngineWork, ForwardTerms, StepTimes, Work
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -16,10 +17,12 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.runner import PackedOutput, PaddedOutput
 from specdec_core.studies.step_times import (
+    STEADY,
     EngineRuns,
     LiveForward,
     LoggedEngine,
     StepMeasurer,
+    engine_runs,
     measure_steps,
     step_shapes,
     step_times,
@@ -71,6 +74,25 @@ def test_a_forward_takes_what_it_takes_in_an_engine(tiny_pair: Pair) -> None:
     for work in works[:3]:
         ratio = live.draft("draft").seconds(work) / alone.draft("draft").seconds(work)
         assert 1.3 < ratio < 1.6  # the shapes have a say, too
+
+
+def test_steps_without_candidates_take_what_they_take_in_a_row(tiny_pair: Pair) -> None:
+    """A forward of few tokens is slower when others come between."""
+    measurer = StepMeasurer(tiny_pair, slots=3, shapes=9)
+    measurer.measure()
+    alone = measurer.measured().times.verifying(False)
+    runs = engine_runs(tiny_pair, measurer.measured().times, 3, Observer())
+    steady = [each for each in runs.forwards if each.model == STEADY]
+    assert {each.work.rows for each in steady} >= {1, 3}
+    assert all(each.work.tokens == each.work.rows for each in steady)
+    faster = [each._replace(slowdown=0.5) for each in steady] * 20
+    times = measurer.measured(EngineRuns(forwards=faster)).times
+    assert times.verifying(False) == alone
+    for each in steady:
+        ratio = times.verifying(False, candidates=False).seconds(each.work) / alone.seconds(
+            each.work
+        )
+        assert 0.4 < ratio < 0.6
 
 
 def test_times_of_another_pair_or_of_fewer_slots_are_refused(
