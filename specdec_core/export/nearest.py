@@ -16,7 +16,7 @@ import numpy as np
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.config import Configuration, DrafterSettings
+from specdec_core.config import Configuration, DrafterSettings, Memory
 from specdec_core.cost import Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
@@ -202,8 +202,9 @@ def _grid(models: Models, occurrence: Occurrence) -> Iterator[DrafterSettings | 
         lookup = PromptLookupSettings(max_ngram=size, max_tokens=tokens, occurrence=occurrence)
         for least in range(1, size + 1):
             yield lookup.model_copy(update={"min_ngram": least})
-    for tokens, bound in product((4, 6, 8, 10, 16), PER_MATCH):
-        yield SuffixSettings(max_tokens=tokens, per_match=bound)
+    memories: tuple[Memory, ...] = ("request", "all")
+    for tokens, bound, memory in product((4, 6, 8, 10, 16), PER_MATCH, memories):
+        yield SuffixSettings(max_tokens=tokens, per_match=bound, memory=memory)
     for draft in models.drafts:
         chains = [
             DraftModelSettings(draft=draft, policy=FixedSettings(max_tokens=k)) for k in LENGTHS

@@ -115,6 +115,14 @@ def test_what_a_server_would_do_otherwise_has_no_counterpart(
     assert settings(server, drafter | change) is None
 
 
+def test_vllms_suffixes_are_ranked_with_and_without_earlier_requests() -> None:
+    """By default it remembers them, which is faster where answers repeat."""
+    ranked = [d for d in expressible(SERVERS["vllm"], MODELS) if d and d.kind == "suffix"]
+    told = [SERVERS["vllm"].counterpart(drafter, MODELS) for drafter in ranked]
+    kept = {each.settings["suffix_decoding_max_cached_requests"] for each in told if each}
+    assert kept == {0, 10_000}
+
+
 @pytest.mark.parametrize("server", SERVERS)
 def test_lookups_are_told_after_which_occurrence_a_server_copies(server: str) -> None:
     """Nothing is said where a server copies as ours does, and all that is ranked does."""
