@@ -66,6 +66,10 @@ class Packages:
         self._name = config.name_or_path or config.model_type
         reduced = any(weight.dtype == torch.bfloat16 for weight in step.parameters())
         self._multiplies = reduced and operator.available()
+        layers = [module for module in step.modules() if isinstance(module, nn.Linear)]
+        plain = all(layer.bias is None and operator.fits(layer.weight) for layer in layers)
+        # Whether products take any number of rows without making a kernel for it first.
+        self.any_width = self._multiplies and plain
         multiplied = map(inspect.getsource, (products, operator) if self._multiplies else ())
         own = (config._attn_implementation, *facts, *multiplied)
         # The digest needs a compiler to detect the processor's features, so it is made when needed.

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specdec_core.models.cache import SlotCache
+from specdec_core.models.compiled.packages import Packages
+from specdec_core.models.compiled.packed.packaged import PackagedPacked
 from specdec_core.models.compiled.runner import CompiledRunner
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.products import operator
@@ -91,3 +96,24 @@ def test_a_compiled_model_in_bfloat16_multiplies_by_it(
     assert (found.float() - wanted.float()).norm() < 0.02 * wanted.float().norm()
     graph = next(tmp_path.rglob("*.wrapper.cpp"))
     assert "multiply" in graph.read_text()
+
+
+@needs_operator
+@pytest.mark.parametrize("bias", [False, True])
+def test_forwards_are_padded_only_where_another_library_multiplies(bias: bool) -> None:
+    config = LlamaConfig(attn_implementation="eager")
+    packages = Packages(nn.Linear(16, 32, bias=bias).bfloat16(), config, [])
+    packed: Any = PackagedPacked(packages, SlotCache(1, 1, 64))
+    widths: list[tuple[int, int]] = []
+
+    def record(feed: Tensor, wanted: Tensor, *_: object) -> list[Tensor]:
+        widths.append((feed.shape[1], len(wanted)))
+        return [wanted]
+
+    packed._run = record
+    tables = torch.zeros((21, 5), dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    plan: Any = SimpleNamespace(tables=lambda device: tables)
+    feed = [[1] * 21, [0] * 21, range(21), range(21)]
+    [found] = packed.run(feed, [*range(4, 21)], [plan])
+    assert found.tolist() == [*range(4, 21)]
+    assert widths == [(24, 20) if bias else (21, 17)]

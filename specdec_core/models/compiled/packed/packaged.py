@@ -24,8 +24,8 @@ class PackagedPacked:
 
     For each number of rows that a matrix product has not had yet, oneDNN makes a kernel, which
     takes as long as the forward. So forwards are padded to a few numbers of tokens, and these are
-    run once beforehand. Padding is written behind the text of the last row and repeats its last
-    token; what is written there next replaces it.
+    run once beforehand, unless the project's operator does all products. Padding is written behind
+    the text of the last row and repeats its last token; what is written there next replaces it.
     """
 
     def __init__(self, packages: Packages, cache: SlotCache) -> None:
@@ -62,16 +62,19 @@ class PackagedPacked:
     ) -> Sequence[Tensor]:
         tokens, nodes = zip(*(plan.tables(_CPU) for plan in plans), strict=True)
         count, asked = len(feed[0]), len(wanted)
-        more = _size(count) - count
+        more = self._size(count) - count
         row, end = feed[1][-1], feed[2][-1] + 1
         if more and end + more <= self._cache.positions:
             self._cache.claim([row], [end + more - self._cache.lengths[row]])
             places = [*feed[2], *range(end, end + more)]
             feed = [places if own is feed[2] else [*own, *[own[-1]] * more] for own in feed]
             tokens = tuple(torch.cat([own, own[-1:].expand(more, -1)]) for own in tokens)
-        padded = [*wanted, *[wanted[-1]] * (_size(asked) - asked)]
+        padded = [*wanted, *[wanted[-1]] * (self._size(asked) - asked)]
         outputs = self._run(torch.tensor(feed), torch.tensor(padded), list(tokens), list(nodes))
         return [output[:asked] for output in outputs]
+
+    def _size(self, count: int) -> int:
+        return count if self._packages.any_width else _size(count)
 
     def _run(
         self, feed: Tensor, wanted: Tensor, tokens: list[Tensor], nodes: list[Tensor]
