@@ -62,6 +62,6 @@ def _write(draft: ReducedDraft, target: str, folder: Path) -> None:
 def whole_output(draft: ReducedDraft) -> Tensor:
     """The matrix of an output layer over the whole vocabulary (vocabulary, width)."""
     rows = draft.lm_head.linear.weight.detach()
-    whole = rows.float().mean(0).to(rows.dtype).repeat(draft.config.vocab_size, 1)
+    whole: Tensor = rows.float().mean(0).to(rows.dtype).repeat(draft.config.vocab_size, 1)
     whole[draft.lm_head.tokens] = rows
     return whole
