@@ -14,7 +14,6 @@ from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
-from specdec_core.studies.peers.vllm import draft_modes
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.models.reduced_draft.drafts import copied_pair, narrowed_pair
@@ -72,7 +71,3 @@ def test_pearl_writes_the_targets_own_tokens(pair: Pair, requests: list[Request]
     found = Engine(pair, pearl, 3, open_link=partial(InTurns, pair, 0)).generate(requests)
     assert [g.tokens for g in found] == [g.tokens for g in expected]
     assert sum(r.accepted for g in found for r in g.rounds) > 20
-
-
-def test_vllm_has_no_place_for_it(pair: Pair) -> None:
-    assert not list(draft_modes(pair))
