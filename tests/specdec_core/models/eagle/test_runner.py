@@ -212,49 +212,46 @@ def test_settings_for_a_target_fit_it(tiny_pair: Pair) -> None:
     assert EagleHead(settings).fc.in_features == len(settings.feature_layers) * 32
 
 
-def test_without_a_compiler_one_warning_and_the_eager_logits(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def cpu_rig(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    """With graphs of its own."""
     if tiny_pair.target.device.type != "cpu":
         pytest.skip("on a GPU heads are run eagerly")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    rig = Rig(tiny_pair)
+    return Rig(tiny_pair)
+
+
+def test_without_a_compiler_one_warning_and_the_eager_logits(cpu_rig: Rig) -> None:
     with (
         torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
         pytest.warns(UserWarning, match=r"running the EAGLE head without a graph: no C\+\+ comp"),
     ):
-        rig.runner = EagleRunner(rig.head, rig.target, 3, 64, "weights")
+        cpu_rig.runner = EagleRunner(cpu_rig.head, cpu_rig.target, 3, 64, "weights")
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="running the EAGLE head")
-        rig.read(0, TEXT[:-1])
-        found = rig.feed(0, *TEXT)[-1]
-    torch.testing.assert_close(found, rig.plain(TEXT), atol=1e-4, rtol=1e-4)
+        cpu_rig.read(0, TEXT[:-1])
+        found = cpu_rig.feed(0, *TEXT)[-1]
+    torch.testing.assert_close(found, cpu_rig.plain(TEXT), atol=1e-4, rtol=1e-4)
 
 
-def test_a_compiled_head_gives_the_eager_logits_with_features_and_without(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_head_gives_the_eager_logits_with_features_and_without(cpu_rig: Rig) -> None:
     """Its graph takes the target's features: of a prompt, of one token, and none for a draft."""
-    if tiny_pair.target.device.type != "cpu":
-        pytest.skip("on a GPU heads are run eagerly")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    rig = Rig(tiny_pair)
-    rig.runner = EagleRunner(rig.head, rig.target, 3, 64, "weights")
-    assert rig.runner._graph is not None
-    rig.read(0, TEXT[:-1])
-    rig.runner.prefill([0], [TEXT[:-1]])
-    assert same(rig.feed(0, TEXT[-1])[0], rig.plain(TEXT))
+    cpu_rig.runner = EagleRunner(cpu_rig.head, cpu_rig.target, 3, 64, "weights")
+    assert cpu_rig.runner._graph is not None
+    cpu_rig.read(0, TEXT[:-1])
+    cpu_rig.runner.prefill([0], [TEXT[:-1]])
+    assert same(cpu_rig.feed(0, TEXT[-1])[0], cpu_rig.plain(TEXT))
     for count in range(1, len(DRAFT) + 1):
-        assert same(rig.feed(0, DRAFT[count - 1])[0], rig.plain(TEXT, DRAFT[:count]))
-    rig.read(0, [TEXT[-1], *DRAFT[:2]])  # verified, two are right
-    rig.read(2, OTHER[:-1])
+        assert same(cpu_rig.feed(0, DRAFT[count - 1])[0], cpu_rig.plain(TEXT, DRAFT[:count]))
+    cpu_rig.read(0, [TEXT[-1], *DRAFT[:2]])  # verified, two are right
+    cpu_rig.read(2, OTHER[:-1])
     text = [*TEXT, *DRAFT[:2], 44]
-    both = rig.runner.forward(Batch([0, 2], [text[len(TEXT) :], OTHER], wanted=[1, 1])).logits
-    assert same(both[0], rig.plain(text))
-    assert same(both[1], rig.plain(OTHER))
-    draft = rig.runner.forward(Batch([0, 2], [DRAFT[:1], DRAFT[:1]])).logits
-    assert same(draft[0], rig.plain(text, DRAFT[:1]))
-    assert same(draft[1], rig.plain(OTHER, DRAFT[:1]))
+    both = cpu_rig.runner.forward(Batch([0, 2], [text[len(TEXT) :], OTHER], wanted=[1, 1])).logits
+    assert same(both[0], cpu_rig.plain(text))
+    assert same(both[1], cpu_rig.plain(OTHER))
+    draft = cpu_rig.runner.forward(Batch([0, 2], [DRAFT[:1], DRAFT[:1]])).logits
+    assert same(draft[0], cpu_rig.plain(text, DRAFT[:1]))
+    assert same(draft[1], cpu_rig.plain(OTHER, DRAFT[:1]))
 
 
 def test_a_head_compiled_for_one_target_is_compiled_anew_for_another(
