@@ -44,6 +44,7 @@ from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.replaying import (
+    fitting_recording,
     nothing_fits,
     open_replay,
     other_forwards,
@@ -87,7 +88,8 @@ def run_sweep(
         observer.begun(result, prompts, folder.path)
         return result, folder
     recording = recording_of(plan, home, prompt_set.digest)
-    pair = _pair_of(plan, folder, recording)
+    types_of = recording or fitting_recording(plan, home, prompt_set.digest)
+    pair = _pair_of(plan, folder, types_of)
     observer.stage("connecting to Ray, loading the pair")
     with ray_session():
         sweep = _Sweep(plan, folder, observer, pair)
@@ -105,7 +107,7 @@ def run_sweep(
 def _pair_of(plan: ResolvedPlan, folder: SweepFolder, recording: Recording | None) -> PairSpec:
     """The pair in the data types that the sweep began in, or else in the recording's."""
     pair = folder.pair() or with_types_of(recording, plan.pair)
-    if with_types_of(recording, pair) != pair:
+    if plan.traces is not None and with_types_of(recording, pair) != pair:
         raise UserError(
             f"{folder.path}: began in other data types than {plan.traces} was recorded in; give "
             "--fresh to start beside it"

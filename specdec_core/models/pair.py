@@ -38,6 +38,7 @@ from specdec_core.models.fingerprints import (
 from specdec_core.models.generation_settings import read_generation_settings, warn_of_unsupported
 from specdec_core.models.location import located
 from specdec_core.models.packing import pack_linear_layers
+from specdec_core.models.products import operator as products
 from specdec_core.models.reduced_draft import ReducedDraftConfig
 from specdec_core.models.reduced_draft.storing import load_reduced, reduced_of
 from specdec_core.models.runner import Batch, ModelRunner
@@ -315,7 +316,8 @@ def _load_model(
 
 def resolve_dtypes(spec: PairSpec) -> PairSpec:
     """Replace device and data types of `auto` by concrete ones, so that every process decodes
-    alike: on a GPU the checkpoint's type, on a CPU the faster one, measured."""
+    alike: on a GPU the checkpoint's type, on a CPU the faster one, measured; compiled graphs whose
+    products are the project's operator's, which takes bfloat16 alone, are in that."""
     runner = spec.runner
     device = runner.device
     if device == "auto":
@@ -323,9 +325,11 @@ def resolve_dtypes(spec: PairSpec) -> PairSpec:
     on_cpu = torch.device(device).type == "cpu"
     changes: dict[str, str] = {"device": device}
     first_draft = next((name for name in spec.drafts.values() if not names_head(name)), None)
+    by_operator = runner.compile and on_cpu and products.available()
     for which, name, width in (("target", spec.target, 8), ("draft", first_draft, 1)):
         if name and on_cpu and getattr(runner, f"{which}_dtype") == "auto":
-            changes[f"{which}_dtype"] = _faster_dtype(name, width, runner.pack)
+            faster = "bfloat16" if by_operator else _faster_dtype(name, width, runner.pack)
+            changes[f"{which}_dtype"] = faster
     return spec.model_copy(update={"runner": runner.model_copy(update=changes)})
 
 

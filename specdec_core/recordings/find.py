@@ -51,7 +51,7 @@ def find_recording(
     Args:
         fingerprints: of `target` and the drafts, by name; the recording may hold other drafts too.
         prompts_digest: see :func:`specdec_core.prompts.prompt_sets.digest`.
-        dtypes: data types of target and drafts.
+        dtypes: data types of target and drafts; `auto` is any.
         compiled: whether forwards are compiled graphs, which round otherwise than eager ones.
     """
     matches = []
@@ -69,7 +69,8 @@ def find_recording(
             and header.prompts.digest == prompts_digest
             and header.sampling == sampling
             and header.max_new_tokens == max_new_tokens
-            and (runner.target_dtype, runner.draft_dtype) == tuple(dtypes)
+            and dtypes[0] in ("auto", runner.target_dtype)
+            and dtypes[1] in ("auto", runner.draft_dtype)
         ):
             matches.append(recording)
 

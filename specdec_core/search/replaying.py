@@ -12,7 +12,7 @@ from specdec_core.config import Configuration, PairSpec
 from specdec_core.cost import Profile
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.storage import load_head
-from specdec_core.models.fingerprints import TARGET
+from specdec_core.models.fingerprints import TARGET, fingerprints
 from specdec_core.recordings.find import find_recording, finished, open_named
 from specdec_core.recordings.replay import Replay, check_replayable
 from specdec_core.recordings.schema import Recording
@@ -58,6 +58,33 @@ def find_named(name: str, home: Path, drawn: bool = False) -> Recording:
     return recording
 
 
+def fitting_recording(plan: ResolvedPlan, home: Path, prompts_digest: str) -> Recording | None:
+    """A recording in the workspace `home` that the plan does not name and can replay, in any data
+    types that it allows; None where there is none, or models are not there yet."""
+    if plan.traces is not None or not plan.replay:
+        return None
+    try:
+        prints = fingerprints(plan.pair)
+    except UserError:  # the hub's, which who loads the pair fetches
+        return None
+    return _find(plan, home, plan.pair, prints, prompts_digest)
+
+
+def _find(
+    plan: ResolvedPlan, home: Path, pair: PairSpec, prints: Mapping[str, str], prompts_digest: str
+) -> Recording | None:
+    runner = pair.runner
+    return find_recording(
+        home / "traces",
+        prints,
+        prompts_digest,
+        plan.sampling,
+        plan.max_new_tokens,
+        (runner.target_dtype, runner.draft_dtype),
+        runner.compile,
+    )
+
+
 def with_types_of(recording: Recording | None, pair: PairSpec) -> PairSpec:
     """`pair` with the recording's data types, so that timed and recorded models are the same."""
     if recording is None:
@@ -86,15 +113,7 @@ def open_replay(
     heads = _heads(plan.samples, pair, fingerprints)
     if not plan.replay:
         return None
-    recording = named or find_recording(
-        home / "traces",
-        fingerprints,
-        prompts_digest,
-        plan.sampling,
-        plan.max_new_tokens,
-        (pair.runner.target_dtype, pair.runner.draft_dtype),
-        pair.runner.compile,
-    )
+    recording = named or _find(plan, home, pair, fingerprints, prompts_digest)
     if recording is None:
         return None
     recording.check(fingerprints)

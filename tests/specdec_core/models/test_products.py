@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specdec_core.config import PairSpec
 from specdec_core.models.cache import SlotCache
 from specdec_core.models.compiled.packages import Packages
 from specdec_core.models.compiled.packed.packaged import PackagedPacked
 from specdec_core.models.compiled.runner import CompiledRunner
 from specdec_core.models.eager import EagerRunner
+from specdec_core.models.pair import resolve_dtypes
 from specdec_core.models.products import operator
 from specdec_core.models.products.graph import replace_linear_layers
 from specdec_core.models.runner import Batch
@@ -117,3 +119,12 @@ def test_forwards_are_padded_only_where_another_library_multiplies(bias: bool) -
     [found] = packed.run(feed, [*range(4, 21)], [plan])
     assert found.tolist() == [*range(4, 21)]
     assert widths == [(24, 20) if bias else (21, 17)]
+
+
+@needs_operator
+def test_what_the_operator_multiplies_is_in_its_data_type(tiny_spec: PairSpec) -> None:
+    """Not what a few eager forwards measured: near a tie they say another type each time."""
+    auto = {"device": "cpu", "compile": True, "target_dtype": "auto", "draft_dtype": "auto"}
+    runner = tiny_spec.runner.model_copy(update=auto)
+    resolved = resolve_dtypes(tiny_spec.model_copy(update={"runner": runner})).runner
+    assert (resolved.target_dtype, resolved.draft_dtype) == ("bfloat16", "bfloat16")

@@ -21,7 +21,7 @@ from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import Plan, ResolvedPlan
-from specdec_core.search.replaying import open_replay
+from specdec_core.search.replaying import fitting_recording, open_replay, with_types_of
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.tokens.statistics import Counts
 
@@ -302,6 +302,26 @@ def test_a_recording_of_something_else_is_refused(
         run_sweep(plan, home, name="refused")
     assert "\n" not in str(caught.value)
     assert not (home / "sweeps" / "refused").exists()
+
+
+def test_a_sweep_is_timed_in_the_data_types_of_the_recording_that_fits(
+    prompts_file: Path, recorded: tuple[Path, Recording], tiny_spec: PairSpec
+) -> None:
+    """Measured anew, a near-tie of data types would hide the recording from its own sweep."""
+    home, recording = recorded
+    digest = recording.header.prompts.digest
+
+    def typed(dtype: str) -> PairSpec:
+        types = {"target_dtype": dtype, "draft_dtype": dtype}
+        runner = tiny_spec.runner.model_copy(update=types)
+        return tiny_spec.model_copy(update={"runner": runner})
+
+    plan = plan_for(typed("auto"), prompts_file)
+    found = fitting_recording(plan, home, digest)
+    assert found is not None
+    assert found.folder == recording.folder
+    assert with_types_of(found, plan.pair).runner.draft_dtype == "float32"
+    assert fitting_recording(plan_for(typed("bfloat16"), prompts_file), home, digest) is None
 
 
 def test_a_recording_of_other_weights_is_refused_and_never_found(
