@@ -43,7 +43,7 @@ class EagerRunner(LocalRunner):
     Rows are packed into one sequence where the model allows it (`packs`): before the first such
     forward its rows are run both ways, and a model that does not give the same logits is run with
     padded rows. With `compact` the cache keeps the model's own data type, and the project's
-    operator attends to it, as always on a GPU; unset, on a CPU for several slots of a model in
+    operator attends to it, as always on a GPU; unset, on a CPU for a model in
     bfloat16, which halves the memory that is read. The inputs of the layers `features` are kept of
     every token. Of a model that several processes share, `agree` says to each whether all of them
     find the logits the same: they are run alike.
@@ -68,7 +68,7 @@ class EagerRunner(LocalRunner):
         self.packs = packs and attends_here(model)
         on_cpu = self.device.type == "cpu"
         if compact is None or not on_cpu:
-            compact = not on_cpu or (slots > 1 and model.dtype == torch.bfloat16)
+            compact = not on_cpu or model.dtype == torch.bfloat16
         self.compact = compact and self.packs and operator.available(self.device)
         self.packs = self.packs and (on_cpu or self.compact)
         dtype = model.dtype if self.compact else cache_dtype(model)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from time import perf_counter, sleep
 from typing import Any
 
@@ -170,12 +171,10 @@ class LoadCheck:
 
     def table(self) -> pd.DataFrame:
         """One row a number of clients and configuration: tokens a second, median TPOT and median
-        TTFT, live (the run of median length) and simulated, and the simulation's relative
-        errors."""
+        TTFT, live (medians of the runs) and simulated, and the simulation's relative errors."""
         labels = distinct_labels(self.configurations)
         rows = []
-        for (clients, config_id), runs in self.live.items():
-            live = sorted(runs, key=lambda run: run.seconds)[len(runs) // 2]
+        for (clients, config_id), live in self.live.items():
             simulated = self.simulated[clients, config_id]
             about = {"clients": clients, "configuration": labels[config_id]}
             rows.append(about | _held_against(simulated, live, OF_CLIENTS))
@@ -184,17 +183,19 @@ class LoadCheck:
 
 @dataclass
 class ArrivalCheck:
-    """Measures by share of the capacity and configuration, live and simulated; `capacity` is how
-    many requests a second each configuration answered live with all slots busy."""
+    """Measures by share of the capacity and configuration: of each live run, and simulated;
+    `capacity` is how many requests a second each configuration answered live with all slots
+    busy."""
 
     configurations: list[Configuration]
     capacity: dict[str, float] = field(default_factory=dict)
-    live: dict[tuple[float, str], LoadMeasures] = field(default_factory=dict)
+    live: dict[tuple[float, str], list[LoadMeasures]] = field(default_factory=dict)
     simulated: dict[tuple[float, str], LoadMeasures] = field(default_factory=dict)
 
     def table(self) -> pd.DataFrame:
         """One row a share and configuration: the rate, tokens a second, median TPOT and the 95th
-        percentile of TTFT, live and simulated, and the simulation's relative errors."""
+        percentile of TTFT, live (medians of the runs) and simulated, and the simulation's relative
+        errors."""
         labels = distinct_labels(self.configurations)
         rows = []
         for (share, config_id), live in self.live.items():
@@ -202,19 +203,19 @@ class ArrivalCheck:
                 "share": share,
                 "rate": share * self.capacity[config_id],
                 "configuration": labels[config_id],
-                "requests": live.requests,
+                "requests": live[0].requests,
             }
             rows.append(about | _held_against(self.simulated[share, config_id], live, OF_RATES))
         return pd.DataFrame(rows)
 
 
 def _held_against(
-    simulated: LoadMeasures, live: LoadMeasures, compared: Compared
+    simulated: LoadMeasures, live: Sequence[LoadMeasures], compared: Compared
 ) -> dict[str, float]:
     """Columns of what is compared, by its name: live, simulated, and the relative error."""
     columns: dict[str, float] = {}
     for name, of in compared.items():
-        ours, theirs = of(simulated), of(live)
+        ours, theirs = of(simulated), median(map(of, live))
         columns |= {name: theirs, f"{name}_simulated": ours, f"{name}_error": ours / theirs - 1}
     return columns
 
@@ -267,37 +268,49 @@ class LoadChecker:
                 check.simulated[count, configuration.id] = simulation.measure()
         return check
 
-    def at_rates(self, shares: Sequence[float] = SHARES, number: int = REQUESTS) -> ArrivalCheck:
+    def at_rates(
+        self, shares: Sequence[float] = SHARES, number: int = REQUESTS, repeats: int = 3
+    ) -> ArrivalCheck:
         """Measure how many requests a second fill all slots under each configuration, and answer
-        `number` requests that come at random at shares of that rate; the simulation's come at the
-        same times."""
-        check, slots = ArrivalCheck(self.configurations), self.limits.slots
-        stages = len(self.configurations) * (1 + len(shares))
+        `number` requests that come at random at shares of that rate, in turns; the simulation's
+        come at the same times."""
+        check, distinct = ArrivalCheck(self.configurations), self.configurations
+        stages = len(distinct) * (1 + len(shares) * repeats)
         self.observer.stage("answering requests that come at random", stages)
-        filling = _requests(self.replay, max(_EACH * slots, _LEAST))
         requests = _requests(self.replay, number)
-        for configuration in self.configurations:
-            self.engine.configure(configuration)
-            run_clients(self.engine, filling, slots)  # steps of a new shape compile their kernels
-            full = run_clients(self.engine, filling, slots).records
-            capacity = slots / float((full["last"] - full["sent"]).mean())  # Little's law
-            check.capacity[configuration.id] = capacity
+        for configuration in distinct:
+            check.capacity[configuration.id] = self._capacity(configuration)
             self.observer.step()
-            answers = replayed_answers(self.replay, configuration)
-            asks = asks_of(answers, number)
-            for share in shares:
-                key, arrivals = (share, configuration.id), arrival_times(share * capacity, number)
-                coming = arrivals.tolist()
-                self._steps.forget()
-                self._steps.measure()
-                check.live[key] = measure(run_arrivals(self.engine, requests, coming).records)
-                self._steps.measure()
-                costs = StepCosts(answers, self._times())
+        for share in shares:
+            coming = {
+                c.id: arrival_times(share * check.capacity[c.id], number).tolist() for c in distinct
+            }
+            self._steps.forget()
+            for _ in range(repeats):
+                for configuration in distinct:
+                    self.engine.configure(configuration)
+                    self._steps.measure()
+                    run = run_arrivals(self.engine, requests, coming[configuration.id])
+                    key = share, configuration.id
+                    check.live.setdefault(key, []).append(measure(run.records))
+                    self.observer.step()
+            times = self._times()
+            for configuration in distinct:
+                answers = replayed_answers(self.replay, configuration)
+                asks, at = asks_of(answers, number), coming[configuration.id]
                 limits = self.limits.verifying(configuration.candidates)
-                simulation = simulate_arrivals(costs, asks, coming, limits)
-                check.simulated[key] = simulation.measure()
-                self.observer.step()
+                simulation = simulate_arrivals(StepCosts(answers, times), asks, at, limits)
+                check.simulated[share, configuration.id] = simulation.measure()
         return check
+
+    def _capacity(self, configuration: Configuration) -> float:
+        """Requests a second that are answered while all slots are busy (Little's law)."""
+        slots = self.limits.slots
+        filling = _requests(self.replay, max(_EACH * slots, _LEAST))
+        self.engine.configure(configuration)
+        run_clients(self.engine, filling, slots)  # steps of a new shape compile their kernels
+        full = run_clients(self.engine, filling, slots).records
+        return slots / float((full["last"] - full["sent"]).mean())
 
     def _times(self) -> StepTimes:
         """From the passes among the live runs."""

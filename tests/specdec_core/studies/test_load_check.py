@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pandas as pd
 import pytest
 
 from specdec_core.config import Configuration
@@ -15,9 +16,10 @@ from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
 from specdec_core.search.load.answers import InOrder, SimulatedRound
+from specdec_core.search.load.measures import COLUMNS, measure
 from specdec_core.search.load.simulator import Ask, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
-from specdec_core.studies.load_check import run_arrivals, run_clients
+from specdec_core.studies.load_check import ArrivalCheck, run_arrivals, run_clients
 from specdec_core.tokens.statistics import Generation
 
 TIMES = StepTimes(target=ForwardTerms(fixed=0.01), drafts={"draft": ForwardTerms(fixed=0.001)})
@@ -123,3 +125,17 @@ def test_live_requests_of_an_open_loop_come_when_they_should(tiny_pair: Pair) ->
     assert (records["first"] > records["sent"]).all()
     assert (records["last"] >= records["first"]).all()
     assert records["error"].isna().all()
+
+
+def test_a_slow_moment_does_not_decide_how_far_the_simulation_is_off() -> None:
+    def run(first: float, last: float) -> pd.DataFrame:
+        return pd.DataFrame([(0, 0.0, first, last, 5, 11, None)], columns=list(COLUMNS))
+
+    check, key = ArrivalCheck([Configuration()]), (0.5, Configuration().id)
+    check.capacity[key[1]] = 4.0
+    check.live[key] = [measure(run(*at)) for at in ((1.0, 2.0), (9.0, 99.0), (0.5, 2.5))]
+    check.simulated[key] = measure(run(1.5, 3.0))
+    [row] = check.table().to_dict("records")
+    assert (row["rate"], row["ttft_p95"], row["tpot"]) == (2.0, 1.0, 0.2)
+    assert row["ttft_p95_error"] == pytest.approx(0.5)
+    assert row["tpot_error"] == pytest.approx(-0.25)
