@@ -9,6 +9,7 @@ from typer import Option
 
 from jobs.console import console, interruptible, point, print_runs_page, run, typed
 from jobs.options import (
+    Compile,
     Drafts,
     Fresh,
     MaxLength,
@@ -54,6 +55,7 @@ def main(
     limit: MaybeLimit = None,
     max_new_tokens: MaybeTokens = None,
     max_length: MaxLength = None,
+    compile: Compile = None,
     repeats: Annotated[int | None, Option(help="Times each prompt is timed.")] = None,
     quick: Annotated[
         bool, Option("--quick", help="A first look: 3 prompts a set, 32 new tokens, once.")
@@ -84,7 +86,7 @@ def main(
         only=table or (),
         sources=parse_sources(prompts),
         chat_template=chat_template,
-        pair=pair_changes(target, draft, max_length),
+        pair=pair_changes(target, draft, max_length, compile),
         **{**(QUICK if quick else {}), **options},
     )
     if (section or data) and write_page is None:
