@@ -23,7 +23,8 @@ def environment() -> dict[str, str]:
     if torch.cuda.is_available():
         facts["gpu"] = f"{torch.cuda.get_device_name()} × {torch.cuda.device_count()}"
     if commit := _git("rev-parse", "HEAD"):
-        facts["git_commit"] = commit + ("-dirty" if _git("status", "--porcelain") else "")
+        changed = _git("status", "--porcelain", "--untracked-files=no")  # as git describe says it
+        facts["git_commit"] = commit + ("-dirty" if changed else "")
     for library in LIBRARIES:
         try:
             facts[library] = version(library)
