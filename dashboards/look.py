@@ -65,6 +65,8 @@ VARIANTS = {
     "exp3": STYLES["ucb"]._replace(name="EXP3Spec", symbol="hexagon2"),
     "ucb_time": STYLES["ucb"]._replace(name="UCBSpec by time", symbol="circle-x"),
     "exp3_time": STYLES["ucb"]._replace(name="EXP3Spec by time", symbol="diamond-x"),
+    "thompson": STYLES["ucb"]._replace(name="Thompson sampling", symbol="hexagon-dot"),
+    "thompson_time": STYLES["ucb"]._replace(name="Thompson by time", symbol="hexagon2-dot"),
     "oracle": Style("oracle", MUTED, "star"),
 }
 # Of families that are not listed above.

@@ -78,7 +78,7 @@ def regret_curves(comparison: ArmComparison, timed: bool = False) -> go.Figure:
         pick = evenly(len(loss.regret), MOST_POINTS)
         line = {"color": INK, "width": 2.6, "dash": dash}
         _line(fig, bandit.name, pick, loss.regret, unit, line, "bandits")
-        if timed or not _counts_tokens(bandit):
+        if timed or not _has_bound(bandit):
             continue
         bound = bound_of(comparison, bandit)
         if bound.constant > 0:
@@ -146,7 +146,7 @@ def regret_table(comparison: ArmComparison) -> pd.DataFrame:
     rows = []
     for bandit in comparison.of("bandit"):
         settings = settings_of(bandit.configuration)
-        bound = bound_of(comparison, bandit) if _counts_tokens(bandit) else None
+        bound = bound_of(comparison, bandit) if _has_bound(bandit) else None
         rows.append(
             {
                 "bandit": bandit.name,
@@ -165,6 +165,11 @@ def regret_table(comparison: ArmComparison) -> pd.DataFrame:
 
 def _counts_tokens(bandit: Entrant) -> bool:
     return settings_of(bandit.configuration).reward == "tokens"
+
+
+def _has_bound(bandit: Entrant) -> bool:
+    """Whether one of the paper's theorems is about it."""
+    return _counts_tokens(bandit) and settings_of(bandit.configuration).rule in BOUNDS
 
 
 def _explained(comparison: ArmComparison) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from specdec_core.config import costless, distinct_labels, identity
 from specdec_core.drafting.arms import ArmsDrafter
 from specdec_core.drafting.bandit.old_labels import old_label
-from specdec_core.drafting.bandit.rules import Bandit, EXP3Spec, UCBSpec
+from specdec_core.drafting.bandit.rules import Bandit, EXP3Spec, Thompson, UCBSpec
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.states import find_state, load_state
@@ -103,7 +103,8 @@ def build_bandit(settings: BanditSettings) -> Bandit:
         confidence, exploration = settings.confidence, settings.exploration
         bandit = UCBSpec(arms, longest, confidence=confidence, exploration=exploration, **shared)
     else:
-        bandit = EXP3Spec(arms, longest, seed=settings.seed, **shared)
+        kind = EXP3Spec if settings.rule == "exp3" else Thompson
+        bandit = kind(arms, longest, seed=settings.seed, **shared)
     if settings.state is not None:
         path = find_state(settings.state)
         bandit.restore(load_state(path), str(path))

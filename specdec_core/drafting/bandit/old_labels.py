@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_core.config.kinds import KindSettings
+from specdec_core.drafting.bandit.settings import RULE_NAMES
 
 _PRE_CUT = {
     "learning_rate": "α",
@@ -127,7 +128,7 @@ def _hybrid(s: Any) -> str:
 
 
 def _bandit(s: Any) -> str:
-    name = {"ucb": "UCBSpec", "exp3": "EXP3Spec"}[s.rule]
+    name = RULE_NAMES[s.rule]
     scaled = "" if s.exploration == 1 else f" ×{s.exploration:g}"
     timed = " by time" if s.reward == "time" else ""
     memory = " per request" if s.memory == "request" else ""

@@ -1,4 +1,5 @@
-"""Choosing the next drafter: UCBSpec and EXP3Spec (BanditSpec, Hou et al., 2025).
+"""Choosing the next drafter: UCBSpec and EXP3Spec (BanditSpec, Hou et al., 2025), and Thompson
+sampling.
 
 Each round of decoding pulls one of K arms, which are drafters. Its reward is the number of tokens
 that it adds to the output, Y ∈ 1 … L + 1. The rules need no horizon. The output keeps the target's
@@ -22,13 +23,14 @@ from specdec_core.drafting.bandit.gains import SUMS
 if TYPE_CHECKING:
     import pandas as pd
 
+Rule = Literal["ucb", "exp3", "thompson"]
 Reward = Literal["tokens", "time"]
 
 
 class BanditState(BaseModel, extra="forbid"):
     """What a bandit has learned, as it is saved. Lists have one entry an arm."""
 
-    rule: Literal["ucb", "exp3"]
+    rule: Rule
     reward: Reward
     arms: list[str]  # their ids; until version 0.1.0 their names
     names: list[str] | None = None
@@ -79,7 +81,7 @@ class Bandit(ABC):
     The slots of a batch all choose before the first of their rounds ends; `slot` keeps them apart.
     """
 
-    rule: ClassVar[Literal["ucb", "exp3"]]
+    rule: ClassVar[Rule]
 
     def __init__(
         self,
@@ -130,7 +132,7 @@ class Bandit(ABC):
 
     @abstractmethod
     def preferences(self) -> list[float]:
-        """Each arm's upper confidence bound (in tokens), or its probability."""
+        """Each arm's upper confidence bound or mean (in tokens), or its probability."""
 
     def paces(self) -> list[float]:
         """The value of a token of each arm: T_min / T_i for reward in time, else 1."""
@@ -139,6 +141,24 @@ class Bandit(ABC):
         means = [s / n if n else 0.0 for s, n in zip(self.seconds, self.rounds, strict=True)]
         least = min((mean for mean in means if mean), default=0.0)
         return [least / mean if mean else 1.0 for mean in means]
+
+    def worths(self) -> list[float]:
+        """Mean tokens of each arm's rounds, at its pace; infinite where there were none."""
+        return [
+            y / n * pace if n else math.inf
+            for y, n, pace in zip(self.tokens, self.rounds, self.paces(), strict=True)
+        ]
+
+    def deviations(self, arm: int) -> float:
+        """How far an arm's rounds deviate, in tokens squared: V = Σ (Y - ȳ)², by time
+        V = Σ (Y - r T)² with r = ΣY / ΣT."""
+        tokens, squared = self.tokens[arm], self.tokens_squared[arm]
+        if self.reward == "time":
+            rate = tokens / self.seconds[arm]
+            found = squared - 2 * rate * self.products[arm] + rate**2 * self.seconds_squared[arm]
+        else:
+            found = squared - tokens**2 / self.rounds[arm]
+        return max(found, 0.0)  # rounding
 
     def frame(self) -> pd.DataFrame:
         """One row an arm: `arm`, `rounds`, their `share`, mean `tokens` of a round, tokens
@@ -251,10 +271,9 @@ class UCBSpec(Bandit):
         return bounds.index(max(bounds))
 
     def preferences(self) -> list[float]:
-        means = (y / n if n else math.inf for y, n in zip(self.tokens, self.rounds, strict=True))
         return [
-            mean * pace + self.exploration * self.radius(arm) if self.rounds[arm] else math.inf
-            for arm, (mean, pace) in enumerate(zip(means, self.paces(), strict=True))
+            worth + self.exploration * self.radius(arm) if self.rounds[arm] else worth
+            for arm, worth in enumerate(self.worths())
         ]
 
     def radius(self, arm: int) -> float:
@@ -269,16 +288,6 @@ class UCBSpec(Bandit):
             return math.sqrt(inside * 2 * math.log(t)) / n
         inside = math.log(self.arms / self.confidence) + 2 * math.log(t) + math.log1p(n) / 2
         return self.longest / 2 * math.sqrt((1 + n) / n**2 * (1 + 2 * inside))
-
-    def deviations(self, arm: int) -> float:
-        """V = Σ (Y - r T)², r = ΣY / ΣT, of an arm's rounds, in tokens squared."""
-        rate = self.tokens[arm] / self.seconds[arm]
-        found = (
-            self.tokens_squared[arm]
-            - 2 * rate * self.products[arm]
-            + rate**2 * self.seconds_squared[arm]
-        )
-        return max(found, 0.0)  # rounding
 
 
 class EXP3Spec(Bandit):
@@ -332,3 +341,38 @@ class EXP3Spec(Bandit):
         weights = [math.exp(-rate * (loss - least)) for loss in self.losses]
         total = sum(weights)
         return [weight / total for weight in weights]
+
+
+class Thompson(Bandit):
+    """Each arm once, then the one whose worth is the highest of those drawn from what its rounds
+    leave open (Thompson sampling; ours):
+
+        N(μ̂_i, (L²/4 + V_i) / n_i²),
+
+    μ̂_i the mean tokens of arm i's rounds, at its pace; V_i how far they deviate, and L²/4 for the
+    round to come, as in :class:`UCBSpec` by time. Nothing is to be set: an arm is tried as often as
+    it may still be the best. Each selection has a random stream of its own, as in
+    :class:`EXP3Spec`.
+    """
+
+    rule = "thompson"
+
+    def __init__(self, arms: int, longest: int, *, seed: int = 0, **shared: Any) -> None:
+        super().__init__(arms, longest, **shared)
+        self.seed = seed
+
+    def select(self, slot: int = 0) -> int:
+        draws = random.Random(self.seed << 32 | self.selections)
+        self.selections += 1
+        drawn = [
+            draws.gauss(worth, self.uncertainty(arm)) if self.rounds[arm] else worth
+            for arm, worth in enumerate(self.worths())
+        ]
+        return drawn.index(max(drawn))
+
+    def preferences(self) -> list[float]:
+        return self.worths()
+
+    def uncertainty(self, arm: int) -> float:
+        """The standard deviation of an arm's worth, in tokens."""
+        return math.sqrt(self.longest**2 / 4 + self.deviations(arm)) / self.rounds[arm]

@@ -11,16 +11,19 @@ from specdec_core.config import AnyDrafter, DrafterSettings, Memory, RecordingFa
 from specdec_core.config.drafters import read_arm
 from specdec_core.config.labels import distinct_labels
 
+RULE_NAMES = {"ucb": "UCBSpec", "exp3": "EXP3Spec", "thompson": "Thompson sampling"}
+
 
 class BanditSettings(DrafterSettings):
-    """Chooses a drafter for each round and learns from what was accepted (BanditSpec).
+    """Chooses a drafter for each round and learns from what was accepted: the rules of BanditSpec,
+    and Thompson sampling.
 
     In a file an arm may be a drafter, a policy (of the first draft model), a whole number K, or a
     whole configuration.
     """
 
     kind: Literal["bandit"] = "bandit"
-    rule: Literal["ucb", "exp3"] = "ucb"
+    rule: Literal["ucb", "exp3", "thompson"] = "ucb"
     reward: Literal["tokens", "time"] = Field(
         default="tokens", description="tokens a round (the paper's), or tokens a millisecond"
     )
@@ -50,7 +53,7 @@ class BanditSettings(DrafterSettings):
 
     @property
     def label(self) -> str:
-        rule = {"ucb": "UCB", "exp3": "EXP3"}[self.rule]
+        rule = {"ucb": "UCB", "exp3": "EXP3", "thompson": "Thompson"}[self.rule]
         memory = ", each request" if self.memory == "request" else ""
         timed = ", by time" if self.reward == "time" else ""
         scaled = "" if self.exploration == 1 else f", exploration {self.exploration:g}"
@@ -58,7 +61,7 @@ class BanditSettings(DrafterSettings):
 
     @property
     def sentence(self) -> str:
-        rule = {"ucb": "UCBSpec", "exp3": "EXP3Spec"}[self.rule]
+        rule = RULE_NAMES[self.rule]
         timed = ", by tokens a millisecond" if self.reward == "time" else ""
         memory = ", anew with each request" if self.memory == "request" else ""
         saved = f", starting from the state {Path(self.state).stem}" if self.state else ""

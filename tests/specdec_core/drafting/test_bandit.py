@@ -60,7 +60,7 @@ def decode(
 
 @pytest.mark.parametrize("memory", ["request", "all"])
 @pytest.mark.parametrize("reward", ["tokens", "time"])
-@pytest.mark.parametrize("rule", ["ucb", "exp3"])
+@pytest.mark.parametrize("rule", ["ucb", "exp3", "thompson"])
 def test_greedy_output_is_the_targets(tiny_pair: Pair, rule: str, reward: str, memory: str) -> None:
     """Arms of different kinds share a draft model that falls behind while others draft."""
     plain = Engine(tiny_pair, AUTOREGRESSIVE, 3)
@@ -75,7 +75,9 @@ def test_greedy_output_is_the_targets(tiny_pair: Pair, rule: str, reward: str, m
     assert arms == set(range(len(MIXED)))
 
 
-@pytest.mark.parametrize(("rule", "memory"), [("ucb", "all"), ("exp3", "request")])
+@pytest.mark.parametrize(
+    ("rule", "memory"), [("ucb", "all"), ("exp3", "request"), ("thompson", "all")]
+)
 def test_samples_have_the_targets_joint_distribution(rule: str, memory: str) -> None:
     pair = toy_pair()
     arms = (
@@ -142,7 +144,7 @@ def test_the_bandit_learns_what_the_rounds_added(tiny_pair: Pair) -> None:
 def test_one_slot_chooses_as_the_bandit_alone_would(tiny_pair: Pair) -> None:
     """What replay relies on: select for every round but a request's first, update for all of these
     but its last."""
-    for rule in ("ucb", "exp3"):
+    for rule in ("ucb", "exp3", "thompson"):
         drafter = BanditSettings(rule=rule, arms=MIXED, seed=7)
         _, generations = decode(tiny_pair, drafter, slots=1)
         bandit = build_bandit(drafter)
@@ -260,7 +262,7 @@ def test_the_best_arm_is_found(tiny_pair: Pair) -> None:
     assert engine.drafter.bandit.frame()["tokens"].tolist() == [2.0, 5.0]
 
 
-@pytest.mark.parametrize("rule", ["ucb", "exp3"])
+@pytest.mark.parametrize("rule", ["ucb", "exp3", "thompson"])
 def test_a_state_of_other_arms_is_refused_in_one_line(tiny_pair: Pair, tmp_path, rule: str) -> None:
     known = BanditSettings(rule=rule, arms=LENGTHS[:2])
     path = save_state(build_bandit(known).state(), tmp_path / "state.json")
@@ -271,12 +273,12 @@ def test_a_state_of_other_arms_is_refused_in_one_line(tiny_pair: Pair, tmp_path,
 
 
 def test_nothing_random_is_drawn_from_a_requests_stream_to_choose(tiny_pair: Pair) -> None:
-    """Both rules leave a sampled request the numbers that its tokens are made from."""
+    """All rules leave a sampled request the numbers that its tokens are made from."""
     same = (CHAIN, DraftModelSettings(policy=ConfidenceSettings(threshold=0.0, max_tokens=4)))
     plain = Engine(
         tiny_pair, Configuration(drafter=CHAIN, sampling=Sampling(temperature=0.9)), 2
     ).generate([Request(str(i), p, 30, seed=i, ignore_eos=True) for i, p in enumerate(PROMPTS)])
-    for rule in ("ucb", "exp3"):
+    for rule in ("ucb", "exp3", "thompson"):
         drafter = BanditSettings(rule=rule, arms=same)
         engine = Engine(
             tiny_pair, Configuration(drafter=drafter, sampling=Sampling(temperature=0.9)), 2

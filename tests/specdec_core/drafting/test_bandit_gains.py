@@ -7,7 +7,7 @@ import random
 import pytest
 
 from specdec_core.drafting.bandit.gains import SUMS, added, gained
-from specdec_core.drafting.bandit.rules import Bandit, EXP3Spec, UCBSpec
+from specdec_core.drafting.bandit.rules import Bandit, EXP3Spec, Thompson, UCBSpec
 
 ARMS, LONGEST = 3, 4
 
@@ -31,7 +31,7 @@ def exchanged(bandits: list[Bandit], told: list[dict]) -> None:
         told[place] = bandit.state()
 
 
-@pytest.mark.parametrize("kind", [UCBSpec, EXP3Spec])
+@pytest.mark.parametrize("kind", [UCBSpec, EXP3Spec, Thompson])
 @pytest.mark.parametrize("reward", ["tokens", "time"])
 def test_after_every_exchange_all_know_the_sums_of_what_each_has_seen(kind, reward):
     before = kind(ARMS, LONGEST, reward=reward)  # what all have read from a file

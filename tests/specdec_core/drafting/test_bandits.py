@@ -1,4 +1,4 @@
-"""UCBSpec and EXP3Spec follow their formulas, learn, and go on from a saved state."""
+"""The rules of bandits follow their formulas, learn, and go on from a saved state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, identity, parse
 from specdec_core.drafting.bandit.drafter import build_bandit
-from specdec_core.drafting.bandit.rules import Bandit, EXP3Spec, UCBSpec
+from specdec_core.drafting.bandit.rules import Bandit, EXP3Spec, Thompson, UCBSpec
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.states import load_state, save_state
 
@@ -24,6 +24,8 @@ RULES = [
     lambda: UCBSpec(3, 4, reward="time"),
     lambda: EXP3Spec(3, 4, seed=5),
     lambda: EXP3Spec(3, 4, reward="time"),
+    lambda: Thompson(3, 4, seed=5),
+    lambda: Thompson(3, 4, reward="time"),
 ]
 plays = st.lists(
     st.tuples(st.integers(1, 5), st.floats(1e-4, 1e3, allow_nan=False)), min_size=1, max_size=60
@@ -62,6 +64,23 @@ def test_exploration_scales_the_radius_alone() -> None:
     radius = paper.radius(0)
     assert less.preferences() == pytest.approx([5 + radius / 2, 2 + radius / 2])
     assert none.preferences() == [5, 2]
+
+
+def test_thompson_draws_from_what_an_arms_rounds_leave_open() -> None:
+    bandit = Thompson(2, 4, seed=3)
+    play(bandit, [(1, 1.0), (5, 1.0)])
+    bandit.update(0, 3)
+    # Arm 0: 1 and 3 tokens, V = 2; arm 1: 5 tokens, V = 0; L²/4 = 4.
+    draws = random.Random(3 << 32 | 2)
+    drawn = [draws.gauss(2, math.sqrt(4 + 2) / 2), draws.gauss(5, math.sqrt(4))]
+    assert bandit.select() == drawn.index(max(drawn))
+    assert bandit.preferences() == [2, 5]
+    timed = Thompson(2, 4, reward="time")
+    for tokens, seconds in ((2, 1.0), (4, 2.0)):
+        timed.update(0, tokens, seconds)  # a longer round brings as much more: V = 0
+    timed.update(1, 3, 3.0)
+    assert timed.uncertainty(0) == pytest.approx(1)
+    assert timed.preferences() == pytest.approx([3, 1.5])
 
 
 def test_exp3_weighs_losses_by_their_probabilities() -> None:
@@ -214,11 +233,12 @@ def test_what_is_counted_is_what_happened(make, rewards) -> None:
         assert set(chosen[:3]) == set(range(min(3, len(rewards))))
 
 
-@pytest.mark.parametrize("make", [lambda: UCBSpec(2, 1), lambda: EXP3Spec(2, 1)])
-def test_a_million_rounds_stay_finite(make) -> None:
+@pytest.mark.parametrize("kind", [UCBSpec, EXP3Spec, Thompson])
+def test_a_million_rounds_stay_finite(kind: type[Bandit]) -> None:
     """As after a million rounds in which one arm was always rejected."""
-    bandit = make()
+    bandit = kind(2, 1)
     bandit.rounds, bandit.tokens = [10**6, 30], [2 * 10**6, 30]
+    bandit.tokens_squared = [4 * 10**6, 30]
     bandit.losses = [0.0, 5e7]
     assert all(math.isfinite(value) for value in bandit.preferences())
     for _ in range(100):
@@ -364,11 +384,12 @@ def test_rewards_that_cannot_be_are_refused() -> None:
     assert sum(bandit.rounds) == 0
 
 
-def test_a_bandit_draws_by_itself() -> None:
+@pytest.mark.parametrize("kind", [EXP3Spec, Thompson])
+def test_a_bandit_draws_by_itself(kind: type[EXP3Spec] | type[Thompson]) -> None:
     """What else draws random numbers does not matter."""
     random.seed(1)
-    one = play(EXP3Spec(3, 4, seed=2), [(3, 1.0)] * 50)
+    one = play(kind(3, 4, seed=2), [(3, 1.0)] * 50)
     random.seed(2)
     random.random()
-    assert play(EXP3Spec(3, 4, seed=2), [(3, 1.0)] * 50) == one
-    assert play(EXP3Spec(3, 4, seed=3), [(3, 1.0)] * 50) != one
+    assert play(kind(3, 4, seed=2), [(3, 1.0)] * 50) == one
+    assert play(kind(3, 4, seed=3), [(3, 1.0)] * 50) != one

@@ -134,6 +134,7 @@ LASTING_DRAFTERS: dict[str, DrafterSettings] = {
     ),
     "reuse by its calls": PostUseSettings(cache=CACHE, policy=PreCutSettings(target_cost=5)),
     "ucb": BanditSettings(arms=(2, 4, chain(HeuristicSettings(transient=False)), UNEVEN)),
+    "thompson": BanditSettings(rule="thompson", arms=(2, chain(SVIP), SuffixSettings())),
     "exp3": BanditSettings(
         rule="exp3",
         arms=(
@@ -351,7 +352,7 @@ def test_the_test_notices_a_wrong_branching(recorded: Recorded, short: Replay) -
 
 def test_every_arm_is_pulled_and_told_of(recorded: Recorded, short: Replay) -> None:
     """Else a bandit's replay would be one of a single drafter."""
-    for name in ("ucb", "exp3"):
+    for name in ("ucb", "exp3", "thompson"):
         drafter = LASTING_DRAFTERS[name]
         rounds = short.run(Configuration(drafter=drafter))
         arms = rounds.arm[rounds.position > 0]
