@@ -13,6 +13,8 @@ from torch import Tensor
 from specdec_core.config import Sampling
 from specdec_core.tokens.coupling import SharedNoise
 
+_LIKELY = 256  # tokens that are looked at first for a nucleus
+
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
     """Probabilities (..., vocabulary) in float32 after temperature, min-p, top-k and top-p, in this
@@ -29,14 +31,30 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
         smallest_kept = scores.topk(sampling.top_k, dim=-1).values[..., -1:]
         scores = scores.masked_fill(scores < smallest_kept, -torch.inf)
     if sampling.top_p < 1:
-        ordered, order = scores.sort(dim=-1, descending=True)
-        probabilities = ordered.softmax(dim=-1)
-        # In double precision, or the least nucleus mass becomes 0 and keeps nothing.
-        before = probabilities.cumsum(dim=-1, dtype=torch.float64) - probabilities
-        dropped = torch.zeros_like(scores, dtype=torch.bool)
-        dropped.scatter_(-1, order, before >= sampling.top_p)
-        scores = scores.masked_fill(dropped, -torch.inf)
+        scores = scores.masked_fill(
+            _beyond_nucleus(scores.softmax(dim=-1), sampling.top_p), -torch.inf
+        )
     return scores.softmax(dim=-1)
+
+
+def _beyond_nucleus(probabilities: Tensor, mass: float) -> Tensor:
+    """Which tokens (..., vocabulary) are not in the smallest set of most likely ones of at least
+    that mass. To sort a large vocabulary takes as long as a forward does, so that first only some
+    of the tokens are, and all where these are too few."""
+    vocabulary = probabilities.shape[-1]
+    rows = probabilities.reshape(-1, vocabulary)
+    dropped = torch.ones_like(rows, dtype=torch.bool)
+    left = torch.arange(len(rows), device=rows.device)
+    for count in (_LIKELY, vocabulary):
+        some = rows[left]
+        most = some.topk(count) if count < vocabulary else some.sort(descending=True)
+        # In double precision, or the least nucleus mass becomes 0 and keeps nothing.
+        reached = most.values.cumsum(dim=-1, dtype=torch.float64)
+        dropped[left] = dropped[left].scatter(-1, most.indices, reached - most.values >= mass)
+        left = left[reached[:, -1] < mass]
+        if not len(left):
+            break
+    return dropped.view_as(probabilities)
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:

@@ -153,3 +153,21 @@ def test_the_smallest_temperature_draws_the_most_likely_token() -> None:
 def test_numbers_that_are_no_setting_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValidationError, match=name):
         Sampling(**{name: value})
+
+
+@pytest.mark.parametrize("vocabulary", [7, 300, 5_000])
+@pytest.mark.parametrize("spread", [0.5, 2.0, 8.0])
+def test_a_nucleus_is_that_of_the_whole_vocabulary_in_order(vocabulary: int, spread: float) -> None:
+    """However many tokens it takes; some rows have one of a few tokens, others of thousands."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = torch.randn(3, 2, vocabulary, generator=generator)
+    logits = logits * spread * torch.tensor([0.1, 1.0, 2.0])[:, None, None]
+    for mass in (0.05, 0.5, 0.9):
+        found = warp(logits, Sampling(temperature=1.0, top_p=mass))
+        for row, kept in zip(logits.view(-1, vocabulary), found.view(-1, vocabulary), strict=True):
+            ordered, order = row.double().softmax(dim=-1).sort(descending=True)
+            count = int((ordered.cumsum(dim=-1) - ordered < mass).sum())
+            assert set(kept.nonzero()[:, 0].tolist()) == set(order[:count].tolist())
+            nucleus = torch.zeros(vocabulary, dtype=torch.float64)
+            nucleus[order[:count]] = ordered[:count] / ordered[:count].sum()
+            torch.testing.assert_close(kept.double(), nucleus, atol=1e-6, rtol=1e-4)
