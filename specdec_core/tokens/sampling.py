@@ -31,30 +31,31 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
         smallest_kept = scores.topk(sampling.top_k, dim=-1).values[..., -1:]
         scores = scores.masked_fill(scores < smallest_kept, -torch.inf)
     if sampling.top_p < 1:
-        scores = scores.masked_fill(
-            _beyond_nucleus(scores.softmax(dim=-1), sampling.top_p), -torch.inf
-        )
+        scores = scores.masked_fill(_beyond_nucleus(scores, sampling.top_p), -torch.inf)
     return scores.softmax(dim=-1)
 
 
-def _beyond_nucleus(probabilities: Tensor, mass: float) -> Tensor:
+def _beyond_nucleus(scores: Tensor, mass: float) -> Tensor:
     """Which tokens (..., vocabulary) are not in the smallest set of most likely ones of at least
     that mass. To sort a large vocabulary takes as long as a forward does, so that first only some
     of the tokens are, and all where these are too few."""
-    vocabulary = probabilities.shape[-1]
-    rows = probabilities.reshape(-1, vocabulary)
+    vocabulary = scores.shape[-1]
+    rows = scores.reshape(-1, vocabulary)
+    probabilities = rows.softmax(dim=-1)
     dropped = torch.ones_like(rows, dtype=torch.bool)
-    left = torch.arange(len(rows), device=rows.device)
-    for count in (_LIKELY, vocabulary):
+    left: slice | Tensor = slice(None)
+    for count in (min(_LIKELY, vocabulary), vocabulary):
+        # By scores: of these, unlike ones may have the same probability.
         some = rows[left]
-        most = some.topk(count) if count < vocabulary else some.sort(descending=True)
+        order = (some.topk(count) if count < vocabulary else some.sort(descending=True)).indices
+        likely = probabilities[left].gather(-1, order)
         # In double precision, or the least nucleus mass becomes 0 and keeps nothing.
-        reached = most.values.cumsum(dim=-1, dtype=torch.float64)
-        dropped[left] = dropped[left].scatter(-1, most.indices, reached - most.values >= mass)
-        left = left[reached[:, -1] < mass]
-        if not len(left):
+        reached = likely.cumsum(dim=-1, dtype=torch.float64)
+        dropped[left] = dropped[left].scatter(-1, order, reached - likely >= mass)
+        left = (reached[:, -1] < mass).nonzero()[:, 0]
+        if count == vocabulary or not len(left):
             break
-    return dropped.view_as(probabilities)
+    return dropped.view_as(scores)
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:

@@ -56,6 +56,7 @@ def assert_distribution(row: torch.Tensor) -> None:
 @given(POSSIBLE, SAMPLING, POSSIBLE)
 @example([1.0, 2.0, -math.inf], Sampling(temperature=1.0, top_p=1e-50), [0.0, 0.0, 0.0])
 @example([1e38, -1e38, 3e38], Sampling(temperature=0.5), [0.0, -math.inf, -math.inf])
+@example([-math.inf, -1e4, 0.0], Sampling(temperature=1e20, top_p=1e-50), [0.0, 0.0, 0.0])
 def test_tokens_come_from_distributions_and_are_possible(
     target: list[float], sampling: Sampling, draft: list[float]
 ) -> None:
