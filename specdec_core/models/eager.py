@@ -43,10 +43,10 @@ class EagerRunner(LocalRunner):
     Rows are packed into one sequence where the model allows it (`packs`): before the first such
     forward its rows are run both ways, and a model that does not give the same logits is run with
     padded rows. With `compact` the cache keeps the model's own data type, and the project's
-    operator attends to it, as always on a GPU; unset, on a CPU for a model in
-    bfloat16, which halves the memory that is read. The inputs of the layers `features` are kept of
-    every token. Of a model that several processes share, `agree` says to each whether all of them
-    find the logits the same: they are run alike.
+    operator attends to it, as always on a GPU; unset, on a CPU for a model in bfloat16, which
+    halves the memory that is read. The inputs of the layers `features` are kept of every token. Of
+    a model that several processes share, `agree` says to each whether all of them find the logits
+    the same: they are run alike.
     """
 
     def __init__(

@@ -37,8 +37,8 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
 
 def _beyond_nucleus(scores: Tensor, mass: float) -> Tensor:
     """Which tokens (..., vocabulary) are not in the smallest set of most likely ones of at least
-    that mass. To sort a large vocabulary takes as long as a forward does, so that first only some
-    of the tokens are, and all where these are too few."""
+    that mass. To sort a large vocabulary in every row of a round may take longer than the forward,
+    so that first only some of the tokens are sorted, and all where these are too few."""
     vocabulary = scores.shape[-1]
     rows = scores.reshape(-1, vocabulary)
     probabilities = rows.softmax(dim=-1)

@@ -86,6 +86,12 @@ def plan_for(
     ).resolve()
 
 
+def typed(spec: PairSpec, dtype: str) -> PairSpec:
+    """The pair in a data type."""
+    types = {"target_dtype": dtype, "draft_dtype": dtype}
+    return spec.model_copy(update={"runner": spec.runner.model_copy(update=types)})
+
+
 @pytest.fixture(scope="module")
 def recorded(
     tiny_spec: PairSpec, prompts_file: Path, tmp_path_factory: pytest.TempPathFactory
@@ -311,17 +317,35 @@ def test_a_sweep_is_timed_in_the_data_types_of_the_recording_that_fits(
     home, recording = recorded
     digest = recording.header.prompts.digest
 
-    def typed(dtype: str) -> PairSpec:
-        types = {"target_dtype": dtype, "draft_dtype": dtype}
-        runner = tiny_spec.runner.model_copy(update=types)
-        return tiny_spec.model_copy(update={"runner": runner})
-
-    plan = plan_for(typed("auto"), prompts_file)
+    plan = plan_for(typed(tiny_spec, "auto"), prompts_file)
     found = fitting_recording(plan, home, digest)
     assert found is not None
     assert found.folder == recording.folder
     assert with_types_of(found, plan.pair).runner.draft_dtype == "float32"
-    assert fitting_recording(plan_for(typed("bfloat16"), prompts_file), home, digest) is None
+    assert (
+        fitting_recording(plan_for(typed(tiny_spec, "bfloat16"), prompts_file), home, digest)
+        is None
+    )
+
+
+def test_auto_means_the_types_of_the_recording_and_not_what_is_faster_today(
+    prompts_file: Path, tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    """bfloat16 is no faster for so small a pair, but the recording is in it."""
+
+    recording_plan = RecordingPlan.model_validate(
+        {
+            "pair": typed(tiny_spec, "bfloat16").model_dump(),
+            "prompts": {"source": str(prompts_file)},
+            "max_new_tokens": TOKENS,
+        }
+    )
+    recording = run_recording(recording_plan, tmp_path)
+    small = [drafting(kind="fixed", max_tokens=[2, 3])]
+    result, _ = run_sweep(plan_for(typed(tiny_spec, "auto"), prompts_file, search=small), tmp_path)
+    assert result.pair.runner.target_dtype == result.pair.runner.draft_dtype == "bfloat16"
+    assert result.replay is not None
+    assert result.replay.recording == str(recording.folder)
 
 
 def test_a_recording_of_other_weights_is_refused_and_never_found(
