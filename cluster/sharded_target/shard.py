@@ -90,7 +90,8 @@ class Shard:
         if address is None:
             device = spec.runner.model_copy(update={"device": self.device.type})
             pair = load_pair(spec.model_copy(update={"drafts": {}, "runner": device}))
-            self.model, self._open = pair.target, lambda slots: pair.open_runner(None, slots)
+            self.model = pair.target
+            self._open = lambda slots, tokens: pair.open_runner(None, slots, cache_tokens=tokens)
         else:
             exchange = self._join(address)
             kind = dtype if dtype == "auto" else getattr(torch, dtype)
@@ -99,7 +100,9 @@ class Shard:
             if spec.runner.pack and self.device.type == "cpu":
                 pack_linear_layers(self.model)
             length, agree = spec.runner.max_length, partial(all_agree, exchange, self.device)
-            self._open = lambda slots: EagerRunner(self.model, slots, length, agree=agree)
+            self._open = lambda slots, tokens: EagerRunner(
+                self.model, slots, length, cache_tokens=tokens, agree=agree
+            )
         weights = _weights(self.model)
         return ShardFacts(
             rank=self.rank,
@@ -154,8 +157,8 @@ class Shard:
 
     # A runner's calls: the operations of :class:`ModelRunner`.
 
-    def open(self, number: int, slots: int) -> None:
-        runner = self.runners[number] = self._open(slots)
+    def open(self, number: int, slots: int, cache_tokens: int | None) -> None:
+        runner = self.runners[number] = self._open(slots, cache_tokens)
         if isinstance(runner, EagerRunner):
             # All ranks decide how rows are run before there are any.
             with torch.inference_mode():

@@ -38,11 +38,12 @@ class ShardedPair(Pair):
         slots: int,
         target: ModelRunner | ReadRows | None = None,
         max_length: int | None = None,
+        cache_tokens: int | None = None,
     ) -> ModelRunner:
         if draft is not None:
-            return super().open_runner(draft, slots, target, max_length)
+            return super().open_runner(draft, slots, target, max_length, cache_tokens)
         size = self.target.config.get_text_config(decoder=True).vocab_size
-        return ShardedRunner(self.group, slots, size, self.spec.runner.device)
+        return ShardedRunner(self.group, slots, size, self.spec.runner.device, cache_tokens)
 
 
 @contextmanager

@@ -29,10 +29,17 @@ class ShardedRunner(ModelRunner):
 
     Logits are fetched when they are first read, and sent along with every later forward: greedy
     decoding reads none. A lost shard costs only time: the group is restarted, rows get their tokens
-    back, and the last call is made again.
+    back, and the last call is made again. For `cache_tokens` see :meth:`Pair.open_runner`.
     """
 
-    def __init__(self, group: TargetGroup, slots: int, vocab_size: int, device: str) -> None:
+    def __init__(
+        self,
+        group: TargetGroup,
+        slots: int,
+        vocab_size: int,
+        device: str,
+        cache_tokens: int | None = None,
+    ) -> None:
         super().__init__()
         runner = group.spec.runner
         self.group, self.slots = group, slots
@@ -40,8 +47,9 @@ class ShardedRunner(ModelRunner):
         self.prefill_chunk = logits_chunk(vocab_size) if runner.compile else PREFILL_CHUNK
         self.device = torch.device(device)  # of the outputs
         self._lengths = [0] * slots  # as the caller sees them
+        self._opening = "open", (slots, cache_tokens)
         # Calls that are sent with the next forward.
-        self._queue: list[tuple[str, tuple[Any, ...]]] = [("open", (slots,))]
+        self._queue: list[tuple[str, tuple[Any, ...]]] = [self._opening]
         self._rows = [_Row() for _ in range(slots)]  # what the shards hold, …
         self._before = [0] * slots  # … how much of it before the last forward, …
         self._last: list[Batch] = []  # … and what that appended
@@ -179,7 +187,7 @@ class ShardedRunner(ModelRunner):
         if self._queue and self._queue[0][0] == "open":
             return
         calls: list[tuple[str, tuple[Any, ...]]]
-        calls = [("open", (self.slots,)), ("watch_hidden", (self._watched,))]
+        calls = [self._opening, ("watch_hidden", (self._watched,))]
         calls += [("expect", (shape,)) for shape in self._expected]
         held = [row.parts(length) for row, length in zip(self._rows, self._before, strict=True)]
         texts = [text for text, _, _ in held]

@@ -11,7 +11,8 @@ from specdec_core.models.runner import ModelRunner
 
 class DraftRunners:
     """Runners with `slots` rows each, opened when first needed; heads draft from the rows of
-    `target`. A row holds `max_length` tokens; unset, what the pair holds."""
+    `target`. A row holds `max_length` tokens; unset, what the pair holds. For `cache_tokens` see
+    :meth:`Pair.open_runner`."""
 
     def __init__(
         self,
@@ -19,9 +20,10 @@ class DraftRunners:
         slots: int,
         target: ModelRunner | ReadRows | None,
         max_length: int | None = None,
+        cache_tokens: int | None = None,
     ) -> None:
         self._pair, self._slots, self._target = pair, slots, target
-        self._max_length = max_length
+        self._sizes = max_length, cache_tokens
         self._runners: dict[str, ModelRunner] = {}
         self._used: set[str] = set()  # by the drafter
 
@@ -31,7 +33,7 @@ class DraftRunners:
         self._used.add(name)
         if name not in self._runners:
             self._runners[name] = self._pair.open_runner(
-                name, self._slots, self._target, self._max_length
+                name, self._slots, self._target, *self._sizes
             )
         return self._runners[name]
 

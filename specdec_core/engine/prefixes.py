@@ -3,7 +3,7 @@
 System prompts, few-shot examples and the turns of a chat begin alike. A slot keeps its text in the
 cache until another request enters, so the next turn of a chat goes on in the slot of the last one,
 and a prompt that begins like that of a request which is still running begins with what that one
-has: once in memory where rows can share it, see :mod:`specdec_core.models.blocks`.
+has: once in memory where rows can share it, see :mod:`specdec_core.models.cache.blocks`.
 """
 
 from __future__ import annotations

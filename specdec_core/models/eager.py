@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_core.models.attention import attends_here, cache_dtype
-from specdec_core.models.cache import SlotCache
+from specdec_core.models.cache import MappedCache, PooledCache, SlotCache
 from specdec_core.models.features import LayerInputs
 from specdec_core.models.local_runner import LocalRunner
 from specdec_core.models.row_attention import (
@@ -44,9 +45,10 @@ class EagerRunner(LocalRunner):
     forward its rows are run both ways, and a model that does not give the same logits is run with
     padded rows. With `compact` the cache keeps the model's own data type, and the project's
     operator attends to it, as always on a GPU; unset, on a CPU for a model in bfloat16, which
-    halves the memory that is read. The inputs of the layers `features` are kept of every token. Of
-    a model that several processes share, `agree` says to each whether all of them find the logits
-    the same: they are run alike.
+    halves the memory that is read. A `pooled` cache takes its memory in blocks, for `cache_tokens`
+    tokens at first; unset, it does on a GPU where the operator attends. The inputs of the layers
+    `features` are kept of every token. Of a model that several processes share, `agree` says to
+    each whether all of them find the logits the same: they are run alike.
     """
 
     def __init__(
@@ -57,6 +59,8 @@ class EagerRunner(LocalRunner):
         vocab_size: int | None = None,
         packs: bool = True,
         compact: bool | None = None,
+        pooled: bool | None = None,
+        cache_tokens: int | None = None,
         features: Sequence[int] = (),
         agree: Callable[[bool], bool] = bool,
     ) -> None:
@@ -77,7 +81,12 @@ class EagerRunner(LocalRunner):
         limit = context_length(config)
         self.last_position = limit - 1 if limit else max_length + _PADDING
         kinds, arguments = get_layer_types_and_kwargs(config)
-        self.cache = SlotCache(len(kinds), slots, max_length + _PADDING, dtype)
+        pooled = self.compact and not on_cpu if pooled is None else pooled
+        size = len(kinds), slots, max_length + _PADDING
+        self._mapped = partial(MappedCache, *size, dtype)
+        self.cache: SlotCache = (
+            PooledCache(*size, self.device, dtype, cache_tokens) if pooled else self._mapped()
+        )
         positions = self.cache.positions
         windows = {k: a.get("sliding_window") for k, a in zip(kinds, arguments, strict=True)}
         # A model with layers of one kind takes the mask itself, a mixed one a mask for each kind.
@@ -97,11 +106,16 @@ class EagerRunner(LocalRunner):
         self.layer_inputs: LayerInputs | None = None
         if features:
             self.layer_inputs = LayerInputs(model, features)
-            width = len(features) * config.hidden_size
-            like = torch.empty(0, dtype=model.dtype, device=self.device)
-            self.cache.keep_features(width, like)
+            self._keep_features()
         self._hidden: Tensor | None = None
         self._watch: RemovableHandle | None = None
+
+    def _keep_features(self) -> None:
+        width = (
+            len(self.feature_layers) * self.model.config.get_text_config(decoder=True).hidden_size
+        )
+        like = torch.empty(0, dtype=self.model.dtype, device=self.device)
+        self.cache.keep_features(width, like)
 
     def expect(self, parents: Sequence[int]) -> None:
         self.topologies.expect(parents)
@@ -140,6 +154,14 @@ class EagerRunner(LocalRunner):
     def _compare(self, batch: Batch) -> None:
         """Decide how rows are run, by running those of a batch both ways. Leaves nothing behind, so
         that no forward depends on which one was the first."""
+        self._run_both_ways(batch)
+        if not self.packs and isinstance(self.cache, PooledCache) and not any(self.lengths):
+            # Padded rows would be copied out of the pool's blocks.
+            self.cache = self._mapped()
+            if self.feature_layers:
+                self._keep_features()
+
+    def _run_both_ways(self, batch: Batch) -> None:
         lengths = [self.cache.lengths[row] for row in batch.rows]
         last = Batch(batch.rows, batch.tokens, batch.parents, [1] * len(lengths))
         logits = []
@@ -222,7 +244,9 @@ class EagerRunner(LocalRunner):
         return self.packs and self.cache.slots > 1
 
     def _plan(self, rows: Sequence[RowTokens], window: int | None) -> SeenPlaces | MaskedSpans:
-        return (SeenPlaces if self.compact else MaskedSpans)(rows, window)
+        if self.compact:
+            return SeenPlaces(rows, window, self.cache.table)
+        return MaskedSpans(rows, window)
 
     def _logits_of(self, wanted: Sequence[int]) -> dict[str, Tensor | int]:
         """The option that makes the model leave out other logits; of none, it computes one."""

@@ -34,5 +34,5 @@ class LocalRunner(ModelRunner):
         """What is kept of the tokens at `places[i]` of `rows[i]`, (n, layers · width)."""
         assert self.cache.features is not None, "the runner keeps no features"
         store = self.cache.features.tensor
-        at = torch.tensor([rows, places], device=store.device)
+        at = torch.tensor(self.cache.at(rows, places), device=store.device)
         return store[at[0], 0, at[1]]

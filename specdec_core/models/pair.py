@@ -64,6 +64,7 @@ class Pair:
     target: PreTrainedModel
     drafts: dict[str, Draft] = field(default_factory=dict)
     compact: bool | None = None  # of eager runners' caches
+    pooled: bool | None = None  # alike
 
     def draft_name(self, name: str | None) -> str:
         """The name of a draft of the pair; of its first one for None.
@@ -98,10 +99,12 @@ class Pair:
         slots: int,
         target: ModelRunner | ReadRows | None = None,
         max_length: int | None = None,
+        cache_tokens: int | None = None,
     ) -> ModelRunner:
         """A runner with its own cache, for the draft of that name, or the target for None. A head
-        drafts from the rows of `target`. The cache holds `max_length` tokens; unset, what the pair
-        holds.
+        drafts from the rows of `target`. A row holds `max_length` tokens; unset, what the pair
+        holds. Where memory is taken beforehand, it is for `cache_tokens` tokens; unset, for all
+        that the rows hold.
 
         Raises:
             UserError: a head without a target in this process.
@@ -119,7 +122,16 @@ class Pair:
             return EagleRunner(model, target, slots, length, both)
         features = self.feature_layers if draft is None else ()
         compact = True if compiled else self.compact
-        eager = EagerRunner(model, slots, length, size, compact=compact, features=features)
+        eager = EagerRunner(
+            model,
+            slots,
+            length,
+            size,
+            compact=compact,
+            pooled=self.pooled,
+            cache_tokens=cache_tokens,
+            features=features,
+        )
         # Where the target's vocabulary is padded further, texts may have tokens that a draft lacks.
         own: int = model.config.get_text_config(decoder=True).vocab_size
         eager.known = own if own < size else None

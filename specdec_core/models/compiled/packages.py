@@ -26,7 +26,8 @@ from transformers import PretrainedConfig
 
 from specdec_core.base.files import alone, atomic_path
 from specdec_core.base.workspace import kept_folder
-from specdec_core.models import attention, confidence, draft_vocabulary, features, tensor_cache
+from specdec_core.models import attention, confidence, draft_vocabulary, features
+from specdec_core.models.cache import tensor_layer
 from specdec_core.models.compiled.graphs import CannotCompile, first_line
 from specdec_core.models.compiled.loading import load
 from specdec_core.models.products import graph as products
@@ -49,7 +50,7 @@ _TRACED = (
     features,
     plans,
     row_mask,
-    tensor_cache,
+    tensor_layer,
 )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from specdec_core.models.cache import PooledCache
 from specdec_core.models.compiled.graphs import CannotCompile, Forwards
 from specdec_core.models.compiled.packages import Packages
 from specdec_core.models.compiled.packed.captured import CapturedPacked
@@ -32,11 +33,12 @@ class CompiledRunner(LocalRunner):
 
     def __init__(self, eager: EagerRunner, weights: str, draft: bool = False) -> None:
         super().__init__()
-        self._eager, self.cache = eager, eager.cache
+        self._eager = eager
         self.device, self.vocab_size, self.known = eager.device, eager.vocab_size, eager.known
         self.max_length, self.feature_layers = eager.max_length, eager.feature_layers
         self._watched = False
         eager.prepare()
+        self.cache = eager.cache
         self._forwards: Forwards | None = None
         with torch.inference_mode():
             try:
@@ -80,7 +82,7 @@ def _forwards(eager: EagerRunner, weights: str, draft: bool) -> Forwards:
         packed = PackedStep(
             model, list(eager.windows), last, size, eager.keeps_logits, eager.layer_inputs, draft
         )
-        if not on_cpu:
+        if isinstance(eager.cache, PooledCache):
             return PackedForwards(eager, CapturedPacked(packed, eager.cache))
         packages = Packages(
             packed, model.config, [model.dtype, weights, last, size, eager.feature_layers, draft]

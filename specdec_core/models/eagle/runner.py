@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specdec_core.models import draft_vocabulary
 from specdec_core.models.attention import ATTENTION
-from specdec_core.models.cache import SlotCache, SlotLayer
+from specdec_core.models.cache import MappedCache, SlotLayer
 from specdec_core.models.eagle import any_head, eagle_one
 from specdec_core.models.eagle import head as eagle_head
 from specdec_core.models.eagle.any_head import AnyHead
@@ -82,7 +82,7 @@ class EagleRunner(ModelRunner):
         self._compact = operator.available(self.device)
         settings, positions = head.settings, max_length + _PADDING
         dtype = weight.dtype if self._compact else torch.float32
-        self.cache = SlotCache(1, slots, positions, dtype)
+        self.cache = MappedCache(1, slots, positions, dtype)
         like = weight.new_empty((1, settings.num_key_value_heads, 1, settings.head_dim))
         layer = SlotLayer(self.cache)
         layer.lazy_initialization(like, like)

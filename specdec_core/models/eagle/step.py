@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.export import Dim
 from transformers.cache_utils import Cache
 
+from specdec_core.models.cache.tensor_layer import TensorLayer
 from specdec_core.models.confidence import most_likely
 from specdec_core.models.eagle.any_head import AnyHead
 from specdec_core.models.row_attention import RowMask, RowPlan, SeenTensors
-from specdec_core.models.tensor_cache import TensorLayer
 
 _MOST = 1 << 20
 

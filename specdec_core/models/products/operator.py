@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specdec_core.models.operators import loaded
+from specdec_core.base.operators import loaded
 
 SOURCE = Path(__file__).with_name("multiply.cpp")
 COLUMNS = 32  # of a panel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from specdec_core.models.operators import loaded
+from specdec_core.base.operators import loaded
 
 SOURCE = Path(__file__).with_name("attend.cpp")
 

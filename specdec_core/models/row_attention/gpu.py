@@ -17,6 +17,8 @@ import triton  # type: ignore[import-not-found, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
 from torch import Tensor
 
+from specdec_core.models.cache.blocks import BLOCK
+
 _FEW = 64  # tokens up to which tiles are the smallest that the matrix units take
 _LEAST_TILE, _TILE = 16, 64  # queries
 _BLOCK_BYTES = 16 * 1024  # of keys at a time
@@ -24,9 +26,16 @@ _LOG2_E = 1.4426950408889634
 
 
 def attend(
-    query: Tensor, keys: Tensor, values: Tensor, tokens: Tensor, nodes: Tensor, scale: float
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    blocks: Tensor | None,
+    tokens: Tensor,
+    nodes: Tensor,
+    scale: float,
 ) -> Tensor:
-    """See :func:`specdec_core.models.row_attention.operator.attend`."""
+    """See :func:`specdec_core.models.row_attention.operator.attend_blocks`, or without `blocks`
+    :func:`specdec_core.models.row_attention.operator.attend`."""
     count, heads, size = query.shape
     group = heads // keys.shape[1]
     wide, padded = triton.next_power_of_2(size), triton.next_power_of_2(group)
@@ -37,7 +46,8 @@ def attend(
     try:
         with torch.cuda.device_of(query):
             _attend[(count, keys.shape[1])](
-                *(query, keys, values, tokens, nodes, out, scale * _LOG2_E, count),
+                *(query, keys, values, tokens if blocks is None else blocks, tokens, nodes, out),
+                *(scale * _LOG2_E, count, 0 if blocks is None else blocks.stride(0)),
                 *(query.stride(0), query.stride(1), out.stride(0), out.stride(1)),
                 *keys.stride()[:3],
                 *values.stride()[:3],
@@ -46,7 +56,8 @@ def attend(
                 tile=tile,
                 size=size,
                 wide=max(wide, 16),
-                block=min(max(block, 16), 64),
+                block=min(max(block, 16), BLOCK),
+                pool_block=0 if blocks is None else BLOCK,
                 exact=exact,
             )
     except triton.TritonError as error:
@@ -56,15 +67,17 @@ def attend(
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _attend(  # type: ignore[no-untyped-def]
-    query, keys, values, tokens, nodes, out, scale, count,
+    query, keys, values, blocks, tokens, nodes, out, scale, count, slot_blocks,
     query_token, query_head, out_token, out_head,
     key_slot, key_head, key_place,
     value_slot, value_head, value_place,
     group: tl.constexpr, padded_group: tl.constexpr, tile: tl.constexpr,
-    size: tl.constexpr, wide: tl.constexpr, block: tl.constexpr, exact: tl.constexpr,
+    size: tl.constexpr, wide: tl.constexpr, block: tl.constexpr, pool_block: tl.constexpr,
+    exact: tl.constexpr,
 ):  # fmt: skip
     """A program for each token and key head, of which those work that a tile begins with: the
-    tokens of one slot up to the next multiple of tile."""
+    tokens of one slot up to the next multiple of tile. With a `pool_block` the positions of a slot
+    are in blocks of so many, a multiple of `block`, whose numbers are in `blocks`."""
     token, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(tokens + token * 5)
     before = tl.load(tokens + token * 5 - 5, mask=token % tile != 0, other=-1)
@@ -85,8 +98,13 @@ def _attend(  # type: ignore[no-untyped-def]
     asked = tl.load(query + at_query + dims[None], mask=filled, other=0)
     if exact:
         asked = asked.to(tl.float32)
-    keys += slot.to(tl.int64) * key_slot + head * key_head
-    values += slot.to(tl.int64) * value_slot + head * value_head
+    keys += head * key_head
+    values += head * value_head
+    if pool_block:
+        blocks += slot.to(tl.int64) * slot_blocks
+    else:
+        keys += slot.to(tl.int64) * key_slot
+        values += slot.to(tl.int64) * value_slot
 
     never = -1e30
     most = tl.full([tile * padded_group], never, tl.float32)
@@ -99,6 +117,9 @@ def _attend(  # type: ignore[no-untyped-def]
         places = start + tl.arange(0, block)
         held = ((places >= low) & (places < high))[:, None] & (dims < size)[None]
         at = places.to(tl.int64)[:, None]
+        if pool_block:
+            number = tl.load(blocks + start // pool_block).to(tl.int64)
+            at += (number - start // pool_block) * pool_block
         key = tl.load(keys + at * key_place + dims[None], mask=held, other=0)
         value = tl.load(values + at * value_place + dims[None], mask=held, other=0)
         if exact:
@@ -118,7 +139,11 @@ def _attend(  # type: ignore[no-untyped-def]
     path = nodes + tl.load(row + 3, mask=inside, other=0)
     for step in range(0, tl.max(further)):
         has = step < further
-        at = tl.load(path + step, mask=has, other=0).to(tl.int64)[:, None]
+        place = tl.load(path + step, mask=has, other=0)
+        if pool_block:
+            number = tl.load(blocks + place // pool_block, mask=has, other=0)
+            place = number * pool_block + place % pool_block
+        at = place.to(tl.int64)[:, None]
         held = has[:, None] & filled
         key = tl.load(keys + at * key_place + dims[None], mask=held, other=0)
         value = tl.load(values + at * value_place + dims[None], mask=held, other=0)

@@ -7,12 +7,17 @@ import importlib.util
 import torch
 from torch import Tensor
 
+from specdec_core.models.cache.blocks import BLOCK
 from specdec_core.models.row_attention import cpu
 
 _LIBRARY = torch.library.Library("specdec", "FRAGMENT")
 _LIBRARY.define(
     "attend(Tensor query, Tensor keys, Tensor values, Tensor plan, Tensor nodes, float scale)"
     " -> Tensor"
+)
+_LIBRARY.define(
+    "attend_blocks(Tensor query, Tensor keys, Tensor values, Tensor blocks, Tensor plan,"
+    " Tensor nodes, float scale) -> Tensor"
 )
 
 
@@ -48,12 +53,59 @@ def attend(
     return attended
 
 
+def attend_blocks(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    blocks: Tensor,
+    tokens: Tensor,
+    nodes: Tensor,
+    scale: float,
+) -> Tensor:
+    """The same in a cache whose memory is a pool of blocks, `keys` and `values` (1, key heads,
+    positions of all blocks, head size): `blocks` (slots, blocks of a slot), integers, numbers the
+    block that each :data:`BLOCK` positions of a slot are in."""
+    attended: Tensor = torch.ops.specdec.attend_blocks(
+        query, keys, values, blocks, tokens, nodes, scale
+    )
+    return attended
+
+
 def _on_gpu(
     query: Tensor, keys: Tensor, values: Tensor, tokens: Tensor, nodes: Tensor, scale: float
 ) -> Tensor:
     from specdec_core.models.row_attention import gpu  # Triton is there with a GPU only
 
-    return gpu.attend(query, keys, values, tokens, nodes, scale)
+    return gpu.attend(query, keys, values, None, tokens, nodes, scale)
+
+
+def _blocks_on_gpu(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    blocks: Tensor,
+    tokens: Tensor,
+    nodes: Tensor,
+    scale: float,
+) -> Tensor:
+    from specdec_core.models.row_attention import gpu
+
+    return gpu.attend(query, keys, values, blocks, tokens, nodes, scale)
+
+
+def _blocks_on_cpu(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    blocks: Tensor,
+    tokens: Tensor,
+    nodes: Tensor,
+    scale: float,
+) -> Tensor:
+    """In a copy that has every slot in its own row; a CPU's caches need no blocks."""
+    places = (blocks[..., None] * BLOCK + torch.arange(BLOCK)).flatten(1)  # (slots, positions)
+    keys, values = (store[0][:, places].transpose(0, 1).contiguous() for store in (keys, values))
+    return attend(query, keys, values, tokens, nodes, scale)
 
 
 def _like(query: Tensor, *_: object) -> Tensor:
@@ -62,4 +114,7 @@ def _like(query: Tensor, *_: object) -> Tensor:
 
 
 _LIBRARY.impl("attend", _on_gpu, "CUDA")
-torch.library.register_fake("specdec::attend", _like, lib=_LIBRARY)
+_LIBRARY.impl("attend_blocks", _blocks_on_gpu, "CUDA")
+_LIBRARY.impl("attend_blocks", _blocks_on_cpu, "CPU")
+for _name in ("attend", "attend_blocks"):
+    torch.library.register_fake(f"specdec::{_name}", _like, lib=_LIBRARY)

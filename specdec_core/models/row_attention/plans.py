@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from specdec_core.models.row_attention.operator import attend
+from specdec_core.models.row_attention.operator import attend, attend_blocks
 from specdec_core.tokens.token_tree import ROOT
 from specdec_core.tokens.topology import Slices
 
@@ -66,9 +66,13 @@ class SeenPlaces:
 
     A token sees the positions [first, end) of its slot and, in a tree, its ancestors and itself.
     Of these a sliding window leaves the last ones, by their places in the text. The operator's
-    tables are `tokens`, one line after the other, and `nodes`."""
+    tables are `tokens`, one line after the other, and `nodes`; `blocks` is the cache's, where it
+    has one."""
 
-    def __init__(self, rows: Sequence[RowTokens], window: int | None) -> None:
+    def __init__(
+        self, rows: Sequence[RowTokens], window: int | None, blocks: Tensor | None = None
+    ) -> None:
+        self.blocks = blocks
         tokens: list[int] = []
         nodes: list[int] = []
         for own in rows:
@@ -97,33 +101,38 @@ class SeenPlaces:
     def attend(
         self, module: nn.Module, query: Tensor, keys: Tensor, values: Tensor, **options: Any
     ) -> Tensor:
-        return attend_to(*self.tables(keys.device), query, keys, values, options.get("scaling"))
+        tables = *self.tables(keys.device), self.blocks
+        return attend_to(*tables, query, keys, values, options.get("scaling"))
 
 
 class SeenTensors:
     """The operator, with tables that are tensors already, as a graph has them."""
 
-    def __init__(self, tokens: Tensor, nodes: Tensor) -> None:
-        self.tokens, self.nodes = tokens, nodes
+    def __init__(self, tokens: Tensor, nodes: Tensor, blocks: Tensor | None = None) -> None:
+        self.tables = tokens, nodes, blocks
 
     def attend(
         self, module: nn.Module, query: Tensor, keys: Tensor, values: Tensor, **options: Any
     ) -> Tensor:
-        return attend_to(self.tokens, self.nodes, query, keys, values, options.get("scaling"))
+        return attend_to(*self.tables, query, keys, values, options.get("scaling"))
 
 
 def attend_to(
     tokens: Tensor,
     nodes: Tensor,
+    blocks: Tensor | None,
     query: Tensor,
     keys: Tensor,
     values: Tensor,
     scaling: float | None,
 ) -> Tensor:
-    """See :meth:`RowPlan.attend`, by the operator; `tokens` and `nodes` are its arguments."""
+    """See :meth:`RowPlan.attend`, by the operator; `tokens`, `nodes` and `blocks` are its
+    arguments."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rows = query[0].transpose(0, 1)
-    return attend(rows, keys, values, tokens, nodes, scale)[None]
+    if blocks is None:
+        return attend(rows, keys, values, tokens, nodes, scale)[None]
+    return attend_blocks(rows, keys, values, blocks, tokens, nodes, scale)[None]
 
 
 def _path(parents: Sequence[int], node: int) -> list[int]:

@@ -15,8 +15,9 @@ class RowPlan(Protocol):
         self, module: nn.Module, query: Tensor, keys: Tensor, values: Tensor, **options: Any
     ) -> Tensor:
         """Attention (1, tokens, heads, head size) of `query` (1, heads, tokens, head size) to the
-        whole cache, `keys` and `values` (slots, key heads, positions, head size); `options` are
-        those of transformers' attention functions."""
+        whole cache, `keys` and `values` (slots, key heads, positions, head size) or the blocks
+        (1, key heads, all positions, head size); `options` are those of transformers' attention
+        functions."""
 
 
 class RowMask(Tensor):

@@ -10,7 +10,8 @@ import pytest
 
 from specdec_core.config import Configuration, Sampling, parse
 from specdec_core.engine import Engine, Request
-from specdec_core.engine.scheduler import Limits
+from specdec_core.engine.scheduler import BLOCK, Limits
+from specdec_core.models.cache import PooledCache
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts, Generation
 from specdec_core.training.datastores.build import write_datastore
@@ -256,6 +257,30 @@ def test_requests_that_begin_alike_write_what_they_would_have(
             assert found[request.id].tokens == alone.tokens, request.id
         if not learns_from_all:
             assert rounds(found[request.id]) == rounds(alone), request.id
+
+
+@pytest.mark.parametrize("drafter", ALL)
+def test_a_cache_in_a_pool_of_blocks_changes_nothing(
+    pair: Pair, folder: Path, drafter: str
+) -> None:
+    """Of requests that begin alike, some of which make room for others."""
+    configuration = configured(drafter, folder)
+    header = tuple(range(5, 185))
+    asked = [
+        Request(f"{n}", (*header[: len(header) - 40 * n], 9 + n, 8), 24, SAMPLINGS["gumbel"], n)
+        for n in range(4)
+    ]
+    found = []
+    for pooled in (False, True):
+        opened = replace(pair, compact=True, pooled=pooled)
+        limits = Limits(3, step_tokens=64, cache_tokens=8 * BLOCK, share_prefixes=True)
+        engine = Engine(opened, configuration, limits=limits)
+        assert isinstance(engine.target.cache, PooledCache) == pooled  # type: ignore[attr-defined]
+        generations = engine.generate(asked)
+        found.append([(g.tokens, g.cached_tokens, rounds(g)) for g in generations])
+        assert engine.scheduler.preemptions
+        assert engine.prefixes.hits
+    assert found[0] == found[1]
 
 
 def rounds(generation: Generation) -> list[tuple[int, ...]]:

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.config.kinds import DRAFTERS
 from specdec_core.engine import Engine, Request
-from specdec_core.models.cache import SlotCache, Store
+from specdec_core.models.cache import MappedCache, PooledCache, SlotCache, Store
 from specdec_core.models.pair import Pair
 from specdec_core.training.datastores.build import write_datastore
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
@@ -41,8 +42,8 @@ def filled(cache: SlotCache, row: int, states: torch.Tensor) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's count of its memory")
 def test_memory_follows_the_tokens_held() -> None:
     states = torch.randn(1, HEADS, TOKENS, SIZE)
-    cache = SlotCache(LAYERS, SLOTS, 4096, torch.float32)
-    filled(SlotCache(LAYERS, 1, TOKENS, torch.float32), 0, states)  # what the first time takes
+    cache = MappedCache(LAYERS, SLOTS, 4096, torch.float32)
+    filled(MappedCache(LAYERS, 1, TOKENS, torch.float32), 0, states)  # what the first time takes
     before = resident()
     for row in range(SLOTS):
         filled(cache, row, states)
@@ -58,7 +59,7 @@ def test_memory_follows_the_tokens_held() -> None:
 
 def test_a_row_that_is_filled_again_takes_no_memory_anew() -> None:
     states = torch.randn(1, HEADS, 400, SIZE)
-    cache = SlotCache(LAYERS, SLOTS, 4096, torch.float32)
+    cache = MappedCache(LAYERS, SLOTS, 4096, torch.float32)
     for row in range(SLOTS):
         filled(cache, row, states)
     taken = cache.taken
@@ -72,7 +73,7 @@ def test_a_row_that_is_filled_again_takes_no_memory_anew() -> None:
 
 def test_memory_that_holds_nothing_is_bounded_over_all_rows() -> None:
     states = torch.randn(1, HEADS, 1000, SIZE)
-    cache = SlotCache(LAYERS, 8, 4096, torch.float32)
+    cache = MappedCache(LAYERS, 8, 4096, torch.float32)
     for row in range(8):
         filled(cache, row, states)
     taken = cache.taken
@@ -82,6 +83,25 @@ def test_memory_that_holds_nothing_is_bounded_over_all_rows() -> None:
         cache.truncate(row, 300)
     needed = taken * sum(cache.lengths) / 8000
     assert cache.taken <= needed + taken / 8000 * (1024 + 8 * 2 * 64)
+
+
+def test_a_pool_takes_the_memory_of_the_tokens_it_is_for() -> None:
+    # As many as sixteen requests of 1,000 tokens hold, which might come to have 2,048.
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    states = torch.randn(1, HEADS, 1000, SIZE, device=device)
+    cache = PooledCache(LAYERS, 16, 2048, device, torch.float32, 16 * 1000)
+    for row in range(16):
+        filled(cache, row, states)
+    assert cache.version == 0
+    assert cache.taken < 1.2 * states.nbytes * 2 * LAYERS * 16
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_pool_that_does_not_fit_is_one_line() -> None:
+    cache = PooledCache(1, 64, 1 << 24, torch.device("cuda"), torch.float32)
+    states = torch.zeros(1, 1, 1, 256, device="cuda")
+    with pytest.raises(UserError, match="does not fit on cuda:0: fewer slots"):
+        filled(cache, 0, states)
 
 
 @pytest.fixture

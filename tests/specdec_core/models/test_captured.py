@@ -70,7 +70,9 @@ def runners(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr("specdec_core.models.compiled.runner._on_cpu", lambda eager: False)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="running without")
-        below = EagerRunner(model, 3, POSITIONS, packs=packs, compact=True)
+        below = EagerRunner(
+            model, 3, POSITIONS, packs=packs, compact=True, pooled=packs, cache_tokens=1
+        )
         captured = CompiledRunner(below, "weights")
     assert captured.mixes == packs
     return [EagerRunner(model, 3, POSITIONS, packs=False), captured]

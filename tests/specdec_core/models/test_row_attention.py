@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from specdec_core.models.cache.blocks import BLOCK
 from specdec_core.models.row_attention import RowTokens, SeenPlaces, cpu, operator
 from specdec_core.tokens.topology import Topologies
 
@@ -89,6 +90,36 @@ def test_it_is_the_attention_of_whole_matrices(
     found = attended(query, keys, values, rows, window)
     wanted = expected(query, keys, values, rows, window)
     torch.testing.assert_close(found.cpu().double(), wanted, atol=2e-6, rtol=2e-5)
+
+
+def scattered(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The slots' blocks anywhere in a pool whose other blocks are no numbers, and where they are:
+    (slots, blocks of a slot) and the pool's keys and values."""
+    slots, count = len(keys), -(-POSITIONS // BLOCK)
+    blocks = torch.randperm(slots * count + 5, generator=torch.Generator().manual_seed(1))
+    blocks = blocks[: slots * count].view(slots, count)
+    pools = []
+    for store in (keys, values):
+        whole = torch.nn.functional.pad(store, (0, 0, 0, count * BLOCK - POSITIONS))
+        parts = whole.unflatten(2, (count, BLOCK)).transpose(1, 2)
+        pool = torch.full((slots * count + 5, *parts.shape[2:]), torch.nan).to(store)
+        pool[blocks] = parts
+        pools.append(pool.transpose(0, 1).flatten(1, 2)[None])
+    return blocks.int().to(keys.device), *pools
+
+
+@pytest.mark.parametrize("window", [None, 3, 50])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("heads", "key_heads", "size"), [(6, 2, 64), (4, 1, 40), (8, 2, 128)])
+def test_a_pool_of_blocks_is_attended_to_as_slots_are(
+    heads: int, key_heads: int, size: int, dtype: torch.dtype, window: int | None
+) -> None:
+    query, keys, values = case(heads, key_heads, size, dtype, dtype)
+    blocks, *pools = scattered(keys, values)
+    tables = SeenPlaces(fed(ROWS), window).tables(DEVICE)
+    found = operator.attend_blocks(query, *pools, blocks, *tables, size**-0.5)
+    wanted = operator.attend(query, keys, values, *tables, size**-0.5)
+    assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

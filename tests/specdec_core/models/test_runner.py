@@ -48,14 +48,21 @@ def model(request: pytest.FixtureRequest, tiny_pair: Pair) -> torch.nn.Module:
     return Gemma3ForCausalLM(config).eval().to(tiny_pair.target.device)
 
 
-@pytest.fixture(params=["padded", "packed", "operator"])
+@pytest.fixture(params=["padded", "packed", "operator", "pool"])
 def opened(request: pytest.FixtureRequest, model: torch.nn.Module) -> Callable[[int], EagerRunner]:
-    """Opens a runner that pads, packs, or attends by the project's operator."""
+    """Opens a runner that pads, packs, attends by the project's operator, or does so in a cache of
+    a pool of blocks."""
 
     def open_runner(slots: int) -> EagerRunner:
         way = request.param
         runner = EagerRunner(
-            model, slots, max_length=64, packs=way != "padded", compact=way == "operator"
+            model,
+            slots,
+            max_length=64,
+            packs=way != "padded",
+            compact=way in ("operator", "pool"),
+            pooled=way == "pool",
+            cache_tokens=1,
         )
         runner.forward(Batch([0, 1], [[9], [8]]))  # the first one of several rows is compared
         assert runner.packs == runner.compared == (way != "padded")

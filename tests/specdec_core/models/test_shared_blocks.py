@@ -8,9 +8,8 @@ import sys
 import pytest
 import torch
 
-from specdec_core.models import cache as slot_cache
-from specdec_core.models.blocks import BLOCK, Blocks, Run
-from specdec_core.models.cache import SlotCache
+from specdec_core.models.cache import MappedCache, PooledCache, SlotCache, mapped
+from specdec_core.models.cache.blocks import BLOCK, Blocks, PooledBlocks, Run
 
 LAYERS, SLOTS, HEADS, SIZE, POSITIONS = 2, 4, 2, 64, 8 * BLOCK
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux alone")
@@ -27,8 +26,8 @@ def write(cache: SlotCache, row: int, states: torch.Tensor) -> None:
 
 @linux
 def test_a_common_beginning_takes_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_cache, "_SPARE", 0)
-    cache = SlotCache(LAYERS, SLOTS, POSITIONS, torch.float32)
+    monkeypatch.setattr(mapped, "_SPARE", 0)
+    cache = MappedCache(LAYERS, SLOTS, POSITIONS, torch.float32)
     write(cache, 0, torch.randn(6 * BLOCK, HEADS, SIZE))
     once = cache.taken
     cache.fork(0, [1, 2, 3], [6 * BLOCK, 5 * BLOCK + 1, 6 * BLOCK - 1])
@@ -42,15 +41,43 @@ def test_a_common_beginning_takes_memory_once(monkeypatch: pytest.MonkeyPatch) -
     assert cache.taken == 0
 
 
-@linux
-@pytest.mark.parametrize("spare", [0, 2 * BLOCK, 1024])
+def pooled(tokens: int | None, slots: int = SLOTS) -> PooledCache:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return PooledCache(LAYERS, slots, POSITIONS, device, torch.float32, tokens)
+
+
+def held(cache: SlotCache, row: int, count: int) -> list[torch.Tensor]:
+    """The keys and values (tokens, heads, size) of a row in every layer."""
+    if not count:
+        return [torch.zeros(0, HEADS, SIZE)] * (2 * len(cache.layers))
+    at, places = cache.at([row] * count, range(count))
+    return [store.tensor.cpu()[at, :, places] for layer in cache.held() for store in layer.stores]
+
+
+def saved(cache: MappedCache | PooledCache) -> int:
+    """Blocks that are held in another row's memory."""
+    if isinstance(cache, MappedCache):
+        return cache.blocks.saved
+    return sum(map(len, cache.blocks.rows)) - len({n for held in cache.blocks.rows for n in held})
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        *(pytest.param(("spare", n), marks=[linux]) for n in (0, 2 * BLOCK, 1024)),
+        *(("pool", n) for n in (None, 5 * BLOCK, 1)),
+    ],
+)
 def test_rows_that_share_a_beginning_never_change_one_another(
-    spare: int, monkeypatch: pytest.MonkeyPatch
+    memory: tuple[str, int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Against copies, through any forks, cuts and writes.
-    monkeypatch.setattr(slot_cache, "_SPARE", spare)
+    kind, amount = memory
     chance = random.Random(0)
-    cache = SlotCache(LAYERS, SLOTS, POSITIONS, torch.float32)
+    if kind == "spare":
+        monkeypatch.setattr(mapped, "_SPARE", amount)
+    opened = MappedCache(LAYERS, SLOTS, POSITIONS, torch.float32)
+    cache = opened if kind == "spare" else pooled(amount)
     texts = [torch.zeros(0, HEADS, SIZE) for _ in range(SLOTS)]
     write(cache, 0, texts[0].new_zeros(1, HEADS, SIZE))
     cache.truncate(0, 0)
@@ -77,22 +104,27 @@ def test_rows_that_share_a_beginning_never_change_one_another(
                 write(cache, row, new)
                 cache.keep(row, start, [1, 3])
                 texts[row] = torch.cat([texts[row], new[[1, 3]]])
-        shared = max(shared, cache.blocks.saved)
+        shared = max(shared, saved(cache))
         for each, text in enumerate(texts):
             assert cache.lengths[each] == len(text)
-            for number, layer in enumerate(cache.layers):
-                held = layer.keys[each, :, : len(text)].transpose(0, 1)
-                assert torch.equal(held, text + number)
-                assert torch.equal(layer.values[each, :, : len(text)].transpose(0, 1), -held)
+            states = held(cache, each, len(text))
+            for number, (keys, values) in enumerate(zip(states[::2], states[1::2], strict=True)):
+                assert torch.equal(keys, text + number)
+                assert torch.equal(values, -keys)
     assert shared >= 6
+    if isinstance(cache, PooledCache):
+        assert (cache.version > 0) == (amount is not None)
+        for row in range(SLOTS):
+            cache.truncate(row, 0)
+        assert cache.blocks.free == cache.blocks.size
 
 
 @linux
 def test_a_row_that_is_cut_gives_nothing_back_that_another_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slot_cache, "_SPARE", 0)
-    cache = SlotCache(LAYERS, 2, POSITIONS, torch.float32)
+    monkeypatch.setattr(mapped, "_SPARE", 0)
+    cache = MappedCache(LAYERS, 2, POSITIONS, torch.float32)
     text = torch.randn(6 * BLOCK, HEADS, SIZE)
     write(cache, 0, text)
     cache.fork(0, [1], [len(text)])
@@ -104,8 +136,8 @@ def test_a_row_that_is_cut_gives_nothing_back_that_another_reads(
 def test_sizes_of_which_no_block_is_whole_pages_are_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slot_cache, "_SPARE", 0)
-    cache = SlotCache(1, 2, POSITIONS, torch.bfloat16)
+    monkeypatch.setattr(mapped, "_SPARE", 0)
+    cache = MappedCache(1, 2, POSITIONS, torch.bfloat16)
     text = torch.randn(3 * BLOCK, HEADS, 8).bfloat16()  # a block of 1,024 bytes
     write(cache, 0, text)
     cache.fork(0, [1], [2 * BLOCK])
@@ -119,14 +151,14 @@ def test_sizes_of_which_no_block_is_whole_pages_are_copied(
 def test_a_row_that_is_cut_gives_back_its_own_where_only_features_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slot_cache, "_SPARE", 0)
-    cache = SlotCache(1, 2, POSITIONS, torch.bfloat16)
+    monkeypatch.setattr(mapped, "_SPARE", 0)
+    cache = MappedCache(1, 2, POSITIONS, torch.bfloat16)
     cache.keep_features(SIZE, torch.empty(0))
     text = torch.randn(6 * BLOCK, HEADS, 80).bfloat16()  # a block of two and a half pages
     write(cache, 0, text)
     features = torch.randn(6 * BLOCK, SIZE)
     cache.features.tensor[0, 0, : len(text)] = features
-    assert [store.shares for store in cache._stores()] == [False, False, True]
+    assert [store.shares for store in cache.stores()] == [False, False, True]
     cache.fork(0, [1], [len(text)])
     cache.truncate(0, 0)
     assert torch.equal(cache.layers[0].keys[1, :, : len(text)], text.transpose(0, 1))
@@ -148,3 +180,45 @@ def test_a_block_returns_home_once_that_is_free() -> None:
     assert blocks.own(0, 0, 1) == [Run(0, 0, 1, 0, 1)]
     assert blocks.saved == 0
     assert blocks.runs(1) == [Run(1, 0, 0, 0, 1), Run(1, 1, 1, 1, 3)]
+
+
+def test_a_pool_holds_a_common_beginning_once_and_grows_for_what_is_written_after_it() -> None:
+    cache = pooled(6 * BLOCK, slots=3)
+    write(cache, 0, torch.randn(6 * BLOCK, HEADS, SIZE))
+    cache.fork(0, [1, 2], [6 * BLOCK, 5 * BLOCK])
+    assert (cache.version, cache.blocks.free) == (0, 3)  # a block more for each row
+    for row in (0, 1, 2):
+        write(cache, row, torch.randn(BLOCK, HEADS, SIZE))
+    assert (cache.version, cache.blocks.free) == (0, 0)
+    before = held(cache, 0, 7 * BLOCK)
+    write(cache, 1, torch.randn(1, HEADS, SIZE))
+    assert (cache.version, cache.blocks.size) == (1, 9 + 9 // 2)
+    assert all(map(torch.equal, before, held(cache, 0, 7 * BLOCK)))
+
+
+def test_the_table_says_where_the_blocks_of_rows_are_when_a_forward_begins() -> None:
+    cache = pooled(None)
+    write(cache, 2, torch.randn(3 * BLOCK, HEADS, SIZE))
+    cache.fork(2, [0], [2 * BLOCK])
+    write(cache, 1, torch.randn(1, HEADS, SIZE))
+    write(cache, 2, torch.randn(1, HEADS, SIZE))
+    cache.truncate(2, BLOCK)
+    cache.open_packed([1], [1])
+    rows = [[1, 2], [4], [1], []]
+    assert cache.table.tolist() == [[*row, *[0] * (8 - len(row))] for row in rows]
+
+
+def test_a_block_of_a_pool_that_nobody_holds_is_taken_again() -> None:
+    blocks = PooledBlocks(rows=3, size=4)
+    assert blocks.own(0, 0, 3) == []
+    blocks.share(0, 1, 2)
+    assert blocks.rows == [[1, 2, 3], [1, 2], []]
+    assert blocks.needed(1, 1, 3) == 2
+    assert blocks.own(1, 1, 2) == [(2, 4)]
+    assert blocks.free == 0
+    blocks.cut(0, 0)
+    assert blocks.rows == [[], [1, 4], []]
+    assert blocks.free == 2
+    assert blocks.own(1, 0, 2) == []  # nobody else holds the first one any more
+    blocks.own(2, 0, 2)
+    assert sorted(blocks.rows[2]) == [2, 3]

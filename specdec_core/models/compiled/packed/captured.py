@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec_core.models.cache import SlotCache
+from specdec_core.models.cache import PooledCache
 from specdec_core.models.compiled.capture import Captured, power_of_two
 from specdec_core.models.compiled.graphs import first_line
 from specdec_core.models.compiled.packed.fused import Step, fused
@@ -26,28 +26,35 @@ _LEAST_NODES = 64
 
 
 class CapturedPacked:
-    """The `step`, captured for the `cache` of one runner.
+    """The `step`, captured for the `cache` of one runner, and anew when its pool has grown.
 
-    Padding is written to the last position of the first slot, which holds no text then, and sees
-    nothing."""
+    Padding is written to the pool's first block, which holds no text, and sees nothing."""
 
-    def __init__(self, step: PackedStep, cache: SlotCache) -> None:
+    def __init__(self, step: PackedStep, cache: PooledCache) -> None:
         self._eager, self._cache = step, cache
         self._step: Step = step
-        layers = cache.held()
-        self._keys = [layer.keys for layer in layers]
-        self._values = [layer.values for layer in layers]
-        self._features = [] if cache.features is None else [cache.features.tensor]
-        self._captured = Captured(self._unpacked, self._keys[0].device)
+        self._renew()
+
+    def _renew(self) -> None:
+        """Begin without graphs, in the cache's tensors as they are now."""
+        layers, features = self._cache.held(), self._cache.features
+        self._stores = (
+            [layer.keys for layer in layers],
+            [layer.values for layer in layers],
+            [] if features is None else [features.tensor],
+        )
+        self._version = self._cache.version
+        self._captured = Captured(self._unpacked, self._cache.table.device)
 
     def prepare(self, kinds: int) -> None:
         """Capture the graphs of chains, with fused kernels where torch's compiler can make them."""
         try:
-            self._step = fused(self._eager, self._keys, self._values, self._features, kinds)
+            self._step = fused(self._eager, *self._stores, self._cache.table, kinds)
             self._capture(kinds)
         except Exception as error:  # of any of torch's compilers; graphs do without them
             log.warning("capturing kernels as they are: %s", first_line(error))
-            self._step, self._captured = self._eager, Captured(self._unpacked, self._keys[0].device)
+            self._step = self._eager
+            self._renew()
             self._capture(kinds)
 
     def _capture(self, kinds: int) -> None:
@@ -62,16 +69,15 @@ class CapturedPacked:
         wanted: Sequence[int],
         plans: Sequence[SeenPlaces],
     ) -> Sequence[Tensor]:
-        last = self._cache.positions - 1
-        if self._cache.window.end > last:
-            raise ValueError(f"{self._cache.window.end} tokens do not fit in a slot of {last}")
+        if self._version != self._cache.version:
+            self._renew()
         n = _size(len(feed[0]))
         m = n if n <= _STEP else power_of_two(max(len(wanted), _LEAST_WANTED))
         k = power_of_two(max(_LEAST_NODES, *(len(plan.nodes) for plan in plans)))
         # One copy to the device, not one for each.
         flat: list[int] = []
-        for own, padding in zip(feed, (0, 0, last, 0), strict=True):
-            flat += _padded(own, n, padding)
+        for own in feed:
+            flat += _padded(own, n)
         flat += _padded(wanted, m)
         for plan in plans:
             flat += _padded(plan.tokens, 5 * n)
@@ -90,9 +96,8 @@ class CapturedPacked:
             wanted.long(),
             [own.view(n, 5) for own in rest[:kinds]],
             list(rest[kinds:]),
-            self._keys,
-            self._values,
-            self._features,
+            *self._stores,
+            self._cache.table,
         )
 
 
@@ -101,5 +106,5 @@ def _size(count: int) -> int:
     return power_of_two(max(count, _LEAST)) if count <= _STEP else -(-count // _STEP) * _STEP
 
 
-def _padded(numbers: Sequence[int], size: int, padding: int = 0) -> list[int]:
-    return [*numbers, *[padding] * (size - len(numbers))]
+def _padded(numbers: Sequence[int], size: int) -> list[int]:
+    return [*numbers, *[0] * (size - len(numbers))]

@@ -27,6 +27,7 @@ def fused(
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
     features: Sequence[Tensor],
+    blocks: Tensor,
     kinds: int,
 ) -> Step:
     """`step` for any numbers of tokens, in caches like these. Compiled when it is first called,
@@ -38,7 +39,7 @@ def fused(
     facts = kinds, step.last_position, step.vocab_size, keys[0].dtype, len(features), step.draft
     if facts not in known:
         log.warning("compiling kernels of %s", step.model.config.name_or_path)
-        inputs, shapes = example(keys, values, features, kinds)
+        inputs, shapes = example(keys, values, features, kinds, blocks)
         with torch.no_grad():
             program = torch.export.export(step, inputs, dynamic_shapes=shapes, strict=False)
         compiled: Any = torch.compile(program.module(), dynamic=True, fullgraph=True)

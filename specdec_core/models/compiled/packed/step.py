@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from specdec_core.models.cache.tensor_layer import TensorLayer
 from specdec_core.models.confidence import most_likely
 from specdec_core.models.features import LayerInputs
 from specdec_core.models.row_attention import RowMask, SeenTensors
-from specdec_core.models.tensor_cache import TensorLayer
 
 
 class PackedStep(nn.Module):
@@ -54,6 +54,7 @@ class PackedStep(nn.Module):
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
         features: Sequence[Tensor],
+        blocks: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Append n tokens to the rows of a cache, in place.
 
@@ -68,6 +69,8 @@ class PackedStep(nn.Module):
             values: alike.
             features: the store of the layers' inputs (slots, 1, positions, size), where they are
                 kept.
+            blocks: of a cache whose memory is a pool, which block each part of a row is in, (slots,
+                blocks of a slot). All stores then are (1, …), and rows in `feed` are 0.
 
         Returns:
             Logits (m, vocabulary), the most likely tokens (m,), what the output layer read
@@ -75,7 +78,7 @@ class PackedStep(nn.Module):
         """
         ids, rows, places, positions = feed.unbind()
         for mask, own_tokens, own_nodes in zip(self._masks.values(), tokens, nodes, strict=True):
-            mask.plan = SeenTensors(own_tokens, own_nodes)
+            mask.plan = SeenTensors(own_tokens, own_nodes, blocks)
         cache = Cache(
             layers=[TensorLayer(*own, rows, places) for own in zip(keys, values, strict=True)]
         )

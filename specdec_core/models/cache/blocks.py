@@ -95,3 +95,73 @@ class Blocks:
             run = Run(row, block, *at, 1)
         if run is not None:
             yield run
+
+
+class PooledBlocks:
+    """Blocks of a pool, which has `size` of them, that rows hold: `rows[i]` numbers those of row i
+    in the order of its positions. They are numbered from 1; number 0 stands for none."""
+
+    def __init__(self, rows: int, size: int) -> None:
+        self.rows: list[list[int]] = [[] for _ in range(rows)]
+        self.changed: set[int] = set()  # rows that got or left blocks, until somebody clears it
+        self._holders = [0]
+        self._free: list[int] = []
+        self.size = 0
+        self.grow(size)
+
+    def grow(self, count: int) -> None:
+        """Have so many blocks more."""
+        new = range(self.size + 1, self.size + count + 1)
+        self._free[:0] = reversed(new)  # the last one is taken next
+        self._holders += [0] * count
+        self.size += count
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody holds."""
+        return len(self._free)
+
+    def needed(self, row: int, first: int, last: int) -> int:
+        """Blocks that :meth:`own` takes."""
+        held = self.rows[row]
+        shared = sum(self._holders[block] > 1 for block in held[first:last])
+        return shared + max(last - len(held), 0)
+
+    def own(self, row: int, first: int, last: int) -> list[tuple[int, int]]:
+        """Have `row` hold its blocks up to `last` and those from `first` on alone. Of blocks that
+        it held with others, which it had and which it has in its place."""
+        held, replaced = self.rows[row], []
+        if self.needed(row, first, last):
+            self.changed.add(row)
+        for place in range(first, min(last, len(held))):
+            if self._holders[old := held[place]] > 1:
+                self._holders[old] -= 1
+                held[place] = self._take()
+                replaced.append((old, held[place]))
+        held += [self._take() for _ in range(len(held), last)]
+        return replaced
+
+    def share(self, row: int, other: int, count: int) -> None:
+        """Have `other` hold the first `count` blocks of `row`, and nothing else."""
+        shared = self.rows[row][:count]
+        for block in shared:
+            self._holders[block] += 1
+        self.cut(other, 0)
+        self.rows[other] += shared
+        self.changed.add(other)
+
+    def cut(self, row: int, count: int) -> None:
+        """Have `row` hold its first `count` blocks at most."""
+        held = self.rows[row]
+        if len(held) > count:
+            self.changed.add(row)
+        for block in reversed(held[count:]):
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                self._free.append(block)
+        del held[count:]
+
+    def _take(self) -> int:
+        block = self._free.pop()
+        self._holders[block] = 1
+        return block

@@ -1,0 +1,148 @@
+"""A slot cache whose memory is a pool of blocks, for devices that give memory all at once.
+
+A row holds as many blocks as its tokens need, wherever in the pool they are; a table on the device
+says where. Rows that begin alike hold the blocks of that beginning together, and before a row
+writes to a block that others hold, too, it gets one of its own.
+
+In the stores' tensors all blocks lie one behind the other, as if they were a single row's. Who
+writes is told the places; attention, which reads whole ranges of rows, reads the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from specdec_core.base.errors import UserError
+from specdec_core.models.cache.blocks import BLOCK, PooledBlocks
+from specdec_core.models.cache.slots import SlotCache, Store
+from specdec_core.models.cache.windows import Window
+
+_GROWTH = 2  # a pool that is too small grows by one such part of it at least
+
+
+class PooledCache(SlotCache):
+    """See this module. The pool is on `device`, for `tokens` tokens and a block more of each row;
+    unset, for all that rows can hold. Where it does not suffice it grows.
+
+    `table` (slots, blocks of a row) has the numbers of the blocks that rows hold. Block 0 is
+    nobody's: padding is written there. `version` changes when the stores' tensors are other ones.
+    """
+
+    table: Tensor
+
+    def __init__(
+        self,
+        layers: int,
+        slots: int,
+        positions: int,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+        tokens: int | None = None,
+    ) -> None:
+        super().__init__(layers, slots, positions, dtype)
+        self._count = self.positions // BLOCK  # blocks of a row
+        most = slots * self._count
+        size = most if tokens is None else min(-(-tokens // BLOCK) + slots, most)
+        self.blocks = PooledBlocks(slots, size)
+        self.version = 0
+        self.table = torch.zeros((slots, self._count), dtype=torch.int32, device=device)
+        self._table = torch.zeros((slots, self._count), dtype=torch.int32)  # the same on the host
+
+    def new_store(self, heads: int, size: int, like: Tensor) -> Store:
+        """Raises :class:`UserError` where the device's memory does not suffice."""
+        places = (1 + self.blocks.size) * BLOCK
+        try:
+            # Zeros: a masked position still meets its value with weight 0, and 0 · NaN is NaN.
+            return Store(like.new_zeros((1, heads, places, size)))
+        except torch.OutOfMemoryError:
+            raise UserError(
+                f"a cache of {places - BLOCK} tokens does not fit on {like.device}: fewer slots,"
+                " shorter texts (max_length), or fewer tokens together (--cache-tokens)"
+            ) from None
+
+    def at(self, rows: Sequence[int], positions: Sequence[int]) -> tuple[list[int], list[int]]:
+        held = self.blocks.rows
+        pairs = zip(rows, positions, strict=True)
+        places = [held[row][at // BLOCK] * BLOCK + at % BLOCK for row, at in pairs]
+        return [0] * len(places), places
+
+    def claim(self, rows: Iterable[int], counts: Iterable[int]) -> None:
+        spans = [
+            (row, self.lengths[row] // BLOCK, -(-(self.lengths[row] + count) // BLOCK))
+            for row, count in zip(rows, counts, strict=True)
+        ]
+        # Several rows may leave the same block: more than are needed are asked for then.
+        self._have(sum(self.blocks.needed(*span) for span in spans))
+        for row, first, last in spans:
+            for old, new in self.blocks.own(row, first, last):
+                self._copy(old * BLOCK, new * BLOCK, BLOCK)
+        self._show()
+
+    def truncate(self, row: int, length: int) -> None:
+        self._checked(row, length)
+        self.lengths[row] = length
+        self.blocks.cut(row, -(-length // BLOCK))
+
+    def _window(self, rows: list[int], offsets: list[int], width: int) -> Window:
+        return _PooledWindow(self, rows, offsets, width)
+
+    def _begin_like(self, row: int, other: int, length: int) -> None:
+        shared = length // BLOCK
+        self.blocks.share(row, other, shared)
+        if rest := length % BLOCK:
+            self._have(1)
+            self.blocks.own(other, shared, shared + 1)
+            source, to = (self.blocks.rows[own][shared] * BLOCK for own in (row, other))
+            self._copy(source, to, rest)
+
+    def _copy(self, source: int, to: int, count: int) -> None:
+        for store in self.stores():
+            places = store.tensor[0]
+            places[:, to : to + count] = places[:, source : source + count]
+
+    def _have(self, count: int) -> None:
+        """Have so many free blocks."""
+        short = count - self.blocks.free
+        if short <= 0:
+            return
+        self.blocks.grow(max(short, self.blocks.size // _GROWTH))
+        self.version += 1
+        with torch.inference_mode(False):  # torch.compile takes no other tensors
+            for store in self.stores():
+                old = store.tensor
+                _, heads, places, size = old.shape
+                store.tensor = self.new_store(heads, size, old[:, :0, :0, :0]).tensor
+                store.tensor[:, :, :places] = old
+        for layer in self.held():
+            layer.renew()
+
+    def _show(self) -> None:
+        """Have the table say what rows hold."""
+        if self.blocks.changed:
+            for row in self.blocks.changed:
+                held = self.blocks.rows[row]
+                padded = [*held, *[0] * (self._count - len(held))]
+                self._table[row] = torch.tensor(padded, dtype=torch.int32)
+            self.table.copy_(self._table)
+            self.blocks.changed.clear()
+
+
+class _PooledWindow(Window):
+    """A window that reads a copy."""
+
+    def __init__(self, cache: PooledCache, rows: list[int], offsets: list[int], width: int) -> None:
+        super().__init__(rows, offsets, width)
+        device = cache.table.device
+        each = zip(rows, offsets, strict=True)
+        new = [(row, at + n) for row, at in each for n in range(width)]
+        self._new = torch.tensor(cache.at(*zip(*new, strict=True))[1], device=device)
+        positions = torch.arange(self.end, device=device)
+        blocks = cache.table[torch.tensor(rows, device=device)][:, positions // BLOCK]
+        self._read = blocks * BLOCK + positions % BLOCK  # (rows, end)
+
+    def write(self, store: Tensor, states: Tensor) -> Tensor:
+        store[0][:, self._new] = states.transpose(0, 1).flatten(1, 2).to(store.dtype)
+        return store[0][:, self._read].transpose(0, 1)
