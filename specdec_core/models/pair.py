@@ -43,6 +43,7 @@ from specdec_core.models.reduced_draft import ReducedDraftConfig
 from specdec_core.models.reduced_draft.storing import load_reduced, reduced_of
 from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.models.supported import check_supported, context_length
+from specdec_core.tokens import operator as sampling
 
 Draft = PreTrainedModel | AnyHead
 
@@ -261,6 +262,8 @@ def load_pair(spec: PairSpec) -> Pair:
     spec = resolve_dtypes(spec)
     runner = spec.runner
     target = _load_model(spec.target, runner.target_dtype, runner)
+    if target.device.type == "cpu":
+        sampling.available()  # not built by the first request
     return Pair(spec, tokenizer, target, load_drafts(spec, target))
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.config import Sampling
+from specdec_core.tokens import operator
 from specdec_core.tokens.coupling import SharedNoise
 
 _LIKELY = 256  # tokens that are looked at first for a nucleus
@@ -23,6 +24,8 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
 
     The temperature must not be 0: greedy decoding has no distribution.
     """
+    if operator.fits(logits):
+        return operator.warp(logits, sampling)
     scores = tempered(logits, sampling.temperature)
     if sampling.min_p > 0:
         least = scores.amax(dim=-1, keepdim=True) + math.log(sampling.min_p)
@@ -133,6 +136,8 @@ def draw_siblings(
 def _quantiles(weights: Tensor, uniforms: Tensor) -> Tensor:
     """The tokens (rows, n) at the uniform numbers (rows, n) of each row of `weights` (rows,
     vocabulary)."""
+    if weights.dtype == torch.float32 and operator.fits(weights):
+        return operator.quantiles(weights, uniforms.contiguous())
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     scaled = uniforms.to(cumulative.device) * cumulative[:, -1:]
     tokens, first = (

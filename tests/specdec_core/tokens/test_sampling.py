@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,9 +14,21 @@ from pydantic import ValidationError
 from specdec_core.config import Configuration, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
+from specdec_core.tokens import operator
 from specdec_core.tokens.coupling import SharedNoise, acceptance, race
 from specdec_core.tokens.sampling import distributions, draw, draw_siblings, warp
 from specdec_core.tokens.verification import residual
+
+
+@pytest.fixture(scope="module", autouse=True, params=["operators", "torch"])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With the operators for CPUs, and as it is done elsewhere."""
+    assert operator.available()
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(operator, "fits", lambda numbers: False)
+        yield
+
 
 LAST = math.nextafter(1, 0)  # the largest of random.random()'s numbers
 UNIFORMS = [0.0, 0.5, 1 - 2**-24, LAST]
@@ -172,3 +185,41 @@ def test_a_nucleus_is_that_of_the_whole_vocabulary_in_order(vocabulary: int, spr
             nucleus = torch.zeros(vocabulary, dtype=torch.float64)
             nucleus[order[:count]] = ordered[:count] / ordered[:count].sum()
             torch.testing.assert_close(kept.double(), nucleus, atol=1e-6, rtol=1e-4)
+
+
+FILTERS = [
+    Sampling(temperature=1.0),
+    Sampling(temperature=0.3, top_k=1),
+    Sampling(temperature=1.0, top_k=50),
+    Sampling(temperature=0.7, top_p=0.9),
+    Sampling(temperature=1.5, top_p=0.999),
+    Sampling(temperature=0.9, min_p=0.1),
+    Sampling(temperature=2.0, top_k=300, top_p=0.5, min_p=1e-4),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocabulary", [1, 31, 32, 4096, 49_157])
+@pytest.mark.parametrize("sampling", FILTERS)
+def test_the_operators_find_what_torch_finds(
+    sampling: Sampling, vocabulary: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = (3 * torch.randn(5, vocabulary, generator=generator)).to(dtype)
+    logits[torch.rand(logits.shape, generator=generator) < 0.1] = -math.inf
+    logits[:, 0] = 1
+    uniforms = torch.rand(5, 3, generator=generator, dtype=torch.float64).tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operator, "fits", lambda numbers: False)
+        expected = warp(logits, sampling)
+        drawn = draw_siblings(expected, uniforms, replacement=True)[0]
+    found = operator.warp(logits, sampling)
+    # Of equal logits it is open which of them belong to a nucleus, and where that ends in a long
+    # tail is a matter of rounding.
+    for one, other in ((found.sort().values, expected.sort().values), (found, expected)):
+        if dtype == torch.float32 or one is not found:
+            assert (one - other).abs().sum(dim=-1).max() < 1e-5
+            different = ((one > 0) != (other > 0)).sum(dim=-1).max()
+            assert different <= (3 if sampling.top_p < 1 and vocabulary > 10_000 else 0)
+    places = torch.tensor(uniforms, dtype=torch.float64)
+    assert operator.quantiles(expected, places).tolist() == drawn
