@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,18 +80,10 @@ def _on_gpu(
     return gpu.attend(query, keys, values, None, tokens, nodes, scale)
 
 
-def _blocks_on_gpu(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    blocks: Tensor,
-    tokens: Tensor,
-    nodes: Tensor,
-    scale: float,
-) -> Tensor:
+def _blocks_on_gpu(*arguments: Any) -> Tensor:
     from specdec_core.models.row_attention import gpu
 
-    return gpu.attend(query, keys, values, blocks, tokens, nodes, scale)
+    return gpu.attend(*arguments)
 
 
 def _blocks_on_cpu(

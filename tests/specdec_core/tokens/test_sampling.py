@@ -23,7 +23,8 @@ from specdec_core.tokens.verification import residual
 @pytest.fixture(scope="module", autouse=True, params=["operators", "torch"])
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
     """With the operators for CPUs, and as it is done elsewhere."""
-    assert operator.available()
+    if request.param == "operators" and not operator.available():
+        pytest.skip("needs a C++ compiler")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
             patch.setattr(operator, "fits", lambda numbers: False)
@@ -204,6 +205,8 @@ FILTERS = [
 def test_the_operators_find_what_torch_finds(
     sampling: Sampling, vocabulary: int, dtype: torch.dtype
 ) -> None:
+    if not operator.available():
+        pytest.skip("needs a C++ compiler")
     generator = torch.Generator().manual_seed(vocabulary)
     logits = (3 * torch.randn(5, vocabulary, generator=generator)).to(dtype)
     logits[torch.rand(logits.shape, generator=generator) < 0.1] = -math.inf
