@@ -53,15 +53,7 @@ class PooledCache(SlotCache):
 
     def new_store(self, heads: int, size: int, like: Tensor) -> Store:
         """Raises :class:`UserError` where the device's memory does not suffice."""
-        places = (1 + self.blocks.size) * BLOCK
-        try:
-            # Zeros: a masked position still meets its value with weight 0, and 0 · NaN is NaN.
-            return Store(like.new_zeros((1, heads, places, size)))
-        except torch.OutOfMemoryError:
-            raise UserError(
-                f"a cache of {places - BLOCK} tokens does not fit on {like.device}: fewer slots,"
-                " shorter texts (max_length), or fewer tokens together (--cache-tokens)"
-            ) from None
+        return Store(_zeros(self.blocks.size, heads, size, like))
 
     def at(self, rows: Sequence[int], positions: Sequence[int]) -> tuple[list[int], list[int]]:
         held = self.blocks.rows
@@ -108,16 +100,19 @@ class PooledCache(SlotCache):
         short = count - self.blocks.free
         if short <= 0:
             return
-        self.blocks.grow(max(short, self.blocks.size // _GROWTH))
-        self.version += 1
-        with torch.inference_mode(False):  # torch.compile takes no other tensors
-            for store in self.stores():
-                old = store.tensor
-                _, heads, places, size = old.shape
-                store.tensor = self.new_store(heads, size, old[:, :0, :0, :0]).tensor
-                store.tensor[:, :, :places] = old
-        for layer in self.held():
-            layer.renew()
+        more = max(short, self.blocks.size // _GROWTH)
+        try:
+            with torch.inference_mode(False):  # torch.compile takes no other tensors
+                for store in self.stores():
+                    _, heads, places, size = store.tensor.shape
+                    larger = _zeros(self.blocks.size + more, heads, size, store.tensor)
+                    larger[:, :, :places] = store.tensor
+                    store.tensor = larger
+        finally:  # where memory was short the blocks stay those that all stores have
+            self.version += 1
+            for layer in self.held():
+                layer.renew()
+        self.blocks.grow(more)
 
     def _show(self) -> None:
         """Have the table say what rows hold."""
@@ -128,6 +123,19 @@ class PooledCache(SlotCache):
                 self._table[row] = torch.tensor(padded, dtype=torch.int32)
             self.table.copy_(self._table)
             self.blocks.changed.clear()
+
+
+def _zeros(blocks: int, heads: int, size: int, like: Tensor) -> Tensor:
+    """A store's tensor of so many blocks, and block 0. Raises :class:`UserError` where the device's
+    memory does not suffice."""
+    try:
+        # Zeros: a masked position still meets its value with weight 0, and 0 · NaN is NaN.
+        return like.new_zeros((1, heads, (1 + blocks) * BLOCK, size))
+    except torch.OutOfMemoryError:
+        raise UserError(
+            f"a cache of {blocks * BLOCK} tokens does not fit on {like.device}: fewer slots,"
+            " shorter texts (max_length), or fewer tokens together (--cache-tokens)"
+        ) from None
 
 
 class _PooledWindow(Window):

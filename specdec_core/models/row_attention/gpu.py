@@ -34,8 +34,7 @@ def attend(
     nodes: Tensor,
     scale: float,
 ) -> Tensor:
-    """See :func:`specdec_core.models.row_attention.operator.attend_blocks`, or without `blocks`
-    :func:`specdec_core.models.row_attention.operator.attend`."""
+    """See :func:`specdec_core.models.row_attention.operator.attend`."""
     count, heads, size = query.shape
     group = heads // keys.shape[1]
     wide, padded = triton.next_power_of_2(size), triton.next_power_of_2(group)

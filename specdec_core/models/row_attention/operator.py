@@ -30,7 +30,13 @@ def available(device: torch.device) -> bool:
 
 
 def attend(
-    query: Tensor, keys: Tensor, values: Tensor, tokens: Tensor, nodes: Tensor, scale: float
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tokens: Tensor,
+    nodes: Tensor,
+    scale: float,
+    blocks: Tensor | None = None,
 ) -> Tensor:
     """Attention of tokens that pay for what they see alone.
 
@@ -43,6 +49,9 @@ def attend(
             neighbours. One that sees nothing gets zeros.
         nodes: positions (n,), integers.
         scale: of the products.
+        blocks: of a cache whose memory is a pool of blocks, `keys` and `values` (1, key heads,
+            positions of all blocks, head size): the number of the block that each :data:`BLOCK`
+            positions of a slot are in, (slots, blocks of a slot), integers.
 
     Returns:
         (tokens, heads, head size), in the queries' data type.
@@ -50,25 +59,12 @@ def attend(
     Raises:
         RuntimeError: heads of this size do not fit into the GPU.
     """
-    attended: Tensor = torch.ops.specdec.attend(query, keys, values, tokens, nodes, scale)
-    return attended
-
-
-def attend_blocks(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    blocks: Tensor,
-    tokens: Tensor,
-    nodes: Tensor,
-    scale: float,
-) -> Tensor:
-    """The same in a cache whose memory is a pool of blocks, `keys` and `values` (1, key heads,
-    positions of all blocks, head size): `blocks` (slots, blocks of a slot), integers, numbers the
-    block that each :data:`BLOCK` positions of a slot are in."""
-    attended: Tensor = torch.ops.specdec.attend_blocks(
-        query, keys, values, blocks, tokens, nodes, scale
-    )
+    sees = tokens, nodes, scale
+    attended: Tensor
+    if blocks is None:
+        attended = torch.ops.specdec.attend(query, keys, values, *sees)
+    else:
+        attended = torch.ops.specdec.attend_blocks(query, keys, values, blocks, *sees)
     return attended
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from specdec_core.models.row_attention.operator import attend, attend_blocks
+from specdec_core.models.row_attention.operator import attend
 from specdec_core.tokens.token_tree import ROOT
 from specdec_core.tokens.topology import Slices
 
@@ -130,9 +130,7 @@ def attend_to(
     arguments."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rows = query[0].transpose(0, 1)
-    if blocks is None:
-        return attend(rows, keys, values, tokens, nodes, scale)[None]
-    return attend_blocks(rows, keys, values, blocks, tokens, nodes, scale)[None]
+    return attend(rows, keys, values, tokens, nodes, scale, blocks)[None]
 
 
 def _path(parents: Sequence[int], node: int) -> list[int]:

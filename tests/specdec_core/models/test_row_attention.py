@@ -117,7 +117,7 @@ def test_a_pool_of_blocks_is_attended_to_as_slots_are(
     query, keys, values = case(heads, key_heads, size, dtype, dtype)
     blocks, *pools = scattered(keys, values)
     tables = SeenPlaces(fed(ROWS), window).tables(DEVICE)
-    found = operator.attend_blocks(query, *pools, blocks, *tables, size**-0.5)
+    found = operator.attend(query, *pools, *tables, size**-0.5, blocks)
     wanted = operator.attend(query, keys, values, *tables, size**-0.5)
     assert torch.equal(found, wanted)
 

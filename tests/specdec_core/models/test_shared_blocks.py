@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import sys
+from typing import Any
 
 import pytest
 import torch
 
+from specdec_core.base.errors import UserError
 from specdec_core.models.cache import MappedCache, PooledCache, SlotCache, mapped
+from specdec_core.models.cache import pooled as pool_cache
 from specdec_core.models.cache.blocks import BLOCK, Blocks, PooledBlocks, Run
 
 LAYERS, SLOTS, HEADS, SIZE, POSITIONS = 2, 4, 2, 64, 8 * BLOCK
@@ -194,6 +197,28 @@ def test_a_pool_holds_a_common_beginning_once_and_grows_for_what_is_written_afte
     write(cache, 1, torch.randn(1, HEADS, SIZE))
     assert (cache.version, cache.blocks.size) == (1, 9 + 9 // 2)
     assert all(map(torch.equal, before, held(cache, 0, 7 * BLOCK)))
+
+
+def test_a_pool_that_cannot_grow_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = pooled(BLOCK, slots=2)
+    write(cache, 0, torch.randn(2 * BLOCK, HEADS, SIZE))
+    before, zeros, room = held(cache, 0, 2 * BLOCK), pool_cache._zeros, [True, False]
+
+    def short(*arguments: Any) -> torch.Tensor:
+        if not room.pop(0):
+            raise UserError("a cache does not fit")
+        return zeros(*arguments)
+
+    monkeypatch.setattr(pool_cache, "_zeros", short)
+    with pytest.raises(UserError, match="does not fit"):
+        write(cache, 1, torch.randn(3 * BLOCK, HEADS, SIZE))
+    assert cache.lengths == [2 * BLOCK, 0]
+    write(cache, 1, torch.randn(BLOCK, HEADS, SIZE))  # for which there is room
+    monkeypatch.undo()
+    text = torch.randn(2 * BLOCK, HEADS, SIZE)
+    write(cache, 1, text)
+    assert all(map(torch.equal, before, held(cache, 0, 2 * BLOCK)))
+    assert torch.equal(held(cache, 1, 3 * BLOCK)[0][BLOCK:], text)
 
 
 def test_the_table_says_where_the_blocks_of_rows_are_when_a_forward_begins() -> None:
