@@ -18,6 +18,7 @@ from specdec_core.config import parse
 from specdec_core.models.pair import Pair
 from specdec_core.studies.bandits import ArmComparison, ArmsPlan, race, settings_of
 from specdec_core.studies.regret import exp3_bound, hardness
+from tests.dashboards.addresses import fetched
 from tests.dashboards.conftest import NEW_TOKENS, REQUESTS
 
 PLAN = parse(
@@ -106,7 +107,7 @@ def test_the_table_belongs_to_the_figure(comparison: ArmComparison) -> None:
 def test_the_page_needs_no_network_and_says_who_won(comparison: ArmComparison) -> None:
     shown = report(comparison, Origin(name="name", pair="pair", notes=["a note"]))
     html, text = page(shown), document(shown)
-    assert "cdn" not in html.split("<script>")[0]
+    assert fetched(html) == []
     assert headline(comparison.table()) in html.replace("&#39;", "'")
     for key in ("regret", "regret_seconds", "arms"):
         assert f'data-plot="{key}"' in html
