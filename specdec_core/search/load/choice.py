@@ -118,17 +118,16 @@ class _ByLiveRuns:
         schedule = [simulated.schedule] if simulated.schedule.id in known else []
         contestants = list(dict.fromkeys([simulated.baseline, *finalists, *schedule]))
         self.race.observer.stage(f"timing {load.label}")
+        before = [each.id for each in self.best.values()]
+        kept = before[-1] if before else None
         comparison = self.race.run(load, contestants)
-        among = comparison.racing  # whoever left was shown to be worse
-        before = list(self.best.values())[-1:]
-        choice = comparison.choose(among, before[0].id if before else None, TOLERANCE)
-        cost = comparison.cost(choice, among)
+        choice, cost = comparison.decision(kept, TOLERANCE, self.race.live.cost)
         self.best[load] = known[choice]
         self.verdicts.append(
             Verdict(
                 load=load,
                 config_id=choice,
-                in_question=comparison.in_question(among),
+                in_question=comparison.in_question(comparison.racing),
                 regret=cost.expected,
                 low=cost.low,
                 at_most=cost.high,

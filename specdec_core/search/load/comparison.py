@@ -90,14 +90,25 @@ class Comparison:
         costs = np.where(best > 0, 1 - ours / np.where(best > 0, best, 1), 0.0)
         return Cost(float(costs.mean()), *self._interval(costs))
 
-    def choose(self, among: Collection[str], kept: str | None = None, tolerance: float = 0) -> str:
-        """The least expected cost of those in question; or `kept`, if it is one of them and costs
-        no more than `tolerance` beyond."""
+    def choose(self, among: Collection[str]) -> str:
+        """The least expected cost of those in question."""
         costs = {each: self.cost(each, among).expected for each in self.in_question(among)}
-        best = min(costs, key=costs.__getitem__)
-        if kept is not None and costs.get(kept, np.inf) <= costs[best] + tolerance:
-            return kept
-        return best
+        return min(costs, key=costs.__getitem__)
+
+    def decision(
+        self, kept: str | None = None, tolerance: float = 0, most: float = 1
+    ) -> tuple[str, Cost]:
+        """The choice among those that had every turn (whoever left before was shown to be worse),
+        and what it costs. `kept` is the choice if it is one of those in question, is expected to
+        cost no more than `tolerance` beyond the best, and is shown to cost at most `most`."""
+        among = self.racing
+        best = self.choose(among)
+        cost = self.cost(best, among)
+        if kept in self.in_question(among):
+            keeping = self.cost(kept, among)
+            if keeping.expected <= cost.expected + tolerance and keeping.high <= most:
+                return kept, keeping
+        return best, cost
 
     def _interval(self, draws: np.ndarray) -> tuple[float, float]:
         tails = [self._tail, 1 - self._tail]

@@ -1,4 +1,5 @@
-"""A race at one load: everyone answers its requests twice, those still in question again."""
+"""A race at one load: everyone answers its requests twice, those still in question again, until the
+choice is shown to cost little enough."""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.search.load.comparison import Comparison
 from specdec_core.search.load.live_runs import LiveRuns, LoadTimer
-from specdec_core.search.load.schedule import TOLERANCE
 from specdec_core.search.load.workload import LiveSettings, Load, Objective, Slo
 
 _SURE = 2  # turns before anybody leaves: one run alone does not tell that it was disturbed
@@ -27,31 +27,44 @@ class LiveRace:
     slo: Slo | None
 
     def run(self, load: Load, contestants: Sequence[Configuration], first: int = 0) -> Comparison:
-        """Turns, numbered from `first`, until one is left, the choice costs next to nothing, or the
-        repeats are used. Whoever another is shown to be better than takes no further part."""
+        """Turns, numbered from `first`, until one is left, the choice is shown to cost at most
+        `live.cost`, or the repeats are used. Whoever another is shown to be better than takes no
+        further part."""
         racing = list(contestants)
         taken = {each.id: list[int]() for each in contestants}
-        for turn in range(first, first + self.live.repeats):
-            self.runs.take_turn(load, racing, turn, self.timer, self.observer)
+        looks = looks_within(self.live.repeats)
+        for turn in range(self.live.repeats):
+            self.runs.take_turn(load, racing, first + turn, self.timer, self.observer)
             for each in racing:
-                taken[each.id].append(turn)
-            comparison = self._comparison(load, contestants, taken)
-            if turn + 1 < first + _SURE:
+                taken[each.id].append(first + turn)
+            if turn + 1 not in looks:
                 continue
-            among = comparison.racing
-            in_question = comparison.in_question(among)
+            comparison = self._comparison(load, contestants, taken, len(looks))
+            in_question = comparison.in_question(comparison.racing)
             racing = [each for each in racing if each.id in in_question]
-            cost = comparison.cost(comparison.choose(among), among)
-            if len(racing) == 1 or cost.high <= TOLERANCE:
+            if len(racing) == 1 or comparison.decision()[1].high <= self.live.cost:
                 break
         return comparison
 
     def _comparison(
-        self, load: Load, contestants: Sequence[Configuration], taken: dict[str, list[int]]
+        self,
+        load: Load,
+        contestants: Sequence[Configuration],
+        taken: dict[str, list[int]],
+        looks: int,
     ) -> Comparison:
         records = {
             each.id: [self.runs.records(load, turn, each) for turn in taken[each.id]]
             for each in contestants
         }
-        looks = max(self.live.repeats - _SURE + 1, 1)
         return Comparison(records, load, self.by, self.slo, looks)
+
+
+def looks_within(repeats: int) -> list[int]:
+    """Turns after which a race of at most so many is looked at, each half as many again as the one
+    before: every look widens the intervals of all."""
+    after, looks = _SURE, list[int]()
+    while after < repeats:
+        looks.append(after)
+        after += after // 2
+    return [*looks, repeats]

@@ -167,7 +167,14 @@ class LiveSettings(Value):
         default=0.1, gt=0, lt=1, description="share of the best simulated that they fall behind"
     )
     repeats: PositiveInt = Field(
-        default=3, description="runs of each, in turns; beyond two, of those still in question"
+        default=3,
+        description="runs of each at most, in turns; beyond two, of those still in question",
+    )
+    cost: float = Field(
+        default=0.01,
+        ge=0,
+        lt=1,
+        description="share of the best that a choice may cost at most (95 %): shown, a race ends",
     )
     requests: PositiveInt | None = Field(
         default=None,

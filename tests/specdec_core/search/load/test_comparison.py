@@ -47,10 +47,20 @@ def test_the_least_expected_cost_decides_among_those_in_question() -> None:
     cost = comparison.cost(chosen, noisy)
     assert 0 <= cost.low <= cost.expected <= cost.high < 0.1
     assert comparison.cost("slow", noisy).expected == pytest.approx(0.5, abs=0.05)
-    # What is kept from another load has to be in question here, and to cost little.
-    assert comparison.choose(noisy, kept="slow", tolerance=1) != "slow"
-    other = "same" if chosen == "fast" else "fast"
-    assert comparison.choose(noisy, kept=other, tolerance=0.5) == other
+    assert comparison.decision() == (chosen, comparison.cost(chosen, noisy))
+
+
+def test_what_is_kept_has_to_be_in_question_and_to_cost_little() -> None:
+    noisy = {"slow": runs(2.0, 0.1), "fast": runs(1.0, 0.1), "same": runs(1.01, 0.1)}
+    comparison = Comparison(noisy, FOUR, "tokens_per_second")
+    assert comparison.decision("slow", tolerance=1)[0] != "slow"
+    (best, _), others = comparison.decision(), {"same", "fast"}
+    (other,) = others - {best}
+    cost = comparison.cost(other, noisy)
+    assert comparison.decision(other, tolerance=0.5) == (other, cost)
+    assert comparison.decision(other, tolerance=0.5, most=cost.high)[0] == other
+    assert comparison.decision(other, tolerance=0.5, most=0.9 * cost.high)[0] == best
+    assert comparison.decision(other, tolerance=0)[0] == best
 
 
 def test_intervals_of_several_looks_hold_together() -> None:

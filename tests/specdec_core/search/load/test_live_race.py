@@ -12,7 +12,7 @@ from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.search.load.comparison import Comparison
-from specdec_core.search.load.live_race import LiveRace
+from specdec_core.search.load.live_race import LiveRace, looks_within
 from specdec_core.search.load.live_runs import LiveRuns
 from specdec_core.search.load.measures import COLUMNS
 from specdec_core.search.load.workload import LiveSettings, Load
@@ -50,11 +50,15 @@ class Clock:
 
 
 def race(
-    paces: tuple[float, ...], noise: float, disturbed: str | None = None, repeats: int = 3
+    paces: tuple[float, ...],
+    noise: float,
+    disturbed: str | None = None,
+    repeats: int = 3,
+    cost: float = 0.01,
 ) -> tuple[Comparison, list[int]]:
     """What came out, and how many runs each had."""
     clock = Clock({each.id: s for each, s in zip(FIELD, paces, strict=True)}, noise, disturbed)
-    settings, by = LiveSettings(repeats=repeats), "tokens_per_second"
+    settings, by = LiveSettings(repeats=repeats, cost=cost), "tokens_per_second"
     comparison = LiveRace(settings, clock, LiveRuns(), Observer(), by, None).run(ONE, FIELD)
     assert set(clock.warm.values()) == {1}
     counts = [clock.runs[each.id] for each in FIELD]
@@ -93,3 +97,20 @@ def test_a_race_ends_when_one_is_left_or_the_choice_costs_nothing() -> None:
     assert race((2.0, 1.5, 1.0, 1.5), noise=0.04, repeats=5)[1] == [2, 2, 2, 2]
     assert race((2.0, 1.002, 1.0, 1.001), noise=0.0005)[1] == [2, 2, 2, 2]
     assert race((1.0, 1.0, 1.0, 1.0), noise=0.1, repeats=1)[1] == [1, 1, 1, 1]
+
+
+def test_a_race_goes_on_until_the_choice_is_shown_to_cost_no_more_than_it_may() -> None:
+    near = (2.0, 1.4, 1.006, 1.0)
+    close, runs = race(near, noise=0.03, repeats=28, cost=0.01)
+    assert runs[:2] == [2, 2]
+    assert 4 < runs[FIELD.index(EIGHT)] < 28
+    assert close.decision()[1].high <= 0.01
+    rough, fewer = race(near, noise=0.03, repeats=28, cost=0.02)
+    assert 2 < fewer[FIELD.index(EIGHT)] < runs[FIELD.index(EIGHT)]
+    assert 0.01 < rough.decision()[1].high <= 0.02
+
+
+def test_looks_are_further_and_further_apart() -> None:
+    assert [looks_within(n) for n in (1, 2, 3, 4, 13)] == [
+        *([1], [2], [2, 3], [2, 3, 4], [2, 3, 4, 6, 9, 13])
+    ]
