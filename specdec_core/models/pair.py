@@ -120,7 +120,7 @@ class Pair:
                 raise UserError(f"draft {draft}: {_APART}")
             # A graph also holds what the head has of its target.
             both = weights and f"{self.fingerprints[TARGET]} {weights}"
-            return EagleRunner(model, target, slots, length, both)
+            return EagleRunner(model, target, slots, length, both, self.pooled, cache_tokens)
         features = self.feature_layers if draft is None else ()
         compact = True if compiled else self.compact
         eager = EagerRunner(

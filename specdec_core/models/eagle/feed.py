@@ -14,7 +14,8 @@ class RowFeed:
     """New tokens of `row`, which holds `length`. Tokens are numbered as in the row's text.
 
     The text's first token, which a head does not read, is left out. The target holds `known` tokens
-    of the row, so there are features of those before the tokens up to number `known`.
+    of the row, so there are features of those before the tokens up to number `known`, and before
+    whatever else follows one of them.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class RowFeed:
         self.parents = parents
         self.blank = wanted > len(self.tokens)  # what follows the text's first token is wanted
         self._wanted_from = max(len(self.tokens) - wanted, 0)
+        self._held_by_target = known
         self._known = min(max(known + 1 - self.first, 0), len(self.tokens))
 
     def before(self, token: int) -> int:
@@ -59,6 +61,10 @@ class RowFeed:
     def known(self, span: Span) -> range:
         """The numbers of the tokens in `span` that are read with the target's features."""
         return range(self.first + span[0], self.first + min(span[1], self._known))
+
+    def has_features(self, token: int) -> bool:
+        """Whether there are features of the token that new token number `token` follows."""
+        return self.before(token) < self._held_by_target
 
     def numbers(self, span: Span) -> range:
         """The numbers of the tokens in `span`."""

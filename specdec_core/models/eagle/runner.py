@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specdec_core.models import draft_vocabulary
 from specdec_core.models.attention import ATTENTION
-from specdec_core.models.cache import MappedCache, SlotLayer
+from specdec_core.models.cache import MappedCache, PooledCache, SlotCache, SlotLayer
 from specdec_core.models.eagle import any_head, eagle_one
 from specdec_core.models.eagle import head as eagle_head
 from specdec_core.models.eagle.any_head import AnyHead
@@ -57,7 +57,8 @@ class ReadRows(Protocol):
 class EagleRunner(ModelRunner):
     """`head` over the features that the runner `target` keeps of its rows, which are this runner's
     rows, too. `weights`, the digest of the head's weights and of those that it has of its target,
-    has it compiled; where it cannot be, it runs eagerly after one warning.
+    has it compiled; where it cannot be, it runs eagerly after one warning. For a `pooled` cache and
+    `cache_tokens` see :class:`~specdec_core.models.eager.EagerRunner`.
 
     The first token of a text has no features before it and is not read: after it, all tokens are as
     likely. Of a row's tokens, `settled` were read with the target's features.
@@ -72,6 +73,8 @@ class EagleRunner(ModelRunner):
         slots: int,
         max_length: int,
         weights: str | None = None,
+        pooled: bool | None = None,
+        cache_tokens: int | None = None,
     ) -> None:
         super().__init__()
         self.head, self.target, self.max_length = head, target, max_length
@@ -80,25 +83,31 @@ class EagleRunner(ModelRunner):
         self.device, self.vocab_size = weight.device, target.vocab_size
         self._columns = _columns(head.settings, target.feature_layers)
         self._compact = operator.available(self.device)
-        settings, positions = head.settings, max_length + _PADDING
+        settings, size = head.settings, (1, slots, max_length + _PADDING)
         dtype = weight.dtype if self._compact else torch.float32
-        self.cache = MappedCache(1, slots, positions, dtype)
+        on_cpu = self.device.type == "cpu"
+        pooled = self._compact and not on_cpu if pooled is None else pooled
+        self.cache: SlotCache = (
+            PooledCache(*size, self.device, dtype, cache_tokens)
+            if pooled
+            else MappedCache(*size, dtype)
+        )
         like = weight.new_empty((1, settings.num_key_value_heads, 1, settings.head_dim))
-        layer = SlotLayer(self.cache)
+        (layer,) = self.cache.layers
+        assert isinstance(layer, SlotLayer)
         layer.lazy_initialization(like, like)
-        self.cache.layers = [layer]
-        self._stores = layer.keys, layer.values
-        self._states = weight.new_zeros((slots, positions + 1, settings.hidden_size))
+        # What is read before a token that follows another: that one's state.
+        self.cache.keep_features(settings.hidden_size, weight[:0])
         features = len(settings.feature_layers) * settings.target_hidden_size
-        places = torch.zeros((0, 2), dtype=torch.long, device=self.device)
+        places = torch.zeros(0, dtype=torch.long, device=self.device)
         self._nothing = weight.new_zeros((0, features)), places
         self._begun = [False] * slots  # whether a row holds its first token
         self._settled = [0] * slots
-        self._topologies = Topologies(positions, dtype, self.device)
+        self._topologies = Topologies(self.cache.positions, dtype, self.device)
         self._step = EagleStep(head)
         self._graph: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
         self._watched = False
-        if weights is not None and self._compact and self.device.type == "cpu":
+        if weights is not None and self._compact and on_cpu and not pooled:
             self._graph = self._compiled(weights)
 
     def _compiled(self, weights: str) -> Callable[[list[Tensor]], Sequence[Tensor]] | None:
@@ -108,15 +117,20 @@ class EagleRunner(ModelRunner):
         from specdec_core.models.compiled.packages import Packages
 
         sources = map(inspect.getsource, (any_head, draft_vocabulary, eagle_head, eagle_one))
-        facts = [weights, self._states.dtype, *sources]
+        facts = [weights, self._nothing[0].dtype, *sources]
         packages = Packages(self._step, self.head.config, facts)
         try:
             with torch.inference_mode(False):
                 features = self._nothing[0].shape[1]
-                return packages.open("eagle", *example(*self._stores, self._states, features))
+                return packages.open("eagle", *example(*self._stores(), features))
         except CannotCompile as reason:
             warnings.warn(f"running the EAGLE head without a graph: {reason}", stacklevel=3)
             return None
+
+    def _stores(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and states of all tokens, as they are now: a pool may have grown."""
+        keys, values, states = (store.tensor for store in self.cache.stores())
+        return keys, values, states
 
     @property
     def lengths(self) -> list[int]:
@@ -148,8 +162,6 @@ class EagleRunner(ModelRunner):
             return
         # Between its forwards of a round, a draft keeps a branch of what it has read.
         self.cache.keep(row, start - 1, kept)
-        places = torch.tensor(kept, device=self.device) + start
-        self._states[row, start : start + len(kept)] = self._states[row, places]
         self._settled[row] = min(self._settled[row], start + in_order)
 
     def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
@@ -179,8 +191,6 @@ class EagleRunner(ModelRunner):
             self.truncate(feed.row, feed.length)
             self._begun[feed.row] = True
             self._settled[feed.row] = max(self._settled[feed.row], 1)
-            if feed.length == 0:
-                self._states[feed.row, 0] = 0
         if all(
             len(feed.parts) == 1 and not feed.blank for feed in feeds
         ):  # nothing to put in order
@@ -206,10 +216,11 @@ class EagleRunner(ModelRunner):
 
     def _blank(self) -> Sequence[Tensor]:
         """The outputs after a text's first token, which is not read."""
-        zeros = self._states.new_zeros
+        zeros = self._nothing[0].new_zeros
         first = torch.zeros(1, dtype=torch.long, device=self.device)
         alike = torch.full((1,), 1 / self.vocab_size, device=self.device)
-        return zeros(1, self.vocab_size), first, zeros(1, self._states.shape[2]), alike
+        width = self.head.settings.hidden_size
+        return zeros(1, self.vocab_size), first, zeros(1, width), alike
 
     def _read(self, parts: Sequence[tuple[RowFeed, Span]]) -> list[Tensor]:
         """Append parts of several rows. Returns the outputs at their wanted tokens, row after row;
@@ -223,38 +234,46 @@ class EagleRunner(ModelRunner):
         counts = [len(row) for row in batch.tokens]
         window = self.cache.open_packed(batch.rows, counts)
         packed = PackedSequence.of(batch, window.ends, self._topologies)
-        before = [feed.before(n) for feed, span in parts for n in feed.numbers(span)]
-        feed = [packed.tokens, window.rows, window.positions, packed.positions, before]
-        places = [(each.row, n - 1) for each, span in parts for n in each.known(span)]
-        outputs = self._run(torch.tensor(feed, device=self.device), packed, places)
+        new = [(each, number) for each, span in parts for number in each.numbers(span)]
+        before = [(each.row, each.before(number)) for each, number in new]
+        # A text's first token is not in the cache.
+        rows, numbers = zip(*before, strict=True)
+        _, places = self.cache.at(rows, [max(number - 1, 0) for number in numbers])
+        read = [place if number else -1 for place, number in zip(places, numbers, strict=True)]
+        feed = [packed.tokens, window.rows, window.positions, packed.positions, read]
+        known = [n for n, (each, number) in enumerate(new) if each.has_features(number)]
+        featured = {n: before[n] for n in known}
+        outputs = self._run(torch.tensor(feed, device=self.device), packed, featured)
         self.cache.append(batch.rows, counts)
         for each, span in parts:
-            known = each.known(span)
-            if known and self._settled[each.row] == known.start:
-                self._settled[each.row] = known.stop
+            settled = each.known(span)
+            if settled and self._settled[each.row] == settled.start:
+                self._settled[each.row] = settled.stop
         return [output[: len(packed.wanted)] for output in outputs]
 
-    def _features(self, known: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """What the head reads of tokens that the target has read, (row, number) each, and which
-        these are."""
-        if not known:
+    def _features(self, featured: Mapping[int, tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        """The target's features of tokens, (row, number) each, by the numbers of the new tokens
+        that the head reads after them; and those numbers."""
+        if not featured:
             return self._nothing
-        rows, numbers = zip(*known, strict=True)
+        rows, numbers = zip(*featured.values(), strict=True)
         features = self.target.features(rows, numbers)
         if self._columns is not None:
             features = features[:, self._columns]
-        return features.to(self._states.dtype), torch.tensor(known, device=self.device)
+        return features.to(self._nothing[0].dtype), torch.tensor([*featured], device=self.device)
 
     def _run(
-        self, feed: Tensor, packed: PackedSequence, known: Sequence[tuple[int, int]]
+        self, feed: Tensor, packed: PackedSequence, featured: Mapping[int, tuple[int, int]]
     ) -> Sequence[Tensor]:
         wanted = torch.tensor(packed.wanted or [0], device=self.device)
-        read = feed, wanted, *self._features(known)
-        stores = *self._stores, self._states
+        given = feed, wanted, *self._features(featured)
         if not self._compact:
-            return self._step.run(*read, MaskedSpans(packed.rows, None), *stores)
-        inputs = [*read, *SeenPlaces(packed.rows, None).tables(self.device), *stores]
-        return self._step(*inputs) if self._graph is None else self._graph(inputs)
+            return self._step.run(*given, MaskedSpans(packed.rows, None), *self._stores())
+        inputs = [*given, *SeenPlaces(packed.rows, None).tables(self.device), *self._stores()]
+        if self._graph is not None:
+            return self._graph(inputs)
+        outputs: Sequence[Tensor] = self._step(*inputs, self.cache.table)
+        return outputs
 
 
 def _columns(settings: EagleSettings, kept: Sequence[int]) -> Tensor | None:

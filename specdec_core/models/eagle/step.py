@@ -34,9 +34,11 @@ class EagleStep(nn.Module):
         keys: Tensor,
         values: Tensor,
         states: Tensor,
+        blocks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """:meth:`run` with the plan as the operator's tables, (n, 5) and (nodes,)."""
-        plan = SeenTensors(tokens, nodes)
+        """:meth:`run` with the plan as the operator's tables, (n, 5) and (nodes,), and those of a
+        cache in blocks."""
+        plan = SeenTensors(tokens, nodes, blocks)
         return self.run(feed, wanted, features, known, plan, keys, values, states)
 
     def run(
@@ -53,18 +55,18 @@ class EagleStep(nn.Module):
         """Append n tokens to the rows of a cache, in place.
 
         Args:
-            feed: (5, n) integers: the tokens, their rows, the places in the cache that they are
-                written to, their positions, and the numbers in their rows' texts of the tokens
-                before them.
+            feed: (5, n) integers: the tokens, the rows and places in the stores that they are
+                written to, their positions, and the places of the tokens before them, -1 where
+                none was read.
             wanted: (m,) the numbers of the tokens whose logits are.
-            features: the target's, of k tokens before (k, layers · width); k may be 0, when the
-                states are the head's own.
-            known: (k, 2) integers: the rows of those tokens and their numbers in them.
+            features: the target's, of the tokens before k of them (k, layers · width), which are
+                read in the place of states; k may be 0.
+            known: (k,) integers: which of the n they are.
             plan: what each token sees.
             keys: (slots, heads, places, head size).
             values: alike.
-            states: what the head reads before the next token, after each token of each row
-                (slots, 1 + places, width); changed for the new tokens.
+            states: what the head reads before a token that follows another (slots, 1, places,
+                width); changed for the new tokens.
 
         Returns:
             Logits of the target's vocabulary (m, vocabulary), the most likely tokens (m,), what the
@@ -72,19 +74,22 @@ class EagleStep(nn.Module):
         """
         ids, rows, places, positions, before = feed.unbind()
         self._mask.plan = plan
-        states[known[:, 0], known[:, 1]] = self.head.fused(features)
+        own = states[rows, :, before.clamp(min=0)].flatten(1)
+        read = torch.where((before >= 0)[:, None], own, 0)
+        read = read.index_put((known,), self.head.fused(features))
         after = self.head(
             ids[None],
-            states[rows, before][None],
+            read[None],
             positions[None],
             attention_mask=self._mask,
             past_key_values=Cache(layers=[TensorLayer(keys, values, rows, places)]),
         )[0]
-        states[rows, places + 1] = after
-        read = self.head.normed(after[wanted])
+        # Of a view, a graph would write back the whole store.
+        states[rows, :, places] = after[:, None]
+        normed = self.head.normed(after[wanted])
         logits = self.head.logits(after[wanted])
         chosen, confidence = most_likely(logits)
-        return self.head.spread(logits), self.head.proposable[chosen], read, confidence
+        return self.head.spread(logits), self.head.proposable[chosen], normed, confidence
 
 
 def example(
@@ -93,28 +98,16 @@ def example(
     """Inputs with several of everything for stores like these and so many `features` of a token,
     and, as torch.export has them, the dimensions that vary."""
     n, m, f, k = (Dim(name, min=2, max=_MOST) for name in ("tokens", "wanted", "known", "nodes"))
-    slots, positions, texts = (
-        Dim(name, min=2, max=_MOST) for name in ("slots", "positions", "texts")
-    )
+    slots, positions = (Dim(name, min=2, max=_MOST) for name in ("slots", "positions"))
+    stores = keys, values, states
     inputs = (
         torch.arange(3, device=keys.device) + torch.zeros((5, 1), dtype=torch.long),
         torch.tensor([0, 1]),
         states.new_zeros((2, features)),
-        torch.tensor([[0, 0], [0, 1]]),
+        torch.tensor([0, 1]),
         torch.tensor([[0, 0, 1, 0, 0]] * 3, dtype=torch.int32),
         torch.zeros(2, dtype=torch.int32),
-        *(store.new_zeros((2, store.shape[1], 8, store.shape[3])) for store in (keys, values)),
-        states.new_zeros((2, 9, states.shape[2])),
+        *(store.new_zeros((2, store.shape[1], 8, store.shape[3])) for store in stores),
     )
     cached: dict[int, Dim] = {0: slots, 2: positions}
-    return inputs, (
-        {1: n},
-        {0: m},
-        {0: f},
-        {0: f},
-        {0: n},
-        {0: k},
-        cached,
-        cached,
-        {0: slots, 1: texts},
-    )
+    return inputs, ({1: n}, {0: m}, {0: f}, {0: f}, {0: n}, {0: k}, cached, cached, cached)

@@ -275,7 +275,8 @@ def test_a_cache_in_a_pool_of_blocks_changes_nothing(
         opened = replace(pair, compact=True, pooled=pooled)
         limits = Limits(3, step_tokens=64, cache_tokens=8 * BLOCK, share_prefixes=True)
         engine = Engine(opened, configuration, limits=limits)
-        assert isinstance(engine.target.cache, PooledCache) == pooled  # type: ignore[attr-defined]
+        for runner in (engine.target, *engine.drafts._runners.values()):
+            assert isinstance(runner.cache, PooledCache) == pooled  # type: ignore[attr-defined]
         generations = engine.generate(asked)
         found.append([(g.tokens, g.cached_tokens, rounds(g)) for g in generations])
         assert engine.scheduler.preemptions

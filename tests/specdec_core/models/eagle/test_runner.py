@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec_core.models.cache.blocks import BLOCK
 from specdec_core.models.compiled.graphs import CannotCompile
 from specdec_core.models.compiled.packages import Packages
 from specdec_core.models.eager import EagerRunner
@@ -20,6 +21,7 @@ from specdec_core.models.eagle import EagleHead, EagleSettings
 from specdec_core.models.eagle.runner import EagleRunner
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch
+from specdec_core.tokens.token_tree import ROOT
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9]
@@ -35,13 +37,14 @@ class Rig:
         pair: Pair,
         layers: tuple[int, ...] = (0, 1, 2),
         kept: tuple[int, ...] = (0, 1, 2),
-        operator: bool = True,
+        way: str = "operator",
     ) -> None:
         self.model = pair.target
         self.head = head_of(pair, feature_layers=layers)
-        self.target = EagerRunner(pair.target, 3, 64, compact=operator, features=kept)
-        self.runner = EagleRunner(self.head, self.target, 3, 64)
-        if not operator:
+        self.target = EagerRunner(pair.target, 3, 64, compact=way != "torch", features=kept)
+        pooled = True if way == "pool" else None
+        self.runner = EagleRunner(self.head, self.target, 3, 64, pooled=pooled, cache_tokens=1)
+        if way == "torch":
             self.runner._compact = False
 
     def read(self, row: int, text: Sequence[int]) -> None:
@@ -73,9 +76,9 @@ class Rig:
         return self.head.spread(self.head.logits(states[-1:]))[0]
 
 
-@pytest.fixture(params=["operator", "torch"])
+@pytest.fixture(params=["operator", "torch", "pool"])
 def rig(request: pytest.FixtureRequest, tiny_pair: Pair) -> Rig:
-    return Rig(tiny_pair, operator=request.param == "operator")
+    return Rig(tiny_pair, way=request.param)
 
 
 def same(one: Tensor, other: Tensor) -> bool:
@@ -178,10 +181,41 @@ def test_a_row_that_was_cut_or_copied_goes_on(rig: Rig) -> None:
     assert same(rig.feed(1, *text[held:])[-1], rig.plain(text))
 
 
+def test_rows_that_begin_alike_draft_their_own(rig: Rig) -> None:
+    """Over several blocks of the cache, the last of which they hold in part."""
+    text = [(7 * n) % 89 + 3 for n in range(2 * BLOCK + 9)]
+    rig.read(0, text[:-1])
+    rig.runner.prefill([0], [text])
+    length = len(text) - 4
+    rig.target.fork(0, [1, 2], [length, length])
+    rig.runner.fork(0, [1, 2], [length, length])
+    texts = [text, [*text[:length], 50, 51, 52], [*text[:length], 60, 61]]
+    for row in (1, 2):
+        rig.read(row, texts[row][length:-1])
+    rig.runner.prefill([1, 2], [texts[row][rig.runner.lengths[row] :] for row in (1, 2)])
+    for count in range(1, len(DRAFT) + 1):
+        tokens = [[DRAFT[count - 1]]] * 3
+        logits = rig.runner.forward(Batch([0, 1, 2], tokens)).logits
+        for row in range(3):
+            assert same(logits[row], rig.plain(texts[row], DRAFT[:count])), (row, count)
+
+
+def test_siblings_are_all_read_with_what_the_target_knows_before_them(rig: Rig) -> None:
+    """Where the target has read the whole text, not all but its last token."""
+    rig.read(0, TEXT)
+    rig.runner.prefill([0], [TEXT])
+    logits = rig.feed(0, *DRAFT[:3], parents=[ROOT, ROOT, 0])
+    for place in range(2):
+        assert same(logits[place], rig.plain([*TEXT, DRAFT[place]]))
+
+
 def test_after_the_first_token_all_are_as_likely(rig: Rig) -> None:
     assert rig.feed(0, TEXT[0]).eq(0).all()
     rig.runner.truncate(0, 0)
-    assert rig.feed(0, *TEXT[:2]).shape == (2, rig.runner.vocab_size)
+    unread = rig.feed(0, *TEXT[:2])
+    assert unread.shape == (2, rig.runner.vocab_size)
+    rig.runner.truncate(0, 0)
+    assert same(rig.feed(0, *TEXT[:2]), unread)  # whatever was there before
     rig.runner.truncate(0, 0)
     rig.runner.prefill([0], [TEXT[:1]])
     rig.read(0, TEXT[:1])
