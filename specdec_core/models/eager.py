@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_core.models.attention import attends_here, cache_dtype
-from specdec_core.models.cache import MappedCache, PooledCache, SlotCache
+from specdec_core.models.cache import PooledCache, open_cache
 from specdec_core.models.features import LayerInputs
 from specdec_core.models.local_runner import LocalRunner
 from specdec_core.models.row_attention import (
@@ -83,10 +83,8 @@ class EagerRunner(LocalRunner):
         kinds, arguments = get_layer_types_and_kwargs(config)
         pooled = self.compact and not on_cpu if pooled is None else pooled
         size = len(kinds), slots, max_length + _PADDING
-        self._mapped = partial(MappedCache, *size, dtype)
-        self.cache: SlotCache = (
-            PooledCache(*size, self.device, dtype, cache_tokens) if pooled else self._mapped()
-        )
+        self._open = partial(open_cache, *size, self.device, dtype, tokens=cache_tokens)
+        self.cache = self._open(pooled=pooled)
         positions = self.cache.positions
         windows = {k: a.get("sliding_window") for k, a in zip(kinds, arguments, strict=True)}
         # A model with layers of one kind takes the mask itself, a mixed one a mask for each kind.
@@ -157,7 +155,7 @@ class EagerRunner(LocalRunner):
         self._run_both_ways(batch)
         if not self.packs and isinstance(self.cache, PooledCache) and not any(self.lengths):
             # Padded rows would be copied out of the pool's blocks.
-            self.cache = self._mapped()
+            self.cache = self._open(pooled=False)
             if self.feature_layers:
                 self._keep_features()
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specdec_core.models import draft_vocabulary
 from specdec_core.models.attention import ATTENTION
-from specdec_core.models.cache import MappedCache, PooledCache, SlotCache, SlotLayer
+from specdec_core.models.cache import SlotLayer, open_cache
 from specdec_core.models.eagle import any_head, eagle_one
 from specdec_core.models.eagle import head as eagle_head
 from specdec_core.models.eagle.any_head import AnyHead
@@ -83,15 +83,11 @@ class EagleRunner(ModelRunner):
         self.device, self.vocab_size = weight.device, target.vocab_size
         self._columns = _columns(head.settings, target.feature_layers)
         self._compact = operator.available(self.device)
-        settings, size = head.settings, (1, slots, max_length + _PADDING)
+        settings, positions = head.settings, max_length + _PADDING
         dtype = weight.dtype if self._compact else torch.float32
         on_cpu = self.device.type == "cpu"
         pooled = self._compact and not on_cpu if pooled is None else pooled
-        self.cache: SlotCache = (
-            PooledCache(*size, self.device, dtype, cache_tokens)
-            if pooled
-            else MappedCache(*size, dtype)
-        )
+        self.cache = open_cache(1, slots, positions, self.device, dtype, pooled, cache_tokens)
         like = weight.new_empty((1, settings.num_key_value_heads, 1, settings.head_dim))
         (layer,) = self.cache.layers
         assert isinstance(layer, SlotLayer)

@@ -42,8 +42,9 @@ class Rig:
         self.model = pair.target
         self.head = head_of(pair, feature_layers=layers)
         self.target = EagerRunner(pair.target, 3, 64, compact=way != "torch", features=kept)
-        pooled = True if way == "pool" else None
-        self.runner = EagleRunner(self.head, self.target, 3, 64, pooled=pooled, cache_tokens=1)
+        self.runner = EagleRunner(
+            self.head, self.target, 3, 64, pooled=way == "pool", cache_tokens=1
+        )
         if way == "torch":
             self.runner._compact = False
 
