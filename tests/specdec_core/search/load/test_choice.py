@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -155,3 +156,31 @@ def test_a_trace_sends_its_own_prompts(replay: Replay, tiny_pair: Pair, tmp_path
     answers = replayed_answers(replay, AUTOREGRESSIVE)
     simulated = traffic.simulate(StepCosts(answers, ALWAYS_FREE), load).records
     assert simulated["prompt_tokens"].tolist() == records["prompt_tokens"].tolist()
+
+
+class Near(Machine):
+    """Everyone answers as six candidates do; with two clients or more the one that was best for
+    one takes a little longer, give or take."""
+
+    def answer(self, configuration: Configuration, load: Load) -> pd.DataFrame:
+        records = super().answer(SIX, load)
+        noise = np.random.default_rng([len(self.taken)]).normal(1, 0.02, len(records))
+        pace = {SIX.id: 1.0, FIVE.id: 2.0}.get(configuration.id, 3.0)
+        if load.clients != 1 and configuration in (SIX, FIVE):
+            pace = 1.004 if configuration == SIX else 1.0
+        spent = (records["last"] - records["sent"]) * pace * noise
+        return records.assign(last=records["sent"] + spent)
+
+
+@pytest.mark.parametrize("cost", [0.2, 0.0])
+def test_who_was_best_before_stays_only_where_that_is_shown_to_cost_little(
+    replay: Replay, cost: float
+) -> None:
+    workload = Workload(clients=(1, 2), requests=48)
+    live = LiveSettings(repeats=4, cost=cost, within=0.5, requests=48)
+    machine = Near(replay, workload, UP_TO_A_DOZEN)
+    choice, _ = choose_for_load([SIX, FIVE], replay, ALWAYS_FREE, workload, live, machine)
+    one, two = choice.verdicts
+    assert one.config_id == SIX.id
+    assert {SIX.id, FIVE.id} <= set(two.in_question)
+    assert (two.config_id == SIX.id) == (cost > 0)
