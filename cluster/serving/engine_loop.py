@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import torch
 
-from cluster.serving.engine_process import EngineProcess
+from cluster.serving.engine_process import COMPILERS, EngineProcess
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Engine, Request
@@ -238,7 +238,8 @@ class EngineLoop:
         return bool(unfinished)
 
     async def _take(self, request: Request) -> None:
-        """Hand a request to the engine: at once where it runs elsewhere, else between two steps."""
+        """Hand a request to the engine: at once where it runs elsewhere, else between two steps,
+        and with its grammar compiled, which takes longer than a step."""
         if self.engine.elsewhere:
             try:
                 self.engine.add(request)
@@ -247,6 +248,9 @@ class EngineLoop:
                 raise EngineFailed(str(self.failure)) from None
             self._thread.submit(self._begin)
         else:
+            assert not isinstance(self.engine, EngineProcess)
+            if request.grammar is not None:
+                request = await self._loop.run_in_executor(COMPILERS, self.engine.prepared, request)
             await self._loop.run_in_executor(self._thread, self._add, request)
 
     # On the engine's thread. Steps follow each other without waiting for the event loop; what

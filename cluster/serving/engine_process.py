@@ -14,9 +14,11 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from threading import Lock
+from queue import SimpleQueue
+from threading import Lock, Thread
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +33,10 @@ from specdec_core.models.pair import Pair, load_pair, load_skeleton, load_tokeni
 
 _COMMAND = "from cluster.serving.engine_process import main; main()"
 _ENDED = "the engine's process has ended"
+_GONE, _COMPILED = "gone", "compiled"  # beside what the other process says
 _ENDING = 5.0  # seconds that the process may take to end by itself
+
+COMPILERS = ThreadPoolExecutor(2, "grammars")  # of grammars, beside the steps
 
 
 class _Ready(NamedTuple):
@@ -219,9 +224,10 @@ def _run(pipe: Connection) -> None:
         return
     torch.set_num_threads(pair.spec.runner.threads)
     pipe.send(_Ready(pair.spec, engine.max_length, engine.vocab_size, engine.status()))
+    inbox = _Inbox(engine, pipe)
     while True:
-        while engine.idle or pipe.poll():
-            _handle(engine, pipe, *pipe.recv())
+        while engine.idle or inbox.filled:
+            inbox.handle()
         try:
             chunks = engine.step()
         except Exception as error:
@@ -230,19 +236,58 @@ def _run(pipe: Connection) -> None:
         pipe.send(_Stepped(chunks, engine.status()))
 
 
-def _handle(engine: Engine, pipe: Connection, name: str, argument: Any) -> None:
-    if name == "add":
-        engine.add(argument)
-    elif name == "cancel":
-        engine.cancel(argument)
-        # Who waits for a step must not wait for one that does not come.
-        pipe.send(_Stepped([], engine.status()))
-    else:
-        assert engine.drafter is not None
+class _Inbox:
+    """What comes through the pipe. A request with a grammar is added to the engine once that is
+    compiled; steps, and other requests, do not wait for it."""
+
+    def __init__(self, engine: Engine, pipe: Connection) -> None:
+        self._engine, self._pipe = engine, pipe
+        self._messages: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        self._compiling: set[str] = set()  # requests
+        Thread(target=self._receive, name="inbox", daemon=True).start()
+
+    @property
+    def filled(self) -> bool:
+        return not self._messages.empty()
+
+    def handle(self) -> None:
+        """Do what the next message says; waits for one. Raises :class:`EOFError` once the other end
+        of the pipe is gone."""
+        name, argument = self._messages.get()
+        engine = self._engine
+        if name == _GONE:
+            raise EOFError
+        elif name == "add" and argument.grammar is not None:
+            self._compiling.add(argument.id)
+            COMPILERS.submit(engine.prepared, argument).add_done_callback(self._compiled)
+        elif name == "add":
+            engine.add(argument)
+        elif name == _COMPILED:
+            request = argument.result()
+            if request.id in self._compiling:  # else it was cancelled
+                self._compiling.discard(request.id)
+                engine.add(request)
+        elif name == "cancel":
+            self._compiling.discard(argument)
+            engine.cancel(argument)
+            # Who waits for a step must not wait for one that does not come.
+            self._pipe.send(_Stepped([], engine.status()))
+        else:
+            assert engine.drafter is not None
+            try:
+                self._pipe.send(_Answer(getattr(engine.drafter, name)(*argument)))
+            except UserError as error:
+                self._pipe.send(_Answer(str(error)))
+
+    def _receive(self) -> None:
         try:
-            pipe.send(_Answer(getattr(engine.drafter, name)(*argument)))
-        except UserError as error:
-            pipe.send(_Answer(str(error)))
+            while True:
+                self._messages.put(self._pipe.recv())
+        except (EOFError, OSError):
+            self._messages.put((_GONE, None))
+
+    def _compiled(self, request: Future[Request]) -> None:
+        self._messages.put((_COMPILED, request))
 
 
 def main() -> None:

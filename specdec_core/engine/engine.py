@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from time import perf_counter
 
@@ -171,12 +171,18 @@ class Engine:
             ValueError: a request of this id is unfinished.
         """
         request.check(self.max_length, self.vocab_size, self.scheduler.limits)
-        if request.grammar is not None:
-            self._grammars.matcher(request.grammar)  # compiles it, once
+        request = self.prepared(request)
         if request.id in self._waiting or self._running(request.id):
             raise ValueError(f"request {request.id!r} is unfinished")
         self._waiting[request.id] = request
         self.scheduler.add(request.id, len(request.text))
+
+    def prepared(self, request: Request) -> Request:
+        """The request with its grammar compiled, which may take a second. Unlike everything else
+        it is for any thread, also during a step. Raises :class:`UserError`."""
+        if request.grammar is None:
+            return request
+        return replace(request, grammar=self._grammars.prepared(request.grammar))
 
     def cancel(self, request_id: str) -> None:
         """Drop a request, waiting or active; unknown ids are ignored."""
@@ -289,7 +295,11 @@ class Engine:
                 room=max(request.max_new_tokens - len(request.written) - 1, 0),
             )
             decoder = StreamDecoder(
-                self.pair.tokenizer, request.stop, request.tokens, request.min_tokens
+                self.pair.tokenizer,
+                request.stop,
+                request.tokens,
+                request.min_tokens,
+                request.shown,
             )
             active = ActiveRequest.begin(request, state, decoder, start)
             active.cached = self.target.lengths[slot]

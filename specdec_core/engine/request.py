@@ -34,6 +34,7 @@ class Request:
         grammar: what the output must be; a text that ends by itself follows it.
         speculate: the most consecutive candidates a round; 0: no speculation.
         trace: whether each chunk has its round's candidates.
+        shown: special tokens that are part of the text; others are left out.
         written: output that there is already, each token with its origin, because another engine
             has begun the text: it goes on from there. A text that is fixed by the seed (greedy,
             coupled) goes on as it would have; another one's continuation has the target's
@@ -54,6 +55,7 @@ class Request:
     speculate: int | None = None
     grammar: Grammar | None = None
     trace: bool = False
+    shown: frozenset[int] = frozenset()
     written: tuple[tuple[int, Origin], ...] = ()
 
     @property

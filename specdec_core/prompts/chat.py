@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,31 +52,30 @@ def read_messages(value: Any, where: str) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def template_of(tokenizer: Any) -> str | None:
-    """The chat template of a tokenizer, if it has one; of several, the one for chats."""
+def template_of(tokenizer: Any, name: str = "default") -> str | None:
+    """The chat template of a tokenizer, if it has one; of several, the one of this name."""
     template = getattr(tokenizer, "chat_template", None)
-    return (template.get("default") if isinstance(template, dict) else template) or None
+    return (template.get(name) if isinstance(template, dict) else template) or None
 
 
 def render(
-    messages: Sequence[Message],
+    messages: Sequence[Message | Mapping[str, Any]],
     template: str,
     tokenizer: Any,
     where: str,
-    *,
-    add_generation_prompt: bool = True,
-    **options: Any,
+    options: Mapping[str, Any] | None = None,
 ) -> str:
-    """The text that the model goes on from, special tokens included; raises :class:`UserError`,
-    naming `where` the messages stand, for what the template does not take. `options` are those of
+    """The text that the model goes on from, special tokens included. Raises :class:`UserError`,
+    naming `where` the messages stand, for what the template does not take. A message is a
+    :class:`Message`, or the variables that the template reads. `options` are those of
     transformers' `apply_chat_template`, and the template's own variables."""
+    given = {"add_generation_prompt": True, **(options or {})}
     try:
         text = tokenizer.apply_chat_template(
             [_variables(message) for message in messages],
             chat_template=template,
             tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            **options,
+            **given,
         )
     except Exception as error:  # a template is a program: it may fail in any way
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -84,9 +83,10 @@ def render(
     return str(text)
 
 
-def _variables(message: Message) -> dict[str, str]:
+def _variables(message: Message | Mapping[str, Any]) -> dict[str, Any]:
     """A message as templates know it: what it does not have is not defined."""
-    return {key: value for key, value in asdict(message).items() if value is not None}
+    known = asdict(message) if isinstance(message, Message) else message
+    return {key: value for key, value in known.items() if value is not None}
 
 
 def rendered(prompts: Sequence[Prompt], tokenizer: Any, choice: str, source: str) -> list[Prompt]:

@@ -33,6 +33,7 @@ class StreamDecoder:
         prompt_ids: the tokens before the generated ones. Their text is not returned; it decides
             whether the first generated token starts with a space.
         free: generated tokens, the first ones, in whose text no stop string is looked for.
+        shown: special tokens that are part of the text.
 
     Raises:
         UserError: a stop string is empty.
@@ -44,6 +45,7 @@ class StreamDecoder:
         stop: Sequence[str] = (),
         prompt_ids: Sequence[int] = (),
         free: int = 0,
+        shown: frozenset[int] = frozenset(),
     ):
         if "" in stop:
             raise UserError("stop: a stop string is empty")
@@ -52,7 +54,8 @@ class StreamDecoder:
         self.used = 0  # generated tokens whose text is needed; those after a stop string are not
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.items()
-        self._special = {*tokenizer.all_special_ids, *(id for id, token in added if token.special)}
+        special = {*tokenizer.all_special_ids, *(id for id, token in added if token.special)}
+        self._special, self._shows = special - shown, bool(shown)
         self._stops, self._free = tuple(stop), free
         self._stop: tuple[str, ...] = ()  # those looked for now
         self._held = ""  # known text that could still become a stop string
@@ -100,7 +103,9 @@ class StreamDecoder:
     def _decode(self, tokens: list[int]) -> str:
         return str(
             self._tokenizer.decode(
-                tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
+                tokens,
+                skip_special_tokens=not self._shows,
+                clean_up_tokenization_spaces=False,
             )
         )
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import takewhile
 from os.path import commonprefix
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -24,24 +25,37 @@ from specdec_core.base.errors import UserError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_KEPT = 64  # grammars of an engine that need not be compiled again
+_KEPT = 2**20  # bytes of grammars that need not be compiled again
+_LEAST = 2**14  # bytes that the smallest counts as
+MAX_SOURCE = 2**18  # bytes of a grammar; what it compiles to is some thirty times as large
 _SHOWN = 200  # characters of a complaint
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the output must be: any JSON object, JSON of the schema `source` (itself JSON), or text
-    that the regular expression `source` matches as a whole. JSON is written without whitespace
-    between its parts."""
+    """What the output must be: any JSON object, JSON of the schema `source` (itself JSON), text
+    that the regular expression `source` matches as a whole, or text of the grammar `source` in
+    llguidance's own language. JSON is written without whitespace between its parts.
 
-    kind: Literal["json_object", "json_schema", "regex"]
+    `program` is the same, compiled for a model (:meth:`Grammars.prepared`); a copy in another
+    process has none."""
+
+    kind: Literal["json_object", "json_schema", "regex", "lark"]
     source: str = ""
+    program: LLMatcher | None = field(default=None, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Grammar, (self.kind, self.source)
 
     def compiled(self) -> str:
         """The same in llguidance's form. Raises :class:`UserError` for a schema that is not a
-        JSON object."""
+        JSON object, and for too much."""
         from llguidance import LLMatcher
 
+        if len(self.source.encode()) > MAX_SOURCE:
+            raise UserError(f"{self.kind}: more than {MAX_SOURCE} bytes")
+        if self.kind == "lark":
+            return self.source
         if self.kind == "regex":
             return str(LLMatcher.grammar_from_regex(self.source))
         schema: Any = {"type": "object"}
@@ -57,18 +71,35 @@ class Grammar:
 
 class Grammars:
     """Compiles grammars for a tokenizer, a model with `vocab_size` logits, and the tokens `final`
-    that end its texts."""
+    that end its texts. It is used by several threads: compiling a large grammar takes a second."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, final: frozenset[int]
     ) -> None:
         self._hugging, self._size, self._final = tokenizer, vocab_size, final
-        self._compiled = lru_cache(_KEPT)(self._compile)
+        self._kept: dict[Grammar, LLMatcher] = {}  # the one that was used last is the last
+        self._lock = Lock()
+
+    def prepared(self, grammar: Grammar) -> Grammar:
+        """The same with its program. Raises :class:`UserError`, in one line, for what is no
+        grammar, and for a tokenizer that cannot be used."""
+        if grammar.program is not None:
+            return grammar
+        with self._lock:
+            program = self._kept.pop(grammar, None)
+        if program is None:
+            program = self._compile(grammar)
+        with self._lock:
+            self._kept[grammar] = program
+            while sum(max(len(kept.source.encode()), _LEAST) for kept in self._kept) > _KEPT:
+                del self._kept[next(iter(self._kept))]
+        return replace(grammar, program=program)
 
     def matcher(self, grammar: Grammar) -> Matcher:
-        """A matcher for one request. Raises :class:`UserError`, in one line, for what is no
-        grammar, and for a tokenizer that cannot be used."""
-        return Matcher(self._compiled(grammar).deep_copy(), self._size, self._final)
+        """A matcher for one request. Raises as :meth:`prepared`."""
+        program = self.prepared(grammar).program
+        assert program is not None
+        return Matcher(program.deep_copy(), self._size, self._final)
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:

@@ -95,6 +95,25 @@ class Answer(ABC, Generic[Body]):
             taken.used += len(chunk.tokens)
             yield index, chunk
 
+    async def _in_order(
+        self, chunks: AsyncIterator[tuple[int, Chunk]]
+    ) -> AsyncIterator[tuple[int, Chunk]]:
+        """The same, but what comes first of a choice waits for every lower choice: client libraries
+        append choices in the order in which they come."""
+        opened, held = 0, list[tuple[int, Chunk]]()
+        async for index, chunk in chunks:
+            held.append((index, chunk))
+            ready = {n for n, held_chunk in held if held_chunk.adds or self.body.traced}
+            while opened in ready:
+                opened += 1
+            later = []
+            for index, chunk in held:
+                if index < opened:
+                    yield index, chunk
+                else:
+                    later.append((index, chunk))
+            held = later
+
     @cached_property
     def common(self) -> dict[str, Any]:
         """What all parts of the answer have; from when the engine has the requests."""
@@ -144,7 +163,7 @@ class Answer(ABC, Generic[Body]):
         opened: set[int] = set()
         prompts: dict[int, list[TokenLogprobs] | None] = {}  # of the choices' first chunks
         rounds = Rounds(self.service, self.requests) if self.body.traced else None
-        async for index, chunk in chunks:
+        async for index, chunk in self._in_order(chunks):
             prompts[index] = chunk.prompt_logprobs or prompts.get(index)
             if not chunk.adds and rounds is None:
                 continue

@@ -25,12 +25,13 @@ def choices(
     prompts: Sequence[tuple[int, ...]],
     default_tokens: int | None,
     end: frozenset[int] = frozenset(),
+    shown: frozenset[int] = frozenset(),
 ) -> list[Request]:
     """An engine request for each choice, those of a prompt after each other.
 
     Without a number in the request a choice gets `default_tokens` tokens, or all that there is room
     for, and that a key may use in a minute. The tokens `end` end it, unless the end of a text is to
-    be ignored.
+    be ignored. The special tokens `shown` are part of the text.
 
     Raises:
         ApiError: what was asked for does not fit, or does not go together.
@@ -69,6 +70,7 @@ def choices(
                 grammar=grammar,
                 speculate=body.speculative.most if body.speculative else None,
                 trace=body.traced,
+                shown=shown,
             )
             for _ in range(body.choices)
         ]
@@ -78,24 +80,21 @@ def choices(
 def _grammar(engine: Described, body: GenerationRequest) -> Grammar | None:
     """What the text must be. It is compiled here already, so that what is no grammar is refused
     before it comes to the engine. Raises :class:`ApiError`."""
-    grammar = body.response_format.grammar if body.response_format else None
-    if grammar is None:
+    if (wanted := body.grammar) is None:
         return None
+    field, grammar = wanted
     for name in ("min_tokens", "ignore_eos"):
         if getattr(body, name):
             raise ApiError(
-                f"{name}: does not go together with response_format: what is complete has to end",
+                f"{name}: does not go together with {field}: what is complete has to end",
                 param=name,
                 code="conflicting_parameters",
             )
     known = _grammars(engine.pair.tokenizer, engine.vocab_size, engine.pair.eos_token_ids)
     try:
-        known.matcher(grammar)
+        return known.prepared(grammar)
     except UserError as error:
-        raise ApiError(
-            f"response_format: {error}", param="response_format", code="invalid_grammar"
-        ) from None
-    return grammar
+        raise ApiError(f"{field}: {error}", param=field, code="invalid_grammar") from None
 
 
 @lru_cache(maxsize=2)  # of the model that is served, and of one that takes its place

@@ -22,7 +22,7 @@ class Rounds:
         tokenizer, ends = service.prompts.tokenizer, service.engine.pair.eos_token_ids
         self._final = [r.final(ends) for r in requests]
         self._decoders = [
-            StreamDecoder(tokenizer, r.stop, r.tokens, r.min_tokens) for r in requests
+            StreamDecoder(tokenizer, r.stop, r.tokens, r.min_tokens, r.shown) for r in requests
         ]
 
     def of(self, index: int, chunk: Chunk, configuration: Configuration) -> StreamedRound:

@@ -8,15 +8,33 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from cluster.serving.protocol.counts import Metrics, SpecDec, Usage, optional
 from cluster.serving.protocol.errors import ApiError
-from cluster.serving.protocol.fields import NewTokens, No, Part, Tops, needs, schema_rules
+from cluster.serving.protocol.fields import (
+    Labels,
+    NewTokens,
+    No,
+    Part,
+    Tops,
+    needs,
+    schema_rules,
+)
 from cluster.serving.protocol.generation import STREAM_RULE, GenerationRequest
 from cluster.serving.protocol.logprobs import ChatLogprobs
+from cluster.serving.protocol.messages import ChatMessage, Content
 from cluster.serving.protocol.rounds import StreamedRound
-from specdec_core.prompts.prompt import Message
+from cluster.serving.protocol.tools import (
+    MAX_TOOLS,
+    NamedTool,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
+    call_grammar,
+)
+from specdec_core.tokens.grammar import Grammar
 
 MAX_MESSAGES = 1024
 
 Empty = Annotated[list[Any], Field(max_length=0)]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 NOT_BOTH = {
     "not": {
@@ -27,32 +45,13 @@ NOT_BOTH = {
         "required": ["add_generation_prompt", "continue_final_message"],
     }
 }
-_ROLES = {"developer": "system"}  # OpenAI's newer name
 
 
-class TextPart(Part):
-    type: Literal["text"]
-    text: str
+class Prediction(Part):
+    """What the answer may be like. It is a hint, which never changes the answer."""
 
-
-class ChatMessage(Part):
-    """A message of a request."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    name: str | None = None
-    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
-    # Clients send back what they were answered, which has these.
-    refusal: None = None
-    annotations: Empty | None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: Empty | None = None
-
-    @property
-    def message(self) -> Message:
-        content = self.content
-        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        return Message(_ROLES.get(self.role, self.role), text, self.name)
+    type: Literal["content"]
+    content: Content
 
 
 class Rendered(Part):
@@ -64,6 +63,16 @@ class Rendered(Part):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
+        default=None,
+        description=f"at most {MAX_TOOLS} functions, each with a name and perhaps a description and"
+        " parameters; other tools are not supported",
+    )
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the model may call."""
+        return self.tools or []
 
     @field_validator("add_generation_prompt")
     @classmethod
@@ -73,12 +82,14 @@ class Rendered(Part):
         return value
 
 
-class ChatRequest(Rendered, GenerationRequest):
+class ChatRequest(Rendered, GenerationRequest, Labels):
     """The body of `POST /v1/chat/completions`."""
 
     model_config = ConfigDict(
         json_schema_extra=schema_rules(
-            STREAM_RULE, needs("top_logprobs", [{"type": "integer"}], "logprobs"), NOT_BOTH
+            STREAM_RULE,
+            needs("top_logprobs", [{"type": "integer", "minimum": 1}], "logprobs"),
+            NOT_BOTH,
         )
     )
 
@@ -86,26 +97,37 @@ class ChatRequest(Rendered, GenerationRequest):
     max_tokens: NewTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Tops | None = None
-    tools: Empty | None = Field(default=None, description="[]; tools are not supported")
-    tool_choice: Literal["none"] | None = Field(
-        default=None, description='"none"; tools are not supported'
-    )
-    parallel_tool_calls: bool | None = None  # of no tools
-    store: No | None = Field(default=None, description="false; true is not supported")
-    service_tier: Literal["auto", "default"] | None = Field(
-        default=None, description='"auto" or "default"; others are not supported'
-    )
-    metadata: dict[str, str] | None = Field(
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
         default=None,
-        max_length=0,
-        fail_fast=True,
-        description="{}; others are not supported",
+        description='"none", "auto", "required" or'
+        ' {"type": "function", "function": {"name": …}}; others are not supported',
+    )
+    parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
+    # Clients send the neutral values of these.
+    functions: Empty | None = Field(default=None, description="[]; functions are given as tools")
+    function_call: Literal["none", "auto"] | None = Field(
+        default=None, description='"none" or "auto"; tool_choice says which tool is called'
+    )
+    store: No | None = Field(default=None, description="false; nothing is stored here")
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1, fail_fast=True)] | None = (
+        Field(default=None, description='["text"]; others are not supported')
+    )
+    audio: None = Field(default=None, description="null; audio is not supported")
+    web_search_options: None = Field(default=None, description="null; there is no web search")
+    reasoning_effort: Literal["none", "medium"] | None = Field(
+        default=None,
+        description='"none" or "medium"; a template that reads others takes them from'
+        " chat_template_kwargs",
+    )
+    verbosity: Literal["medium"] | None = Field(
+        default=None, description='"medium"; others are not supported'
     )
 
     @field_validator("top_logprobs")
     @classmethod
     def _only_with_logprobs(cls, value: int | None, info: Any) -> int | None:
-        if value is not None and not info.data.get("logprobs"):
+        if value and not info.data.get("logprobs"):
             raise ValueError("needs logprobs: true")
         return value
 
@@ -124,6 +146,40 @@ class ChatRequest(Rendered, GenerationRequest):
         return self.max_tokens
 
     @property
+    def offered(self) -> list[Tool]:
+        """The tools that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def grammar(self) -> tuple[str, Grammar] | None:
+        """Of a call that has to be, or of the answer's format. Raises :class:`ApiError` (400)."""
+        wanted, demanded = super().grammar, self.demanded
+        if wanted is not None and self.offered:
+            raise ApiError(
+                "response_format: does not go together with tools: a call has a format of its own",
+                param="response_format",
+                code="conflicting_parameters",
+            )
+        return ("tools", call_grammar(demanded)) if demanded else wanted
+
+    @property
+    def demanded(self) -> list[Tool]:
+        """The tools of which one has to be called; empty where that is left to the model. Raises
+        :class:`ApiError` (400) for a choice of a tool that is not there."""
+        if self.tool_choice in (None, "none", "auto"):
+            return []
+        choice, offered = self.tool_choice, self.offered
+        if isinstance(choice, NamedTool):
+            offered = [tool for tool in offered if tool.function.name == choice.function.name]
+        if not offered:
+            raise ApiError(
+                "tool_choice: there is no such tool among tools",
+                param="tool_choice",
+                code="conflicting_parameters",
+            )
+        return offered
+
+    @property
     def tops(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
@@ -132,15 +188,16 @@ class Answered(BaseModel):
     """The message that answers."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None  # null beside tool calls, where there is none
     refusal: None = None
+    tool_calls: list[ToolCall] | None = optional()
 
 
 class ChatChoice(BaseModel):
     index: int
     message: Answered
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     token_ids: list[int] | None = optional()
 
 
@@ -160,13 +217,14 @@ class ChatCompletion(BaseModel):
 class Delta(BaseModel):
     role: Literal["assistant"] | None = optional()
     content: str | None = optional()
+    tool_calls: list[ToolCallDelta] | None = optional()
 
 
 class DeltaChoice(BaseModel):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: FinishReason | None = None
     token_ids: list[int] | None = optional()
 
 

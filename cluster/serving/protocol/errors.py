@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails as Found
+from pydantic_core import from_json
 
 ErrorType = Literal[
     "invalid_request_error", "authentication_error", "rate_limit_error", "server_error"
@@ -46,16 +48,16 @@ class ApiError(Exception):
 SERVER_ERROR = ApiError("the server failed to answer", status=500, type="server_error")
 
 
-def refusal(error: ValidationError, model: type[BaseModel]) -> ApiError:
-    """The first thing wrong with a body of `model`, naming its key. All errors are listed for that:
-    the fields of requests keep them few."""
+def refusal(error: ValidationError, model: type[BaseModel], body: bytes) -> ApiError:
+    """The first thing wrong with a `body` of `model`, naming its key. All errors are listed for
+    that: the fields of requests keep them few."""
     item = error.errors(include_url=False)[0]
     reason = item["msg"].removeprefix("Value error, ")
     if item["type"] == "json_invalid":
         return ApiError(f"the body is not JSON: {item['ctx']['error']}")
     if not item["loc"]:
         return ApiError(f"the body: {reason[:1].lower()}{reason[1:]}")
-    key = ".".join(str(part) for part in item["loc"])
+    key = ".".join(_path(item, from_json(body)))
     param = str(item["loc"][0])
     if item["type"] == "extra_forbidden":
         return ApiError(f"{key}: unknown key", param=param, code="unknown_parameter")
@@ -65,3 +67,16 @@ def refusal(error: ValidationError, model: type[BaseModel]) -> ApiError:
         key, reason = param, f"expected {description}"
     # A prompt of a megabyte should not come back in the error.
     return ApiError(f"{key}: {reason} (got {reprlib.repr(item['input'])})", param=param)
+
+
+def _path(item: Found, value: Any) -> list[str]:
+    """Where in the body `value` it is: the validator's path without the names of alternatives."""
+    path = []
+    for part in item["loc"]:
+        inner = range(len(value)) if isinstance(value, list) else value
+        if isinstance(value, list | dict) and part in inner:
+            value = value[part]
+        elif item["type"] != "missing" or part != item["loc"][-1]:
+            continue
+        path.append(str(part))
+    return path

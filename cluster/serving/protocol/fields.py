@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -83,8 +83,31 @@ class Part(BaseModel):
         return {key: inner for key, inner in value.items() if key in known or key == unknown}
 
 
+class CacheOptions(Part):
+    mode: Literal["implicit"] | None = None
+
+
+class Labels(Part):
+    """What OpenAI bills, caches and stores by. Nothing of it changes an answer here."""
+
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None  # prompts that begin alike share the cache by themselves
+    prompt_cache_options: CacheOptions | None = Field(
+        default=None, description='{"mode": "implicit"}; others are not supported'
+    )
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None  # at most
+    service_tier: Literal["auto", "default"] | None = Field(
+        default=None, description='"auto" or "default"; there is one tier'
+    )
+    metadata: dict[str, str] | None = Field(
+        default=None, max_length=16, fail_fast=True, description="at most 16 strings by name"
+    )
+    moderation: None = Field(default=None, description="null; moderation is not supported")
+
+
 class StreamOptions(Part):
     include_usage: bool | None = False
+    include_obfuscation: bool | None = None  # of lengths; there is none
     continuous_usage_stats: bool | None = False
     include_rounds: bool | None = False
 

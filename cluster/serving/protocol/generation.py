@@ -29,6 +29,7 @@ from cluster.serving.protocol.fields import (
 )
 from cluster.serving.protocol.formats import ResponseFormat
 from specdec_core.config import Sampling, Temperature
+from specdec_core.tokens.grammar import Grammar
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -49,7 +50,7 @@ def parse_body(model: type[Body], body: bytes) -> Body:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise refusal(error, model) from None
+        raise refusal(error, model, body) from None
 
 
 class GenerationRequest(Part):
@@ -124,6 +125,12 @@ class GenerationRequest(Part):
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def grammar(self) -> tuple[str, Grammar] | None:
+        """What the text must be, and the field that says so."""
+        grammar = self.response_format.grammar if self.response_format else None
+        return None if grammar is None else ("response_format", grammar)
 
     @property
     def traced(self) -> bool:

@@ -21,8 +21,11 @@ from cluster.serving.protocol.chat import (
     ChatRequest,
     Delta,
     DeltaChoice,
+    FinishReason,
 )
+from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.logprobs import ChatLogprobs
+from cluster.serving.protocol.tools import CallReader, CallSyntax, ToolCall, ToolCallDelta
 from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Generation, TokenLogprobs
 
@@ -30,10 +33,6 @@ from specdec_core.tokens.statistics import Generation, TokenLogprobs
 def router(service: Service) -> APIRouter:
     """`/v1/chat/completions`."""
     routes = APIRouter()
-
-    def requests(body: ChatRequest) -> list[Request]:
-        prompt = service.prompts.of_chat(body)
-        return choices(service, body, [prompt], None, service.prompts.end_of_turn)
 
     @routes.post(
         "/v1/chat/completions",
@@ -46,20 +45,60 @@ def router(service: Service) -> APIRouter:
         small = len(content) <= SMALL
         body = await soon(small, ChatRequest.from_body, content)
         service.check_model(body.model)
-        asked = await soon(small and body.response_format is None, requests, body)
+        quick = small and body.response_format is None and not body.offered
+        asked = await soon(quick, chat_requests, service, body)
         return await ChatAnswer(service, body, asked).respond(request.state.account)
 
     return routes
 
 
+def chat_requests(service: Service, body: ChatRequest) -> list[Request]:
+    """The engine's requests for a chat. Raises :class:`ApiError`."""
+    prompts = service.prompts
+    prompt = prompts.of_chat(body, service.engine.max_length)
+    shown: frozenset[int] = frozenset()
+    if body.offered and not body.demanded:
+        if prompts.call_syntax is None:
+            raise ApiError(
+                "tools: in what format this model writes calls is not known here; with tool_choice"
+                ' "required", or a tool\'s name, it writes JSON',
+                param="tools",
+                code="tools_not_supported",
+            )
+        shown = prompts.call_marks
+    return choices(service, body, [prompt], None, prompts.end_of_turn, shown)
+
+
 class ChatAnswer(Answer[ChatRequest]):
     prefix = "chatcmpl"
 
+    def __init__(self, service: Service, body: ChatRequest, requests: Sequence[Request]) -> None:
+        super().__init__(service, body, requests)
+        # A call that has to be is JSON and nothing else.
+        syntax = CallSyntax() if body.demanded else self.prompts.call_syntax
+        parallel = body.parallel_tool_calls is not False
+        self._readers = [
+            CallReader(syntax, body.offered, parallel) if syntax and body.offered else None
+            for _ in requests
+        ]
+
+    def _read(
+        self, index: int, text: str, finished: Generation | None
+    ) -> tuple[str, list[ToolCall], FinishReason | None]:
+        """What of this text of a choice is no call, the calls, and why the choice ends."""
+        reason: FinishReason | None = finished.finish_reason if finished else None
+        if (reader := self._readers[index]) is None:
+            return text, [], reason
+        said, calls = reader.push(text, finished is not None)
+        return said, calls, "tool_calls" if reason == "stop" and reader.count else reason
+
     def choice(self, index: int, generation: Generation) -> ChatChoice:
+        text, calls, reason = self._read(index, generation.text, generation)
+        assert reason is not None
         return ChatChoice(
             index=index,
-            message=Answered(content=generation.text),
-            finish_reason=generation.finish_reason,
+            message=Answered(content=text or (None if calls else ""), tool_calls=calls or None),
+            finish_reason=reason,
             logprobs=self._logprobs(generation.logprobs),
             token_ids=generation.tokens if self.body.return_token_ids else None,
         )
@@ -69,10 +108,17 @@ class ChatAnswer(Answer[ChatRequest]):
         return DeltaChoice(index=index, delta=Delta(role="assistant", content=""), token_ids=told)
 
     def part(self, index: int, chunk: Chunk) -> DeltaChoice:
+        reader = self._readers[index]
+        before = reader.count if reader else 0
+        text, calls, reason = self._read(index, chunk.text, chunk.finished)
+        deltas = [
+            ToolCallDelta(index=n, id=call.id, function=call.function)
+            for n, call in enumerate(calls, before)
+        ]
         return DeltaChoice(
             index=index,
-            delta=Delta(content=chunk.text or None),
-            finish_reason=chunk.finished.finish_reason if chunk.finished else None,
+            delta=Delta(content=text or None, tool_calls=deltas or None),
+            finish_reason=reason,
             logprobs=self._logprobs(chunk.logprobs),
             token_ids=chunk.tokens if self.body.return_token_ids else None,
         )

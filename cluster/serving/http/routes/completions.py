@@ -34,7 +34,7 @@ def router(service: Service) -> APIRouter:
             if not isinstance(prompt, str):
                 check_tokens(prompt, service.engine.vocab_size, "prompt")
         prompts = [
-            service.prompts.of_text(prompt, body.add_special_tokens)
+            service.prompts.of_text(prompt, service.engine.max_length, body.add_special_tokens)
             if isinstance(prompt, str)
             else tuple(prompt)
             for prompt in body.prompts

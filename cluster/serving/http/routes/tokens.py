@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter
 from pydantic_core import from_json
 from starlette.requests import Request as HttpRequest
 
-from cluster.serving.http.bodies import read_body
+from cluster.serving.http.bodies import read_body, soon
 from cluster.serving.http.openapi import NEEDS_BODY, body_of
 from cluster.serving.http.service import Service
 from cluster.serving.protocol.generation import check_tokens, parse_body
@@ -29,10 +28,11 @@ def router(service: Service) -> APIRouter:
     def cut(content: bytes) -> Tokens:
         body = _tokenize_request(content)
         service.check_model(body.model)
+        most = service.engine.max_length
         if isinstance(body, TokenizeChatRequest):
-            tokens = service.prompts.of_chat(body)
+            tokens = service.prompts.of_chat(body, most)
         else:
-            tokens = service.prompts.of_text(body.prompt, body.add_special_tokens)
+            tokens = service.prompts.of_text(body.prompt, most, body.add_special_tokens)
         names = service.prompts.tokenizer.convert_ids_to_tokens(list(tokens))
         return Tokens(
             count=len(tokens),
@@ -54,7 +54,7 @@ def router(service: Service) -> APIRouter:
         openapi_extra=body_of(TokenizeRequest, TokenizeChatRequest),
     )
     async def tokenize(request: HttpRequest) -> Any:
-        return await asyncio.to_thread(cut, await read_body(request))
+        return await soon(False, cut, await read_body(request))
 
     @routes.post(
         "/detokenize",
@@ -63,7 +63,7 @@ def router(service: Service) -> APIRouter:
         openapi_extra=body_of(DetokenizeRequest),
     )
     async def detokenize(request: HttpRequest) -> Any:
-        return await asyncio.to_thread(join, await read_body(request))
+        return await soon(False, join, await read_body(request))
 
     return routes
 

@@ -97,10 +97,10 @@ def test_without_a_number_an_answer_has_all_the_room(client: openai.OpenAI) -> N
     ("body", "param", "message"),
     [
         ({"messages": []}, "messages", "at least 1"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "tool_call_id: required"),
         ({"messages": [{"role": "user"}]}, "messages", "content: required"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
-        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools", "not supported"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "tokenize"),
         (
             {"add_generation_prompt": True, "continue_final_message": True},
@@ -108,7 +108,7 @@ def test_without_a_number_an_answer_has_all_the_room(client: openai.OpenAI) -> N
             "together",
         ),
         ({"max_tokens": 999}, "max_tokens", "context holds 256"),
-        ({"functions": []}, "functions", "unknown key"),
+        ({"functionz": []}, "functionz", "unknown key"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(
@@ -127,20 +127,20 @@ def asked(**more: Any) -> ChatRequest:
 def test_templates_have_variables_and_may_refuse() -> None:
     template = "{{ mood }}{% if mood == 'bad' %}{{ raise_exception('no!') }}{% endif %}"
     tokenizer = chat_tokenizer(template)
-    tokens = Prompts(tokenizer).of_chat(asked(chat_template_kwargs={"mood": "import"}))
+    tokens = Prompts(tokenizer).of_chat(asked(chat_template_kwargs={"mood": "import"}), 64)
     assert tokenizer.decode(tokens) == "import"
     with pytest.raises(ApiError, match="no!") as refused:
-        Prompts(tokenizer).of_chat(asked(chat_template_kwargs={"mood": "bad"}))
+        Prompts(tokenizer).of_chat(asked(chat_template_kwargs={"mood": "bad"}), 64)
     assert refused.value.body.error.param == "messages"
     with pytest.raises(ApiError, match="no chat template"):
-        Prompts(tiny_tokenizer()).of_chat(asked())
+        Prompts(tiny_tokenizer()).of_chat(asked(), 64)
 
 
 def test_a_messages_name_is_the_templates_to_write() -> None:
     template = "{% for m in messages %}{{ m.name if 'name' in m else 'nobody' }} {% endfor %}"
     tokenizer = chat_tokenizer(template)
     said = [{"role": "user", "content": "hi", "name": name} for name in ("anne", None)]
-    tokens = Prompts(tokenizer).of_chat(ChatRequest(messages=said))
+    tokens = Prompts(tokenizer).of_chat(ChatRequest(messages=said), 64)
     assert tokenizer.decode(tokens) == "anne nobody "
 
 

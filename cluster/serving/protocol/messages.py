@@ -1,0 +1,145 @@
+"""The messages of a chat, as OpenAI's clients send them and send them back."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from cluster.serving.protocol.fields import Part
+from cluster.serving.protocol.tools import ToolCall
+from specdec_core.prompts.prompt import Message
+
+_ROLES = {"developer": "system"}  # OpenAI's newer name
+_TEXTS = ("text", "refusal", "input_text", "output_text")
+
+
+def _of_text(part: Any) -> Any:
+    """Refuses, in a sentence, what a part of a message may be elsewhere."""
+    if isinstance(part, dict):
+        kind = part.get("type")
+        if isinstance(kind, str) and kind not in _TEXTS:
+            raise ValueError(f"a part of type {kind} is not supported: this server reads text")
+        for name in ("cache_control", "prompt_cache_breakpoint"):
+            if part.get(name) is not None:
+                raise ValueError(
+                    f"{name} is not supported: prompts that begin alike share the cache by"
+                    " themselves"
+                )
+    return part
+
+
+class TextPart(Part):
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(Part):
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+def _one_or_many(value: Any) -> str:
+    """Which alternative of a content is meant, so that errors are about that one."""
+    return "parts" if isinstance(value, list) else "text"
+
+
+Content = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[
+        list[
+            Annotated[
+                TextPart | RefusalPart, Field(discriminator="type"), BeforeValidator(_of_text)
+            ]
+        ],
+        Field(min_length=1, fail_fast=True),
+        Tag("parts"),
+    ],
+    Discriminator(_one_or_many),
+]
+
+
+def joined(content: Any) -> str:
+    """The text of a content, its parts on lines of their own."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(part.text for part in content)
+
+
+class Said(Part):
+    """A message of the user or the system."""
+
+    role: Literal["system", "developer", "user"]
+    name: str | None = None
+    content: Content
+
+    @property
+    def message(self) -> Message:
+        return Message(_ROLES.get(self.role, self.role), joined(self.content), self.name)
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What a template reads of it."""
+        message = self.message
+        return {"role": message.role, "content": message.content, "name": message.name}
+
+
+class Answer(Part):
+    """A message of the model, with all that clients send back of what they were answered."""
+
+    role: Literal["assistant"]
+    name: str | None = None
+    content: Content | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # another server's name for the same
+    annotations: list[Any] | None = None
+    parsed: Any = None  # of the content, by the client
+    audio: None = None
+    function_call: None = None
+
+    @property
+    def message(self) -> Message:
+        return Message(self.role, joined(self.content) or self.refusal or "", self.name)
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """See :attr:`Said.variables`. Templates write the arguments of calls as JSON."""
+        return {
+            "role": self.role,
+            "content": self.message.content,
+            "name": self.name,
+            "reasoning_content": self.reasoning_content or self.reasoning,
+            "tool_calls": [call.variables for call in self.tool_calls or ()] or None,
+        }
+
+
+class ToolResult(Part):
+    """What a tool answered."""
+
+    role: Literal["tool"]
+    name: str | None = None
+    tool_call_id: str
+    content: Content
+
+    @property
+    def message(self) -> Message:
+        return Message(self.role, joined(self.content), self.name)
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """See :attr:`Said.variables`."""
+        return {
+            "role": self.role,
+            "content": joined(self.content),
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+        }
+
+
+ChatMessage = Annotated[Said | Answer | ToolResult, Field(discriminator="role")]
