@@ -32,13 +32,10 @@ Choice = BaseModel  # of a protocol
 
 
 class Answer(ABC, Generic[Body]):
-    """What is said to one body. `requests` are the engine's, one for each choice.
-
-    A choice's opening comes with its first token, so that its time is the first token's. Where
-    rounds are told, it comes with the first of them.
-    """
+    """What is said to one body. `requests` are the engine's, one for each choice."""
 
     prefix: str  # of ids
+    end = DONE  # of a stream
     stream: Stream  # from when the engine has the requests
 
     def __init__(self, service: Service, body: Body, requests: Sequence[Request]) -> None:
@@ -52,21 +49,12 @@ class Answer(ABC, Generic[Body]):
         """A whole choice."""
 
     @abstractmethod
-    def opening(self, index: int, prompt: Sequence[TokenLogprobs] | None) -> Choice | None:
-        """What comes before a choice's first text in a stream, if anything does; with the prompt's
-        log-probabilities, where they were asked for."""
-
-    @abstractmethod
-    def part(self, index: int, chunk: Chunk) -> Choice:
-        """What a chunk adds to a choice in a stream."""
-
-    @abstractmethod
     def whole(self, choices: list[Any], **fields: Any) -> BaseModel:
         """The answer with these choices."""
 
     @abstractmethod
-    def event(self, choices: list[Any], **fields: Any) -> BaseModel:
-        """An event of a stream with parts of choices."""
+    def parts(self, chunks: AsyncIterator[tuple[int, Chunk]]) -> AsyncIterator[BaseModel]:
+        """The events of a stream. Where it is read, the engine has the requests."""
 
     async def respond(self, account: Account) -> BaseModel | StreamingResponse:
         """Hand the requests to the engine, and answer. Raises :class:`ApiError`."""
@@ -94,25 +82,6 @@ class Answer(ABC, Generic[Body]):
         async for index, chunk in within(self.stream, self.service.access.limits.seconds):
             taken.used += len(chunk.tokens)
             yield index, chunk
-
-    async def _in_order(
-        self, chunks: AsyncIterator[tuple[int, Chunk]]
-    ) -> AsyncIterator[tuple[int, Chunk]]:
-        """The same, but what comes first of a choice waits for every lower choice: client libraries
-        append choices in the order in which they come."""
-        opened, held = 0, list[tuple[int, Chunk]]()
-        async for index, chunk in chunks:
-            held.append((index, chunk))
-            ready = {n for n, held_chunk in held if held_chunk.adds or self.body.traced}
-            while opened in ready:
-                opened += 1
-            later = []
-            for index, chunk in held:
-                if index < opened:
-                    yield index, chunk
-                else:
-                    later.append((index, chunk))
-            held = later
 
     @cached_property
     def common(self) -> dict[str, Any]:
@@ -147,15 +116,55 @@ class Answer(ABC, Generic[Body]):
         carries the counts; usage follows if requested."""
         with closing(self.stream), closing(taken):
             try:
-                async for part in self._events(self._chunks(taken)):
+                async for part in self.parts(self._chunks(taken)):
                     yield event(part)
-                yield DONE
+                yield self.end
             except EngineFailed:
                 yield event(SERVER_ERROR.body)
             except ApiError as error:  # it took too long
                 yield event(error.body)
 
-    async def _events(self, chunks: AsyncIterator[tuple[int, Chunk]]) -> AsyncIterator[BaseModel]:
+
+class ChoicesAnswer(Answer[Body]):
+    """One whose stream has parts of choices.
+
+    A choice's opening comes with its first token, so that its time is the first token's. Where
+    rounds are told, it comes with the first of them.
+    """
+
+    @abstractmethod
+    def opening(self, index: int, prompt: Sequence[TokenLogprobs] | None) -> Choice | None:
+        """What comes before a choice's first text in a stream, if anything does; with the prompt's
+        log-probabilities, where they were asked for."""
+
+    @abstractmethod
+    def part(self, index: int, chunk: Chunk) -> Choice:
+        """What a chunk adds to a choice in a stream."""
+
+    @abstractmethod
+    def event(self, choices: list[Any], **fields: Any) -> BaseModel:
+        """An event of a stream with parts of choices."""
+
+    async def _in_order(
+        self, chunks: AsyncIterator[tuple[int, Chunk]]
+    ) -> AsyncIterator[tuple[int, Chunk]]:
+        """The same, but what comes first of a choice waits for every lower choice: client libraries
+        append choices in the order in which they come."""
+        opened, held = 0, list[tuple[int, Chunk]]()
+        async for index, chunk in chunks:
+            held.append((index, chunk))
+            ready = {n for n, held_chunk in held if held_chunk.adds or self.body.traced}
+            while opened in ready:
+                opened += 1
+            later = []
+            for index, chunk in held:
+                if index < opened:
+                    yield index, chunk
+                else:
+                    later.append((index, chunk))
+            held = later
+
+    async def parts(self, chunks: AsyncIterator[tuple[int, Chunk]]) -> AsyncIterator[BaseModel]:
         options = self.body.stream_options or StreamOptions()
         tokens_told = self.body.return_token_ids or self.body.tops is not None
         done: dict[int, Generation] = {}

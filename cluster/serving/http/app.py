@@ -14,7 +14,7 @@ from cluster.serving.http.access import OPEN, Gate
 from cluster.serving.http.errors import add_error_handlers
 from cluster.serving.http.listener import Listener
 from cluster.serving.http.openapi import ANYWHERE, describe_bodies
-from cluster.serving.http.pages import Page, add_page
+from cluster.serving.http.pages import Heads, Page, add_page
 from cluster.serving.http.routes import (
     chat,
     completions,
@@ -22,6 +22,7 @@ from cluster.serving.http.routes import (
     health,
     metrics,
     models,
+    responses,
     tokens,
 )
 from cluster.serving.http.samples import Sampler, Samples, Sampling
@@ -33,6 +34,7 @@ ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
     models.router,
     completions.router,
     chat.router,
+    responses.router,
     tokens.router,
     deploy.router,
 )
@@ -68,4 +70,5 @@ def build_app(
     if kept is not None:
         app.add_middleware(Sampler, samples=kept)
     app.add_middleware(Gate, access=service.access)
+    app.add_middleware(Heads)
     return app

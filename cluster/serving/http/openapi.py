@@ -14,6 +14,7 @@ from cluster.serving.protocol.chat import ChatChunk, ChatRequest
 from cluster.serving.protocol.completions import CompletionRequest
 from cluster.serving.protocol.errors import Error
 from cluster.serving.protocol.fields import MAX_BODY_BYTES
+from cluster.serving.protocol.responses import ResponseEvent, ResponseRequest
 from cluster.serving.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 
 Answers = dict[int | str, dict[str, Any]]
@@ -21,6 +22,7 @@ Answers = dict[int | str, dict[str, Any]]
 BODIES: tuple[type[BaseModel], ...] = (
     CompletionRequest,
     ChatRequest,
+    ResponseRequest,
     TokenizeRequest,
     TokenizeChatRequest,
     DetokenizeRequest,
@@ -106,6 +108,7 @@ def _streamed(part: str) -> Answers:
 
 COMPLETION: Answers = NEEDS_BODY | _streamed("Completion")
 CHAT: Answers = NEEDS_BODY | _streamed("ChatChunk")
+RESPONSE: Answers = NEEDS_BODY | _streamed("ResponseEvent")
 
 
 def describe_bodies(
@@ -115,7 +118,7 @@ def describe_bodies(
     adds to them. With `keys` all routes but `open_routes` need one."""
     inputs = [(model, "validation") for model in BODIES]
     _, defined = models_json_schema(
-        [*inputs, (ChatChunk, "serialization")],  # type: ignore[list-item]  # they are literals
+        [*inputs, (ChatChunk, "serialization"), (ResponseEvent, "serialization")],  # type: ignore[list-item]  # they are literals
         ref_template=_REF,
     )
     schemas = {

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 # Nothing from elsewhere is loaded, asked or shown, and no other site shows the page.
 HEADERS = {
@@ -32,6 +33,18 @@ class _Files(StaticFiles):
         response = super().file_response(*args, **kwargs)
         response.headers.update(HEADERS)
         return response
+
+
+class Heads:
+    """ASGI middleware: HEAD is answered as GET is, and the server leaves out the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self.app(scope, receive, send)
 
 
 def add_page(app: FastAPI, page: Page) -> None:

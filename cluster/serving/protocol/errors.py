@@ -71,12 +71,12 @@ def refusal(error: ValidationError, model: type[BaseModel], body: bytes) -> ApiE
 
 def _path(item: Found, value: Any) -> list[str]:
     """Where in the body `value` it is: the validator's path without the names of alternatives."""
-    path = []
-    for part in item["loc"]:
+    path, last = [], len(item["loc"]) - 1
+    for place, part in enumerate(item["loc"]):
         inner = range(len(value)) if isinstance(value, list) else value
         if isinstance(value, list | dict) and part in inner:
             value = value[part]
-        elif item["type"] != "missing" or part != item["loc"][-1]:
+        elif item["type"] != "missing" or place != last:
             continue
         path.append(str(part))
     return path

@@ -11,5 +11,8 @@ DONE = "data: [DONE]\n\n"
 
 
 def event(value: BaseModel) -> str:
-    """The event with this value: one line, however lines are split."""
-    return f"data: {value.model_dump_json().translate(_LINE_ENDS)}\n\n"
+    """The event with this value: its data are one line, however lines are split. A value with a
+    type gives the event its name."""
+    kind = getattr(value, "type", None)
+    name = f"event: {kind}\n" if kind else ""
+    return f"{name}data: {value.model_dump_json().translate(_LINE_ENDS)}\n\n"

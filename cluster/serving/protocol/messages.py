@@ -14,7 +14,7 @@ _ROLES = {"developer": "system"}  # OpenAI's newer name
 _TEXTS = ("text", "refusal", "input_text", "output_text")
 
 
-def _of_text(part: Any) -> Any:
+def of_text(part: Any) -> Any:
     """Refuses, in a sentence, what a part of a message may be elsewhere."""
     if isinstance(part, dict):
         kind = part.get("type")
@@ -43,7 +43,7 @@ class RefusalPart(Part):
         return self.refusal
 
 
-def _one_or_many(value: Any) -> str:
+def one_or_many(value: Any) -> str:
     """Which alternative of a content is meant, so that errors are about that one."""
     return "parts" if isinstance(value, list) else "text"
 
@@ -52,14 +52,12 @@ Content = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[
         list[
-            Annotated[
-                TextPart | RefusalPart, Field(discriminator="type"), BeforeValidator(_of_text)
-            ]
+            Annotated[TextPart | RefusalPart, Field(discriminator="type"), BeforeValidator(of_text)]
         ],
         Field(min_length=1, fail_fast=True),
         Tag("parts"),
     ],
-    Discriminator(_one_or_many),
+    Discriminator(one_or_many),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 
-from cluster.serving.http.answer import Answer
+from cluster.serving.http.answer import ChoicesAnswer
 from cluster.serving.http.bodies import SMALL, read_body, soon
 from cluster.serving.http.choices import choices
 from cluster.serving.http.openapi import CHAT, body_of
@@ -69,7 +69,7 @@ def chat_requests(service: Service, body: ChatRequest) -> list[Request]:
     return choices(service, body, [prompt], None, prompts.end_of_turn, shown)
 
 
-class ChatAnswer(Answer[ChatRequest]):
+class ChatAnswer(ChoicesAnswer[ChatRequest]):
     prefix = "chatcmpl"
 
     def __init__(self, service: Service, body: ChatRequest, requests: Sequence[Request]) -> None:

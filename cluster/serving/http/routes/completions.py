@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 
-from cluster.serving.http.answer import Answer
+from cluster.serving.http.answer import ChoicesAnswer
 from cluster.serving.http.bodies import SMALL, read_body, soon
 from cluster.serving.http.choices import choices
 from cluster.serving.http.openapi import COMPLETION, body_of
@@ -60,7 +60,7 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-class CompletionAnswer(Answer[CompletionRequest]):
+class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
     prefix = "cmpl"
 
     def __init__(

@@ -1,0 +1,259 @@
+"""OpenAI's `/v1/responses`, as values: text, without a state between requests."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+from cluster.serving.protocol.chat import MAX_MESSAGES, ChatRequest, Empty
+from cluster.serving.protocol.counts import Metrics, SpecDec, Usage, optional
+from cluster.serving.protocol.fields import Labels, ModelName, NewTokens, No, Part
+from cluster.serving.protocol.formats import JsonObject, JsonSchema, Schema, TextFormat
+from cluster.serving.protocol.messages import (
+    Answer,
+    ChatMessage,
+    Said,
+    joined,
+    of_text,
+    one_or_many,
+)
+from specdec_core.config import Temperature
+
+
+class InputText(Part):
+    """A part of a message. What this server has answered has annotations and log-probabilities."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+def _message(item: Any) -> Any:
+    """Refuses, in a sentence, what an item may be elsewhere."""
+    kind = item.get("type") if isinstance(item, dict) else None
+    if isinstance(kind, str) and kind != "message":
+        raise ValueError(f"an item of type {kind} is not supported: give messages of text")
+    return item
+
+
+class InputMessage(Part):
+    type: Literal["message"] | None = None
+    role: Literal["user", "system", "developer", "assistant"]
+    content: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[
+            list[Annotated[InputText, BeforeValidator(of_text)]],
+            Field(min_length=1, fail_fast=True),
+            Tag("parts"),
+        ],
+        Discriminator(one_or_many),
+    ]
+    # What this server has answered has these.
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+    @property
+    def of_chat(self) -> ChatMessage:
+        text = joined(self.content)
+        if self.role == "assistant":
+            return Answer(role=self.role, content=text)
+        return Said(role=self.role, content=text)
+
+
+class ResponseSchema(Schema):
+    """A JSON schema, in this protocol beside its type."""
+
+    type: Literal["json_schema"]
+
+
+class TextConfig(Part):
+    format: (
+        Annotated[TextFormat | JsonObject | ResponseSchema, Field(discriminator="type")] | None
+    ) = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Part):
+    effort: Literal["none", "medium"] | None = None
+    summary: Literal["auto"] | None = None
+
+
+class ResponseStreamOptions(Part):
+    include_obfuscation: bool | None = None  # of lengths; there is none
+
+
+class ResponseRequest(Labels):
+    """The body of `POST /v1/responses`."""
+
+    model: ModelName | None = None
+    input: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[
+            list[Annotated[InputMessage, BeforeValidator(_message)]],
+            Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+            Tag("parts"),
+        ],
+        Discriminator(one_or_many),
+    ]
+    instructions: str | None = None
+    max_output_tokens: NewTokens | None = None
+    temperature: Temperature | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    text: TextConfig | None = Field(
+        default=None,
+        description='a format of type "text", "json_object" or "json_schema", and the verbosity'
+        ' "medium"',
+    )
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    user: str | None = None
+    store: bool | None = None  # nothing is, which the answer says
+    # Clients send the neutral values of these.
+    background: No | None = Field(default=None, description="false; true is not supported")
+    include: list[Literal["reasoning.encrypted_content"]] | None = Field(
+        default=None, description='[] or ["reasoning.encrypted_content"], of which there is none'
+    )
+    tools: Empty | None = Field(
+        default=None, description="[]; /v1/chat/completions takes functions as tools"
+    )
+    tool_choice: Literal["none", "auto"] | None = Field(
+        default=None, description='"none" or "auto"; tools are not supported'
+    )
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    truncation: Literal["disabled"] | None = Field(
+        default=None, description='"disabled"; what is too long is refused'
+    )
+    reasoning: Reasoning | None = Field(
+        default=None, description='the effort "none" or "medium"; others are not supported'
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = Field(
+        default=None, description="0; /v1/chat/completions tells log-probabilities"
+    )
+    previous_response_id: None = Field(
+        default=None,
+        description="null: nothing is stored here; give the whole conversation as input",
+    )
+    conversation: None = Field(
+        default=None,
+        description="null: nothing is stored here; give the whole conversation as input",
+    )
+    prompt: None = Field(default=None, description="null; no prompts are stored here")
+    context_management: Empty | None = Field(
+        default=None, description="[]; context management is not supported"
+    )
+    access_programs: None = Field(default=None, description="null; they are not supported")
+    image: None = Field(default=None, description="null; images are not supported")
+
+    @property
+    def chat(self) -> ChatRequest:
+        """The same as a chat."""
+        messages: list[ChatMessage] = []
+        if self.instructions is not None:
+            messages.append(Said(role="system", content=self.instructions))
+        if isinstance(self.input, str):
+            messages.append(Said(role="user", content=self.input))
+        else:
+            messages += [message.of_chat for message in self.input]
+        wanted: Any = self.text.format if self.text else None
+        if isinstance(wanted, ResponseSchema):
+            wanted = JsonSchema(type="json_schema", json_schema=wanted)
+        return ChatRequest(
+            messages=messages,
+            max_completion_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            response_format=wanted,
+            stream=self.stream,
+        )
+
+
+class OutputText(BaseModel):
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[Any] = []
+
+
+class OutputMessage(BaseModel):
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    status: Literal["in_progress", "completed", "incomplete"]
+    content: list[OutputText]
+
+
+class CachedTokens(BaseModel):
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class ReasoningTokens(BaseModel):
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: ReasoningTokens = ReasoningTokens()
+    total_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> ResponseUsage:
+        details = usage.prompt_tokens_details
+        return cls(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=CachedTokens(
+                cached_tokens=details.cached_tokens if details else 0
+            ),
+            output_tokens=usage.completion_tokens,
+            total_tokens=usage.total_tokens,
+        )
+
+
+class Incomplete(BaseModel):
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class Response(BaseModel):
+    """The answer, and what was asked for."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete"]
+    error: None = None
+    incomplete_details: Incomplete | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    system_fingerprint: str  # the configuration's id
+    output: list[OutputMessage]
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    reasoning: Reasoning
+    store: Literal[False] = False
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Literal["none", "auto"]
+    tools: list[Any] = []
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None
+    specdec: SpecDec | None = optional()
+    metrics: Metrics | None = optional()
+
+
+class ResponseEvent(BaseModel):
+    """One event of a stream; what it has beside this depends on its type, as at OpenAI."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    sequence_number: int

@@ -1,0 +1,219 @@
+"""What OpenAI's clients may send, by the types of their own package: every field works, or is
+refused by its name."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
+
+import httpx
+import openai
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import (
+    ChatCompletionMessage,
+    ChatCompletionMessageParam,
+    ParsedChatCompletionMessage,
+)
+from openai.types.chat import (
+    completion_create_params as chat_create_params,
+)
+from openai.types.responses import response_create_params
+from typing_extensions import is_typeddict
+
+ASKED = [{"role": "user", "content": "hi"}]
+ROUTES = {
+    "/v1/completions": (
+        completion_create_params.CompletionCreateParamsBase,
+        {"prompt": "def main(", "max_tokens": 1},
+    ),
+    "/v1/chat/completions": (
+        chat_create_params.CompletionCreateParamsBase,
+        {"messages": ASKED, "max_tokens": 1},
+    ),
+    "/v1/responses": (
+        response_create_params.ResponseCreateParamsBase,
+        {"input": "hi", "max_output_tokens": 1},
+    ),
+}
+PLAIN = {str: "tiny", int: 1, float: 1.0, bool: True, object: {}, Any: {}, type(None): None}
+MOST = 12  # values of a field
+
+
+def values(kind: Any, depth: int = 0) -> Iterator[Any]:
+    """Some values of a type; of a dictionary's those with its required keys, and each other key
+    with each of its values."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind in PLAIN:
+        yield PLAIN[kind]
+    elif origin is Literal:
+        yield from parts
+    elif origin in (Union, types.UnionType):
+        for part in parts:
+            yield from values(part, depth)
+    elif origin in (Required, NotRequired):
+        yield from values(parts[0], depth)
+    elif is_typeddict(kind):
+        hints = get_type_hints(kind)
+        least = {key: next(values(hints[key], depth + 1)) for key in sorted(kind.__required_keys__)}
+        yield least
+        if depth < 3:
+            for key, inner in hints.items():
+                yield from ({**least, key: value} for value in values(inner, depth + 1))
+    elif origin is dict:
+        yield {}
+        yield {"key": next(values(parts[1], depth + 1))}
+    else:
+        assert parts, kind
+        yield from ([value] for value in values(parts[0], depth + 1))
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_every_field_works_or_is_refused_by_its_name(chat_url: str, path: str) -> None:
+    kind, least = ROUTES[path]
+    unnamed = []
+    with httpx.Client(base_url=chat_url, timeout=60) as http:
+        for field, hint in get_type_hints(kind).items():
+            tried = [] if field == "model" else list(values(hint))
+            if type(None) in get_args(hint):
+                tried.append(None)
+            step = max(len(tried) // MOST, 1)
+            for value in [*tried[::step], *tried[-1:]]:
+                answer = http.post(path, json={**least, field: value})
+                if answer.status_code == 200:
+                    continue
+                error = answer.json()["error"]
+                named = error["param"] == field and error["message"].startswith(field)
+                if (
+                    answer.status_code != 400
+                    or not named
+                    or f"{field}: unknown" in error["message"]
+                ):
+                    unnamed.append((field, value, answer.text))
+                assert value is not None or field in least, answer.text
+    assert not unnamed
+
+
+NEUTRAL: dict[str, list[Any]] = {
+    "reasoning_effort": [None, "none", "medium"],
+    "verbosity": [None, "medium"],
+    "prediction": [None, {"type": "content", "content": "hello"}],
+    "audio": [None],
+    "modalities": [None, ["text"]],
+    "web_search_options": [None],
+    "functions": [None, []],
+    "function_call": [None, "none", "auto"],
+    "tools": [None, []],
+    "tool_choice": [None, "none", "auto"],
+    "parallel_tool_calls": [None, True, False],
+    "top_logprobs": [None, 0],
+    "safety_identifier": [None, "someone"],
+    "prompt_cache_key": [None, "key"],
+    "prompt_cache_retention": [None, "in_memory"],
+    "metadata": [None, {}, {"team": "red"}],
+    "store": [None, False],
+    "service_tier": [None, "auto", "default"],
+    "logit_bias": [None, {}],
+    "stop": [None, []],
+}
+
+
+def test_neutral_values_are_accepted_and_change_nothing(chat_url: str) -> None:
+    least = {"messages": ASKED, "max_tokens": 4, "logprobs": False}
+    with httpx.Client(base_url=chat_url, timeout=60) as http:
+        usual = http.post("/v1/chat/completions", json=least).json()["choices"]
+        for field, tried in NEUTRAL.items():
+            for value in tried:
+                answer = http.post("/v1/chat/completions", json={**least, field: value})
+                assert answer.status_code == 200, answer.text
+                assert answer.json()["choices"] == usual
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("reasoning_effort", "high"),
+        ("audio", {"format": "mp3", "voice": "alloy"}),
+        ("modalities", ["text", "audio"]),
+        ("web_search_options", {}),
+        ("functions", [{"name": "f"}]),
+        ("store", True),
+        ("service_tier", "priority"),
+        ("moderation", {"model": "omni-moderation-latest"}),
+    ],
+)
+def test_what_is_not_neutral_is_refused_in_a_sentence(
+    client: openai.OpenAI, field: str, value: Any
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="tiny", messages=ASKED, **{field: value})
+    assert refused.value.param == field
+    assert f"{field}: expected " in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (
+            [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {"url": "data:"}}],
+            "messages.0.content.1: a part of type image_url is not supported: this server",
+        ),
+        (
+            [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}],
+            "messages.0.content.0: a part of type input_audio is not supported",
+        ),
+        (
+            [{"type": "file", "file": {"file_id": "x"}}],
+            "messages.0.content.0: a part of type file is not supported",
+        ),
+        (
+            [{"type": "text", "text": "?", "cache_control": {"type": "ephemeral"}}],
+            "messages.0.content.0: cache_control is not supported: prompts that begin alike",
+        ),
+        ([{"type": "text"}], "messages.0.content.0.text: required"),
+        ([{"type": "text", "text": 3}], "messages.0.content.0.text: "),
+        (7, "messages.0.content: "),
+    ],
+)
+def test_other_parts_than_text_are_refused_in_a_sentence(
+    client: openai.OpenAI, content: Any, sentence: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": content}]
+        )
+    assert refused.value.body["message"].startswith(sentence)
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+
+
+@pytest.mark.parametrize(
+    ("message", "content"),
+    [
+        (ChatCompletionMessage(role="assistant", content="yes", annotations=[]), "yes"),
+        (
+            ParsedChatCompletionMessage(
+                role="assistant", content="yes", parsed={"a": 1}, reasoning_content="so"
+            ),
+            "yes",
+        ),
+        (ChatCompletionMessage(role="assistant", content=None, refusal="no"), "no"),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, "no"),
+        (ChatCompletionMessage(role="assistant", content=None, tool_calls=[CALL]), ""),
+        ({"role": "assistant", "tool_calls": [CALL]}, ""),
+    ],
+)
+def test_a_message_is_sent_back_as_a_client_parsed_it(
+    client: openai.OpenAI, message: Any, content: str
+) -> None:
+    def answered(said: Any) -> str:
+        chat: list[ChatCompletionMessageParam] = [*ASKED, said, {"role": "user", "content": "x"}]
+        answer = client.chat.completions.create(model="tiny", messages=chat, max_tokens=8)
+        return answer.choices[0].message.content or ""
+
+    expected = answered({"role": "assistant", "content": content})
+    assert answered(message) == expected
+    if not isinstance(message, dict):
+        assert answered(message.model_dump()) == expected
