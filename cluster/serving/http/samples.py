@@ -94,7 +94,8 @@ class Samples:
                 chat = ChatRequest.from_body(body)
                 messages = tuple(message.message for message in chat.messages)
                 asked = [Prompt(_id(), messages[-1].content, messages=messages)]
-                return asked if messages[-1].role == "user" else []  # others are begun answers
+                # Others are begun answers, or need more than their messages.
+                return asked if messages[-1].role == "user" and chat.plain else []
             prompts = CompletionRequest.from_body(body).prompts
         except ApiError:  # it was answered by another version's rules
             return []

@@ -74,6 +74,14 @@ class Rendered(Part):
         """The tools that the model may call."""
         return self.tools or []
 
+    @property
+    def plain(self) -> bool:
+        """Whether there is nothing but texts: no tools, calls or results of tools."""
+        return not self.offered and not any(
+            message.role == "tool" or (message.role == "assistant" and message.tool_calls)
+            for message in self.messages
+        )
+
     @field_validator("add_generation_prompt")
     @classmethod
     def _not_both(cls, value: bool | None, info: Any) -> bool | None:

@@ -1,7 +1,7 @@
 """OpenAI's `/v1/completions`, as values: as in the openai client 3.52, with keys of vLLM's.
 
 Answers have two additional objects: `specdec`, the counts of speculative decoding, and vLLM's
-`metrics`. Unsupported keys are refused by name; only `user` is silently ignored.
+`metrics`. Unsupported keys are refused by name; only labels such as `user` change nothing.
 """
 
 from __future__ import annotations

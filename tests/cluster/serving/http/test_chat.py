@@ -107,6 +107,7 @@ def test_without_a_number_an_answer_has_all_the_room(client: openai.OpenAI) -> N
             "add_generation_prompt",
             "together",
         ),
+        ({"chat_template_kwargs": {"messages": 1}}, "messages", "the chat template cannot write"),
         ({"max_tokens": 999}, "max_tokens", "context holds 256"),
         ({"functionz": []}, "functionz", "unknown key"),
     ],
@@ -129,6 +130,10 @@ def test_templates_have_variables_and_may_refuse() -> None:
     tokenizer = chat_tokenizer(template)
     tokens = Prompts(tokenizer).of_chat(asked(chat_template_kwargs={"mood": "import"}), 64)
     assert tokenizer.decode(tokens) == "import"
+    for name in ("where", "template", "tokenizer", "text"):
+        named = Prompts(chat_tokenizer(f"{{{{ {name} }}}}"))
+        tokens = named.of_chat(asked(chat_template_kwargs={name: "import"}), 64)
+        assert tokenizer.decode(tokens) == "import"
     with pytest.raises(ApiError, match="no!") as refused:
         Prompts(tokenizer).of_chat(asked(chat_template_kwargs={"mood": "bad"}), 64)
     assert refused.value.body.error.param == "messages"

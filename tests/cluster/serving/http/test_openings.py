@@ -72,3 +72,23 @@ def test_a_chats_choice_has_one_role(chat_pair: Pair, traced: bool) -> None:
     if traced:
         rounds = [event for event in events if "round" in event]
         assert len(rounds) == events[-1]["specdec"]["rounds"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "def main(", "echo": True, "logprobs": 0}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    ],
+)
+def test_lower_choices_open_first(
+    chat_pair: Pair, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", lambda self: step(self)[::-1])
+    whole, events = answered(chat_pair, path, {**body, "n": 4}, {})
+    came = [part["index"] for event in events for part in event["choices"]]
+    assert list(dict.fromkeys(came)) == [0, 1, 2, 3]
+    for choice in whole["choices"]:
+        tokens = [t for part in parts_of(events, choice["index"]) for t in part["token_ids"]]
+        assert tokens == choice["token_ids"]

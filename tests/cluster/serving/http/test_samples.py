@@ -25,6 +25,8 @@ CHAT = [
     {"role": "user", "content": [{"type": "text", "text": "secret"}]},
 ]
 
+RESULT = [{"role": "tool", "tool_call_id": "c1", "content": "3"}]
+
 
 def served(pair: Pair, sampling: Sampling | None, bodies: list[tuple[str, dict]]) -> list[int]:
     """The statuses of the answers to these bodies."""
@@ -54,10 +56,11 @@ def test_answered_prompts_and_chats_are_kept_and_load_as_prompts(
         ("completions", {"prompt": "secret b", "stream": True}),
         ("completions", {"prompt": "refused", "max_tokens": -1}),
         ("chat/completions", {"messages": CHAT}),
+        ("chat/completions", {"messages": [*RESULT, *CHAT]}),
         ("tokenize", {"prompt": "not answered"}),
     ]
     statuses = served(chat_pair, Sampling(folder, share=1.0), bodies)
-    assert statuses == [200, 200, 400, 200, 404]
+    assert statuses == [200, 200, 400, 200, 200, 404]
     found = load_prompts(str(folder))
     assert sorted(prompt.text for prompt in found) == ["import", "secret", "secret a", "secret b"]
     [chat] = (prompt for prompt in found if prompt.messages)
