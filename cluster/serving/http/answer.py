@@ -153,16 +153,12 @@ class ChoicesAnswer(Answer[Body]):
         opened, held = 0, list[tuple[int, Chunk]]()
         async for index, chunk in chunks:
             held.append((index, chunk))
-            ready = {n for n, held_chunk in held if held_chunk.adds or self.body.traced}
+            ready = {n for n, waits in held if waits.adds or self.body.traced}
             while opened in ready:
                 opened += 1
-            later = []
-            for index, chunk in held:
-                if index < opened:
-                    yield index, chunk
-                else:
-                    later.append((index, chunk))
-            held = later
+            held.sort(key=lambda item: item[0])  # those of one choice stay in order
+            while held and held[0][0] < opened:
+                yield held.pop(0)
 
     async def parts(self, chunks: AsyncIterator[tuple[int, Chunk]]) -> AsyncIterator[BaseModel]:
         options = self.body.stream_options or StreamOptions()

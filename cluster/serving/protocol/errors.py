@@ -73,8 +73,8 @@ def _path(item: Found, value: Any) -> list[str]:
     """Where in the body `value` it is: the validator's path without the names of alternatives."""
     path, last = [], len(item["loc"]) - 1
     for place, part in enumerate(item["loc"]):
-        inner = range(len(value)) if isinstance(value, list) else value
-        if isinstance(value, list | dict) and part in inner:
+        many, named = isinstance(value, list), isinstance(value, dict)
+        if part in (range(len(value)) if many else value if named else ()):
             value = value[part]
         elif item["type"] != "missing" or place != last:
             continue

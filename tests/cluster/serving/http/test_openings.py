@@ -13,7 +13,7 @@ from cluster.serving.http.app import build_app
 from cluster.serving.http.service import CompletionService
 from specdec_core.config import Configuration
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
-from specdec_core.engine import Engine
+from specdec_core.engine import Chunk, Engine
 from specdec_core.models.pair import Pair
 from tests.cluster.serving.http.events import events_of
 
@@ -22,14 +22,18 @@ BODY = {"max_tokens": 8, "ignore_eos": True, "n": 2, "return_token_ids": True}
 
 
 def answered(
-    pair: Pair, path: str, body: dict[str, Any], options: dict[str, Any]
+    pair: Pair,
+    path: str,
+    body: dict[str, Any],
+    options: dict[str, Any],
+    configuration: Configuration = BEGUN,
 ) -> tuple[Any, list[dict[str, Any]]]:
     """The whole answer, and the events of one that is streamed with these options."""
     body = {**BODY, **body}
     streamed = {**body, "stream": True, "stream_options": options}
 
     async def main() -> tuple[Any, list[dict[str, Any]]]:
-        app = build_app(CompletionService(Engine(pair, BEGUN, 2), "tiny"))
+        app = build_app(CompletionService(Engine(pair, configuration, 2), "tiny"))
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),
@@ -84,9 +88,22 @@ def test_a_chats_choice_has_one_role(chat_pair: Pair, traced: bool) -> None:
 def test_lower_choices_open_first(
     chat_pair: Pair, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
-    step = Engine.step
-    monkeypatch.setattr(Engine, "step", lambda self: step(self)[::-1])
-    whole, events = answered(chat_pair, path, {**body, "n": 4}, {})
+    step, held = Engine.step, list[Chunk]()
+
+    def late(self: Engine) -> list[Chunk]:
+        """Of every two steps, what the first adds comes behind what the second adds to others."""
+        chunks = step(self)
+        if not held and not self.idle:
+            held.extend(chunks)
+            return []
+        ids = {chunk.request_id for chunk in held}
+        others = [chunk for chunk in chunks if chunk.request_id not in ids]
+        chunks = [*others, *held, *(chunk for chunk in chunks if chunk.request_id in ids)]
+        held.clear()
+        return chunks
+
+    monkeypatch.setattr(Engine, "step", late)
+    whole, events = answered(chat_pair, path, {**body, "n": 4}, {}, Configuration())
     came = [part["index"] for event in events for part in event["choices"]]
     assert list(dict.fromkeys(came)) == [0, 1, 2, 3]
     for choice in whole["choices"]:
