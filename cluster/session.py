@@ -167,6 +167,13 @@ def resources(threads: int, device: str) -> dict[str, float]:
     return {"CPU": threads, "GPU": int(bool(with_gpu))}
 
 
+def listening_address() -> str:
+    """The address of this process for the cluster's others: its node's, or loopback's where all
+    nodes are on one machine."""
+    addresses = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    return "127.0.0.1" if len(addresses) == 1 else str(ray.util.get_node_ip_address())
+
+
 def several_nodes() -> bool:
     """Whether the cluster has more than this node."""
     return sum(node["Alive"] for node in ray.nodes()) > 1
