@@ -51,13 +51,12 @@ def decode(data: Buffer) -> Any:
 
 def _extension(value: Any) -> Any:
     match value:
-        case Batch():
-            fields = value.rows, value.tokens, value.parents, value.wanted
-            return msgpack.ExtType(_BATCH, encode(fields))
+        case Batch(rows=rows, tokens=tokens, parents=parents, wanted=wanted):
+            return msgpack.ExtType(_BATCH, encode((rows, tokens, parents, wanted)))
         case Tensor():
             content = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-            fields = str(value.dtype), list(value.shape), content.data
-            return msgpack.ExtType(_TENSOR, encode(fields))
+            packed = encode((str(value.dtype), tuple(value.shape), content.data))
+            return msgpack.ExtType(_TENSOR, packed)
         case Failed():
             kind, notes = type(value.error).__name__, getattr(value.error, "__notes__", [])
             return msgpack.ExtType(_FAILED, encode((kind, str(value.error), notes)))
