@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import logging
 import os
+import socket
 import tempfile
 import time
 from functools import cache
-from pathlib import Path
-from typing import IO
 
 import torch
 
@@ -20,7 +19,7 @@ logger = logging.getLogger(__name__)
 # Seconds that a process may take to end after Ray has given its CPU to the next.
 _LEAVING = 3.0
 
-_held: list[IO[bytes]] = []  # a lock lasts as long as its open file
+_held: list[socket.socket] = []  # a lock lasts as long as its open socket
 
 
 @cache
@@ -73,16 +72,20 @@ def claim_core() -> int | None:
 
 
 def _lock(core: int) -> bool:
-    """Whether this process got the lock of that core, which it keeps until it ends."""
-    path = Path(tempfile.gettempdir()) / f"specdec-core-{core}.lock"
-    # Another user of the machine may have made the file: it can be read then, not written.
-    if not path.exists():
-        path.touch()
-    lock = path.open("rb")
+    """Whether this process got the lock of that core, which it keeps until it ends.
+
+    The lock is an abstract Unix socket: the kernel alone knows the name, so nothing that another
+    user puts into the shared folder for temporary files is opened. Processes with other such
+    folders do not see each other.
+    """
+    lock = socket.socket(socket.AF_UNIX)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        # A name has at most 108 bytes.
+        lock.bind(f"\0specdec-core-{core}-{tempfile.gettempdir()}".encode()[:108])
+    except OSError as error:
         lock.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
         return False
     _held.append(lock)
     return True

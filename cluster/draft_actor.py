@@ -10,7 +10,7 @@ import ray
 
 from cluster.devices import placed_spec
 from cluster.placement import Placed
-from cluster.session import get, start_actor
+from cluster.session import get, listening_address, start_actor
 from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost
 from specdec_core.config import PairSpec
@@ -59,11 +59,11 @@ class PlacedDraft:
     types resolved. Made, and used, in the engine's process."""
 
     def __init__(self, placed: Placed, spec: PairSpec) -> None:
-        self.link = SocketLink()
+        host = listening_address()
+        self.link = SocketLink(host)
         options = placed.options("draft") | {"max_restarts": -1, "max_task_retries": -1}
         self.actor = start_actor(Draft, spec, **options)
         self.pid: int = get(self.actor.pid.remote())
-        host = ray.util.get_node_ip_address()
         self._served: ray.ObjectRef = self.actor.serve.remote(host, self.link.port, self.link.key)
 
     def wait(self) -> SocketLink:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
+import socket
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -13,8 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import ray
-from ray.exceptions import RayTaskError
+from ray._private.grpc_utils import init_grpc_channel
+from ray._private.services import canonicalize_bootstrap_address
+from ray.core.generated import gcs_service_pb2, ray_client_pb2
+from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+from ray.core.generated.ray_client_pb2_grpc import RayletDriverStub
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from specdec_core.base.errors import UserError
@@ -34,6 +42,8 @@ QUIET = {
     "RAY_worker_niceness": "0",  # else 15, and other processes would disturb the times
     "TOKENIZERS_PARALLELISM": "false",
 }
+
+ANSWERING = 10.0  # seconds that a cluster may take to answer
 
 
 @contextmanager
@@ -58,14 +68,50 @@ def ray_session() -> Iterator[None]:
     with warnings.catch_warnings(), _own_handler():
         warnings.simplefilter("ignore", FutureWarning)
         try:
+            if address != "local":
+                _probe(address)
             ray.init(address=address, **options, **quiet)
-        except (ConnectionError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError, RayError) as error:
             reason = " ".join(str(error).split())
-            raise UserError(f"no Ray cluster at {address} (RAY_ADDRESS): {reason}") from None
+            what = "Ray did not start"
+            if address != "local":
+                what = f"no Ray cluster at {address} (RAY_ADDRESS)"
+            raise UserError(f"{what}: {reason}") from None
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _probe(address: str) -> None:
+    """Raises an error that says why, where no Ray answers at `address` within :data:`ANSWERING`
+    seconds. Ray itself would try for ever, or half a minute without a reason."""
+    if not re.fullmatch(r"auto|(ray://)?[^/]+:\d+", address):
+        raise ValueError("expected auto, <host>:<port> or ray://<host>:<port>")
+    found = address.removeprefix("ray://")
+    client = found != address
+    if not client:
+        found = str(canonicalize_bootstrap_address(found))  # the node's address for localhost, too
+    host, _, port = found.rpartition(":")
+    where = "" if address.endswith(found) else f"{found}: "
+    channel = init_grpc_channel(found)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWERING).close()
+        if client:
+            ping = ray_client_pb2.ClusterInfoRequest(type=ray_client_pb2.ClusterInfoType.PING)
+            RayletDriverStub(channel).ClusterInfo(ping, timeout=ANSWERING)
+        else:
+            asked = gcs_service_pb2.CheckAliveRequest()
+            NodeInfoGcsServiceStub(channel).CheckAlive(asked, timeout=ANSWERING)
+    except OSError as error:  # a name that does not resolve, too
+        raise ConnectionError(f"{where}{(error.strerror or str(error)).lower()}") from None
+    except grpc.RpcError as error:
+        code = error.code().name.lower().replace("_", " ")
+        raise ConnectionError(
+            f"{where}what listens there does not answer as Ray does ({code})"
+        ) from None
+    finally:
+        channel.close()
 
 
 @contextmanager
@@ -119,6 +165,13 @@ def resources(threads: int, device: str) -> dict[str, float]:
         which = "nodes with a GPU" if with_gpu else "nodes"
         raise UserError(f"runner.threads: {threads} asked for, the cluster's {which} have {most:g}")
     return {"CPU": threads, "GPU": int(bool(with_gpu))}
+
+
+def listening_address() -> str:
+    """The address of this process for the cluster's others: its node's, or loopback's where all
+    nodes are on one machine."""
+    addresses = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    return "127.0.0.1" if len(addresses) == 1 else str(ray.util.get_node_ip_address())
 
 
 def several_nodes() -> bool:

@@ -13,6 +13,7 @@ from typer import Option
 
 from cluster.serving.control import known_certificate
 from cluster.serving.server_process import ServerProcess
+from cluster.serving.tls import own_certificate
 from dashboards.grafana.settings import DASHBOARD, grafana_files, graphs, prometheus_file
 from jobs.console import console, run
 from specdec_core.base.errors import UserError
@@ -85,7 +86,8 @@ def _prometheus(
     url: str, interval: int, key_file: Path | None, certificate: Path | None
 ) -> ServerProcess:
     folder = workspace() / "watch"
-    file = prometheus_file(folder, url, interval, key_file, certificate)
+    known = own_certificate(certificate) if certificate else None
+    file = prometheus_file(folder, url, interval, key_file, known)
 
     def command(port: int) -> list[str]:
         return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from pathlib import Path
 from typing import NamedTuple
@@ -49,12 +50,22 @@ def read_tls(certificate: Path | None, key: Path | None) -> Tls | None:
     return Tls(certificate.resolve(), key.resolve())
 
 
+def own_certificate(file: Path) -> str:
+    """The server's own certificate as PEM. It comes first in `file`; those after it vouch for it,
+    and for other servers. Raises :class:`UserError` where there is none."""
+    text = file.read_text(errors="replace")
+    found = re.search("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", text, re.DOTALL)
+    if found is None:
+        raise UserError(f"{file}: expected a certificate, as PEM")
+    return found[0]
+
+
 def trusting(certificate: Path | None) -> ssl.SSLContext | bool:
-    """For a client on this machine that knows the server's certificate: it trusts that one, under
-    whatever address it reaches the server. Without one, as usual."""
+    """For a client on this machine that knows the server's certificate: it trusts that one alone,
+    under whatever address it reaches the server. Without one, as usual."""
     if certificate is None:
         return True
-    context = ssl.create_default_context(cafile=certificate)
+    context = ssl.create_default_context(cadata=own_certificate(certificate))
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # also where others vouch for it
     return context

@@ -6,16 +6,19 @@ As in `torch.distributed`, all ranks make the same calls in the same order.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from contextlib import closing
 from functools import reduce
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from specdec_core.base.wire import PATIENCE, LinkLost, Listener, Wire, connect
+from cluster.sharded_target.messages import LARGEST
+from specdec_core.base.wire import LinkLost, Listener, Wire, connect
 
+Address = tuple[str, int, bytes]  # host, port and key of a listener
 COMING = 60.0  # seconds that other ranks may take to connect, once all have their addresses
 SMALL = 32 << 10  # bytes that a socket buffers even if the other end does not read
 
@@ -69,33 +72,27 @@ class NcclExchange:
         dist.recv(into, by)
 
 
-def _as_it_is(data: Any) -> Any:
-    return data
-
-
 class SocketExchange:
     """Through a socket between every two ranks; for CPUs. With gloo a sum of a few kilobytes takes
     milliseconds whenever its thread spins for a lock that another thread on its core holds.
 
-    The default process group only distributes the addresses; `host` is this rank's.
+    `addresses` are those of all ranks' listeners; this rank's own is closed when it is connected.
     """
 
-    def __init__(self, host: str, rank: int, parts: int) -> None:
-        self.rank, self.parts = rank, parts
+    def __init__(self, listener: Listener, rank: int, addresses: Sequence[Address]) -> None:
+        self.rank, self.parts = rank, len(addresses)
         self._wires: dict[int, Wire] = {}
         # A message may arrive together with the ones after it.
-        self._arrived: list[deque[bytearray]] = [deque() for _ in range(parts)]
-        with closing(Listener("", _as_it_is, _as_it_is, patience=None)) as listener:
-            addresses = [("", 0, b"")] * parts
-            dist.all_gather_object(addresses, (host, listener.port, listener.key))
+        self._arrived: list[deque[bytearray]] = [deque() for _ in addresses]
+        with closing(listener):
             for other in range(rank):
-                address = addresses[other]
-                self._wires[other] = connect(*address, _as_it_is, _as_it_is, patience=None)
+                self._wires[other] = connect(*addresses[other], LARGEST, patience=None)
                 self._wires[other].send(b"%d" % rank)
-            while len(self._wires) < parts - 1:
-                if (wire := listener.accept(COMING)) is None:
+            while len(self._wires) < self.parts - 1:
+                wire = listener.accept(COMING)
+                if wire is None or not (arrived := wire.receive(COMING)):
                     raise LinkLost(f"rank {rank}: not all other ranks have come")
-                name, *first = wire.receive(PATIENCE)
+                name, *first = arrived
                 self._wires[int(name)] = wire
                 self._arrived[int(name)] += first
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
-import traceback
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -19,9 +17,18 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from cluster.devices import claim_device, placed_spec
-from cluster.sharded_target.exchange import Exchange, NcclExchange, SocketExchange, all_agree
+from cluster.session import listening_address
+from cluster.sharded_target.exchange import (
+    Address,
+    Exchange,
+    NcclExchange,
+    SocketExchange,
+    all_agree,
+)
+from cluster.sharded_target.messages import LARGEST, Call, Failed, decode, encode
 from cluster.sharded_target.shard_weights import load_heads, load_layers
-from specdec_core.base.wire import LinkLost, connect
+from cluster.sharded_target.store import BoardStore
+from specdec_core.base.wire import LinkLost, Listener, connect
 from specdec_core.config import PairSpec
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.location import located
@@ -29,25 +36,9 @@ from specdec_core.models.packing import PackedLinear, pack_linear_layers
 from specdec_core.models.pair import load_pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
 
-# A call of a shard: the number of a runner, a method of :class:`Shard` and its arguments.
-Call = tuple[int, str, tuple[Any, ...]]
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A shard's answer when a call has raised an error."""
-
-    error: Exception
-
-    @classmethod
-    def by(cls, error: Exception) -> Failed:
-        """`error`, with its traceback as a note."""
-        error.add_note("".join(traceback.format_exception(error)))
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:  # some errors cannot be pickled, or not be built from their arguments
-            return cls(RuntimeError("".join(traceback.format_exception(error))))
-        return cls(error)
+# What a group may call.
+_CALLS = {"open", "close", "expect", "mixes", "watch_hidden", "truncate", "keep", "fork"}
+_CALLS |= {"forward", "logits"}
 
 
 @dataclass(frozen=True)
@@ -75,25 +66,27 @@ class Shard:
         self.answers = rank == (parts - 1 if split == "layers" else 0)
         self.runners: dict[int, ModelRunner] = {}
         self.outputs: dict[int, Output] = {}  # of each runner's last forward
-        self._store: dist.TCPStore | None = None
+        self._listener: Listener | None = None
 
-    def address(self) -> tuple[str, int]:
-        """The address at which the ranks meet, opened by rank 0."""
-        host = ray.util.get_node_ip_address()
-        self._store = dist.TCPStore(host, 0, self.parts, is_master=True, wait_for_workers=False)
-        return host, self._store.port
+    def address(self) -> Address:
+        """Where the other ranks reach this one."""
+        self._listener = Listener(listening_address(), LARGEST, patience=None)
+        return self._listener.host, self._listener.port, self._listener.key
 
-    def load(self, address: tuple[str, int] | None) -> ShardFacts:
-        """Join the other ranks and load this one's part of the model."""
+    def load(
+        self, addresses: Sequence[Address] = (), board: ray.actor.ActorHandle | None = None
+    ) -> ShardFacts:
+        """Join the other ranks, which are at these addresses and meet at `board`, and load this
+        one's part of the model."""
         spec = self.spec
         name, dtype = located(spec.target), spec.runner.target_dtype
-        if address is None:
+        if not addresses:
             device = spec.runner.model_copy(update={"device": self.device.type})
             pair = load_pair(spec.model_copy(update={"drafts": {}, "runner": device}))
             self.model = pair.target
             self._open = lambda slots, tokens: pair.open_runner(None, slots, cache_tokens=tokens)
         else:
-            exchange = self._join(address)
+            exchange = self._join(addresses, board)
             kind = dtype if dtype == "auto" else getattr(torch, dtype)
             load = load_heads if self.split == "heads" else load_layers
             self.model = load(name, kind, exchange)
@@ -113,40 +106,45 @@ class Shard:
             weight_bytes=sum(p.numel() * p.element_size() for p in weights),
         )
 
-    def _join(self, address: tuple[str, int]) -> Exchange:
-        os.environ["LOCAL_RANK"] = "0"  # of the devices that this process sees, it has the first
-        store = self._store or dist.TCPStore(*address, self.parts, is_master=False)
+    def _join(self, addresses: Sequence[Address], board: ray.actor.ActorHandle | None) -> Exchange:
+        assert self._listener is not None
         gpu = self.device.type == "cuda"
-        host = ray.util.get_node_ip_address()
-        if not gpu and (interface := _interface(host)):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        dist.init_process_group(
-            "nccl" if gpu else "gloo",
-            store=store,
-            rank=self.rank,
-            world_size=self.parts,
-            device_id=self.device if gpu else None,
-        )
+        if gpu or self.split == "heads":  # transformers splits heads by a process group
+            os.environ["LOCAL_RANK"] = "0"  # of the devices that it sees
+            if not gpu and (interface := _interface(self._listener.host)):
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            assert board is not None
+            self._store = BoardStore(board)  # PyTorch keeps only its own part of it
+            dist.init_process_group(
+                "nccl" if gpu else "gloo",
+                store=self._store,
+                rank=self.rank,
+                world_size=self.parts,
+                device_id=self.device if gpu else None,
+            )
         if gpu:
+            self._listener.close()
             return NcclExchange(self.rank, self.parts)
-        return SocketExchange(host, self.rank, self.parts)
+        return SocketExchange(self._listener, self.rank, addresses)
 
     def serve(self, host: str, port: int, key: bytes) -> None:
         """Serve the calls of the group at that address until it is gone. The rank that has the
         logits answers; the others only report errors. Raises :class:`LinkLost` where the group
         cannot be reached."""
-        with closing(connect(host, port, key, patience=None)) as wire, suppress(LinkLost):
+        with closing(connect(host, port, key, LARGEST, patience=None)) as wire, suppress(LinkLost):
             while True:
-                for calls in wire.receive(None):
-                    answer = self._do(calls)
+                for message in wire.receive(None):
+                    answer = self._do(decode(message))
                     if self.answers or isinstance(answer, Failed):
-                        wire.send(answer)
+                        wire.send(encode(answer))
 
     def _do(self, calls: Sequence[Call]) -> Any:
         """Make `calls`; what the last of them returns."""
         answer = None
         try:
             for runner, name, arguments in calls:
+                if name not in _CALLS:
+                    raise ValueError(f"{name}: no call of a shard")
                 answer = getattr(self, name)(runner, *arguments)
         except Exception as error:
             return Failed.by(error)
@@ -169,7 +167,7 @@ class Shard:
         self.outputs.pop(number, None)
 
     def expect(self, number: int, parents: Sequence[int]) -> None:
-        self.runners[number].expect(parents)
+        self.runners[number].expect(tuple(parents))
 
     def mixes(self, number: int) -> bool:
         return self.runners[number].mixes
@@ -189,17 +187,16 @@ class Shard:
 
     def forward(
         self, number: int, batch: Batch, logits: bool
-    ) -> tuple[list[int], Packed | None, Packed | None] | None:
+    ) -> tuple[list[int], Tensor | None, Tensor | None] | None:
         """The most likely tokens (n,), the logits if requested, and hidden states if watched."""
         output = self.outputs[number] = self.runners[number].forward(batch)
         if not self.answers:
             return None
-        hidden = None if output.hidden is None else pack(output.hidden)
-        return output.chosen.tolist(), self.logits(number) if logits else None, hidden
+        return output.chosen.tolist(), self.logits(number) if logits else None, output.hidden
 
-    def logits(self, number: int) -> Packed | None:
+    def logits(self, number: int) -> Tensor | None:
         """Logits of the last forward."""
-        return pack(self.outputs[number].logits) if self.answers else None
+        return self.outputs[number].logits if self.answers else None
 
 
 def _weights(model: nn.Module) -> list[Tensor]:
@@ -207,24 +204,6 @@ def _weights(model: nn.Module) -> list[Tensor]:
     local = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
     packed = [m._packed for m in model.modules() if isinstance(m, PackedLinear)]
     return [*{p.data_ptr(): p for p in local}.values(), *packed]
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A tensor in a message."""
-
-    content: bytearray
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def tensor(self, device: torch.device) -> Tensor:
-        return torch.frombuffer(self.content, dtype=self.dtype).view(self.shape).to(device)
-
-
-def pack(tensor: Tensor) -> Packed:
-    """`tensor` for a message; copied from its device."""
-    content = tensor.cpu().contiguous().view(torch.uint8).numpy()
-    return Packed(bytearray(content), tuple(tensor.shape), tensor.dtype)
 
 
 def _interface(address: str) -> str | None:

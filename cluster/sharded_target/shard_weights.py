@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -20,7 +19,7 @@ from transformers.distributed import DistributedConfig
 from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from cluster.sharded_target.exchange import Exchange
+from cluster.sharded_target.exchange import Exchange, NcclExchange
 from specdec_core.base.errors import UserError
 
 
@@ -159,7 +158,7 @@ def load_layers(path: str, dtype: torch.dtype | str, exchange: Exchange) -> PreT
     overrides = {"__init__": build, "_keys_to_ignore_on_load_unexpected": [".*"]}
     part: Any = type(whole.__name__, (whole,), overrides)
     model = part.from_pretrained(path, dtype=dtype)
-    model = model.to("cuda" if dist.get_backend() == "nccl" else "cpu").eval()
+    model = model.to("cuda" if isinstance(exchange, NcclExchange) else "cpu").eval()
     _connect(model, exchange)
     return model
 

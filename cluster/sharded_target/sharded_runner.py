@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import islice
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from cluster.sharded_target.shard import Call, Packed
+from cluster.sharded_target.messages import Call
 from cluster.sharded_target.target_group import ShardLost, TargetGroup
 from specdec_core.models.runner import (
     PREFILL_CHUNK,
@@ -72,7 +72,7 @@ class ShardedRunner(ModelRunner):
             calls = self._flush() if opening else []
             while self._mixes is None:
                 try:
-                    self._mixes = self.group.ask([*calls, self._call("mixes", ())])
+                    self._mixes = bool(self.group.ask([*calls, self._call("mixes", ())]))
                 except ShardLost:
                     self.group.rebuild()
                     calls = []  # it was opened again
@@ -118,8 +118,8 @@ class ShardedRunner(ModelRunner):
         return _Output(
             batch.counts,
             chosen,
-            lambda: (logits or self._fetch_logits(number)).tensor(self.device),
-            None if hidden is None else hidden.tensor(self.device),
+            lambda: (self._fetch_logits(number) if logits is None else logits).to(self.device),
+            None if hidden is None else hidden.to(self.device),
             self.device,
         )
 
@@ -148,13 +148,13 @@ class ShardedRunner(ModelRunner):
             self._lengths, self._last = list(self._before), []
             raise
 
-    def _fetch_logits(self, number: int) -> Packed:
+    def _fetch_logits(self, number: int) -> Tensor:
         if number != self._forwards:
             raise RuntimeError("these logits are of an earlier forward, and gone")
         self._eager = True
         while True:
             try:
-                return self.group.ask([self._call("logits", ())])
+                return cast(Tensor, self.group.ask([self._call("logits", ())]))
             except ShardLost:
                 self.group.rebuild()
 

@@ -15,11 +15,13 @@ from ray.exceptions import GetTimeoutError, RayError
 from transformers import AutoConfig
 
 from cluster.placement import Placed
-from cluster.session import get, start_actor
-from cluster.sharded_target.shard import Call, Failed, Shard, ShardFacts
+from cluster.session import get, listening_address, start_actor
+from cluster.sharded_target.board import Board
+from cluster.sharded_target.messages import LARGEST, Call, Failed, decode, encode
+from cluster.sharded_target.shard import Shard, ShardFacts
 from cluster.sharded_target.shard_weights import check_split
 from specdec_core.base.errors import UserError
-from specdec_core.base.wire import LinkLost, Listener, Wire, dumps
+from specdec_core.base.wire import LinkLost, Listener, Wire
 from specdec_core.config import PairSpec
 from specdec_core.models.location import located
 
@@ -87,7 +89,7 @@ class TargetGroup:
         if self._lost:
             raise ShardLost
         self._lost = True  # until there is an answer
-        message = dumps([*self._closed, *calls])
+        message = encode([*self._closed, *calls])
         self._closed.clear()
         try:
             for wire in self._wires.values():
@@ -101,7 +103,7 @@ class TargetGroup:
                 break
             for number, _ in arrived:
                 try:
-                    answers = self._wires[number].receive()
+                    answers = [decode(data) for data in self._wires[number].receive()]
                 except LinkLost as error:
                     raise ShardLost from error
                 for answer in answers:
@@ -154,19 +156,19 @@ class TargetGroup:
                 f"the target's {self.parts} devices did not start within {START_LIMIT:g} s: has a"
                 " node left the cluster?"
             ) from None
-        address = get(self._shards[0].address.remote()) if self.parts > 1 else None
-        self.facts = get([shard.load.remote(address) for shard in self._shards])
+        if self.parts == 1:
+            self.facts = [get(self._shards[0].load.remote())]
+        else:
+            addresses = get([shard.address.remote() for shard in self._shards])
+            board = start_actor(Board, num_cpus=0)  # ends when its handle is gone
+            self.facts = get([shard.load.remote(addresses, board) for shard in self._shards])
         self._connect()
         self._lost = False
 
     def _connect(self) -> None:
-        host = ray.util.get_node_ip_address()
-        # All are sent the same bytes.
-        with closing(Listener(encode=bytes, patience=None)) as listener:
-            key = listener.key
-            serving: list[ray.ObjectRef] = [
-                shard.serve.remote(host, listener.port, key) for shard in self._shards
-            ]
+        with closing(Listener(listening_address(), LARGEST, patience=None)) as listener:
+            address = listener.host, listener.port, listener.key
+            serving: list[ray.ObjectRef] = [shard.serve.remote(*address) for shard in self._shards]
             while len(self._wires) < self.parts:
                 if (wire := listener.accept(1.0)) is not None:
                     self._wires[wire.fileno()] = wire

@@ -20,11 +20,11 @@ def prometheus_file(
     server: str,
     interval: int,
     key_file: Path | None = None,
-    certificate: Path | None = None,
+    certificate: str | None = None,
 ) -> Path:
     """The configuration in `folder` of a Prometheus that scrapes the server at this URL every
     `interval` seconds. The file `key_file` has the server's API key, where it wants one, and
-    `certificate` the certificate that it is known by, where no authority vouches for it."""
+    `certificate` is the one that it is known by (PEM), where no authority vouches for it."""
     address = urlsplit(server)
     job: dict[str, Any] = {
         "job_name": "specdec",
@@ -35,7 +35,8 @@ def prometheus_file(
     if key_file is not None:
         job["authorization"] = {"credentials_file": str(key_file.resolve())}
     if certificate is not None:
-        job["tls_config"] = {"ca_file": str(certificate.resolve())}
+        file = write_atomically(folder / "certificate.pem", certificate)
+        job["tls_config"] = {"ca_file": str(file.resolve())}
     settings = {"global": {"scrape_interval": f"{interval}s"}, "scrape_configs": [job]}
     return write_atomically(folder / "prometheus.yml", yaml.safe_dump(settings, sort_keys=False))
 

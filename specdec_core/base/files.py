@@ -6,10 +6,12 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from specdec_core.base.errors import UserError
 
@@ -102,13 +104,29 @@ def remove_leftovers(folder: Path, name: str) -> None:
         shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 
+def _lock_file(path: Path) -> IO[bytes]:
+    """`path`, made where it is missing, opened for a lock. Raises :class:`UserError` where it is
+    something else: a link leads elsewhere, and opening a pipe waits for ever."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        handle = os.fdopen(os.open(path, flags, 0o666), "rb", 0)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+    else:
+        if stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
+            return handle
+        handle.close()
+    raise UserError(f"{path}: expected an ordinary file for a lock; remove what is there")
+
+
 @contextmanager
 def locked(folder: Path, what: str) -> Iterator[None]:
     """Create `folder` and lock it for this process; the lock ends with the process. Raises
     :class:`UserError` where another process has it."""
     with needs_room(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as handle:
+    with _lock_file(folder / ".lock") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -121,7 +139,7 @@ def alone(path: Path) -> Iterator[None]:
     """Let one process at a time make `path` or a folder beside it; the others wait. What a killed
     process left of them is deleted."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as handle:
+    with _lock_file(path.with_suffix(".lock")) as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         remove_leftovers(path.parent, f"{path.stem}.")
         yield

@@ -1,35 +1,41 @@
 """Whole messages over a socket, between processes that share a key.
 
-Messages are pickled by default. This is safe because both ends prove that they know the key before
-anything is read.
+Both ends prove that they know the key before a message is read, and every message carries a code by
+which the other end knows that it is unchanged, and the next one. Messages are not encrypted.
 """
 
 from __future__ import annotations
 
-import os
-import pickle
+import asyncio
+import hmac
 import secrets
 import select
 import socket
-from collections.abc import Callable
-from functools import partial
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+import threading
+import time
+from collections import deque
+from contextlib import ExitStack, suppress
+from queue import Empty, SimpleQueue
 from struct import Struct
-from typing import Any
+from typing import NamedTuple
 
-_LENGTH = Struct("!Q")
-_TIMEVAL = Struct("@ll")
-_CHUNK = 1 << 20
-PATIENCE = 5  # seconds after which an end that does not read or answer a challenge counts as lost
+Buffer = bytes | bytearray | memoryview
+
+LIMIT = 64 << 20  # bytes of a message, unless more are expected
+PATIENCE = 5  # seconds after which an end that does not read counts as lost
+GREETING = 10.0  # seconds in which a connection must prove that it knows the key
 # A machine that is lost closes nothing, so TCP probes it: seconds between probes, and until it
 # counts as lost.
 _SILENCE, _GONE = 10, 30
-
-Encode = Callable[[Any], bytes]
-Decode = Callable[[bytearray], Any]
-
-dumps: Encode = partial(pickle.dumps, protocol=pickle.HIGHEST_PROTOCOL)
+_CROWD = 64  # connections that may prove themselves at a time; the oldest makes room for the next
+_CHUNK = 1 << 20
+_TIMEVAL = Struct("@ll")
+_NONCE = 32  # bytes
+_REPLY = Struct(f"!{_NONCE}sd")  # a nonce and the clock of the end that connects
+_PROOF = 32
+_CODE = 16
+_HEAD = Struct(f"!Q{_CODE}s")  # a message's length and its code
+_NUMBER = Struct("!Q")
 
 
 class LinkLost(ConnectionError):
@@ -37,12 +43,25 @@ class LinkLost(ConnectionError):
 
 
 class Wire:
-    """Whole messages over a connected socket."""
+    """Whole messages over a connected socket, of at most `limit` bytes each. `apart` is by how many
+    seconds the listener's clock (`perf_counter`) is ahead of the other end's.
+
+    `keys` are those of the codes of messages sent and received.
+    """
 
     def __init__(
-        self, connected: socket.socket, encode: Encode = dumps, decode: Decode = pickle.loads
+        self,
+        connected: socket.socket,
+        keys: tuple[bytes, bytes],
+        apart: float,
+        limit: int,
+        patience: int | None,
     ) -> None:
-        self._socket, self._encode, self._decode = connected, encode, decode
+        _set_limits(connected, patience)
+        self.apart = apart
+        self._socket, self._limit = connected, limit
+        self._sending, self._receiving = (hmac.new(key, digestmod="sha256") for key in keys)
+        self._sent = self._received = 0
         self._read = bytearray()
         self._poll = select.poll()
         self._poll.register(connected, select.POLLIN)
@@ -51,17 +70,22 @@ class Wire:
         """For `select`: readable when there is something to :meth:`receive`."""
         return self._socket.fileno()
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Buffer) -> None:
         """Raises :class:`LinkLost` where the other end is lost."""
-        data = self._encode(message)
+        data = memoryview(message).cast("B")
+        if len(data) > self._limit:
+            raise ValueError(f"a message of {len(data)} bytes; at most {self._limit} are sent")
+        head = _HEAD.pack(len(data), _code(self._sending, self._sent, data))
+        self._sent += 1
         try:
-            self._socket.sendall(_LENGTH.pack(len(data)) + data)
+            self._socket.sendall(b"".join((head, data)))
         except OSError as error:
             raise LinkLost(str(error)) from error
 
-    def receive(self, timeout: float | None = 0.0) -> list[Any]:
+    def receive(self, timeout: float | None = 0.0) -> list[bytearray]:
         """The messages that have arrived; waits up to `timeout` seconds (None: for ever) for the
-        first. Raises :class:`LinkLost` when all have been received and the other end is lost."""
+        first. Raises :class:`LinkLost` when all have been received and the other end is lost, and
+        for a message that is too long or was changed on its way."""
         if not (messages := self._arrived()) and timeout != 0:
             self._poll.poll(None if timeout is None else 1e3 * timeout)
             messages = self._arrived()
@@ -70,7 +94,7 @@ class Wire:
     def close(self) -> None:
         self._socket.close()
 
-    def _arrived(self) -> list[Any]:
+    def _arrived(self) -> list[bytearray]:
         messages = []
         try:
             while data := self._socket.recv(_CHUNK, socket.MSG_DONTWAIT):
@@ -83,12 +107,18 @@ class Wire:
         except OSError as error:
             raise LinkLost(str(error)) from error
         start, size = 0, len(self._read)
-        while size - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._read, start)
-            end = start + _LENGTH.size + length
+        while size - start >= _HEAD.size:
+            length, code = _HEAD.unpack_from(self._read, start)
+            if length > self._limit:
+                raise LinkLost(f"a message of {length} bytes; at most {self._limit} are read")
+            end = start + _HEAD.size + length
             if size < end:
                 break
-            messages.append(self._decode(self._read[start + _LENGTH.size : end]))
+            message = self._read[start + _HEAD.size : end]
+            if not hmac.compare_digest(code, _code(self._receiving, self._received, message)):
+                raise LinkLost("a message was changed on its way")
+            self._received += 1
+            messages.append(message)
             start = end
         del self._read[:start]
         if gone and not messages:
@@ -96,77 +126,147 @@ class Wire:
         return messages
 
 
-class Listener:
-    """Accepts connections at `port` from processes that know the `key`. One that does not read for
-    `patience` seconds is lost; None waits for ever."""
+def _code(keyed: hmac.HMAC, number: int, message: Buffer) -> bytes:
+    """The code of a connection's message `number`, which so cannot be sent twice or left out."""
+    code = keyed.copy()
+    code.update(_NUMBER.pack(number))
+    code.update(message)
+    return code.digest()[:_CODE]
 
-    def __init__(
-        self,
-        host: str = "",
-        encode: Encode = dumps,
-        decode: Decode = pickle.loads,
-        patience: int | None = PATIENCE,
-    ) -> None:
-        self.key = secrets.token_bytes(32)
-        self._encode, self._decode, self._patience = encode, decode, patience
-        self._socket = socket.create_server((host, 0))
+
+class Listener:
+    """Accepts connections at `port` of the address `host` from processes that know the `key`.
+
+    They are greeted in a thread. A connection that proves nothing within :data:`GREETING` seconds
+    is dropped and keeps no other waiting. For `limit` see :class:`Wire`; an end that does not read
+    for `patience` seconds is lost, None waits for ever.
+    """
+
+    def __init__(self, host: str, limit: int = LIMIT, patience: int | None = PATIENCE) -> None:
+        self.host, self.key = host, secrets.token_bytes(32)
+        self._limit, self._patience = limit, patience
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, 0), family=family)
+        self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
-        self._coming = select.poll()
-        self._coming.register(self._socket, select.POLLIN)
+        self._wires: SimpleQueue[Wire] = SimpleQueue()
+        self._loop = asyncio.new_event_loop()
+        self._greeting = self._loop.create_task(self._greet_all())
+        self._thread = threading.Thread(target=self._run, name="greeting", daemon=True)
+        self._thread.start()
 
     def accept(self, timeout: float) -> Wire | None:
-        """The next connection within `timeout` seconds; None where there is none, or it does not
-        know the key."""
-        if not self._coming.poll(1e3 * timeout):
-            return None
-        connected, _ = self._socket.accept()
-        try:
-            _authenticate(connected, self.key, self._patience, first=True)
-        except (OSError, EOFError, AuthenticationError):
-            connected.close()
-            return None
-        return Wire(connected, self._encode, self._decode)
+        """The next connection within `timeout` seconds, or None."""
+        with suppress(Empty):
+            return self._wires.get(timeout=timeout)
+        return None
 
     def close(self) -> None:
-        self._socket.close()
+        """Stop listening. Connections that were accepted stay."""
+        with suppress(RuntimeError):  # it is closed already
+            self._loop.call_soon_threadsafe(self._greeting.cancel)
+        self._thread.join()
+        while (wire := self.accept(0)) is not None:
+            wire.close()
+
+    def _run(self) -> None:
+        with self._socket, suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._greeting)
+        self._loop.close()
+
+    async def _greet_all(self) -> None:
+        greeted: deque[asyncio.Task[None]] = deque()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                try:
+                    connected, _ = await self._loop.sock_accept(self._socket)
+                except OSError:  # it is gone again, or too many files are open
+                    await asyncio.sleep(0.1)
+                    continue
+                greeted.append(tasks.create_task(self._greet(connected)))
+                if len(greeted) > _CROWD:
+                    greeted.popleft().cancel()
+
+    async def _greet(self, connected: socket.socket) -> None:
+        with suppress(OSError), ExitStack() as dropped:
+            dropped.enter_context(connected)
+            async with asyncio.timeout(GREETING):
+                challenge = secrets.token_bytes(_NONCE)
+                await self._loop.sock_sendall(connected, challenge)
+                sent = b""
+                while missing := _REPLY.size + _PROOF - len(sent):
+                    if not (data := await self._loop.sock_recv(connected, missing)):
+                        return
+                    sent += data
+                reply, proof = sent[: _REPLY.size], sent[_REPLY.size :]
+                derived = _derive(self.key, challenge + reply)
+                if not hmac.compare_digest(proof, derived.proof):
+                    return
+                await self._loop.sock_sendall(connected, derived.answer)
+            _, clock = _REPLY.unpack(reply)
+            apart = time.perf_counter() - clock
+            keys = derived.to_connecting, derived.to_listening
+            wire = Wire(connected, keys, apart, self._limit, self._patience)
+            dropped.pop_all()
+            self._wires.put(wire)
 
 
 def connect(
-    host: str,
-    port: int,
-    key: bytes,
-    encode: Encode = dumps,
-    decode: Decode = pickle.loads,
-    patience: int | None = PATIENCE,
+    host: str, port: int, key: bytes, limit: int = LIMIT, patience: int | None = PATIENCE
 ) -> Wire:
     """A wire to a :class:`Listener`. Raises :class:`LinkLost` where it cannot be reached or has
     another key."""
     try:
-        connected = socket.create_connection((host, port), timeout=PATIENCE)
-        _authenticate(connected, key, patience, first=False)
-    except (OSError, EOFError, AuthenticationError) as error:
-        raise LinkLost(f"nobody to talk to at {host}:{port}: {error}") from error
-    return Wire(connected, encode, decode)
+        with ExitStack() as dropped:
+            connected = dropped.enter_context(socket.create_connection((host, port), _GONE))
+            deadline = time.monotonic() + _GONE
+            challenge = _exactly(_NONCE, connected, deadline)
+            reply = _REPLY.pack(secrets.token_bytes(_NONCE), time.perf_counter())
+            derived = _derive(key, challenge + reply)
+            connected.sendall(reply + derived.proof)
+            if not hmac.compare_digest(_exactly(_PROOF, connected, deadline), derived.answer):
+                raise LinkLost("what listens there does not know the key")
+            wire = Wire(
+                connected, (derived.to_listening, derived.to_connecting), 0.0, limit, patience
+            )
+            dropped.pop_all()
+            return wire
+    except OSError as error:
+        raise LinkLost(f"no process answers at {host}:{port}: {error}") from error
 
 
-def _authenticate(connected: socket.socket, key: bytes, patience: int | None, first: bool) -> None:
-    """Each end challenges the other, beginning with the listener (`first`). Raises where an answer
-    is wrong."""
+class _Derived(NamedTuple):
+    """What both ends derive from the key and from what they have said: the proof of the end that
+    connects, the listener's answer, and the keys of what each is sent."""
+
+    proof: bytes
+    answer: bytes
+    to_listening: bytes
+    to_connecting: bytes
+
+
+def _derive(key: bytes, said: bytes) -> _Derived:
+    return _Derived(*(hmac.digest(key, use + said, "sha256") for use in (b"0", b"1", b"2", b"3")))
+
+
+def _exactly(size: int, connected: socket.socket, deadline: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        connected.settimeout(max(deadline - time.monotonic(), 1e-3))
+        if not (more := connected.recv(size - len(data))):
+            raise LinkLost("it closed the connection")
+        data += more
+    return data
+
+
+def _set_limits(connected: socket.socket, patience: int | None) -> None:
     connected.settimeout(None)  # the system's own limits, which leave a peek without waiting alone
-    # A listener may be busy for long before it accepts; it never waits for long itself.
-    for way in (socket.SO_SNDTIMEO, *([socket.SO_RCVTIMEO] if first else [])):
-        connected.setsockopt(socket.SOL_SOCKET, way, _TIMEVAL.pack(PATIENCE, 0))
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        (socket.TCP_NODELAY, 1),
-        (socket.TCP_KEEPIDLE, _SILENCE),
-        (socket.TCP_KEEPINTVL, _SILENCE),
-        (socket.TCP_USER_TIMEOUT, 1000 * _GONE),
+    for level, name, value in (
+        (socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(patience or 0, 0)),  # 0: none
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENCE),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _SILENCE),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _GONE),
     ):
-        connected.setsockopt(socket.IPPROTO_TCP, name, value)
-    steps = (deliver_challenge, answer_challenge)
-    with Connection(os.dup(connected.fileno())) as connection:
-        for step in steps if first else reversed(steps):
-            step(connection, key)
-    limit = _TIMEVAL.pack(patience or 0, 0)  # 0: none
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        connected.setsockopt(level, name, value)

@@ -85,7 +85,7 @@ def test_a_model_on_a_core_has_one_thread(ray_running: None, tiny_spec: PairSpec
         for kind, arguments in ((Shard, ("heads", 0, 1)), (Certifier, (placed,))):
             actor = start_actor(kind, spec, *arguments, **placed.options("target"))
             if kind is Shard:
-                ray.get(actor.load.remote(None))
+                ray.get(actor.load.remote())
             assert ray.get(actor.__ray_call__.remote(threads)) == 1
             ray.kill(actor)
     finally:

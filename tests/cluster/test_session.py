@@ -1,11 +1,18 @@
-"""What a process asks of the cluster is what one of its nodes has."""
+"""What a process asks of the cluster is what one of its nodes has; a cluster that is not there is
+said to be missing."""
 
 from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
 
 import pytest
 import ray
 
-from cluster.session import resources
+from cluster import session
+from cluster.session import ray_session, resources
+from jobs.console import run
 from specdec_core.base.errors import UserError
 
 
@@ -27,3 +34,50 @@ def test_threads_beside_a_gpu_are_those_of_a_node_that_has_one() -> None:
     assert resources(16, "cpu") == {"CPU": 16, "GPU": 0}
     with pytest.raises(UserError, match="65 asked for, the cluster's nodes have 64"):
         resources(65, "cpu")
+
+
+@pytest.fixture(scope="module")
+def silent() -> Iterator[int]:
+    """The port of a socket that takes connections and never answers."""
+    with socket.create_server(("", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("127.0.0.1:{free}", "connection refused"),
+        ("ray://127.0.0.1:{free}", "connection refused"),
+        ("127.0.0.1:{silent}", "does not answer as Ray does"),
+        ("ray://127.0.0.1:{silent}", "does not answer as Ray does"),
+        ("no-such-host.invalid:6379", "name or service not known|name resolution"),
+        ("ray://no-such-host.invalid:10001", "name or service not known|name resolution"),
+        ("http://127.0.0.1:8265", "expected auto, <host>:<port> or ray://<host>:<port>"),
+        ("head", "expected auto, <host>:<port> or ray://<host>:<port>"),
+    ],
+)
+def test_a_cluster_that_is_not_there_is_one_line_and_exit_code_2(
+    address: str,
+    reason: str,
+    silent: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("", 0)) as taken:
+        free = taken.getsockname()[1]
+    address = address.format(free=free, silent=silent)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(session, "ANSWERING", 1.0)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # by another test
+
+    def main() -> None:
+        with ray_session():
+            raise AssertionError("there is no cluster")
+
+    monkeypatch.setattr(sys, "argv", ["job"])
+    with pytest.raises(SystemExit) as exit:
+        run(main)
+    assert exit.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"no Ray cluster at {address} (RAY_ADDRESS): " in line
+    assert any(each in line for each in reason.split("|"))

@@ -7,13 +7,14 @@ dropped meanwhile is dropped, too.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
+from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
 
-from specdec_core.config import ChainSettings, Sampling
+from specdec_core.config import AnyChain, Sampling
 from specdec_core.tokens.text_warper import TextRules
 
 # A distribution is sent without its zeros when at most this share of its entries is above 0.
@@ -25,7 +26,7 @@ class Configure(NamedTuple):
     up to `width` nodes of a slot's tree in each forward, the end of the chain and others that the
     text reaches with a probability of at least `least`."""
 
-    drafter: ChainSettings
+    drafter: AnyChain
     slots: int
     ahead: int
     width: int
@@ -107,14 +108,14 @@ class Pause(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """The answer to :class:`RequestDistribution`: the `values` of a distribution over `size`
-    tokens, at `places` or at all of them."""
+    """The answer to :class:`RequestDistribution`: the `values` (float32) of a distribution over
+    `size` tokens, at `places` (int32) or at all of them."""
 
     slot: int
     node: int
     size: int
-    places: np.ndarray | None
-    values: np.ndarray
+    places: bytes | None
+    values: bytes
 
     @classmethod
     def of(cls, slot: int, node: int, probabilities: Tensor) -> Distribution:
@@ -122,14 +123,44 @@ class Distribution(NamedTuple):
         values = probabilities.float().cpu().numpy()
         places = values.nonzero()[0]
         if len(places) > _SPARSE * len(values):
-            return cls(slot, node, len(values), None, values)
-        return cls(slot, node, len(values), places.astype(np.int32), values[places])
+            return cls(slot, node, len(values), None, values.tobytes())
+        return cls(
+            slot, node, len(values), places.astype(np.int32).tobytes(), values[places].tobytes()
+        )
 
     def tensor(self) -> Tensor:
         """(size,)"""
-        values = torch.from_numpy(self.values.copy())
+        values = torch.from_numpy(np.frombuffer(self.values, np.float32).copy())
         if self.places is None:
             return values
         whole = torch.zeros(self.size)
-        whole[torch.from_numpy(self.places.astype(np.int64))] = values
+        whole[torch.from_numpy(np.frombuffer(self.places, np.int32).astype(np.int64))] = values
         return whole
+
+
+Message = (
+    Configure
+    | Ready
+    | Refused
+    | Begin
+    | Commit
+    | End
+    | RequestDistribution
+    | Drafted
+    | Pause
+    | Distribution
+)
+_KINDS = get_args(Message)
+_BYTES = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+_ADAPTERS: list[TypeAdapter[Message]] = [TypeAdapter(kind, config=_BYTES) for kind in _KINDS]
+
+
+def encode(message: Message) -> bytes:
+    """The message's kind in one byte, and its values as JSON."""
+    kind = _KINDS.index(type(message))
+    return bytes([kind]) + _ADAPTERS[kind].dump_json(message)
+
+
+def decode(data: bytes | bytearray) -> Message:
+    """The message that was encoded. Raises :class:`ValueError` where it is none."""
+    return _ADAPTERS[data[0]].validate_json(bytes(data[1:]))

@@ -3,48 +3,26 @@
 from __future__ import annotations
 
 import gc
-import marshal
-import pickle
 import secrets
 from contextlib import closing, suppress
-from time import perf_counter
-from typing import Any
 
-from specdec_core.base.wire import PATIENCE, LinkLost, Listener, Wire, connect, dumps
+from specdec_core.base.wire import LinkLost, Listener, Wire, connect
 from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
-from specdec_core.drafting.pearl.messages import Commit, Drafted, Pause
+from specdec_core.drafting.pearl.messages import Message, decode, encode
 from specdec_core.models.pair import Pair
 
 # Clocks further apart than this are different clocks: processes of one machine share one.
 _SAME_CLOCK = 0.05  # seconds
 
-# The most frequent messages hold only numbers; marshal writes those faster than pickle.
-_PLAIN = (Drafted, Commit, Pause)
-_KINDS = {kind: bytes([number]) for number, kind in enumerate(_PLAIN)}
-_ANY = bytes([255])
-
-
-def _encode(message: Any) -> bytes:
-    if (kind := _KINDS.get(type(message))) is not None:
-        return kind + marshal.dumps(tuple(message))
-    return _ANY + dumps(message)
-
-
-def _decode(data: bytearray) -> Any:
-    content = memoryview(data)[1:]
-    if data[0] < len(_PLAIN):
-        return _PLAIN[data[0]]._make(marshal.loads(content))
-    return pickle.loads(content)
-
 
 class SocketLink:
     """A :class:`specdec_core.drafting.pearl.link.Link`. Drafts that know the `key` connect to it at
-    `port`. When one is lost, the next one that connects takes its place."""
+    `port` of the address `host`. When one is lost, the next one that connects takes its place."""
 
-    def __init__(self, host: str = "") -> None:
+    def __init__(self, host: str) -> None:
         self.number, self.offset = 0, 0.0
         self.configured: object = None
-        self._listener = Listener(host, _encode, _decode)
+        self._listener = Listener(host)
         self.port, self.key = self._listener.port, self._listener.key
         self._wire: Wire | None = None
 
@@ -52,19 +30,19 @@ class SocketLink:
     def connected(self) -> bool:
         return self._wire is not None
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Message) -> None:
         if self._wire is not None:
             try:
-                self._wire.send(message)
+                self._wire.send(encode(message))
             except LinkLost:
                 self._lose()
 
-    def receive(self, timeout: float = 0.0) -> list[Any]:
+    def receive(self, timeout: float = 0.0) -> list[Message]:
         wire = self._wire or self._accept(timeout)
         if wire is None:
             return []
         try:
-            return wire.receive(timeout)
+            return [decode(message) for message in wire.receive(timeout)]
         except LinkLost:
             self._lose()
             return []
@@ -86,13 +64,7 @@ class SocketLink:
         """Accept the next draft that connects within `timeout` seconds."""
         if (wire := self._listener.accept(timeout)) is None:
             return None
-        try:
-            (clock,) = wire.receive(PATIENCE)
-        except (LinkLost, ValueError):
-            wire.close()
-            return None
-        apart = perf_counter() - clock
-        self.offset = apart if abs(apart) > _SAME_CLOCK else 0.0
+        self.offset = wire.apart if abs(wire.apart) > _SAME_CLOCK else 0.0
         self._wire, self.configured, self.number = wire, None, self.number + 1
         return wire
 
@@ -100,14 +72,15 @@ class SocketLink:
 def serve(host: str, port: int, key: bytes, pair: Pair) -> None:
     """Draft for the engine at that address until it closes the connection. Raises
     :class:`LinkLost` where it cannot be reached."""
-    with closing(connect(host, port, key, _encode, _decode)) as wire, suppress(LinkLost):
-        wire.send(perf_counter())
-        draft = AsynchronousDraft(pair, wire.send, salt=secrets.token_hex(8))
+    with closing(connect(host, port, key)) as wire, suppress(LinkLost):
+        draft = AsynchronousDraft(
+            pair, lambda message: wire.send(encode(message)), salt=secrets.token_hex(8)
+        )
         # What is loaded by now stays; collecting it again would keep the target waiting.
         gc.collect()
         gc.freeze()
         busy = False
         while True:
             for message in wire.receive(0.0 if busy else None):
-                draft.handle(message)
+                draft.handle(decode(message))
             busy = draft.draft()

@@ -17,26 +17,35 @@ from cluster.serving.tls import Tls, read_tls, trusting
 from specdec_core.base.errors import UserError
 
 
-def certificate(folder: Path, password: bytes | None = None) -> Tls:
-    """A new one for 127.0.0.1, signed by itself, and its key."""
+def certificate(folder: Path, password: bytes | None = None, authority: Tls | None = None) -> Tls:
+    """A new one for 127.0.0.1, and its key: signed by itself, or by `authority`, whose certificate
+    then follows it in its file."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "specdec")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, folder.name)])
+    issuer, signing, chain = name, key, b""
+    if authority is not None:
+        chain = authority.certificate.read_bytes()
+        issuer = x509.load_pem_x509_certificate(chain).subject
+        loaded = serialization.load_pem_private_key(authority.key.read_bytes(), None)
+        assert isinstance(loaded, ec.EllipticCurvePrivateKey)
+        signing = loaded
     now = datetime.now(UTC)
     signed = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        x509.CertificateBuilder(issuer, name, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=1))
         .add_extension(
             x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
         )
-        .sign(key, hashes.SHA256())
+        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
+        .sign(signing, hashes.SHA256())
     )
     folder.mkdir(exist_ok=True)
     hidden = serialization.NoEncryption()
     pem, kept = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     if password is not None:
         hidden = serialization.BestAvailableEncryption(password)
-    (folder / "cert.pem").write_bytes(signed.public_bytes(pem))
+    (folder / "cert.pem").write_bytes(signed.public_bytes(pem) + chain)
     (folder / "key.pem").write_bytes(key.private_bytes(pem, kept, hidden))
     return Tls(folder / "cert.pem", folder / "key.pem")
 
@@ -67,6 +76,21 @@ def test_a_servers_own_clients_trust_its_certificate_and_no_other(tmp_path: Path
         server.load_cert_chain(*good)
         assert _shake_hands(context, server) == accepted
     assert trusting(None) is True
+
+
+def test_a_chain_trusts_the_server_and_nothing_else_that_its_authority_vouches_for(
+    tmp_path: Path,
+) -> None:
+    authority = certificate(tmp_path / "authority")
+    ours, theirs = (certificate(tmp_path / n, authority=authority) for n in ("ours", "theirs"))
+    context = trusting(ours.certificate)
+    assert isinstance(context, ssl.SSLContext)
+    for shown, accepted in ((ours, True), (theirs, False), (authority, False)):
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.load_cert_chain(*shown)
+        assert _shake_hands(context, server) == accepted
+    with pytest.raises(UserError, match=r"key\.pem: expected a certificate"):
+        trusting(ours.key)
 
 
 def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> bool:

@@ -21,12 +21,12 @@ from transformers import (
     Qwen3Config,
 )
 
-from cluster.sharded_target.exchange import SocketExchange
 from cluster.sharded_target.shard_weights import check_split, layers_of, load_heads, load_layers
 from specdec_core.base.errors import UserError
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.packing import pack_linear_layers
 from specdec_core.models.runner import Batch
+from tests.cluster.sharded_target.test_exchange import connected
 
 SHAPE = {
     "vocab_size": 319,  # which two ranks cannot share evenly
@@ -73,7 +73,7 @@ def part(rank: int, folder: str, split: str, pack: bool) -> None:
     store = dist.FileStore(f"{folder}/store-{split}", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     load = load_heads if split == "heads" else load_layers
-    model = load(folder, torch.float32, SocketExchange("127.0.0.1", rank, 2))
+    model = load(folder, torch.float32, connected(rank, 2, Path(folder) / "ranks"))
     if pack:
         pack_linear_layers(model)
     found = logits_of(EagerRunner(model, 2, 128, packs=False))

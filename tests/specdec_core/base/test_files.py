@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ import pytest
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import (
     NoRoom,
+    alone,
     atomic_folder,
     atomic_path,
+    locked,
     needs_room,
     remove_leftovers,
     write_atomically,
@@ -109,3 +112,16 @@ def test_a_folder_takes_its_place_whole_or_not_at_all(tmp_path: Path) -> None:
         write_atomically(new / "file", "new")
     assert [file.read_text() for file in path.iterdir()] == ["new"]
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("plant", [os.mkfifo, os.mkdir, lambda path: os.symlink("elsewhere", path)])
+def test_what_lies_where_a_lock_should_is_refused_and_not_waited_for(
+    tmp_path: Path, plant: Callable[[Path], None]
+) -> None:
+    plant(tmp_path / ".lock")
+    with pytest.raises(UserError, match="expected an ordinary file"), locked(tmp_path, "sweep"):
+        pass
+    plant(tmp_path / "trace.lock")
+    with pytest.raises(UserError, match="expected an ordinary file"), alone(tmp_path / "trace"):
+        pass
+    assert not (tmp_path / "elsewhere").exists()

@@ -4,6 +4,7 @@ may use."""
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -112,8 +113,19 @@ def test_who_does_not_know_the_key_is_not_heard(tiny_pair: Pair, link: SocketLin
     assert not link.connected
 
 
+def test_a_stranger_does_not_keep_the_engine_waiting(link: SocketLink) -> None:
+    """Its step asks the link for messages: a connection that says nothing costs it no time."""
+    with socket.create_connection(("127.0.0.1", link.port)) as stranger:
+        assert len(stranger.recv(1024)) == 32
+        began = time.monotonic()
+        for _ in range(100):
+            assert link.receive() == []
+        assert time.monotonic() - began < 1
+        assert not link.connected
+
+
 def test_an_engine_that_is_gone_is_said_to_be(tiny_pair: Pair) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(LinkLost, match=f"nobody to talk to at 127.0.0.1:{port}"):
+    with pytest.raises(LinkLost, match=f"no process answers at 127.0.0.1:{port}"):
         serve("127.0.0.1", port, b"key", tiny_pair)

@@ -1,0 +1,56 @@
+"""What goes to shards and comes back is data: numbers, text and tensors, and nothing else."""
+
+from __future__ import annotations
+
+import pickle
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+
+from cluster.sharded_target.messages import Failed, decode, encode
+from cluster.sharded_target.shard import Shard
+from specdec_core.base.errors import UserError
+from specdec_core.base.wire import LinkLost
+from specdec_core.models.runner import Batch
+
+
+def test_calls_and_answers_come_back_as_they_were() -> None:
+    batch = Batch([0, 2], [[5, 6], [7]], [None, [-1]], [1, 1])
+    assert decode(encode([(1, "forward", (batch, True))])) == [[1, "forward", [batch, True]]]
+    rows = Batch(range(2), [np.arange(2)])  # type: ignore[list-item]
+    assert decode(encode(rows)) == Batch([0, 1], [[0, 1]])
+    for dtype in (torch.float32, torch.bfloat16):
+        tensor = torch.arange(6, dtype=dtype).view(2, 3)
+        chosen, logits, hidden = decode(encode(([1, 2], tensor, None)))
+        assert (chosen, hidden, logits.dtype) == ([1, 2], None, dtype)
+        assert torch.equal(logits, tensor)
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (ValueError("do not fit"), ValueError),
+        (UserError("no such model"), UserError),
+        (LinkLost("gone"), LinkLost),
+        (torch.OutOfMemoryError("out of memory"), RuntimeError),
+        (KeyError("layer"), RuntimeError),
+    ],
+)
+def test_an_error_keeps_its_words_and_its_traceback(raised: Exception, kind: type) -> None:
+    failed = decode(encode(Failed.by(raised)))
+    assert isinstance(failed, Failed)
+    assert type(failed.error) is kind
+    assert str(raised) in str(failed.error)
+    assert type(raised).__name__ in failed.error.__notes__[0]
+
+
+def test_a_pickle_is_not_run_and_no_other_method_called() -> None:
+    with pytest.raises(msgpack.ExtraData):
+        decode(pickle.dumps(print))
+    with pytest.raises(TypeError, match="not for a message"):
+        encode(print)
+    answer = object.__new__(Shard)._do([(0, "_join", ((), None))])
+    assert isinstance(answer, Failed)
+    assert str(answer.error) == "_join: no call of a shard"
