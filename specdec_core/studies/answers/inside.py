@@ -43,7 +43,7 @@ def _plain(value: Any) -> Any:
     for kind in (list, tuple, set):
         if isinstance(value, kind):
             return kind(map(_plain, value))
-    plain = (str, bytes, int, float, complex)
+    plain: tuple[Any, ...] = (str, bytes, int, float, complex)
     return next((kind(value) for kind in plain if isinstance(value, kind)), value)
 
 

@@ -23,7 +23,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import IO
 
 from specdec_core.base.errors import UserError
 from specdec_core.studies.answers import inside
@@ -32,6 +32,10 @@ SECONDS = 5
 MEMORY = 1 << 30  # bytes of address space
 WRITTEN = 1 << 24  # bytes in files
 _SETTING_UP = 5  # seconds more, for namespaces and the interpreter's start
+# A virtual environment's own is a link or a copy that does not find its library from elsewhere.
+_PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+Stream = int | IO[bytes] | None
 
 # System calls that are refused, of each machine its number in seccomp (AUDIT_ARCH_…) and theirs:
 _REFUSED = {
@@ -62,17 +66,17 @@ def passes(program: str, entry: str, tests: str) -> bool:
     with TemporaryFile() as given:
         given.write(ascii((program, entry, tests)).encode())
         given.seek(0)
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        with _start("answer", **pipes) as written:
-            ends = {"stdin": written.stdout, "stdout": written.stdin}
-            with _start("test", given.fileno(), **ends) as testing:
-                try:
-                    return testing.wait(SECONDS + _SETTING_UP) == 0
-                except subprocess.TimeoutExpired:
-                    return False
-                finally:
-                    written.kill()
-                    testing.kill()
+        with (
+            _start("answer", stdin=subprocess.PIPE, stdout=subprocess.PIPE) as written,
+            _start("test", given.fileno(), stdin=written.stdout, stdout=written.stdin) as testing,
+        ):
+            try:
+                return testing.wait(SECONDS + _SETTING_UP) == 0
+            except subprocess.TimeoutExpired:
+                return False
+            finally:
+                written.kill()
+                testing.kill()
 
 
 @cache
@@ -92,14 +96,20 @@ def check_sandbox() -> None:
     )
 
 
-def _start(role: str, *passed: int, **streams: Any) -> subprocess.Popen[bytes]:
+def _start(
+    role: str,
+    *passed: int,
+    stdin: Stream = subprocess.DEVNULL,
+    stdout: Stream = subprocess.DEVNULL,
+    stderr: Stream = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:
     """Start :mod:`inside` in a sandbox, with the descriptors `passed`. Raises :class:`OSError` and
     :class:`LookupError` where that is impossible."""
     bubblewrap = shutil.which("bwrap")
     if bubblewrap is None:
         raise FileNotFoundError("no `bwrap` on this machine")
     program = Path(inside.__file__).read_text(encoding="utf-8")
-    python = [os.path.realpath(sys._base_executable), "-I", "-S", "-c", program]
+    python = [_PYTHON, "-I", "-S", "-c", program]
     numbers = map(str, (SECONDS, MEMORY, WRITTEN, *passed))
     reading, writing = os.pipe()
     try:
@@ -107,8 +117,9 @@ def _start(role: str, *passed: int, **streams: Any) -> subprocess.Popen[bytes]:
             file.write(_filter())
         return subprocess.Popen(
             [bubblewrap, "--seccomp", str(reading), *_root(), *python, role, *numbers],
-            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-            | {"stderr": subprocess.DEVNULL, **streams},
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
             pass_fds=(reading, *passed),
             env={},
             cwd="/",
@@ -119,7 +130,7 @@ def _start(role: str, *passed: int, **streams: Any) -> subprocess.Popen[bytes]:
 
 def _root() -> list[str]:
     """Options that leave nothing but the interpreter, its library and the C library to be read."""
-    needed = [os.path.realpath(sys._base_executable), "/etc/ld.so.cache"]
+    needed = [_PYTHON, "/etc/ld.so.cache"]
     for prefix in ("/", "/usr", sys.base_prefix, sys.base_exec_prefix):
         needed += [f"{prefix.rstrip('/')}/lib", f"{prefix.rstrip('/')}/lib64"]
     return [
