@@ -1,32 +1,43 @@
-"""Whether the traffic has changed: how much of the drafts is accepted, and how long prompts are."""
+"""Whether the traffic has changed: how much of the drafts is accepted, and how long prompts are.
+
+Requests of the same conversation are alike, so that requests which follow each other are no fair
+sample. What is compared is the mean of all in ten minutes, which outlast most conversations.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from math import log2
 
 from cluster.serving.protocol.models import DriftAlarm
 from specdec_core.config import Configuration
-from specdec_core.search.change import ChangeDetector
+from specdec_core.search.change import Change, ChangeDetector
 from specdec_core.tokens.statistics import Generation
 
-# Of each signal a false alarm comes within n requests with probability n / BETWEEN at the most.
-BETWEEN = 100_000
+WEEK = 7 * 86_400.0  # seconds in which one false alarm of all signals is expected at the most
+SECONDS, REQUESTS = 600.0, 25  # that a mean is of at the least
+_MOST = 0.01  # false alarms that a mean may bring, however long it took
 KEPT = 20  # alarms that are remembered
 _LONGEST = 20.0  # log₂ of the longest prompt that is told from longer ones
+# Of each signal the highest value, and a difference that can make another configuration the
+# fastest: five points of acceptance are about a tenth of the accepted length, which is more than
+# usually lies between the first finalists.
+SIGNALS = {"acceptance": (1.0, 0.05), "prompt_tokens": (_LONGEST, log2(1.25))}
 
 
 class Drift:
     """Looks at the requests that have ended. Acceptance is the configuration's, so that another one
-    begins anew."""
+    begins anew. `clock` gives seconds."""
 
-    def __init__(self, between: float = BETWEEN) -> None:
-        self.detectors = {
-            "acceptance": ChangeDetector(0.0, 1.0, between, seed=1),
-            "prompt_tokens": ChangeDetector(0.0, _LONGEST, between, seed=2),
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.signals = {
+            name: Signal(ChangeDetector(0.0, high, least, seed), clock())
+            for seed, (name, (high, least)) in enumerate(SIGNALS.items())
         }
-        self.counts = dict.fromkeys(self.detectors, 0)
+        self.counts = dict.fromkeys(SIGNALS, 0)
         self.alarms: deque[DriftAlarm] = deque(maxlen=KEPT)
         self._configuration: Configuration | None = None
 
@@ -34,27 +45,55 @@ class Drift:
         """A request with so many prompt tokens has ended."""
         if configuration != self._configuration:
             self._configuration = configuration
-            self.detectors["acceptance"].begin()
+            self.signals["acceptance"].begin(self._clock())
         drafted = sum(one.drafted for one in generation.rounds)
         if drafted:
             accepted = sum(one.accepted for one in generation.rounds)
             self._add("acceptance", accepted / drafted)
         self._add("prompt_tokens", log2(max(prompt, 1)))
 
-    def _add(self, signal: str, value: float) -> None:
-        change = self.detectors[signal].add(value)
+    def _add(self, name: str, value: float) -> None:
+        signal = self.signals[name]
+        change = signal.add(value, self._clock())
         if change is None:
             return
         before, after = change.before, change.after
-        if signal == "prompt_tokens":
+        if name == "prompt_tokens":
             before, after = 2**before, 2**after
-        self.counts[signal] += 1
+        self.counts[name] += 1
         self.alarms.append(
             DriftAlarm(
-                signal=signal,
+                signal=name,
                 time=int(time.time()),
-                requests=change.count,
+                requests=signal.requests,
                 before=before,
                 after=after,
             )
         )
+        signal.requests = 0
+
+
+class Signal:
+    """A value of each request, whose means a detector looks at."""
+
+    def __init__(self, detector: ChangeDetector, now: float) -> None:
+        self.detector = detector
+        self.begin(now)
+
+    def begin(self, now: float) -> None:
+        """Forget all requests."""
+        self.detector.begin()
+        self.requests = 0  # since it was looked at anew
+        self._began, self._sum, self._count = now, 0.0, 0
+
+    def add(self, value: float, now: float) -> Change | None:
+        """Take a request's value; returns the change where that raises the alarm."""
+        self.requests += 1
+        self._sum += value
+        self._count += 1
+        passed = now - self._began
+        if passed < SECONDS or self._count < REQUESTS:
+            return None
+        mean = self._sum / self._count
+        self._began, self._sum, self._count = now, 0.0, 0
+        return self.detector.add(mean, min(passed / WEEK / len(SIGNALS), _MOST))

@@ -207,11 +207,11 @@ class Metrics(Collector, LoopObserver):
         )
         evidence = GaugeMetricFamily(
             "specdec:drift_evidence",
-            "For a change of the traffic; 1 raises the alarm.",
+            "For a change of the traffic; from 1 on it may raise the alarm.",
             labels=["model_name", "signal"],
         )
-        for signal, detector in self.drift.detectors.items():
-            evidence.add_metric([self._model, signal], detector.evidence)
+        for name, signal in self.drift.signals.items():
+            evidence.add_metric([self._model, name], signal.detector.evidence)
         yield evidence
 
     def _gauges(self) -> Iterator[Metric]:

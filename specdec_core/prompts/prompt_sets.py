@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 
 from specdec_core.base.errors import UserError
@@ -84,6 +85,12 @@ HUB_SETS = {
 _FILES = ("chat", "conversations")
 BUNDLED = ("bundled:held_out", "bundled:seen", "bundled:train", *(f"bundled:{f}" for f in _FILES))
 _FOLDER = Path(__file__).parents[1] / "bundled"
+_SOURCES = (
+    f"{', '.join(BUNDLED)}, a .jsonl or .parquet file, a folder of such files, a hub data set"
+    " (owner/name), or several of these with a comma between each two"
+)
+# What SPEED-Bench (nvidia/SPEED-Bench) has in place of the texts that it may not hand on.
+_PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 
 
 def load_prompts(
@@ -92,14 +99,16 @@ def load_prompts(
     """The first `limit` prompts of `source`, for the pair's `tokenizer`.
 
     `source` is one of :data:`BUNDLED` (all but the chats need a tokenizer), the path of a JSONL
-    file in one of :data:`FORMATS`, such rows in a Parquet file or a folder of them, or a data set's
-    hub id; or several of these, separated by commas, for a mixture of as many of each.
+    or Parquet file of records in one of :data:`FORMATS` or of a folder of such files, or a data
+    set's hub id; or several of these, separated by commas, for a mixture of as many of each.
     `chat_template` is a choice of :func:`specdec_core.prompts.chat.rendered`; without a tokenizer
     nothing is rendered. Bad input is a :class:`UserError` that names the file and line.
     """
     if limit is not None and limit < 1:
         raise UserError(f"the number of prompts must be at least 1 (got {limit})")
-    parts = [source] if Path(source).exists() else source.split(",")
+    parts = [source] if _exists(source) else [part.strip() for part in source.split(",")]
+    if "" in parts:
+        raise UserError(f"prompts {source!r}: an empty name; prompts are {_SOURCES}")
     chosen = list(islice(_mixed(parts, tokenizer), limit))
     if not chosen:
         raise UserError(f"{source}: no prompts in it")
@@ -125,6 +134,13 @@ def _mixed(sources: Sequence[str], tokenizer: Any) -> Iterator[Prompt]:
             yield replace(prompt, category=prompt.category or _name_of(source))
 
 
+def _exists(source: str) -> bool:
+    try:
+        return bool(source) and Path(source).exists()
+    except (OSError, ValueError):  # no path: too long, or with a NUL in it
+        return False
+
+
 def _name_of(source: str) -> str:
     return Path(source.removeprefix("bundled:")).stem
 
@@ -132,18 +148,27 @@ def _name_of(source: str) -> str:
 def _read_source(source: str, tokenizer: Any) -> Iterator[Prompt]:
     if source.startswith("bundled:"):
         return _read_bundled(source, tokenizer)
-    if Path(source).is_dir() or source.endswith(".parquet"):
-        from specdec_core.prompts.shards import shard_records  # Arrow takes a moment to import
-
-        return _read_records(shard_records(Path(source)), _name_of(source))
-    if Path(source).exists() or source.endswith((".jsonl", ".json")):
-        return _read_records(file_records(Path(source)), _name_of(source))
+    if _exists(source) or source.endswith((".jsonl", ".json", ".parquet")):
+        return _read_records(_path_records(Path(source)), _name_of(source))
     if source.count("/") == 1:
         return _read_records(_hub_records(source), source)
-    raise UserError(
-        f"{source}: no such file; prompts are {', '.join(BUNDLED)}, a .jsonl or"
-        " .parquet file, a folder of the latter, or a hub data set (owner/name)"
-    )
+    raise UserError(f"{source}: no such file; prompts are {_SOURCES}")
+
+
+def _path_records(path: Path) -> Iterator[tuple[str, Any]]:
+    """The records of a file, or of all files of prompts in a folder, by name."""
+    files = [path]
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".parquet"))
+        if not files:
+            raise UserError(f"{path}: a folder without .jsonl or .parquet files")
+    for file in files:
+        if file.suffix == ".parquet":
+            from specdec_core.prompts.shards import shard_records  # Arrow takes a moment to import
+
+            yield from shard_records(file)
+        else:
+            yield from file_records(file)
 
 
 def _read_bundled(source: str, tokenizer: Any) -> Iterator[Prompt]:
@@ -191,13 +216,18 @@ def _read(record: Record, form: Format, prompt_id: str, where: str) -> Prompt:
         raise UserError(f"{where}: the prompt is not a string (read as {form.name})")
     if not text.strip():
         raise UserError(f"{where}: empty prompt")
+    if text.startswith(_PLACEHOLDER):
+        raise UserError(
+            f"{where}: a placeholder of SPEED-Bench, not a prompt: expected the file that its"
+            " `specdec_bench/prepare_data.py` writes, which fetches the texts from their sources"
+        )
     if not all(map(_encodable, (text, *(message.content for message in messages)))):
         raise UserError(f"{where}: the prompt holds half a surrogate pair, which is no text")
     turns = record[form.turns_key] if form.turns_key else ()
     turns = tuple(turns) if isinstance(turns, list) else ()
     for turn in turns:
         if not isinstance(turn, str) or not turn.strip() or not _encodable(turn):
-            raise UserError(f"{where}: turns: expected texts (got {turn!r})")
+            raise UserError(f"{where}: turns: expected texts (got {shortened(turn)})")
     category = record.get("category")
     return Prompt(prompt_id, text, None if category is None else str(category), turns, messages)
 
@@ -225,7 +255,7 @@ def file_records(path: Path) -> Iterator[tuple[str, Any]]:
     """The records of a JSONL file, each with where it stands (`path:line`). Raises
     :class:`UserError` where there is none or it is malformed."""
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:  # with or without a byte-order mark
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
                     continue
@@ -238,6 +268,9 @@ def file_records(path: Path) -> Iterator[tuple[str, Any]]:
                         f"{where}: malformed JSON, {error.msg} at column {error.colno}"
                         " (expected one object a line)"
                     ) from None
+                except (ValueError, RecursionError) as error:
+                    what = "nested too deep" if isinstance(error, RecursionError) else error
+                    raise UserError(f"{where}: cannot be read as JSON: {what}") from None
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except UnicodeDecodeError:

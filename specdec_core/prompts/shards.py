@@ -60,21 +60,17 @@ def keep_within(folder: Path, limit: int) -> list[Path]:
 
 
 def shard_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a Parquet file, or of all in a folder, by name; each with where it stands, and
-    without what is empty. Raises :class:`UserError`."""
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    if not files:
-        raise UserError(f"{path}: a folder without .parquet files")
-    for file in files:
-        number = 0
-        try:
-            for batch in parquet.ParquetFile(file).iter_batches(batch_size=_BATCH):
-                for record in batch.to_pylist():
-                    number += 1
-                    given = {key: value for key, value in record.items() if value is not None}
-                    yield f"{file}, row {number}", given
-        except FileNotFoundError:
-            raise UserError(f"{file}: no such file") from None
-        except (pa.ArrowException, OSError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(f"{file}: cannot be read as Parquet: {reason}") from None
+    """The rows of a Parquet file, each with where it stands, and without what is empty. Raises
+    :class:`UserError`."""
+    number = 0
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=_BATCH):
+            for record in batch.to_pylist():
+                number += 1
+                given = {key: value for key, value in record.items() if value is not None}
+                yield f"{path}, row {number}", given
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: cannot be read as Parquet: {reason}") from None

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from mlflow import MlflowClient
 
+from cluster.serving import drift
 from cluster.serving.control import RunningServer
 from cluster.serving.http.access import Access
 from cluster.serving.http.app import build_app
@@ -113,8 +114,11 @@ def test_a_store_that_is_away_costs_a_line_and_no_request(
 
 
 def test_changed_traffic_is_said_and_starts_the_command(
-    server: RunningServer, tmp_path: Path
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(drift, "SECONDS", 0.0)
+    monkeypatch.setattr(drift, "REQUESTS", 1)
+    monkeypatch.setattr(drift, "WEEK", 3600.0)
     said: list[str] = []
     script = (
         "import os, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(os.environ[sys.argv[2]])"

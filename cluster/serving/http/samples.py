@@ -61,7 +61,8 @@ class Samples:
         task.add_done_callback(self._reading.discard)
 
     async def _add(self, path: str, body: bytes) -> None:
-        self._drawn += await asyncio.to_thread(self._read, path, body)
+        read = await asyncio.to_thread(self._read, path, body)
+        self._drawn += read  # not in one statement, which takes the list before it waits
         if len(self._drawn) >= ROWS:
             await self.write()
 

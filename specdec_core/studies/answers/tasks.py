@@ -11,7 +11,7 @@ from typing import Any
 
 from specdec_core.base.errors import UserError
 from specdec_core.prompts.prompt_sets import Prompt, file_records, load_prompts
-from specdec_core.studies.answers.sandbox import check_sandbox, succeeds
+from specdec_core.studies.answers.sandbox import check_sandbox, passes
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _BLOCK = re.compile(r"```(?:python|py)?\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -70,19 +70,18 @@ def _exact(record: dict[str, Any], where: str) -> Judge:
 
 def _passing(record: dict[str, Any]) -> Judge:
     """Whether the function that the text completes, or has in a block of code, passes its tests."""
+    # Tests may call the functions that the prompt has before the one to be written.
+    tests = f"{record['prompt']}    pass\n\n{record['test']}"
 
     def judge(text: str) -> bool:
-        return succeeds(program_of(record, text))
+        return passes(program_of(record, text), record["entry_point"], tests)
 
     return judge
 
 
 def program_of(record: dict[str, Any], text: str) -> str:
-    """A HumanEval record's program with a text for an answer, which checks itself."""
-    entry = record["entry_point"]
+    """The program that a text makes of a HumanEval record."""
     block = _BLOCK.search(text)
-    if block is not None and f"def {entry}" in block[1]:
-        function = f"{record['prompt']}    pass\n\n{block[1]}"
-    else:
-        function = record["prompt"] + _ENDS.split(text, maxsplit=1)[0]
-    return f"{function}\n{record['test']}\ncheck({entry})\n"
+    if block is not None and f"def {record['entry_point']}" in block[1]:
+        return f"{record['prompt']}    pass\n\n{block[1]}"
+    return str(record["prompt"] + _ENDS.split(text, maxsplit=1)[0])

@@ -29,6 +29,9 @@ real_sets = pytest.mark.skipif(
 )
 
 
+SPEED_BENCH = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+
+
 def write(path: Path, *records: Any) -> str:
     lines = [r if isinstance(r, str) else json.dumps(r) for r in records]
     path.write_text("".join(f"{line}\n" for line in lines))
@@ -108,6 +111,24 @@ class TestFormats:
         path = write(tmp_path / "p.jsonl", {"prompt": "a"}, "", {"question": "b"}, "  ")
         assert [p.text for p in load_prompts(path)] == ["a", "b"]
 
+    def test_byte_order_mark_is_no_part_of_a_record(self, tmp_path):
+        path = tmp_path / "p.jsonl"
+        path.write_text('{"prompt": "a"}\n', encoding="utf-8-sig")
+        assert [p.text for p in load_prompts(str(path))] == ["a"]
+
+    def test_blanks_around_names_are_no_part_of_them(self, tmp_path):
+        paths = [write(tmp_path / f"{name}.jsonl", {"prompt": name}) for name in "ab"]
+        assert [p.text for p in load_prompts(" , ".join(paths))] == ["a", "b"]
+
+    def test_files_of_a_folder_are_read_by_name(self, tmp_path):
+        for name in "bca":
+            write(tmp_path / f"{name}.jsonl", {"prompt": name})
+        parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "d"}]), tmp_path / "d.parquet")
+        (tmp_path / "README.md").write_text("not prompts")
+        prompts = load_prompts(str(tmp_path))
+        assert [p.text for p in prompts] == ["a", "b", "c", "d"]
+        assert [p.id for p in prompts] == [f"{tmp_path.name}/{number}" for number in range(4)]
+
     def test_limit_takes_the_first_and_reads_no_further(self, tmp_path):
         path = write(tmp_path / "p.jsonl", {"prompt": "a"}, {"prompt": "b"}, "not JSON")
         assert [p.text for p in load_prompts(path, limit=2)] == ["a", "b"]
@@ -170,6 +191,12 @@ class TestBadInput:
             ([chat(" ")], r"p\.jsonl:1: empty prompt"),
             ([chat("\ud800")], r"p\.jsonl:1: the prompt holds half a surrogate pair"),
             ([{**chat("a"), "id": 1}, {**chat("b"), "id": 1}], r"p\.jsonl:2: id '1' again"),
+            (["[" * 100_000], r"p\.jsonl:1: cannot be read as JSON: nested too deep"),
+            ([f'{{"prompt": {"1" * 5000}}}'], r"p\.jsonl:1: cannot be read as JSON: .* digits"),
+            (
+                [{"question_id": "a", "turns": [f"{SPEED_BENCH}\n\nSum up {{article}}"]}],
+                r"p\.jsonl:1: a placeholder of SPEED-Bench, .*prepare_data\.py",
+            ),
             ([], r"p\.jsonl: no prompts in it"),
             (["", " "], r"p\.jsonl: no prompts in it"),
         ],
@@ -180,12 +207,29 @@ class TestBadInput:
             load_prompts(path)
         assert "\n" not in str(caught.value)
 
+    @pytest.mark.parametrize("source", ["", " ", "{0},,{0}", "{0},", "{0}, "])
+    def test_empty_name_is_refused_whatever_lies_in_the_working_folder(
+        self, source, tmp_path, monkeypatch
+    ):
+        path = write(tmp_path / "p.jsonl", {"prompt": "a"})
+        parquet.write_table(
+            pyarrow.Table.from_pylist([{"prompt": "unasked"}]), tmp_path / "p.parquet"
+        )
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(UserError, match=r"^prompts '.*': an empty name; prompts are bundled:"):
+            load_prompts(source.format(path))
+
+    @pytest.mark.parametrize("source", ["Write a poem. " * 300, "a\0b"])
+    def test_text_instead_of_a_name_is_one_line(self, source):
+        with pytest.raises(UserError, match="no such file; prompts are bundled:"):
+            load_prompts(source)
+
     def test_missing_file(self, tmp_path):
         with pytest.raises(UserError, match=r"none\.jsonl: no such file"):
             load_prompts(str(tmp_path / "none.jsonl"))
 
     def test_folder_instead_of_a_file(self, tmp_path):
-        with pytest.raises(UserError, match=r"a folder without .parquet files"):
+        with pytest.raises(UserError, match=r"a folder without .jsonl or .parquet files"):
             load_prompts(str(tmp_path))
 
     def test_file_that_is_not_text(self, tmp_path):

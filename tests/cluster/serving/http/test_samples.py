@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import random
 from pathlib import Path
 
 import httpx
@@ -73,6 +75,23 @@ def test_answered_prompts_and_chats_are_kept_and_load_as_prompts(
     assert load_prompts(str(file)) == found
 
 
+def test_each_prompt_of_many_requests_at_once_is_written_exactly_once(tmp_path: Path) -> None:
+    texts = [f"prompt {number}" for number in range(600)]
+    bodies = [json.dumps({"model": "m", "prompt": text}).encode() for text in texts]
+
+    async def main() -> None:
+        drawn = samples.Samples(Sampling(tmp_path, share=1.0), None)
+        async with drawn.writing():
+            for body in bodies:
+                drawn.add("/v1/completions", body)
+                if random.random() < 0.1:
+                    await asyncio.sleep(0)
+
+    random.seed(0)
+    asyncio.run(main())
+    assert sorted(prompt.text for prompt in load_prompts(str(tmp_path))) == sorted(texts)
+
+
 def test_nothing_is_kept_unless_asked_for_and_a_share_is_a_share(
     tiny_pair: Pair, tmp_path: Path
 ) -> None:
@@ -92,7 +111,7 @@ def test_the_oldest_files_make_room(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_shards_and_a_broken_one_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"without .parquet files"):
+    with pytest.raises(UserError, match=r"without .jsonl or .parquet files"):
         load_prompts(str(tmp_path))
     (tmp_path / "prompts-1.parquet").write_bytes(b"cut off")
     with pytest.raises(UserError, match="cannot be read as Parquet"):

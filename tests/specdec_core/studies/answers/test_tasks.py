@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.studies.answers.graded import LEAST, on_answers
+from specdec_core.studies.answers.sandbox import check_sandbox
 from specdec_core.studies.answers.tasks import Task, last_number, load_task, program_of
 
 RECORD = {
@@ -53,7 +55,9 @@ def test_exact_match_compares_with_what_stands_behind_the_mark(tmp_path: Path) -
 
 
 def run(text: str) -> None:
-    exec(compile(program_of(RECORD, text), "program", "exec"), {})
+    names: dict[str, Any] = {}
+    exec(compile(f"{program_of(RECORD, text)}\n{RECORD['test']}", "program", "exec"), names)
+    names["check"](names["root"])
 
 
 def test_a_program_is_what_completes_the_function_or_stands_in_a_block() -> None:
@@ -63,6 +67,21 @@ def test_a_program_is_what_completes_the_function_or_stands_in_a_block() -> None
         run("    return x\n")
     with pytest.raises(AssertionError):
         run("```python\ndef root(x):\n    return 1\n```")
+
+
+def test_tests_may_call_what_the_prompt_has_before_the_function(tmp_path: Path) -> None:
+    try:
+        check_sandbox()
+    except UserError as error:
+        pytest.skip(str(error))
+    prompt = f"def square(x):\n    return x * x\n\n{RECORD['prompt']}"
+    test = "def check(candidate):\n    assert square(candidate(9)) == 9\n"
+    file = tmp_path / "humaneval.jsonl"
+    file.write_text(json.dumps({**RECORD, "prompt": prompt, "test": test}))
+    [judge] = load_task(file, None, None, "auto").judges
+    assert judge("    return sqrt(x)\nprint(no_such_name)\n")
+    assert judge("```python\ndef root(x):\n    return sqrt(x)\n```")
+    assert not judge("    return x\n")
 
 
 def test_right_answers_are_counted_where_the_target_gives_some(tiny_pair: Pair) -> None:
