@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from specdec_core.base.errors import UserError
@@ -106,6 +106,17 @@ def get(references: Any) -> Any:
         if isinstance(error.cause, UserError):
             raise UserError(str(error.cause)) from None
         raise
+    except RayActorError as error:  # of an actor's constructor only the traceback is had
+        if error.actor_init_failed and (line := user_error(str(error))) is not None:
+            raise UserError(line) from None
+        raise
+
+
+def user_error(traceback: str) -> str | None:
+    """What a :class:`UserError` said whose traceback this is; None for that of another."""
+    last = traceback.strip().splitlines()[-1]
+    kind, _, line = last.partition(f"{UserError.__name__}: ")
+    return line if kind in ("", f"{UserError.__module__}.") else None
 
 
 def resources(threads: int, device: str) -> dict[str, float]:
