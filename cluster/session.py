@@ -107,16 +107,15 @@ def get(references: Any) -> Any:
             raise UserError(str(error.cause)) from None
         raise
     except RayActorError as error:  # of an actor's constructor only the traceback is had
-        if error.actor_init_failed and (line := user_error(str(error))) is not None:
+        if error.actor_init_failed and (line := user_error(str(error).strip())) is not None:
             raise UserError(line) from None
         raise
 
 
 def user_error(traceback: str) -> str | None:
     """What a :class:`UserError` said whose traceback this is; None for that of another."""
-    last = traceback.strip().splitlines()[-1]
-    kind, _, line = last.partition(f"{UserError.__name__}: ")
-    return line if kind in ("", f"{UserError.__module__}.") else None
+    start, last = f"{UserError.__module__}.{UserError.__name__}: ", traceback.rpartition("\n")[2]
+    return last.removeprefix(start) if last.startswith(start) else None
 
 
 def resources(threads: int, device: str) -> dict[str, float]:

@@ -288,7 +288,7 @@ def _load_model(
         model = load_reduced(name, folder, config, target, fingerprint(target), kind)
     else:
         model = load_weights(name, kind)
-    with reading(name, "run", located(name)):
+    with reading(name, "run a first forward", located(name)):
         model.to(runner.device)  # type: ignore[arg-type]  # transformers' own types err
         check_causal(model, name)
     # A compiled graph has its own packed weights, and is not made from these.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import ray
 
-from cluster.session import resources
+from cluster.session import get, resources, start_actor, user_error
 from specdec_core.base.errors import UserError
 
 
@@ -27,3 +27,29 @@ def test_threads_beside_a_gpu_are_those_of_a_node_that_has_one() -> None:
     assert resources(16, "cpu") == {"CPU": 16, "GPU": 0}
     with pytest.raises(UserError, match="65 asked for, the cluster's nodes have 64"):
         resources(65, "cpu")
+
+
+class Broken:
+    """An actor whose model is not there."""
+
+    def __init__(self) -> None:
+        raise UserError("some/model: cannot load its weights: UserError: a file is damaged")
+
+    def name(self) -> str:
+        return ""
+
+
+def test_bad_input_found_by_an_actor_that_starts_is_the_line_that_it_said(
+    ray_running: None,
+) -> None:
+    actor = start_actor(Broken, num_cpus=0)
+    with pytest.raises(UserError) as error:
+        get(actor.name.remote())
+    assert str(error.value) == "some/model: cannot load its weights: UserError: a file is damaged"
+
+
+def test_the_line_of_another_error_is_not_taken_for_bad_input() -> None:
+    where = "Traceback (most recent call last):\n  File 'x.py', line 1\n"
+    assert user_error(f"{where}specdec_core.base.errors.UserError: no draft") == "no draft"
+    assert user_error(f"{where}RuntimeError: UserError: no draft") is None
+    assert user_error("") is None
