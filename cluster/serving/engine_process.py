@@ -211,9 +211,9 @@ class _Drafter:
 def _run(pipe: Connection) -> None:
     """Decode what comes through the pipe, until its other end is gone."""
     spec, configuration, limits, cores = pipe.recv()
-    if cores:
-        os.sched_setaffinity(0, cores)
     try:
+        if cores:
+            os.sched_setaffinity(0, cores)
         pair = load_pair(spec)
         engine = Engine(pair, configuration, limits=limits)
     except UserError as error:

@@ -117,7 +117,7 @@ def test_logits_are_those_of_the_whole_model(both: Both) -> None:
     assert runners[1].mixes
 
 
-@pytest.mark.parametrize("split", ["heads", "layers"])
+@pytest.mark.parametrize("split", ["layers", pytest.param("heads", marks=pytest.mark.long)])
 def test_weights_that_do_not_fit_are_refused_as_for_a_whole_model(
     ray_running: None, tiny_spec: PairSpec, tmp_path: Path, split: str
 ) -> None:
