@@ -15,7 +15,8 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost
 from specdec_core.config import PairSpec
 from specdec_core.drafting.pearl.socket_link import SocketLink, serve
-from specdec_core.models.pair import Pair, load_drafts, load_skeleton, load_tokenizer
+from specdec_core.models.loading import load_skeleton, load_tokenizer
+from specdec_core.models.pair import Pair, load_drafts
 
 logger = logging.getLogger(__name__)
 LOADING = 600.0  # seconds that a draft may take to connect

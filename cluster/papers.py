@@ -38,7 +38,8 @@ from specdec_core.drafting.trained import head_digest, trained_digests, weights_
 from specdec_core.engine import Request
 from specdec_core.engine.turns import requests_of
 from specdec_core.models.fingerprints import fingerprints
-from specdec_core.models.pair import check_pair, eagle_heads_of, load_pair, load_tokenizer
+from specdec_core.models.loading import load_tokenizer
+from specdec_core.models.pair import check_pair, eagle_heads_of, load_pair
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
 from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.schema import Recording

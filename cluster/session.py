@@ -22,7 +22,7 @@ from ray._private.services import canonicalize_bootstrap_address
 from ray.core.generated import gcs_service_pb2, ray_client_pb2
 from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.core.generated.ray_client_pb2_grpc import RayletDriverStub
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from specdec_core.base.errors import UserError
@@ -152,6 +152,16 @@ def get(references: Any) -> Any:
         if isinstance(error.cause, UserError):
             raise UserError(str(error.cause)) from None
         raise
+    except RayActorError as error:  # of an actor's constructor only the traceback is had
+        if error.actor_init_failed and (line := user_error(str(error).strip())) is not None:
+            raise UserError(line) from None
+        raise
+
+
+def user_error(traceback: str) -> str | None:
+    """What a :class:`UserError` said whose traceback this is; None for that of another."""
+    start, last = f"{UserError.__module__}.{UserError.__name__}: ", traceback.rpartition("\n")[2]
+    return last.removeprefix(start) if last.startswith(start) else None
 
 
 def resources(threads: int, device: str) -> dict[str, float]:

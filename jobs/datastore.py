@@ -54,7 +54,7 @@ def main(
     # transformers takes seconds to import.
     from dashboards.progress import CorpusProgress
     from specdec_core.models.fingerprints import tokenizer_digest
-    from specdec_core.models.pair import load_tokenizer
+    from specdec_core.models.loading import load_tokenizer
     from specdec_core.recordings.find import open_named
     from specdec_core.training.datastores.build import write_datastore
 

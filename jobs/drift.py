@@ -72,7 +72,8 @@ def main(
     from dashboards.reports.drift import report
     from dashboards.sections import Origin
     from specdec_core.engine.turns import requests_of
-    from specdec_core.models.pair import load_pair, load_tokenizer
+    from specdec_core.models.loading import load_tokenizer
+    from specdec_core.models.pair import load_pair
     from specdec_core.prompts.prompt_sets import digest, load_prompts
     from specdec_core.studies.answers.graded import on_answers
     from specdec_core.studies.answers.tasks import load_task

@@ -287,7 +287,7 @@ def _announce(
 ) -> None:
     """Say that requests are answered, with one to try: a chat where the model has a template."""
     from cluster.serving.deployment import certified
-    from specdec_core.models.pair import load_tokenizer
+    from specdec_core.models.loading import load_tokenizer
     from specdec_core.prompts.chat import template_of
     from specdec_core.search.load.answers import drafters_by_load
 

@@ -74,7 +74,7 @@ def main(
     from dashboards.reports.eagle import acceptance
     from specdec_core.config import parse
     from specdec_core.models.eagle.checks import check_layers
-    from specdec_core.models.pair import load_skeleton
+    from specdec_core.models.loading import load_skeleton
     from specdec_core.training.eagle.settings import EagleTrainingSettings
     from specdec_core.training.kinds import HEAD
 

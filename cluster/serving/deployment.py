@@ -31,7 +31,7 @@ from cluster.serving.replicas.service import ReplicatedService
 from cluster.serving.served import Operation
 from cluster.serving.start import Start
 from cluster.serving.tls import Tls
-from cluster.session import ray_session, resources, room, several_nodes
+from cluster.session import ray_session, resources, room, several_nodes, user_error
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, Placement, run_time
@@ -355,4 +355,4 @@ def _failure() -> str:
     application = serve.status().applications[APPLICATION]
     messages = [deployment.message for deployment in application.deployments.values()]
     lines = "\n".join([application.message, *messages]).strip().splitlines()
-    return lines[-1].strip()
+    return user_error(lines[-1]) or lines[-1].strip()

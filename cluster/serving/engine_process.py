@@ -29,7 +29,9 @@ from specdec_core.config import Configuration, PairSpec
 from specdec_core.engine import Chunk, Engine, Request
 from specdec_core.engine.engine import Status
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import Pair, load_pair, load_skeleton, load_tokenizer
+from specdec_core.models.loading import load_skeleton, load_tokenizer
+from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.reading import reason
 
 _COMMAND = "from cluster.serving.engine_process import main; main()"
 _ENDED = "the engine's process has ended"
@@ -214,14 +216,17 @@ class _Drafter:
 def _run(pipe: Connection) -> None:
     """Decode what comes through the pipe, until its other end is gone."""
     spec, configuration, limits, cores = pipe.recv()
-    if cores:
-        os.sched_setaffinity(0, cores)
     try:
+        if cores:
+            os.sched_setaffinity(0, cores)
         pair = load_pair(spec)
         engine = Engine(pair, configuration, limits=limits)
     except UserError as error:
         pipe.send(_Failed(error))
         return
+    except Exception as error:
+        pipe.send(_Failed(RuntimeError(f"the engine did not start: {reason(error)}")))
+        raise
     torch.set_num_threads(pair.spec.runner.threads)
     pipe.send(_Ready(pair.spec, engine.max_length, engine.vocab_size, engine.status()))
     inbox = _Inbox(engine, pipe)

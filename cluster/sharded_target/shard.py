@@ -31,7 +31,6 @@ from cluster.sharded_target.store import BoardStore
 from specdec_core.base.wire import LinkLost, Listener, connect
 from specdec_core.config import PairSpec
 from specdec_core.models.eager import EagerRunner
-from specdec_core.models.location import located
 from specdec_core.models.packing import PackedLinear, pack_linear_layers
 from specdec_core.models.pair import load_pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
@@ -79,7 +78,7 @@ class Shard:
         """Join the other ranks, which are at these addresses and meet at `board`, and load this
         one's part of the model."""
         spec = self.spec
-        name, dtype = located(spec.target), spec.runner.target_dtype
+        dtype = spec.runner.target_dtype
         if not addresses:
             device = spec.runner.model_copy(update={"device": self.device.type})
             pair = load_pair(spec.model_copy(update={"drafts": {}, "runner": device}))
@@ -89,7 +88,7 @@ class Shard:
             exchange = self._join(addresses, board)
             kind = dtype if dtype == "auto" else getattr(torch, dtype)
             load = load_heads if self.split == "heads" else load_layers
-            self.model = load(name, kind, exchange)
+            self.model = load(spec.target, kind, exchange)
             if spec.runner.pack and self.device.type == "cpu":
                 pack_linear_layers(self.model)
             length, agree = spec.runner.max_length, partial(all_agree, exchange, self.device)

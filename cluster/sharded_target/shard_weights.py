@@ -14,13 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from cluster.sharded_target.exchange import Exchange, NcclExchange
 from specdec_core.base.errors import UserError
+from specdec_core.models.loading import load_skeleton, load_weights
+from specdec_core.models.supported import check_causal
 
 
 def check_split(config: Any, name: str, split: str, parts: int) -> None:
@@ -56,14 +58,14 @@ def layers_of(layers: int, rank: int, parts: int) -> range:
     return range(layers * rank // parts, layers * (rank + 1) // parts)
 
 
-def load_heads(path: str, dtype: torch.dtype | str, exchange: Exchange) -> PreTrainedModel:
+def load_heads(name: str, dtype: torch.dtype | str, exchange: Exchange) -> PreTrainedModel:
     """This rank's heads of every layer, by the default process group. Only the first rank has
     complete logits."""
-    model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=dtype, distributed_config=DistributedConfig(tp_size=exchange.parts)
-    )
+    split = DistributedConfig(tp_size=exchange.parts)
+    model = load_weights(name, dtype, distributed_config=split)
     _lighten(model, exchange)
-    return model.eval()
+    check_causal(model, name)
+    return model
 
 
 def _lighten(model: PreTrainedModel, exchange: Exchange) -> None:
@@ -144,22 +146,23 @@ class _SummedEmbedding(nn.Module):
         return embedded
 
 
-def load_layers(path: str, dtype: torch.dtype | str, exchange: Exchange) -> PreTrainedModel:
+def load_layers(name: str, dtype: torch.dtype | str, exchange: Exchange) -> PreTrainedModel:
     """This rank's layers. A forward must run on all ranks; the last one's returns logits, the
     others' zeros."""
-    config = AutoConfig.from_pretrained(path)
-    whole: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    skeleton = load_skeleton(name)
+    whole: Any = AutoModelForCausalLM._model_mapping[type(skeleton.config)]
 
     def build(self: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
         whole.__init__(self, *args, **kwargs)
         _leave_out(self, exchange.rank, exchange.parts)
 
-    # from_pretrained reads what the model has, and the rest of the checkpoint is not missed.
-    overrides = {"__init__": build, "_keys_to_ignore_on_load_unexpected": [".*"]}
-    part: Any = type(whole.__name__, (whole,), overrides)
-    model = part.from_pretrained(path, dtype=dtype)
-    model = model.to("cuda" if isinstance(exchange, NcclExchange) else "cpu").eval()
+    # from_pretrained reads what the part has; the others' tensors are known.
+    part = type(whole.__name__, (whole,), {"__init__": build})
+    model = load_weights(name, dtype, part, known=skeleton.state_dict().keys())
+    device = "cuda" if isinstance(exchange, NcclExchange) else "cpu"
+    model.to(device)  # type: ignore[arg-type]
     _connect(model, exchange)
+    check_causal(model, name)
     return model
 
 

@@ -7,22 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from transformers import AutoConfig
 
 from cluster.placement import Placed, place
 from cluster.sharded_target.sharded_runner import ShardedRunner
 from cluster.sharded_target.target_group import TargetGroup
 from specdec_core.config import PairSpec, Placement
 from specdec_core.models.eagle.runner import ReadRows
-from specdec_core.models.location import located
-from specdec_core.models.pair import (
-    Draft,
-    Pair,
-    check_pair,
-    load_drafts,
-    load_skeleton,
-    resolve_dtypes,
-)
+from specdec_core.models.loading import load_config, load_skeleton
+from specdec_core.models.pair import Draft, Pair, check_pair, load_drafts, resolve_dtypes
 from specdec_core.models.runner import ModelRunner
 
 
@@ -72,7 +64,7 @@ def load_sharded(spec: PairSpec, placed: Placed, drafts: bool = True) -> Sharded
     tokenizer = check_pair(spec)
     if placed.kind == "GPU" and spec.runner.target_dtype == "auto":
         # The checkpoint's data type, wherever the drafts are.
-        dtype = AutoConfig.from_pretrained(located(spec.target)).dtype or torch.float32
+        dtype = load_config(spec.target).dtype or torch.float32
         runner = spec.runner.model_copy(update={"target_dtype": str(dtype).removeprefix("torch.")})
         spec = spec.model_copy(update={"runner": runner})
     spec = resolve_dtypes(spec)

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
-from transformers import AutoConfig
 
 from cluster.placement import Placed
 from cluster.session import get, listening_address, start_actor
@@ -23,7 +22,7 @@ from cluster.sharded_target.shard_weights import check_split
 from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost, Listener, Wire
 from specdec_core.config import PairSpec
-from specdec_core.models.location import located
+from specdec_core.models.loading import load_config
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ class TargetGroup:
         target = placed.placement.target
         self.placed, self.spec = placed, spec
         self.parts, self.split = target.devices, target.split
-        config = AutoConfig.from_pretrained(located(spec.target))
+        config = load_config(spec.target)
         check_split(config, spec.target, self.split, self.parts)
         if self.parts > 1 and spec.runner.compile:
             raise UserError("runner.compile: a target on several devices runs eagerly")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Sampling
@@ -19,6 +19,7 @@ from specdec_core.export.server import DraftFile, Models
 from specdec_core.models.eagle.exported import Form, exported_head
 from specdec_core.models.eagle.loading import head_folder, names_head
 from specdec_core.models.fingerprints import fingerprints
+from specdec_core.models.loading import load_config
 from specdec_core.models.location import located
 from specdec_core.models.pair import check_pair
 from specdec_core.models.reduced_draft.exported import exported_draft
@@ -46,7 +47,7 @@ def models_of(pair: PairSpec, heads: Form | None, plug_in: bool = False) -> Mode
         UserError: a model is not there.
     """
     check_pair(pair)
-    target = AutoConfig.from_pretrained(located(pair.target))
+    target = load_config(pair.target)
     drafts = {
         name: _draft(pair, name, model, target, heads, plug_in)
         for name, model in pair.drafts.items()
@@ -88,7 +89,7 @@ def _draft(
     plug_in: bool,
 ) -> DraftFile:
     if not names_head(model):
-        config = AutoConfig.from_pretrained(located(model))
+        config = load_config(model)
         place = _place(model)
         if isinstance(config, ReducedDraftConfig) and not plug_in:
             try:

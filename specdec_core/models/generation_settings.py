@@ -9,9 +9,12 @@ from __future__ import annotations
 import logging
 import reprlib
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig
+
+from specdec_core.models.reading import reading
 
 log = logging.getLogger(__name__)
 
@@ -51,21 +54,25 @@ NEUTRAL: dict[str, Any] = {
 }
 
 
-def read_generation_settings(path: str) -> GenerationConfig:
-    """The settings of the checkpoint at a folder or hub id, as its model would load them."""
-    try:
-        return GenerationConfig.from_pretrained(path)
-    except OSError:  # without the file, the configuration has them
-        return GenerationConfig.from_pretrained(
-            path, config_file_name="config.json", _from_model_config=True
-        )
+def read_generation_settings(name: str, path: str) -> GenerationConfig:
+    """The settings of the checkpoint at a folder or hub id, as its model would load them. Raises
+    :class:`UserError`, which calls the model `name`."""
+    with reading(name, "load its generation settings", path):
+        try:
+            return GenerationConfig.from_pretrained(path)
+        except OSError:  # without the file, the configuration has them
+            if (Path(path) / "generation_config.json").exists():
+                raise
+            return GenerationConfig.from_pretrained(
+                path, config_file_name="config.json", _from_model_config=True
+            )
 
 
 @cache
 def warn_of_unsupported(name: str, path: str) -> None:
     """Warn in one line, once for each model, of unsupported settings of its checkpoint at
     `path`."""
-    settings = read_generation_settings(path)
+    settings = read_generation_settings(name, path)
     given = {key: getattr(settings, key, None) for key in NEUTRAL}
     unsupported = ", ".join(
         f"{key} {reprlib.repr(value)}"

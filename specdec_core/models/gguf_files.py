@@ -17,6 +17,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.files import alone, atomic_folder
 from specdec_core.base.workspace import kept_folder
 from specdec_core.models.digests import add_files
+from specdec_core.models.reading import read_model, reading
 
 log = logging.getLogger(__name__)
 
@@ -49,32 +50,25 @@ def unpacked(file: Path, name: str) -> Path:
 
 def _unpack(file: Path, name: str, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()
-    try:
+    with reading(name, "read it as a GGUF file", file):
         dtype = _dtype(file, name)
-        where: dict[str, Any] = {
-            "pretrained_model_name_or_path": file.parent,
-            "gguf_file": file.name,
-        }
+        where: dict[str, Any] = {"gguf_file": file.name}
         whole = GgufConfig(dequantize=True)
-        read = AutoModelForCausalLM.from_pretrained(**where, dtype=dtype, quantization_config=whole)
-        tokenizer = AutoTokenizer.from_pretrained(**where)
-    except UserError:
-        raise
-    except ImportError:
-        raise UserError(f"{name}: to read GGUF files, install gguf (pip install gguf)") from None
-    except _FAULTS as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-        raise UserError(f"{name}: not a GGUF file that can be read: {reason.strip()}") from None
+        read = read_model(
+            AutoModelForCausalLM, file.parent, name, dtype=dtype, quantization_config=whole, **where
+        )
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
     read.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def _dtype(file: Path, name: str) -> str:
     """The data type of most weights, or bfloat16 where these are quantised."""
-    from gguf import GGUFReader
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise UserError(f"{name}: to read GGUF files, install gguf (pip install gguf)") from None
 
     try:
         tensors = GGUFReader(file).tensors

@@ -10,6 +10,7 @@ from pathlib import Path
 from specdec_core.base.bundled import resolve_path
 from specdec_core.base.errors import UserError
 from specdec_core.models.gguf_files import unpacked
+from specdec_core.models.reading import reading
 
 _PACKAGE = "package:"
 _GGUF = ".gguf"
@@ -63,8 +64,5 @@ def _downloaded(name: str, repository: str, file: str) -> Path:
     """A file of a repository on the hub, from its cache where it is there."""
     from huggingface_hub import hf_hub_download
 
-    try:
+    with reading(name, "be had from the hub"):
         return Path(hf_hub_download(repository, file))
-    except (OSError, ValueError) as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-        raise UserError(f"{name}: cannot be had from the hub: {reason.strip()}") from None

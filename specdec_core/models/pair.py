@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,16 +10,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.utils import logging as transformers_logging
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
@@ -35,14 +24,16 @@ from specdec_core.models.fingerprints import (
     fingerprints,
     tokenizer_digest,
 )
-from specdec_core.models.generation_settings import read_generation_settings, warn_of_unsupported
+from specdec_core.models.generation_settings import warn_of_unsupported
+from specdec_core.models.loading import build, load_config, load_tokenizer, load_weights
 from specdec_core.models.location import located
 from specdec_core.models.packing import pack_linear_layers
 from specdec_core.models.products import operator as products
+from specdec_core.models.reading import reading
 from specdec_core.models.reduced_draft import ReducedDraftConfig
 from specdec_core.models.reduced_draft.storing import load_reduced, reduced_of
 from specdec_core.models.runner import Batch, ModelRunner
-from specdec_core.models.supported import check_supported, context_length
+from specdec_core.models.supported import check_causal, check_supported, context_length
 from specdec_core.tokens import operator as sampling
 
 Draft = PreTrainedModel | AnyHead
@@ -185,39 +176,19 @@ class Pair:
 def max_length_of(spec: PairSpec) -> int:
     """:attr:`Pair.max_length`, from configurations alone. Raises :class:`UserError` for a model
     that is not there."""
-    target = _from_pretrained(AutoConfig, spec.target, "configuration")
-    return min(_shortest(spec, [target]), drafts_length_of(spec))
+    return min(_shortest(spec, [load_config(spec.target)]), drafts_length_of(spec))
 
 
 def drafts_length_of(spec: PairSpec) -> int:
     """:attr:`Pair.drafts_length`, from configurations alone. Raises :class:`UserError` for a model
     that is not there."""
     names = (name for name in spec.drafts.values() if not names_head(name))
-    return _shortest(spec, [_from_pretrained(AutoConfig, n, "configuration") for n in names])
+    return _shortest(spec, [load_config(n) for n in names])
 
 
 def _shortest(spec: PairSpec, configs: Sequence[PretrainedConfig]) -> int:
     limits = (context_length(config) for config in configs)
     return min([spec.runner.max_length, *(limit for limit in limits if limit)])
-
-
-def _from_pretrained(factory: Any, name: str, what: str, **options: Any) -> Any:
-    """`factory.from_pretrained`, with a one-line error where it fails."""
-    path = located(name)
-    if path.startswith((".", os.sep)) and not Path(path).is_dir():
-        raise UserError(f"{name}: no such folder")
-    try:
-        return factory.from_pretrained(path, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-        problem = "" if Path(path).exists() else "no such folder, and as a hub id: "
-        raise UserError(f"{name}: {problem}cannot load its {what}: {reason.strip()}") from None
-
-
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of one model."""
-    tokenizer: PreTrainedTokenizerBase = _from_pretrained(AutoTokenizer, name, "tokenizer")
-    return tokenizer
 
 
 def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
@@ -232,7 +203,7 @@ def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
     for name in (spec.target, *spec.drafts.values()):
         if names_head(name):
             continue
-        config = _from_pretrained(AutoConfig, name, "configuration")
+        config = load_config(name)
         check_supported(config, name, spec.runner.max_length)
         if isinstance(config, ReducedDraftConfig):
             if name == spec.target:
@@ -242,6 +213,13 @@ def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
             others.append(name)
     tokenizer = load_tokenizer(spec.target)
     vocabulary = tokenizer.get_vocab()
+    size = load_config(spec.target).get_text_config(decoder=True).vocab_size
+    # Without tokens that were added to it, which a model of text may lack.
+    if tokenizer.vocab_size > size:
+        raise UserError(
+            f"{spec.target}: its tokenizer has {tokenizer.vocab_size} tokens, but its model"
+            f" {size}; take the tokenizer that the model was trained with"
+        )
     for name in others:
         other = load_tokenizer(name).get_vocab()
         if other != vocabulary:
@@ -297,32 +275,22 @@ def _load_head(name: str, spec: PairSpec, target: PreTrainedModel) -> AnyHead:
     return head
 
 
-def load_skeleton(name: str) -> PreTrainedModel:
-    """A model without its weights: its configuration and generation settings. It is on the device
-    `meta` and cannot be run."""
-    config = _from_pretrained(AutoConfig, name, "configuration")
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    model.generation_config = read_generation_settings(located(name))
-    model.eval()
-    return model
-
-
 def _load_model(
     name: str, dtype: str, runner: RunnerSettings, target: str | None = None
 ) -> PreTrainedModel:
     """A model; `target` is the name of that which it drafts for."""
-    transformers_logging.disable_progress_bar()
     kind: Any = dtype if dtype == "auto" else getattr(torch, dtype)
-    config: Any = _from_pretrained(AutoConfig, name, "configuration")
-    loaded: Any
+    config: Any = load_config(name)
+    model: PreTrainedModel
     if isinstance(config, ReducedDraftConfig) and target is not None:
         kind = config.dtype if kind == "auto" else kind
         folder = Path(located(name))
-        loaded = load_reduced(name, folder, config, target, fingerprint(target), kind)
+        model = load_reduced(name, folder, config, target, fingerprint(target), kind)
     else:
-        loaded = _from_pretrained(AutoModelForCausalLM, name, "weights", dtype=kind)
-    model: PreTrainedModel = loaded.to(runner.device).eval()
+        model = load_weights(name, kind)
+    with reading(name, "run a first forward", located(name)):
+        model.to(runner.device)  # type: ignore[arg-type]  # transformers' own types err
+        check_causal(model, name)
     # A compiled graph has its own packed weights, and is not made from these.
     if runner.pack and not runner.compile and model.device.type == "cpu":
         pack_linear_layers(model)
@@ -352,7 +320,7 @@ def _faster_dtype(name: str, width: int, pack: bool) -> str:
     """float32, or bfloat16 where it makes a forward of `width` tokens clearly faster, in a model of
     this shape with random weights and few layers. A draft model is fed one token at a time, a
     target a token and its candidates."""
-    config = deepcopy(_from_pretrained(AutoConfig, name, "configuration"))
+    config = load_config(name)
     text = config.get_text_config(decoder=True)
     text.num_hidden_layers = layers = min(text.num_hidden_layers, 2)
     if getattr(text, "layer_types", None):
@@ -360,7 +328,7 @@ def _faster_dtype(name: str, width: int, pack: bool) -> str:
     context = min(128, (context_length(config) or 256) // 2)
     runners = {}
     for dtype in ("float32", "bfloat16"):
-        model = AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype))
+        model = build(config, name).to(getattr(torch, dtype))
         if pack:
             pack_linear_layers(model)
         runners[dtype] = EagerRunner(model, slots=1, max_length=context + width)

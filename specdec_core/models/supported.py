@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
+import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from specdec_core.base.errors import UserError
 
 _SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+_EARLY, _PROBES = 2, 3  # tokens before those that differ, and pairs of rows, of a probe
 _TAKEN = ("past_key_values", "position_ids")  # by every forward of ours
 
 
@@ -52,6 +54,31 @@ def check_supported(config: PreTrainedConfig, name: str, max_length: int) -> Non
             f"{name}: past {short} tokens longrope changes the positions of the whole text and of"
             f" those beside it; --max-length (runner.max_length) is {max_length}, and may be"
             f" {short} at most"
+        )
+
+
+def check_causal(model: PreTrainedModel, name: str) -> None:
+    """Raises :class:`UserError` for a model in which later tokens change the logits of earlier
+    ones. It is run once, over a few tokens."""
+    text = model.config.get_text_config(decoder=True)
+    width = min(2 * _EARLY, context_length(text) or 2 * _EARLY)
+    numbers = torch.Generator().manual_seed(0)
+    # Special tokens are often the first or the last ones.
+    shape = (2 * _PROBES, width)
+    tokens = torch.randint(text.vocab_size // 4, text.vocab_size // 2 + 1, shape, generator=numbers)
+    tokens[_PROBES:, :_EARLY] = tokens[:_PROBES, :_EARLY]
+    with torch.no_grad():
+        logits = model(input_ids=tokens.to(model.device), use_cache=False).logits[:, :_EARLY]
+    ones, others = logits.float().chunk(2)
+    # Rounding may differ with the place in a batch, and experts with it where two are as good: not
+    # in every pair of rows.
+    rounding = max(1e-4, 2 * torch.finfo(logits.dtype).eps)
+    changes = (ones - others).abs().amax(dim=(1, 2)) / ones.std(dim=(1, 2))
+    if bool((changes > rounding).all()):
+        raise UserError(
+            f"{name}: {text.model_type} is not causal: later tokens change the logits of earlier"
+            " ones; only decoder-only models are supported (some models have is_decoder: true in"
+            " config.json where they are trained as one)"
         )
 
 

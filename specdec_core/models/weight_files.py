@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from specdec_core.base.errors import UserError
 from specdec_core.models.fingerprints import weight_files
+from specdec_core.models.reading import check_fit, reading
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-_FAULTS = (OSError, SafetensorError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError)
 
 
 def read_config(folder: Path, name: str) -> dict[str, Any]:
@@ -35,41 +33,37 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     return config
 
 
-def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
-    """All tensors of a folder, on the CPU.
+def read_tensors(
+    folder: Path, name: str, wanted: Callable[[str], bool] = lambda key: True
+) -> dict[str, Tensor]:
+    """The tensors of a folder with the `wanted` names, on the CPU; no other is read.
 
     Raises:
         UserError: there are no weights, or a file of them is damaged.
     """
-    tensors: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {}
     for file in weight_files(name, folder):
-        try:
+        with reading(name, f"read {file.name}", file):
             if file.suffix == ".safetensors":
-                tensors.update(load_file(file))
+                with safe_open(file, framework="pt") as content:
+                    found |= {key: content.get_tensor(key) for key in content.keys() if wanted(key)}  # noqa: SIM118 (it is no mapping)
             else:
-                tensors.update(torch.load(file, map_location="cpu", weights_only=True))
-        except _FAULTS as error:
-            reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-            raise UserError(f"{name}: {file.name} cannot be read: {reason.strip()}") from None
-    return tensors
+                whole = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+                found |= {key: tensor for key, tensor in whole.items() if wanted(key)}
+    return found
 
 
 def check_tensors(
     tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], name: str
 ) -> None:
     """Raises :class:`UserError` for tensors of other names, shapes or kinds."""
-    for what, keys in (
-        ("unknown tensors", tensors.keys() - expected.keys()),
-        ("missing tensors", expected.keys() - tensors.keys()),
-    ):
-        if keys:
-            some = ", ".join(sorted(keys)[:3]) + (", …" if len(keys) > 3 else "")
-            raise UserError(f"{name}: {what}: {some}")
+    shapes = {
+        key: (tuple(tensor.shape), expected[key])
+        for key, tensor in tensors.items()
+        if key in expected and tuple(tensor.shape) != expected[key]
+    }
+    check_fit(name, expected.keys() - tensors.keys(), tensors.keys() - expected.keys(), shapes)
     for key, tensor in tensors.items():
-        if tuple(tensor.shape) != expected[key]:
-            raise UserError(
-                f"{name}: {key} has the shape {tuple(tensor.shape)}, not {expected[key]}"
-            )
         if key not in ("d2t", "t2d") and not tensor.is_floating_point():
             raise UserError(f"{name}: {key} is quantised ({tensor.dtype}) in a way that is unknown")
 

@@ -18,11 +18,11 @@ from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.engine.draft_runners import DraftRunners
 from specdec_core.engine.forward_costs import ForwardCosts
 from specdec_core.models.eagle.runner import ReadRows
+from specdec_core.models.loading import load_tokenizer
 from specdec_core.models.pair import (
     Pair,
     check_pair,
     drafts_length_of,
-    load_tokenizer,
     max_length_of,
     resolve_dtypes,
 )

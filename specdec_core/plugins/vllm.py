@@ -26,7 +26,8 @@ import numpy as np
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairConfiguration
 from specdec_core.models.eagle.loading import names_head
-from specdec_core.models.pair import Pair, load_drafts, load_skeleton
+from specdec_core.models.loading import load_skeleton
+from specdec_core.models.pair import Pair, load_drafts
 from specdec_core.plugins import vllm_sampling
 from specdec_core.plugins.step_times import DRAFT_FORWARDS, StepTimes
 from specdec_core.plugins.text_drafter import TextDrafter, check_chains, opened

@@ -11,7 +11,7 @@ import pytest
 import ray
 
 from cluster import session
-from cluster.session import ray_session, resources
+from cluster.session import get, ray_session, resources, start_actor, user_error
 from jobs.console import run
 from specdec_core.base.errors import UserError
 
@@ -81,3 +81,29 @@ def test_a_cluster_that_is_not_there_is_one_line_and_exit_code_2(
     (line,) = capsys.readouterr().err.splitlines()
     assert f"no Ray cluster at {address} (RAY_ADDRESS): " in line
     assert any(each in line for each in reason.split("|"))
+
+
+class Broken:
+    """An actor whose model is not there."""
+
+    def __init__(self) -> None:
+        raise UserError("some/model: cannot load its weights: UserError: a file is damaged")
+
+    def name(self) -> str:
+        return ""
+
+
+def test_bad_input_found_by_an_actor_that_starts_is_the_line_that_it_said(
+    ray_running: None,
+) -> None:
+    actor = start_actor(Broken, num_cpus=0)
+    with pytest.raises(UserError) as error:
+        get(actor.name.remote())
+    assert str(error.value) == "some/model: cannot load its weights: UserError: a file is damaged"
+
+
+def test_the_line_of_another_error_is_not_taken_for_bad_input() -> None:
+    where = "Traceback (most recent call last):\n  File 'x.py', line 1\n"
+    assert user_error(f"{where}specdec_core.base.errors.UserError: no draft") == "no draft"
+    assert user_error(f"{where}RuntimeError: UserError: no draft") is None
+    assert user_error("") is None

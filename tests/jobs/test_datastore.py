@@ -12,7 +12,8 @@ import pytest
 from jobs.console import run
 from jobs.datastore import main
 from specdec_core.drafting.datastores.datastore import open_datastore
-from specdec_core.models.pair import Pair, load_tokenizer
+from specdec_core.models.loading import load_tokenizer
+from specdec_core.models.pair import Pair
 from specdec_core.prompts import stdlib as corpus
 from specdec_core.training.datastores.corpus import read_texts
 from tests.specdec_core.recordings.test_record import record

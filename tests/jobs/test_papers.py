@@ -26,7 +26,8 @@ from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.datastores.datastore import open_datastore
 from specdec_core.models.fingerprints import fingerprints, tokenizer_digest
-from specdec_core.models.pair import Pair, load_tokenizer
+from specdec_core.models.loading import load_tokenizer
+from specdec_core.models.pair import Pair
 from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.studies.long_form import LongFormPlan
 from specdec_core.studies.papers.inputs import (

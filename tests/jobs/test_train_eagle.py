@@ -120,7 +120,7 @@ def test_answers_that_a_head_cannot_be_judged_on_are_refused_where_they_are(
 def test_prompts_are_rendered_and_those_that_are_too_long_left_out(
     tiny_spec: PairSpec, tmp_path: Path
 ) -> None:
-    from specdec_core.models.pair import load_tokenizer
+    from specdec_core.models.loading import load_tokenizer
     from specdec_core.training.recorded.prompts import token_prompts
 
     tokenizer = load_tokenizer(tiny_spec.target)

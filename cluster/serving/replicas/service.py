@@ -17,7 +17,8 @@ from cluster.serving.served import Deployment
 from cluster.serving.stream import Stream
 from specdec_core.config import Configuration
 from specdec_core.engine import Request
-from specdec_core.models.pair import Pair, load_skeleton, load_tokenizer
+from specdec_core.models.loading import load_skeleton, load_tokenizer
+from specdec_core.models.pair import Pair
 
 _SUMS = (
     *("slots", "queue", "running", "waiting", "cancelled", "restarts"),

@@ -25,6 +25,7 @@ from specdec_core.models.eagle.formats import original, specforge, speculators
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.head import EagleHead
 from specdec_core.models.location import located
+from specdec_core.models.reading import reading
 from specdec_core.models.weight_files import CONFIG, WEIGHTS, read_config, read_tensors
 
 _FORMATS = (speculators, specforge, original)
@@ -72,11 +73,8 @@ def head_folder(name: str) -> Path:
         raise UserError(f"{name}: no such folder")
     from huggingface_hub import snapshot_download
 
-    try:
+    with reading(name, "be had from the hub"):
         return Path(snapshot_download(path, allow_patterns=list(_FILES)))
-    except (OSError, ValueError) as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-        raise UserError(f"{name}: cannot be had from the hub: {reason.strip()}") from None
 
 
 def read_card(name: str) -> EagleCard:

@@ -19,7 +19,7 @@ from transformers import LlamaConfig
 from specdec_core.base.files import alone, atomic_folder
 from specdec_core.base.workspace import kept_folder
 from specdec_core.models.fingerprints import fingerprint, model_folder
-from specdec_core.models.pair import load_tokenizer
+from specdec_core.models.loading import load_config, load_tokenizer
 from specdec_core.models.reduced_draft.model import ReducedDraft, ReducedDraftConfig
 from specdec_core.models.reduced_draft.storing import load_reduced
 from specdec_core.models.weight_files import WEIGHTS
@@ -38,7 +38,8 @@ def exported_draft(name: str, target: str, dtype: torch.dtype) -> Path:
         with alone(folder):
             if not folder.is_dir():  # not made by another process meanwhile
                 stored = model_folder(name)
-                config = ReducedDraftConfig.from_pretrained(stored)
+                config = load_config(name)
+                assert isinstance(config, ReducedDraftConfig)
                 own = stored, config, target, fingerprint(target), dtype
                 _write(load_reduced(name, *own), target, folder)
     return folder

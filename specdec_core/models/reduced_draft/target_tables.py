@@ -4,18 +4,17 @@ drafts are the same in every process, whether or not it has the target in memory
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from specdec_core.base.errors import UserError
-from specdec_core.models.fingerprints import model_folder, weight_files
-
-_FAULTS = (OSError, ValueError, KeyError, RuntimeError)
+from specdec_core.models.fingerprints import model_folder
+from specdec_core.models.loading import load_skeleton, load_weights
+from specdec_core.models.reading import reading
+from specdec_core.models.weight_files import read_tensors
 
 
 def target_embedding(name: str) -> Tensor:
@@ -68,11 +67,8 @@ def target_layers(name: str, numbers: Sequence[int]) -> list[dict[str, Tensor]]:
         UserError: the target has no such layers, or its weights cannot be read.
     """
     prefixes = {number: f"model.layers.{number}." for number in numbers}
-    folder = model_folder(name)
-    try:
-        found = _tensors(name, folder, lambda key: key.startswith(tuple(prefixes.values())))
-    except _FAULTS as error:
-        raise _unreadable(name, "layers", error) from None
+    starts = tuple(prefixes.values())
+    found = read_tensors(model_folder(name), name, lambda key: key.startswith(starts))
     layers = [
         {key.removeprefix(prefix): found[key] for key in found if key.startswith(prefix)}
         for prefix in prefixes.values()
@@ -91,38 +87,16 @@ def _read(
 ) -> Tensor:
     """The weight of a `module` where it is a file's by the model's own name for it, else the
     `table` of the loaded model."""
+    skeleton = load_skeleton(name)
+    wanted = module(skeleton)
+    keys = {f"{key}.weight" for key, some in skeleton.named_modules() if some is wanted}
     folder = model_folder(name)
-    try:
-        with torch.device("meta"):
-            skeleton = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-        wanted = module(skeleton)
-        keys = {f"{key}.weight" for key, some in skeleton.named_modules() if some is wanted}
-        if found := _tensors(name, folder, keys.__contains__):
-            return next(iter(found.values()))
-        whole = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-        with torch.no_grad():
-            return table(whole)
-    except _FAULTS as error:
-        raise _unreadable(name, what, error) from None
+    if found := read_tensors(folder, name, keys.__contains__):
+        return next(iter(found.values()))
+    whole = load_weights(name, "auto")
+    with reading(name, f"read its {what}", folder), torch.no_grad():
+        return table(whole)
 
 
 def _module(module: Any, plain: type[nn.Module]) -> nn.Module | None:
     return module if type(module) is plain else None
-
-
-def _tensors(name: str, folder: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
-    """The tensors of a model's files with the wanted names."""
-    found: dict[str, Tensor] = {}
-    for file in weight_files(name, folder):
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as content:
-                found |= {key: content.get_tensor(key) for key in content.keys() if wanted(key)}  # noqa: SIM118 (it is no mapping)
-        else:
-            whole = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-            found |= {key: tensor for key, tensor in whole.items() if wanted(key)}
-    return found
-
-
-def _unreadable(name: str, what: str, error: Exception) -> UserError:
-    reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-    return UserError(f"{name}: its {what} cannot be read: {reason.strip()}")

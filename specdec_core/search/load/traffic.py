@@ -10,7 +10,7 @@ from typing import Any, Self
 from specdec_core.config import PairSpec
 from specdec_core.engine import Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import load_tokenizer
+from specdec_core.models.loading import load_tokenizer
 from specdec_core.prompts.chat import AUTO, rendered
 from specdec_core.prompts.conversation import Conversation
 from specdec_core.prompts.prompt import Prompt

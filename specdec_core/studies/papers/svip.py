@@ -24,7 +24,7 @@ from specdec_core.cost.bounds import (
     entropy_ratio,
     oracle_bound,
 )
-from specdec_core.models.pair import load_tokenizer
+from specdec_core.models.loading import load_tokenizer
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.rounds import ReplayedRounds
 from specdec_core.recordings.schema import Recording

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from specdec_core.base.files import atomic_folder
+from specdec_core.models.loading import load_tokenizer
 from specdec_core.prompts import stdlib
 from specdec_core.training.bundled_pair.settings import Settings
 
@@ -35,7 +36,8 @@ def train_tokenizer(settings: Settings, work: Path) -> PreTrainedTokenizerFast:
         )
         with atomic_folder(folder) as new:
             tokenizer.save_pretrained(new)
-    trained: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+    trained = load_tokenizer(str(folder))
+    assert isinstance(trained, PreTrainedTokenizerFast)
     return trained
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import DynamicCache, PreTrainedTokenizerFast
 
 from specdec_core.models.alignment import Trajectory, greedy_trajectories, measure_alignment
+from specdec_core.models.loading import load_weights
 from specdec_core.prompts import stdlib
 from specdec_core.training.bundled_pair.corpus_rows import Rows
 from specdec_core.training.bundled_pair.optimisation import Report
@@ -29,7 +30,7 @@ def evaluate(
     Alignment is in float32 over the bundled prompts' greedy trajectories.
     """
     models = {
-        name: LlamaForCausalLM.from_pretrained(out / "weights" / name, dtype=torch.float32).eval()
+        name: load_weights(str(out / "weights" / name), torch.float32)
         for name in ("target", *settings.drafts)
     }
     results = _held_out_losses(settings, tokenizer, models) | {"alignment": {}, "distinct": {}}

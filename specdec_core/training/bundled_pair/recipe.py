@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import parse_json
+from specdec_core.models.loading import load_skeleton
 from specdec_core.prompts import stdlib
 from specdec_core.training.bundled_pair.corpus_rows import train_tokenizer
 from specdec_core.training.bundled_pair.distillation import distil
@@ -87,7 +88,7 @@ def facts(settings: Settings, work: Path, out: Path) -> dict[str, Any]:
     for name, shape in {"target": settings.target, **settings.drafts}.items():
         folder = out / "weights" / name
         models[name] = {
-            "parameters": LlamaForCausalLM.from_pretrained(folder).num_parameters(),
+            "parameters": load_skeleton(str(folder)).num_parameters(),
             "bytes": sum(file.stat().st_size for file in folder.iterdir()),
             **shape.model_dump(),
             **torch.load(work / f"{name}.pt", weights_only=True)["facts"],

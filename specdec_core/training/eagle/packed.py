@@ -8,7 +8,7 @@ from specdec_core.base.files import atomic_folder
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.head import EagleHead
 from specdec_core.models.eagle.loading import load_head, read_card, save_head
-from specdec_core.models.pair import load_skeleton
+from specdec_core.models.loading import load_skeleton
 from specdec_core.training.eagle.acceptance import Acceptance
 from specdec_core.training.eagle.finished import EagleTrainingCard
 from specdec_core.training.recorded.finished import CARD, load_card

@@ -9,7 +9,8 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import PairSpec
 from specdec_core.models.eagle.settings import default_layers
 from specdec_core.models.fingerprints import fingerprint
-from specdec_core.models.pair import load_pair, load_skeleton
+from specdec_core.models.loading import load_skeleton
+from specdec_core.models.pair import load_pair
 from specdec_core.training.recorded.answers import (
     SHARD,
     AnswersCard,

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_folder
 from specdec_core.config.wording import count
-from specdec_core.models.pair import load_skeleton
+from specdec_core.models.loading import load_config, load_skeleton
 from specdec_core.models.reduced_draft import ReducedDraft, ReducedDraftConfig
 from specdec_core.models.reduced_draft.storing import Reduced, copy_packed, reduced_of
 from specdec_core.training.recorded.finished import CARD, load_card
@@ -39,7 +39,7 @@ def pack_draft(folder: Path, out: Path, name: str, about: str = "") -> DraftTrai
         UserError: there is no draft in `folder`, none of our training, or its target is missing.
     """
     card = load_card(folder, DraftTrainingCard)
-    config = AutoConfig.from_pretrained(folder)
+    config = load_config(str(folder))
     if not isinstance(config, ReducedDraftConfig):
         raise UserError(f"{folder}: no draft with a reduced vocabulary")
     with atomic_folder(out) as new:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -21,7 +23,7 @@ from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import Pair
+from specdec_core.models.pair import Pair, load_pair
 
 BANDIT = Configuration(drafter=BanditSettings(arms=[1, 4]))
 LIMITS = Limits(3, step_tokens=32, share_prefixes=True)
@@ -112,6 +114,26 @@ def test_what_cannot_be_used_is_said_in_a_line(tiny_spec: PairSpec) -> None:
     unknown = Configuration(drafter=DraftModelSettings(draft="nobody"))
     with pytest.raises(UserError, match="no draft 'nobody'"):
         EngineProcess(tiny_spec, unknown, LIMITS)
+
+
+def test_weights_that_cannot_be_loaded_are_said_in_the_same_line(
+    tiny_spec: PairSpec, tiny_pair_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    broken = Path(shutil.copytree(tiny_pair_folders["target"], tmp_path / "broken"))
+    (broken / "model.safetensors").unlink()
+    (broken / "pytorch_model.bin").write_bytes(b"")
+    spec = tiny_spec.model_copy(update={"target": str(broken)})
+    said = []
+    for start in (load_pair, lambda spec: EngineProcess(spec, Configuration(), LIMITS)):
+        with pytest.raises(UserError, match="cannot load its weights") as error:
+            start(spec)
+        said.append(str(error.value))
+    assert said[0] == said[1]
+
+
+def test_whatever_ends_its_start_is_said(tiny_spec: PairSpec) -> None:
+    with pytest.raises(RuntimeError, match=r"the engine did not start: .*Invalid argument"):
+        EngineProcess(tiny_spec, Configuration(), LIMITS, cores=[1000])
 
 
 def test_its_death_is_noticed_while_it_answers_and_afterwards(tiny_spec: PairSpec) -> None:

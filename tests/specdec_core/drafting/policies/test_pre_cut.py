@@ -18,7 +18,8 @@ from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.pre_cut import PreCutPolicy, PreCutSettings, QTable, reward
 from specdec_core.engine import Engine, Request
 from specdec_core.models.eagle.runner import EagleRunner
-from specdec_core.models.pair import Pair, load_skeleton
+from specdec_core.models.loading import load_skeleton
+from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch
 from specdec_core.tokens.token_tree import Origin, TokenTree
 from tests.conftest import tiny_llama

@@ -19,14 +19,8 @@ from specdec_core.models.compiled import CompiledRunner
 from specdec_core.models.draft_vocabulary import NEVER
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.fingerprints import fingerprint
-from specdec_core.models.pair import (
-    Pair,
-    check_pair,
-    load_drafts,
-    load_pair,
-    load_skeleton,
-    resolve_dtypes,
-)
+from specdec_core.models.loading import load_skeleton
+from specdec_core.models.pair import Pair, check_pair, load_drafts, load_pair, resolve_dtypes
 from specdec_core.models.reduced_draft import ReducedDraft
 from specdec_core.models.reduced_draft.target_tables import target_embedding
 from specdec_core.models.runner import Batch

@@ -9,7 +9,7 @@ import torch
 
 from specdec_core.base.errors import UserError
 from specdec_core.models.eagle.loading import load_head, read_card
-from specdec_core.models.pair import load_skeleton
+from specdec_core.models.loading import load_skeleton
 from specdec_core.training.eagle.finished import EagleTrainingCard
 from specdec_core.training.eagle.packed import pack_head
 from specdec_core.training.eagle.training import EagleTraining

@@ -1,0 +1,290 @@
+"""A checkpoint that cannot be decoded exactly is refused in one line that says what it is."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    ElectraConfig,
+    ElectraForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+)
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec, RunnerSettings
+from specdec_core.models.loading import load_skeleton, load_weights
+from specdec_core.models.pair import load_pair
+from specdec_core.models.reading import reason
+from specdec_core.models.supported import check_causal
+from tests.conftest import tiny_tokenizer
+
+ROOT = Path(__file__).parents[3]
+WEIGHTS, BIN = "model.safetensors", "pytorch_model.bin"
+RUNNER = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=128)
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+}
+
+
+def spec_of(folder: Path) -> PairSpec:
+    return PairSpec(target=str(folder), drafts={}, runner=RUNNER)
+
+
+def refused(folder: Path, pattern: str) -> None:
+    with pytest.raises(UserError) as error:
+        load_pair(spec_of(folder))
+    line = str(error.value)
+    assert line.startswith(f"{folder}: ")
+    assert "\n" not in line
+    assert re.search(pattern, line), line
+
+
+@pytest.fixture
+def folder(tiny_pair_folders: dict[str, Path], tmp_path: Path) -> Path:
+    """A small Llama, to be spoilt."""
+    return Path(shutil.copytree(tiny_pair_folders["target"], tmp_path / "model"))
+
+
+def configure(folder: Path, **values: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | values))
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    save_file(change(load_file(folder / WEIGHTS)), folder / WEIGHTS, metadata={"format": "pt"})
+
+
+# Weights that are not there
+
+
+def test_a_deleted_layer_is_refused_with_the_number_of_its_tensors(folder: Path) -> None:
+    change_tensors(folder, lambda own: {k: v for k, v in own.items() if "layers.1." not in k})
+    refused(folder, r"missing tensors: model\.layers\.1\.input_layernorm.*, … \(9 in all\)")
+
+
+def test_a_prefix_that_does_not_fit_is_refused(folder: Path) -> None:
+    change_tensors(folder, lambda own: {f"other.{k}": v for k, v in own.items()})
+    refused(folder, r"missing tensors: .*; unknown tensors: other\..* in all\)")
+
+
+def test_a_tensor_without_a_place_is_refused(folder: Path) -> None:
+    change_tensors(folder, lambda own: own | {"score.weight": torch.zeros(2, 32)})
+    refused(folder, r"unknown tensors: score\.weight$")
+
+
+def test_tensors_of_other_shapes_are_refused(folder: Path) -> None:
+    configure(folder, intermediate_size=48)
+    refused(folder, r"mlp\.down_proj\.weight has the shape \(32, 64\), not \(32, 48\).*6 in all")
+
+
+def test_a_lost_expert_is_refused(tmp_path: Path) -> None:
+    MixtralForCausalLM(
+        MixtralConfig(**SHAPE, num_key_value_heads=2, num_local_experts=4)
+    ).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    load_pair(spec_of(tmp_path))
+    change_tensors(tmp_path, lambda own: {k: v for k, v in own.items() if "experts.2" not in k})
+    refused(tmp_path, "do not fit its configuration: model.layers.0.mlp.experts")
+
+
+def test_tied_and_computed_tensors_are_neither_missing_nor_unknown(folder: Path) -> None:
+    old = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4),
+        "model.layers.0.self_attn.masked_bias": torch.zeros(1),
+    }
+    assert "lm_head.weight" not in load_file(folder / WEIGHTS)  # it is tied
+    expected = load_pair(spec_of(folder)).target.state_dict()
+    change_tensors(folder, lambda own: own | old)
+    found = load_pair(spec_of(folder)).target.state_dict()
+    torch.testing.assert_close(found, expected, atol=0, rtol=0)
+
+
+# Reasons that get lost
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rms_norm_eps": 0}, "Field 'rms_norm_eps' expected float, got int"),
+        ({"rope_scaling": "linear"}, "'rope_parameters' with value 'linear'"),
+        ({"num_attention_heads": 5}, r"\(32\) is not a multiple of the number of .*heads \(5\)"),
+        ({"num_hidden_layers": "two"}, "'num_hidden_layers' expected int, got str"),
+        ({"dtype": "float17"}, r"config\.json: dtype: 'float17' is not known"),
+        ({"hidden_act": "relux"}, r"config\.json: hidden_act: 'relux' is not known"),
+        ({"model_type": "nosuch"}, "model type `nosuch` but Transformers does not recognize"),
+        (
+            {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}},
+            r"code of its own \(trust_remote_code\), .* no option changes that",
+        ),
+        ({"vocab_size": 100}, "its tokenizer has 320 tokens, but its model 100"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_wrong_in_a_configuration_is_one_line(
+    folder: Path, values: dict[str, Any], message: str
+) -> None:
+    configure(folder, **values)
+    refused(folder, message)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, r"quantised \(gptq\): .*pip install .*with vLLM"),
+        ({"quant_method": "awq", "bits": 4}, r"quantised \(awq\): .*pip install .*with vLLM"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True},
+            r"quantised \(bitsandbytes\): .*pip install .*with vLLM",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+            r"quantised \(compressed-tensors\): .*pip install .*with vLLM",
+        ),
+        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "format compressed"),
+        ({"quant_method": "fp8"}, "in the format fp8, which this engine does not run; .*vLLM"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "in the format modelopt, which"),
+        ({"quant_method": "exl2", "bits": 4}, "in the format exl2, which"),
+        ({"bits": 4}, "has no `quant_method` attribute"),
+    ],
+    ids=lambda value: value.get("quant_method", "none") if isinstance(value, dict) else "",
+)
+def test_a_quantised_checkpoint_that_cannot_be_run_says_its_format(
+    folder: Path, method: dict[str, Any], message: str
+) -> None:
+    configure(folder, quantization_config=method)
+    refused(folder, message)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        (WEIGHTS, b"\x10" + bytes(7) + b"garbage", "cannot load its weights: .*fetch it again"),
+        (WEIGHTS, POINTER, rf"{WEIGHTS} is a Git-LFS pointer, .* \(git lfs pull\)"),
+        (BIN, b"garbage" * 100, "cannot load its weights: Unsupported operand.*fetch it again"),
+        (BIN, b"", "cannot load its weights: EOFError.*fetch it again"),
+        (BIN, POINTER, rf"{BIN} is a Git-LFS pointer"),
+        ("tokenizer.json", POINTER, r"tokenizer\.json is a Git-LFS pointer"),
+        ("tokenizer.json", b"{}", "cannot load its tokenizer: .*a file is damaged"),
+        ("config.json", b"{", "cannot load its configuration: .*not a valid JSON file"),
+        ("generation_config.json", b"{", "its generation settings: .*not a valid JSON file"),
+    ],
+)
+def test_a_damaged_file_is_one_line(folder: Path, file: str, content: bytes, message: str) -> None:
+    if file == BIN:
+        (folder / WEIGHTS).unlink()
+    (folder / file).write_bytes(content)
+    refused(folder, message)
+
+
+def test_a_truncated_pickle_is_one_line(folder: Path) -> None:
+    torch.save(load_file(folder / WEIGHTS), folder / BIN)
+    (folder / WEIGHTS).unlink()
+    load_pair(spec_of(folder))
+    (folder / BIN).write_bytes((folder / BIN).read_bytes()[:20_000])
+    refused(folder, "cannot load its weights: .*fetch it again")
+
+
+def test_a_missing_tokenizer_is_said_to_be_missing(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    refused(folder, "there is no tokenizer.json in the folder")
+
+
+def test_added_tokens_that_a_model_of_text_lacks_are_no_reason(folder: Path) -> None:
+    """As Gemma 3's token for images."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([f"<image {n}>" for n in range(9)])
+    tokenizer.save_pretrained(folder)
+    assert len(load_pair(spec_of(folder)).tokenizer) > SHAPE["vocab_size"]
+
+
+def test_a_reason_is_the_last_line_that_says_what_is_wrong() -> None:
+    nested = "Validation error for field 'x':\n    TypeError: expected float, got int\n"
+    assert reason(ValueError(nested)) == "expected float, got int"
+    advice = "some/model is not a valid model\nIf this is a private one, pass a token\n"
+    assert reason(OSError(advice)) == "some/model is not a valid model"
+    assert reason(MemoryError()) == "MemoryError"
+
+
+# Models that are not causal
+
+
+def bert(is_decoder: bool) -> PreTrainedModel:
+    return BertLMHeadModel(BertConfig(**SHAPE, is_decoder=is_decoder))
+
+
+def electra(is_decoder: bool) -> PreTrainedModel:
+    return ElectraForCausalLM(ElectraConfig(**SHAPE, is_decoder=is_decoder))
+
+
+def gemma(causal: bool) -> PreTrainedModel:
+    heads = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8}
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(**SHAPE, **heads, use_bidirectional_attention=not causal)
+    )
+
+
+@pytest.mark.parametrize("build", [bert, electra, gemma])
+def test_a_model_is_refused_where_it_is_not_causal(
+    build: Callable[[bool], PreTrainedModel], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    build(False).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    refused(tmp_path, "is not causal: later tokens change the logits of earlier ones")
+    build(True).save_pretrained(tmp_path)
+    load_pair(spec_of(tmp_path))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_that_are_as_good_as_each_other_are_no_reason(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    config = MixtralConfig(**SHAPE, num_key_value_heads=2, num_local_experts=8, sliding_window=4)
+    model = MixtralForCausalLM(config).to(dtype).eval()
+    for name, weight in model.named_parameters():
+        if "gate.weight" in name:
+            weight.data.zero_()
+    check_causal(model, "some/mixtral")
+
+
+# One door
+
+
+def test_a_skeleton_has_the_settings_and_shapes_of_its_model(folder: Path) -> None:
+    skeleton, model = load_skeleton(str(folder)), load_weights(str(folder), torch.float32)
+    assert isinstance(model, LlamaForCausalLM)
+    assert skeleton.num_parameters() == model.num_parameters()
+    assert skeleton.generation_config.to_dict() == model.generation_config.to_dict()
+
+
+def test_models_are_loaded_through_one_door() -> None:
+    doors = {"specdec_core/models/loading.py", "specdec_core/models/reading.py"}
+    # A GGUF file has no name of its own; settings and tables are no models.
+    doors |= {"specdec_core/models/gguf_files.py", "specdec_core/models/generation_settings.py"}
+    loads = re.compile(r"(?<!nn\.Embedding)\.from_(pretrained|config)\((?!\{)")
+    rooms = ("specdec_core", "cluster", "dashboards", "jobs")
+    files = [file for room in rooms for file in (ROOT / room).rglob("*.py")]
+    found = {str(f.relative_to(ROOT)) for f in files if loads.search(f.read_text())}
+    assert found == doors
