@@ -29,7 +29,7 @@ from specdec_core.base.uris import sqlite_uri, without_passwords
 Answer = TypeVar("Answer")
 
 SECONDS = 30.0  # that a store may take to answer: longer than two more tries over HTTP
-_DRIVERS = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
+_DRIVERS = {"psycopg": "'psycopg[binary]'", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
 
 
 class _Seen(NamedTuple):
@@ -49,7 +49,7 @@ def sqlite_file(uri: str) -> Path | None:
         return None
     try:
         url = make_url(uri)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         return None
     in_memory = url.database in (None, "", ":memory:") or "uri" in url.query
     return None if in_memory else Path(url.database or "")
@@ -78,6 +78,10 @@ def prepare(uri: str) -> None:
         raise UserError(f"{where}: its driver is not installed: pip install {package}") from None
     except TimeoutError:
         raise UserError(f"{where}: no answer in {SECONDS:g} seconds") from None
+    except UserError:
+        raise
+    except (ArgumentError, ValueError) as error:
+        raise UserError(f"{where}: no valid URI of a database") from error
     except (OSError, SQLAlchemyError, CommandError) as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         broken = file is not None and ("malformed" in reason or "not a database" in reason)

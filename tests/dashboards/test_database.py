@@ -161,6 +161,12 @@ def test_a_missing_driver_is_named_with_what_installs_it(
         connect()
 
 
+def test_an_address_without_a_number_of_a_port_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg2://bob:s3cret@db:port/mlflow")
+    with pytest.raises(UserError, match=r"^postgresql\+psycopg2://db:port/mlflow: no valid URI"):
+        connect()
+
+
 @pytest.fixture
 def silent() -> Iterator[str]:
     """The host and port of a server that takes connections and never answers."""
