@@ -87,11 +87,12 @@ def prepare(uri: str) -> None:
         broken = file is not None and ("malformed" in reason or "not a database" in reason)
         advice = f"; restore a copy of it, or {another}" if broken else ""
         raise UserError(f"{where}: cannot be used: {reason}{advice}") from error
-    if fault := _fault(seen, uri):
-        raise UserError(f"{where}: {fault.format(another=another)}")
+    if fault := _fault(seen, uri, another):
+        raise UserError(f"{where}: {fault}")
 
 
 def _make(file: Path) -> None:
+    file = file.resolve()  # not in place of a link
     with alone(file):
         if not missing(file):  # another process has made it meanwhile
             return
@@ -116,26 +117,28 @@ def _look(uri: str) -> _Seen:
         return _Seen(tables, revision, any(filled))
 
 
-def _fault(seen: _Seen, uri: str) -> str | None:
-    """What is wrong with the database, if anything."""
+def _fault(seen: _Seen, uri: str, another: str) -> str | None:
+    """What is wrong with the database, if anything, and what to do; `another` is to use another."""
     scripts = ScriptDirectory(str(Path(mlflow.store.db_migrations.__file__).parent))
-    if seen.revision == scripts.get_current_head() or not seen.tables:
+    if seen.revision == scripts.get_current_head():
         return None
+    if not seen.tables and sqlite_file(uri) is None:
+        return None  # a server's, which MLflow fills
     try:
         known = seen.revision is None or scripts.get_revision(seen.revision) is not None
     except CommandError:
         known = False
-    if "experiments" not in seen.tables:
-        return "holds other tables than MLflow's; {another}"
+    if seen.tables and "experiments" not in seen.tables:
+        return f"holds other tables than MLflow's; {another}"
     if not known:
         return (
             f"a newer MLflow than {mlflow.__version__} wrote it (schema {seen.revision}); use that"
-            " one, or {another}"
+            f" one, or {another}"
         )
     if not seen.used:
-        return "its making was interrupted, and it holds no runs; {another}"
+        return f"its making was interrupted, and it holds no runs; {another}"
     if any(name.startswith("_alembic_tmp") for name in seen.tables):
-        return "an upgrade of it was interrupted; restore a copy of it, or {another}"
+        return f"an upgrade of it was interrupted; restore a copy of it, or {another}"
     return (
         f"an earlier MLflow wrote it (schema {seen.revision}); keep a copy of it, then run"
         f" `mlflow db upgrade {in_shell(uri)}`"

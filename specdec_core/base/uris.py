@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import quote
 
 # `user:password@`, where the password may hold any character, or `token@`; a port is no password.
 _LOGIN = re.compile(r"(?<=://)(?:[^\s/?#@:\[]*:(?!\d+[/?#])[^\s@]*@)?(?:[^\s/?#]*@)?")
@@ -11,9 +12,9 @@ _SECRET = re.compile(r"([?&][\w-]*(?:pass|pwd|secret|token|key)[\w-]*=)[^\s&]+",
 
 
 def sqlite_uri(path: Path) -> str:
-    """The URI of a SQLite file, for SQLAlchemy, which unquotes it. MLflow does not: it makes the
-    folder that a URI names, unless this says which driver to use."""
-    quoted = str(path).replace("%", "%25").replace("?", "%3F")
+    """The URI of a SQLite file, for SQLAlchemy, which unquotes it. Optuna formats it first. MLflow
+    does not unquote it, and makes the folder that it names, unless it names a driver, too."""
+    quoted = re.sub("[%?{}]", lambda found: quote(found[0]), str(path))
     driver = "sqlite" if quoted == str(path) else "sqlite+pysqlite"
     return f"{driver}:///{quoted}"
 

@@ -27,7 +27,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.uris import sqlite_uri, without_passwords
 
 ROOT = Path(__file__).parents[2]
-ODD = ["a%2Fb", "a b", "what?", "a#b", "é ü", "a%20b", "a:b@c", "50%"]
+ODD = ["a%2Fb", "a b", "what?", "a#b", "é ü", "a%20b", "a:b@c", "{50%}"]
 EARLIER = "451aebb31d03"  # a schema of MLflow's first versions
 SPOILT = {
     "not a database": ("", "file is not a database; restore a copy of it, or move it away (mv "),
@@ -37,6 +37,7 @@ SPOILT = {
         "UPDATE alembic_version SET version_num = 'fedcba987654'",
         "wrote it (schema fedcba987654); use that one, or move it away (mv ",
     ),
+    "begun": ("", "its making was interrupted, and it holds no runs; move it away (mv "),
     "half made": (
         f"UPDATE alembic_version SET version_num = '{EARLIER}'; DROP TABLE model_versions",
         "its making was interrupted, and it holds no runs; move it away (mv ",
@@ -102,6 +103,9 @@ def test_a_spoilt_or_foreign_store_is_one_line_that_says_what_to_do(kind: str, h
     elif kind == "foreign":
         file.unlink()
         script = "CREATE TABLE orders (id INT)"
+    elif kind == "begun":
+        file.unlink()
+        script = "CREATE TABLE runs (id INT); DROP TABLE runs"
     if script:
         with closing(sqlite3.connect(file)) as database:
             database.executescript(script)
