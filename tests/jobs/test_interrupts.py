@@ -91,6 +91,12 @@ def ends_well(command: list[str], home: Path) -> float:
     return time.monotonic() - begun
 
 
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A fresh folder, of an unusual name."""
+    return tmp_path / "what? a%2Fb #é {1}"
+
+
 @pytest.fixture(scope="module")
 def seconds(
     commands: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
@@ -103,32 +109,32 @@ def seconds(
 
 @pytest.mark.parametrize("number", range(INTERRUPTS))
 def test_a_command_that_was_interrupted_in_a_fresh_folder_ends_well(
-    number: int, commands: dict[str, list[str]], seconds: dict[str, float], tmp_path: Path
+    number: int, commands: dict[str, list[str]], seconds: dict[str, float], home: Path
 ) -> None:
     name = ("sweep", "demo")[number % 2]
     moment = random.Random(number).uniform(0, seconds[name])
-    with start(commands[name], tmp_path) as process:
+    with start(commands[name], home) as process:
         time.sleep(moment)
         os.killpg(process.pid, signal.SIGINT)
         output = process.communicate(timeout=ENDING)[0]
     print(f"{name} at {moment:.1f} s: {process.returncode}, {output[-400:]}")
-    ends_well(commands[name], tmp_path)
+    ends_well(commands[name], home)
 
 
 @pytest.mark.parametrize("number", range(PAIRS))
 def test_commands_that_start_together_in_a_fresh_folder_end_well(
-    number: int, commands: dict[str, list[str]], tmp_path: Path
+    number: int, commands: dict[str, list[str]], home: Path
 ) -> None:
     names = (("sweep", "other"), ("sweep", "sweep"), ("sweep", "demo"))[number % 3]
-    with start(commands[names[0]], tmp_path) as one:
+    with start(commands[names[0]], home) as one:
         time.sleep(random.Random(number).uniform(0, 2))
-        with start(commands[names[1]], tmp_path) as another:
+        with start(commands[names[1]], home) as another:
             outputs = one.communicate()[0], another.communicate()[0]
     codes = {one.returncode, another.returncode}
     # The same sweep runs once at a time: the later one is refused.
     assert codes == {0} or (codes == {0, 2} and "other" not in names), outputs
     assert not any("Traceback" in output for output in outputs), outputs
     for name in names:
-        with start(commands[name], tmp_path) as process:
+        with start(commands[name], home) as process:
             output = process.communicate()[0]
         assert process.returncode == 0, output
