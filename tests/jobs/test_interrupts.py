@@ -116,7 +116,11 @@ def test_a_command_that_was_interrupted_in_a_fresh_folder_ends_well(
     with start(commands[name], home) as process:
         time.sleep(moment)
         os.killpg(process.pid, signal.SIGINT)
-        output = process.communicate(timeout=ENDING)[0]
+        try:
+            output = process.communicate(timeout=ENDING)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
     print(f"{name} at {moment:.1f} s: {process.returncode}, {output[-400:]}")
     ends_well(commands[name], home)
 
