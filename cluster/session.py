@@ -11,7 +11,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,8 @@ def ray_session() -> Iterator[None]:
     else:
         options = {"runtime_env": {"env_vars": _inherited_variables()}}
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    with warnings.catch_warnings(), _own_handler():
+    held = _interrupt_held_back() if address == "local" else nullcontext()
+    with warnings.catch_warnings(), _own_handler(), held:
         warnings.simplefilter("ignore", FutureWarning)
         try:
             if address != "local":
@@ -129,6 +130,24 @@ def _own_handler() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
             if terminated:
                 signal.raise_signal(signal.SIGTERM)
+
+
+@contextmanager
+def _interrupt_held_back() -> Iterator[None]:
+    """Interrupt the main thread at the block's end, not in it. Ray starts its processes by forks,
+    and Python drops an exception in what it calls around a fork: Ctrl-C would do nothing then, but
+    leave the lock of `logging` taken, and other threads would wait for that for ever."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if interrupts:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _inherited_variables() -> dict[str, str]:

@@ -17,10 +17,13 @@ from mlflow.data.code_dataset_source import CodeDatasetSource
 from mlflow.data.pandas_dataset import from_pandas
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run
 from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
 
+from dashboards.database import SECONDS, is_database, missing, prepare, sqlite_file, within
 from dashboards.views import present
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import needs_room
+from specdec_core.base.uris import sqlite_uri, without_passwords
 from specdec_core.base.workspace import workspace
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 
@@ -36,18 +39,24 @@ _QUIET = {
 
 def tracking_uri() -> str:
     """`MLFLOW_TRACKING_URI`, else a SQLite file in the workspace."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace() / 'mlflow.db'}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(workspace() / "mlflow.db")
+
+
+def store_name() -> str:
+    """The store as it is shown: without a password."""
+    return without_passwords(tracking_uri())
 
 
 def no_store() -> bool:
     """Whether the store does not exist yet: a look into it would create it."""
-    uri = tracking_uri()
-    return uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists()
+    file = sqlite_file(tracking_uri())
+    return file is not None and missing(file)
 
 
 def connect(patient: bool = False) -> MlflowClient:
     """A client of the tracking store, which is created where it is missing. Raises
-    :class:`UserError` when it cannot be used; if `patient`, not when it may come back later."""
+    :class:`UserError` when it cannot be used; if `patient`, not for a server of MLflow that may
+    answer later."""
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # It logs tracebacks of errors that are raised as well and shown in one line.
@@ -56,13 +65,19 @@ def connect(patient: bool = False) -> MlflowClient:
         os.environ.setdefault(name, value)
     uri = tracking_uri()
     try:
-        with needs_room(uri):
+        with needs_room(store_name()):
+            if is_database(uri):
+                prepare(uri)
             client = MlflowClient(uri)
-            client.search_experiments(max_results=1)
-    except MlflowException as error:
+            # A database has answered, and takes its time for the tables of a new store.
+            limit = None if is_database(uri) else SECONDS
+            within(limit, lambda: client.search_experiments(max_results=1))
+    except (MlflowException, SQLAlchemyError, TimeoutError) as error:
         if not (patient and unreachable(error)):
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{uri} (MLFLOW_TRACKING_URI): cannot be used: {reason}") from None
+            reason = str(error).strip().splitlines() or [f"no answer in {SECONDS:g} seconds"]
+            raise UserError(
+                f"{store_name()} (MLFLOW_TRACKING_URI): cannot be used: {reason[0]}"
+            ) from error
     return client
 
 

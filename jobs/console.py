@@ -12,13 +12,14 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.uris import without_passwords
 
 if TYPE_CHECKING:
     from dashboards.sections import Report
@@ -59,12 +60,20 @@ def run(command: Callable[..., None] | typer.Typer) -> None:
     except UserError as error:
         errors.print(f"[red]error:[/red] {escape(str(error))}")
         sys.exit(2)
+    except Exception:
+        sys.excepthook = _show  # instead of typer's own
+        raise
     except SystemExit as end:
         if isinstance(broken := end.__context__, BrokenPipeError) and _read(_OUTPUT):
             where = traceback.extract_tb(broken.__traceback__)[-1]
             at = f"{broken}, {where.filename}:{where.lineno}"
             errors.print(f"[red]error:[/red] another process is gone ({escape(at)})")
         raise
+
+
+def _show(*error: Any) -> None:
+    """Print the traceback of a fault, in which a library may have put a URI with its password."""
+    sys.stderr.write(without_passwords("".join(traceback.format_exception(*error))))
 
 
 def _read(output: int) -> bool:
@@ -116,15 +125,15 @@ def print_configuration(configuration: Configuration, source: str, before: str =
 
 def print_runs_page(experiment: str, view: str | None = None) -> None:
     """Print the address of an experiment's runs in MLflow, and how to start its server."""
-    from dashboards.store import connect, experiment_id_of, tracking_uri
+    from dashboards.database import in_shell
+    from dashboards.store import connect, experiment_id_of, store_name, tracking_uri
     from dashboards.views import runs_page
 
     page = runs_page(experiment_id_of(connect(), experiment), view)
-    uri = tracking_uri()
-    if uri.startswith("http"):
-        lines = [f"{uri.rstrip('/')}/{page}"]
+    if store_name().startswith("http"):
+        lines = [f"{store_name().rstrip('/')}/{page}"]
     else:
-        ui = shlex.join([program("mlflow"), "ui", "--backend-store-uri", uri])
+        ui = f"{shlex.quote(program('mlflow'))} ui --backend-store-uri {in_shell(tracking_uri())}"
         lines = [ui, f"http://127.0.0.1:5000/{page}"]
     point("compare", "\n          ".join(lines))
 

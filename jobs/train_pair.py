@@ -5,7 +5,6 @@ Finished phases and the latest checkpoint are kept in `--work`: a stopped job go
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +16,7 @@ from rich.table import Column
 
 from dashboards.outputs.console import show
 from dashboards.reports.bundled_pair import section
+from dashboards.store import connect, tracking_uri
 from dashboards.views import present
 from jobs.console import console, point, run
 from specdec_core.base.errors import UserError
@@ -73,8 +73,9 @@ def main(
     """Train the target, sharpen it, distil the drafts, measure the pair, write its model card."""
     settings = settings_from(smoke, config)
     claim(settings, work)
-    mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db"))
-    present(mlflow.MlflowClient(), mlflow.set_experiment("train_pair"), views={})
+    client = connect()
+    mlflow.set_tracking_uri(tracking_uri())
+    present(client, mlflow.set_experiment("train_pair"), views={})
     figures = TextColumn("{task.fields[figures]}", table_column=Column(overflow="fold"))
     columns = (TextColumn("{task.description}"), BarColumn(16), TimeElapsedColumn(), figures)
     shown = Progress(*columns, console=console)

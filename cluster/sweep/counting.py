@@ -16,11 +16,14 @@ from ray import tune
 from ray.exceptions import RayActorError
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 from ray.tune.search import Searcher
+from sqlalchemy.exc import SQLAlchemyError
 
 from cluster.session import room
 from cluster.sweep.starting import NOTHING, Gathering
 from cluster.sweep.trial import PROMPTS_DONE, CountTrial, Task, counted, group, grouped
+from specdec_core.base.errors import UserError
 from specdec_core.base.files import needs_room, no_room
+from specdec_core.base.uris import sqlite_uri
 from specdec_core.config import Configuration
 from specdec_core.cost import Profile
 from specdec_core.search.folder import SweepFolder
@@ -258,7 +261,12 @@ def _optuna(plan: ResolvedPlan, profile: Profile, folder: SweepFolder) -> tuple[
     from ray.tune.search.optuna import OptunaSearch
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage = optuna.storages.RDBStorage(f"sqlite:///{folder.path / 'optuna.db'}")
+    file = folder.path / "optuna.db"
+    try:
+        storage = optuna.storages.RDBStorage(sqlite_uri(file))
+    except (RuntimeError, SQLAlchemyError) as error:
+        reason = str(getattr(error, "orig", error)).splitlines()[0]
+        raise UserError(f"{file}: {reason}; delete it, and Optuna learns anew") from None
     finished = 0
     if optuna.get_all_study_names(storage):
         study = optuna.load_study(study_name=None, storage=storage)

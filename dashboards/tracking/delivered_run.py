@@ -13,7 +13,7 @@ from typing import Self
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from dashboards.store import runs_where, tracking_uri
+from dashboards.store import runs_where, store_name
 from dashboards.tracking.delivery import Delivery
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
@@ -64,7 +64,7 @@ class DeliveredRun(Observer):
             self.delivery.drop()  # it is on disk, and logged when the work is repeated
             self.delivery.put(lambda: self._end(self.run_id, status))
             if self.delivery.settle(LEAVING, LEAVING) and error is not None:
-                error.add_note(f"{tracking_uri()} cannot be reached: its runs stay as they are")
+                error.add_note(f"{store_name()} cannot be reached: its runs stay as they are")
         self.delivery.close()
 
     @property
@@ -100,7 +100,7 @@ class DeliveredRun(Observer):
     def _absent(self, left: int) -> str:
         assert self.delivery is not None
         reason = self.delivery.trouble or "no answer"
-        return f"{tracking_uri()} cannot be reached, {left} entries wait ({reason})"
+        return f"{store_name()} cannot be reached, {left} entries wait ({reason})"
 
     def _take_up(self, parent: Run | None, name: str, tags: dict[str, str]) -> bool:
         """Continue the run `parent`, or create it; returns whether it has no parameters yet."""

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from dashboards.store import unreachable
+from specdec_core.base.uris import without_passwords
 
 Job = Callable[[], object]
 
@@ -94,7 +95,7 @@ class Delivery:
                 job()
             except Exception as raised:
                 if unreachable(raised):
-                    trouble = str(raised).strip().splitlines()[0]
+                    trouble = without_passwords(str(raised).strip().splitlines()[0])
                 else:
                     error = raised
             with self._state:

@@ -24,7 +24,7 @@ from mlflow.exceptions import MlflowException
 
 from dashboards.reports.load_choice import verdicts
 from dashboards.reports.sentences import note
-from dashboards.store import connect, no_store, runs_where, tracking_uri
+from dashboards.store import connect, no_store, runs_where, store_name
 from dashboards.tracking.certificates import fetch, tag_version
 from dashboards.tracking.trial_runs import log_trial
 from specdec_core.base.errors import UserError
@@ -65,9 +65,7 @@ def register(
     try:
         run = client.get_run(run_id)
     except MlflowException:
-        raise UserError(
-            f"{tracking_uri()} has no run of {config_id} (sweep {result.name})"
-        ) from None
+        raise UserError(f"{store_name()} has no run of {config_id} (sweep {result.name})") from None
     _log_champion(client, run_id, result.pair, trial.configuration)
     _create_model(client, name)
     versions = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
@@ -154,7 +152,7 @@ def _logged(result: SweepResult, trial: Trial, client: MlflowClient) -> str:
     try:
         experiment = client.get_run(result.mlflow_run_id).info.experiment_id
     except MlflowException:
-        raise UserError(f"{tracking_uri()} has no run of sweep {result.name}") from None
+        raise UserError(f"{store_name()} has no run of sweep {result.name}") from None
     query = (
         f"tags.`mlflow.parentRunId` = '{result.mlflow_run_id}' and tags.config_id = '{trial.id}'"
     )
@@ -181,7 +179,7 @@ def load_champion(name: str | None = None) -> Registered:
     """The champion of the registered model `name`, or else the one that was promoted last. Raises
     :class:`UserError` when there is none."""
     none_yet = UserError(
-        f"no champion{f' of {name}' if name else ''} in {tracking_uri()} yet; "
+        f"no champion{f' of {name}' if name else ''} in {store_name()} yet; "
         "`specdec sweep` finds one, `specdec promote <config_id>` appoints one"
     )
     if no_store():
@@ -220,7 +218,7 @@ def load_registered(name: str, which: Alias | int) -> Registered:
     found = None if no_store() else find_registered(name, which)
     if found is None:
         what = f"version {which}" if isinstance(which, int) else which
-        raise UserError(f"no {what} of {name} in {tracking_uri()}")
+        raise UserError(f"no {what} of {name} in {store_name()}")
     return found
 
 
@@ -247,7 +245,7 @@ def _read(client: MlflowClient, version: ModelVersion) -> Registered:
     afterwards. Logs where those that were there already are others than it was registered with."""
     if not version.run_id:
         raise UserError(
-            f"{tracking_uri()}: version {version.version} of {version.name} belongs to no run"
+            f"{store_name()}: version {version.version} of {version.name} belongs to no run"
         )
     with tempfile.TemporaryDirectory() as scratch:
         file = client.download_artifacts(version.run_id, SOURCE, scratch)

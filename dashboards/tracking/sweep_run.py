@@ -27,7 +27,7 @@ from dashboards.store import (
     place_of,
     run_tags,
     runs_where,
-    tracking_uri,
+    store_name,
     unreachable,
 )
 from dashboards.tracking.delivered_run import DeliveredRun
@@ -73,12 +73,12 @@ class SweepRun(DeliveredRun, SweepObserver):
         self.delivery = delivery = Delivery()  # one thread: the run is begun first
         begin = partial(self._begin, delivery, result, prompts, folder)
         try:
-            with needs_room(tracking_uri()):
+            with needs_room(store_name()):
                 begin()
         except (MlflowException, OSError) as error:
             if not unreachable(error):
                 raise
-            self.observer.warned(f"{tracking_uri()} cannot be reached; it gets everything later")
+            self.observer.warned(f"{store_name()} cannot be reached; it gets everything later")
             self._put(begin)
         for trial in result.trials:
             self.trial_finished(trial)
@@ -103,7 +103,7 @@ class SweepRun(DeliveredRun, SweepObserver):
         if self._take_up(self._parent(where, result.mlflow_run_id), result.name, tags):
             self._log_plan(result, prompts)
         result.mlflow_run_id = self.run_id
-        if tracking_uri().startswith("http"):
+        if store_name().startswith("http"):
             delivery.add_threads(_THREADS - 1)
 
     def trial_finished(self, trial: Trial) -> None:

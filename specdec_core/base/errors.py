@@ -1,5 +1,11 @@
 """The one error that users see: a single line saying what was wrong, where, what would be right."""
 
+from specdec_core.base.uris import without_passwords
+
 
 class UserError(ValueError):
-    """Bad input. The command line prints its text and exits with 2; HTTP answers 4xx."""
+    """Bad input. The command line prints its text and exits with 2; HTTP answers 4xx. A password
+    in a URI is not part of the text."""
+
+    def __init__(self, *text: object) -> None:
+        super().__init__(*(without_passwords(str(part)) for part in text))

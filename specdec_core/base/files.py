@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import os
 import shutil
 import stat
@@ -97,10 +98,11 @@ def _hidden_folder(path: Path) -> Iterator[Path]:
         yield Path(hidden)
 
 
-def remove_leftovers(folder: Path, name: str) -> None:
-    """Remove what killed processes left, anywhere in `folder`, of files and folders whose names
-    begin with `name`."""
-    for left in list(folder.rglob(f".{name}*")):
+def remove_leftovers(folder: Path, name: str, below: bool = True) -> None:
+    """Remove what killed processes left in `folder`, and in all folders `below` it, of files and
+    folders whose names begin with `name`."""
+    pattern = f".{glob.escape(name)}*"
+    for left in list(folder.rglob(pattern) if below else folder.glob(pattern)):
         shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 
@@ -141,7 +143,7 @@ def alone(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _lock_file(path.with_suffix(".lock")) as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        remove_leftovers(path.parent, f"{path.stem}.")
+        remove_leftovers(path.parent, f"{path.stem}.", below=False)
         yield
 
 

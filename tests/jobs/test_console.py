@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import signal
 import sys
+import threading
+import weakref
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -37,6 +42,43 @@ def test_a_command_that_is_terminated_says_so_also_while_it_uses_ray(
     done = command(main, tmp_path)
     assert done.returncode == 143
     assert done.stderr == "terminated; the same command resumes\n"
+
+
+def test_ctrl_c_while_ray_forks_is_not_lost_and_leaves_no_lock_taken(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock: Any = vars(logging)["_lock"]
+
+    def init(**_: object) -> None:
+        def interrupted() -> None:
+            lock.acquire()  # as `logging` does around a fork
+            os.kill(os.getpid(), signal.SIGINT)
+            lock.release()
+
+        weakref.finalize(Thing(), interrupted)  # errors in it are dropped, as in a fork
+
+    class Thing:
+        pass
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+
+    def main() -> None:
+        with interruptible(), ray_session():
+            pass
+
+    try:
+        done = command(main, tmp_path)
+        assert done.returncode == 130
+        assert done.stdout == "interrupted; the same command resumes\n"
+        logger = threading.Thread(target=logging.getLogger, args=("another",), daemon=True)
+        logger.start()
+        logger.join(10)
+        assert not logger.is_alive()
+    finally:
+        with suppress(RuntimeError):  # it is not taken
+            lock.release()
 
 
 def test_a_wait_that_ends_with_another_code_was_terminated_all_the_same(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from dashboards.tracking.delivered_run import Undelivered
 from dashboards.tracking.delivery import Delivery
 from dashboards.tracking.registry import load_champion
 from dashboards.tracking.sweep_run import SweepRun
+from jobs.console import print_runs_page
 from specdec_core.base.observer import Observer
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.results import SweepResult
@@ -126,6 +128,30 @@ def test_what_a_killed_server_missed_is_delivered_when_it_is_back(
     for trial in trials:
         assert nested[trial.id].data.metrics.items() >= trial.metrics.items()
     assert champion == result.champion_trial.configuration
+
+
+@pytest.mark.long
+def test_a_servers_password_is_in_no_file_no_run_and_no_output(
+    swept: tuple[SweepResult, Path],
+    port: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    result, folder = swept[0].model_copy(deep=True), tmp_path / "sweep"
+    shutil.copytree(swept[1], folder)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://bob:s3cret@127.0.0.1:{port}")
+    with server(tmp_path, port):
+        with SweepRun() as run:
+            run.begun(result, PROMPTS, folder)
+            assert run.finish(result, folder) == 1
+        print_runs_page(result.pair.name)
+    printed = capfd.readouterr()
+    assert f"http://127.0.0.1:{port}/#/experiments/" in printed.out
+    assert "s3cret" not in printed.out + printed.err
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert tmp_path / "mlflow.db" in files
+    assert not [file for file in files if b"s3cret" in file.read_bytes()]
 
 
 @pytest.mark.long

@@ -1,0 +1,144 @@
+"""Whenever Ctrl-C comes in a fresh folder, and whichever two commands start there together, the
+same command ends well afterwards.
+
+`INTERRUPTS=60 PAIRS=20 pytest -m long tests/jobs/test_interrupts.py` runs all of it, in hours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from specdec_core.base.uris import sqlite_uri
+
+pytestmark = pytest.mark.long
+
+ROOT = Path(__file__).parents[2]
+INTERRUPTS = int(os.environ.get("INTERRUPTS", 4))
+PAIRS = int(os.environ.get("PAIRS", 2))
+ENDING = 120.0  # seconds that a command may take to end after Ctrl-C
+# The demo, of another pair and sweep than the bundled ones, which take minutes.
+DEMO = (
+    "import sys; from pathlib import Path; from jobs import demo; from jobs.console import run;"
+    "demo.SWEEPS['bundled'] = Path(sys.argv.pop()); run(demo.main)"
+)
+
+
+@pytest.fixture(scope="module")
+def commands(
+    tiny_pair_folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[str]]:
+    """Short ones: two sweeps of different pairs, and the demo of the first pair."""
+    folder = tmp_path_factory.mktemp("plans")
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i}"}) for i in range(2)))
+    target, draft = map(str, (tiny_pair_folders["target"], tiny_pair_folders["draft"]))
+    plan = {
+        "prompts": {"source": str(prompts)},
+        "max_new_tokens": 8,
+        "finalists": 1,
+        "repeats": 1,
+        "race": {"seconds": 1},
+        "profile": {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 1},
+        "search": [
+            {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [1, 2]}}}
+        ],
+    }
+    files = []
+    for name, models in (("a", (target, draft)), ("b", (draft, target))):
+        files.append(folder / f"{name}.yaml")
+        pair = {"target": models[0], "drafts": {"draft": models[1]}}
+        files[-1].write_text(json.dumps({**plan, "pair": pair}))  # JSON is YAML
+    sweep = [sys.executable, "-m", "jobs.sweep", "--config"]
+    return {
+        "sweep": [*sweep, str(files[0])],
+        "other": [*sweep, str(files[1])],
+        "demo": [sys.executable, "-c", DEMO, str(files[0])],
+    }
+
+
+def start(command: list[str], home: Path) -> subprocess.Popen[str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**kept, "SPECDEC_HOME": str(home), "COLUMNS": "100"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ends_well(command: list[str], home: Path) -> float:
+    """Give the command; returns the seconds that it took."""
+    begun = time.monotonic()
+    with start(command, home) as process:
+        output = process.communicate()[0]
+    assert process.returncode == 0, output
+    assert "champion " in output
+    (champion,) = MlflowClient(sqlite_uri(home / "mlflow.db")).search_registered_models()
+    assert "champion" in champion.aliases
+    return time.monotonic() - begun
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A fresh folder, of an unusual name."""
+    return tmp_path / "what? a%2Fb #é {1}"
+
+
+@pytest.fixture(scope="module")
+def seconds(
+    commands: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, float]:
+    """What each command takes without an interruption."""
+    return {
+        name: ends_well(commands[name], tmp_path_factory.mktemp(name)) for name in ("sweep", "demo")
+    }
+
+
+@pytest.mark.parametrize("number", range(INTERRUPTS))
+def test_a_command_that_was_interrupted_in_a_fresh_folder_ends_well(
+    number: int, commands: dict[str, list[str]], seconds: dict[str, float], home: Path
+) -> None:
+    name = ("sweep", "demo")[number % 2]
+    moment = random.Random(number).uniform(0, seconds[name])
+    with start(commands[name], home) as process:
+        time.sleep(moment)
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            output = process.communicate(timeout=ENDING)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    print(f"{name} at {moment:.1f} s: {process.returncode}, {output[-400:]}")
+    ends_well(commands[name], home)
+
+
+@pytest.mark.parametrize("number", range(PAIRS))
+def test_commands_that_start_together_in_a_fresh_folder_end_well(
+    number: int, commands: dict[str, list[str]], home: Path
+) -> None:
+    names = (("sweep", "other"), ("sweep", "sweep"), ("sweep", "demo"))[number % 3]
+    with start(commands[names[0]], home) as one:
+        time.sleep(random.Random(number).uniform(0, 2))
+        with start(commands[names[1]], home) as another:
+            outputs = one.communicate()[0], another.communicate()[0]
+    codes = {one.returncode, another.returncode}
+    # The same sweep runs once at a time: the later one is refused.
+    assert codes == {0} or (codes == {0, 2} and "other" not in names), outputs
+    assert not any("Traceback" in output for output in outputs), outputs
+    for name in names:
+        with start(commands[name], home) as process:
+            output = process.communicate()[0]
+        assert process.returncode == 0, output
