@@ -112,7 +112,7 @@ def _put_in_place(new: Path, path: Path) -> None:
     if not path.exists():
         new.rename(path)
     elif not _exchanged(new, path):
-        # For a moment nothing is there; a name says that the new folder is whole (:func:`_recover`).
+        # For a moment nothing is there. :func:`_recover` tells by the name that a folder is whole.
         whole = new.rename(new.with_name(_WHOLE))
         _to_disk(whole.parent)
         try:
