@@ -31,6 +31,7 @@ from cluster.sweep.trial import Task
 from cluster.sweep.workload import choose_for_workload
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import together
+from specdec_core.base.workspace import remember
 from specdec_core.config import PairSpec
 from specdec_core.cost import Profile
 from specdec_core.drafting.datastores.datastore import check_datastores
@@ -95,6 +96,7 @@ def run_sweep(
         sweep = _Sweep(plan, folder, observer, pair)
         sweep.load(home, prompts, further, prompt_set, recording)
         with folder.lock():
+            remember(home)
             sweep.begin(identity, prompt_set)
             observer.begun(sweep.result, prompts, folder.path)
             if sweep.result.champion is None:
