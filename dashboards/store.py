@@ -125,10 +125,10 @@ def artifact(client: MlflowClient, version: ModelVersion, path: str, scratch: st
     """A copy in the folder `scratch` of an artifact of a version's run. Raises :class:`UserError`
     where it cannot be had."""
     assert version.run_id
+    place = client.get_run(version.run_id).info.artifact_uri
     try:
         return Path(client.download_artifacts(version.run_id, path, scratch))
     except (MlflowException, OSError) as error:
-        place = client.get_run(version.run_id).info.artifact_uri
         reason = str(error).splitlines()[0]
         raise UserError(
             f"version {version.version} of {version.name}: no {path} in {place} ({reason}); copy it"

@@ -108,7 +108,10 @@ def run_sweep(
 
 def _pair_of(plan: ResolvedPlan, folder: SweepFolder, recording: Recording | None) -> PairSpec:
     """The pair in the data types that the sweep began in, or else in the recording's."""
-    pair = folder.pair() or with_types_of(recording, plan.pair)
+    if (begun := folder.pair()) is not None:  # it may name places from before a move
+        pair = plan.pair.model_copy(update={"runner": begun.runner})
+    else:
+        pair = with_types_of(recording, plan.pair)
     if plan.traces is not None and with_types_of(recording, pair) != pair:
         raise UserError(
             f"{folder.path}: began in other data types than {plan.traces} was recorded in; give "

@@ -37,9 +37,9 @@ def workspace() -> Path:
 
 
 def remember(home: Path, *formers: Path) -> None:
-    """Note where the workspace `home` is, and was before: what is written in it may name files by
-    these places when it lies elsewhere (:func:`here`). Exported settings, which other programs
-    read, are led from `formers` to `home`."""
+    """Note where the workspace `home` is, and was before, for :func:`present_path`: what is written
+    in it may name files by these places. Exported settings, which other programs read, are led from
+    `formers` to `home`."""
     before = _places(home)
     places = list(dict.fromkeys([*before, *map(str, formers), str(home)]))
     if places != before:
@@ -52,7 +52,7 @@ def remember(home: Path, *formers: Path) -> None:
             write_atomically(file, led)
 
 
-def here(name: str) -> str:
+def present_path(name: str) -> str:
     """A path with `~` expanded. One at which nothing is, but was while the workspace lay elsewhere,
     leads to what is at the same place of the workspace now. Any other name stays as it is."""
     path = os.path.expanduser(name)

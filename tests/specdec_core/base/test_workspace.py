@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.workspace import as_first_placed, here, remember, workspace
+from specdec_core.base.workspace import as_first_placed, present_path, remember, workspace
 
 
 @pytest.fixture(autouse=True)
@@ -88,20 +88,20 @@ def test_what_lay_in_a_moved_workspace_is_found_in_it(tmp_path, monkeypatch):
     named = str(first / "drafts" / "a")
     remember(first)
     plan = as_first_placed(json.dumps({"draft": named}))
-    assert here(named) == named
+    assert present_path(named) == named
     first.rename(second)
     monkeypatch.setenv("SPECDEC_HOME", str(second))
     moved = str(second / "drafts" / "a")
-    assert here(named) == moved
+    assert present_path(named) == moved
     assert as_first_placed(json.dumps({"draft": moved})) == plan
     for other in ("org/model", f"{first}/gone", "./drafts/a", "/nowhere/drafts/a"):
-        assert here(other) == other
+        assert present_path(other) == other
     remember(second, first)
     assert (second / "export" / "vllm" / "settings").read_text() == f"model: {moved}"
     named = str(second / "drafts" / "a")
     second.rename(first)  # and back
     monkeypatch.setenv("SPECDEC_HOME", str(first))
-    assert here(named) == str(first / "drafts" / "a")
+    assert present_path(named) == str(first / "drafts" / "a")
 
 
 def test_a_copy_may_name_what_the_original_has(tmp_path, monkeypatch):
@@ -110,4 +110,4 @@ def test_a_copy_may_name_what_the_original_has(tmp_path, monkeypatch):
     remember(original)
     shutil.copytree(original, copy)
     monkeypatch.setenv("SPECDEC_HOME", str(copy))
-    assert here(str(original / "drafts" / "a")) == str(original / "drafts" / "a")
+    assert present_path(str(original / "drafts" / "a")) == str(original / "drafts" / "a")
