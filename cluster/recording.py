@@ -24,6 +24,7 @@ from pydantic import Field, PositiveInt
 from cluster.session import check_nodes, get, ray_session, resources, room, start_actor
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import NoRoom, locked, needs_room, remove_leftovers
+from specdec_core.base.workspace import remember
 from specdec_core.config import PairSpec, Sampling, Value
 from specdec_core.engine.turns import requests_of
 from specdec_core.models.fingerprints import fingerprints
@@ -142,7 +143,9 @@ def run_recording(
 ) -> Recording:
     """Record `plan` where :func:`planned` says, or resume an interrupted recording there; raises
     :class:`UserError` as :func:`run_recordings` does."""
-    return run_recordings([planned(plan, home, name, out)], observer)[0]
+    recording = run_recordings([planned(plan, home, name, out)], observer)[0]
+    remember(home)
+    return recording
 
 
 def planned(

@@ -26,6 +26,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import present_path
 from specdec_core.config import PairSpec
 
 # Ray and Tune read these when they start, and a local cluster hands them to its workers.
@@ -221,7 +222,7 @@ def check_nodes(pair: PairSpec) -> None:
     """Raises :class:`UserError` where a node that may get work lacks a folder of `pair`: models
     given by folder must be on all nodes, at the same path."""
     models = [pair.target, *pair.drafts.values()]
-    folders = [model for model in models if Path(model).expanduser().is_dir()]
+    folders = [model for model in models if Path(present_path(model)).is_dir()]
     here = ray.get_runtime_context().get_node_id()
     nodes = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) >= 1]
     others = {n["NodeID"]: n["NodeManagerAddress"] for n in nodes if n["NodeID"] != here}
@@ -243,4 +244,4 @@ def on_node(node: str) -> dict[str, Any]:
 
 @ray.remote
 def _missing(folders: Sequence[str]) -> list[str]:
-    return [folder for folder in folders if not Path(folder).expanduser().is_dir()]
+    return [folder for folder in folders if not Path(present_path(folder)).is_dir()]

@@ -16,18 +16,19 @@ from mlflow import MlflowClient
 from mlflow.data.code_dataset_source import CodeDatasetSource
 from mlflow.data.pandas_dataset import from_pandas
 from mlflow.entities import DatasetInput, InputTag, Metric, Param, Run
+from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from dashboards.database import SECONDS, is_database, missing, prepare, sqlite_file, within
+from dashboards.relocation import FOLDER, artifacts_of, relocate
 from dashboards.views import present
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import needs_room
 from specdec_core.base.uris import sqlite_uri, without_passwords
-from specdec_core.base.workspace import workspace
+from specdec_core.base.workspace import remember, workspace
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 
-FOLDER = "specdec.folder"  # tag of a run that is taken up again: host and folder
 # The store did not answer, or answered that it cannot take anything now.
 _LATER = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"}
 # Sweeps try again by themselves; by default each request takes minutes to give up.
@@ -39,7 +40,16 @@ _QUIET = {
 
 def tracking_uri() -> str:
     """`MLFLOW_TRACKING_URI`, else a SQLite file in the workspace."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(workspace() / "mlflow.db")
+    return os.environ.get("MLFLOW_TRACKING_URI") or _own_uri()
+
+
+def _own_uri() -> str:
+    return sqlite_uri(workspace() / "mlflow.db")
+
+
+def own_store() -> bool:
+    """Whether the store is the workspace's own."""
+    return tracking_uri() == _own_uri()
 
 
 def store_name() -> str:
@@ -78,6 +88,8 @@ def connect(patient: bool = False) -> MlflowClient:
             raise UserError(
                 f"{store_name()} (MLFLOW_TRACKING_URI): cannot be used: {reason[0]}"
             ) from error
+    if own_store():
+        remember(workspace(), *relocate(workspace() / "mlflow.db", workspace()))
     return client
 
 
@@ -92,9 +104,7 @@ def experiment_id_of(client: MlflowClient, name: str) -> str:
     """The id of the experiment `name`, created where it is missing."""
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        location = None
-        if not os.environ.get("MLFLOW_TRACKING_URI"):
-            location = (workspace() / "mlartifacts" / name).as_uri()
+        location = artifacts_of(workspace(), name) if own_store() else None
         experiment = client.get_experiment(
             client.create_experiment(name, artifact_location=location)
         )
@@ -111,6 +121,34 @@ def runs_where(client: MlflowClient, experiment_id: str, query: str) -> Iterator
         yield from page
         if not (token := page.token):
             return
+
+
+def runs_in(client: MlflowClient, experiment_id: str, folder: Path) -> Iterator[Run]:
+    """The runs that were begun for `folder`: in the workspace's own store on any machine, in
+    another on this one."""
+    where = place_of(folder)
+    if not own_store():
+        yield from runs_where(client, experiment_id, f"tags.`{FOLDER}` = '{where}'")
+        return
+    inside = where.removeprefix(host())
+    for run in runs_where(client, experiment_id, f"tags.`{FOLDER}` LIKE '%:{inside}'"):
+        if run.data.tags[FOLDER].endswith(f":{inside}"):  # a name may hold LIKE's own signs
+            yield run
+
+
+def artifact(client: MlflowClient, version: ModelVersion, path: str, scratch: str) -> Path:
+    """A copy in the folder `scratch` of an artifact of a version's run. Raises :class:`UserError`
+    where it cannot be had."""
+    assert version.run_id
+    place = client.get_run(version.run_id).info.artifact_uri
+    try:
+        return Path(client.download_artifacts(version.run_id, path, scratch))
+    except (MlflowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"version {version.version} of {version.name}: no {path} in {place} ({reason}); copy it"
+            " there from where it was made, or sweep again"
+        ) from None
 
 
 def run_tags(command: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -166,11 +166,13 @@ def _complete(
 
 
 def _choose(config: Path | None) -> tuple[PairConfiguration, str]:
-    try:
+    if config is not None:
         return choose(config)
-    except UserError as error:
-        if config is not None:
-            raise
+    from dashboards.tracking.registry import NoChampion  # MLflow takes seconds to import
+
+    try:
+        return choose(None)
+    except NoChampion as error:
         console.print(f"[dim]{escape(str(error))}[/]", soft_wrap=True)
         return _simple(PairSpec()), "default"
 

@@ -104,8 +104,7 @@ def announced(
     """Others can find the server at `url` during the block, and operate it."""
     url, token = _from_here(url), operation.token or ""
     path = _folder() / f"{httpx.URL(url).port}.json"
-    with atomic_path(path) as temporary:
-        temporary.touch(mode=0o600)
+    with atomic_path(path, mode=0o600) as temporary:
         server = RunningServer(url=url, token=token, pair=pair, certificate=certificate)
         temporary.write_text(server.model_dump_json())
     try:

@@ -31,6 +31,7 @@ from cluster.sweep.trial import Task
 from cluster.sweep.workload import choose_for_workload
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import together
+from specdec_core.base.workspace import remember
 from specdec_core.config import PairSpec
 from specdec_core.cost import Profile
 from specdec_core.drafting.datastores.datastore import check_datastores
@@ -95,6 +96,7 @@ def run_sweep(
         sweep = _Sweep(plan, folder, observer, pair)
         sweep.load(home, prompts, further, prompt_set, recording)
         with folder.lock():
+            remember(home)
             sweep.begin(identity, prompt_set)
             observer.begun(sweep.result, prompts, folder.path)
             if sweep.result.champion is None:
@@ -106,7 +108,10 @@ def run_sweep(
 
 def _pair_of(plan: ResolvedPlan, folder: SweepFolder, recording: Recording | None) -> PairSpec:
     """The pair in the data types that the sweep began in, or else in the recording's."""
-    pair = folder.pair() or with_types_of(recording, plan.pair)
+    if (begun := folder.pair()) is not None:  # it may name places from before a move
+        pair = plan.pair.model_copy(update={"runner": begun.runner})
+    else:
+        pair = with_types_of(recording, plan.pair)
     if plan.traces is not None and with_types_of(recording, pair) != pair:
         raise UserError(
             f"{folder.path}: began in other data types than {plan.traces} was recorded in; give "

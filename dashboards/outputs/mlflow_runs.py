@@ -8,9 +8,9 @@ from pathlib import Path
 from mlflow import MlflowClient
 
 from dashboards.outputs.html import figure_page
+from dashboards.relocation import FOLDER
 from dashboards.sections import Report, Run, Section
 from dashboards.store import (
-    FOLDER,
     as_metrics,
     as_params,
     connect,
@@ -18,7 +18,7 @@ from dashboards.store import (
     log_prompts,
     place_of,
     run_tags,
-    runs_where,
+    runs_in,
 )
 from specdec_core.base.environment import environment
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
@@ -44,7 +44,7 @@ def log(
     run_id = None
     if resume is not None:
         tags[FOLDER] = place_of(resume)
-        earlier = runs_where(client, experiment_id, f"tags.`{FOLDER}` = '{tags[FOLDER]}'")
+        earlier = runs_in(client, experiment_id, resume)
         run_id = next((r.info.run_id for r in earlier if r.info.status != "FINISHED"), None)
     if run_id is None:
         run = client.create_run(experiment_id, run_name=report.run.name, tags=tags)

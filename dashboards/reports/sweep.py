@@ -26,6 +26,7 @@ from dashboards.reports.standings import standings, timed_sentences
 from dashboards.reports.sweep_figures import drawn
 from dashboards.sections import Origin, Report, Section, Tile
 from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import present_path
 from specdec_core.search.load.result import LoadChoice
 from specdec_core.search.results import RaceSummary, SweepResult, Timing
 
@@ -52,8 +53,9 @@ def read(
     timed = [t.config_id for t in (result.autoregressive, *result.timings) if t is not None]
     shown = list(dict.fromkeys([*(trial.id for trial in contenders(result)), *timed]))
     rounds = pd.read_parquet(source, filters=[("config_id", "in", shown)] if shown else None)
-    if traces is None and result.replay is not None and Path(result.replay.recording).is_dir():
-        traces = Path(result.replay.recording)
+    if traces is None and result.replay is not None:
+        recorded = Path(present_path(result.replay.recording))
+        traces = recorded if recorded.is_dir() else None
     if traces is None:
         return rounds, None
     from dashboards.evidence import gather  # torch takes seconds to import

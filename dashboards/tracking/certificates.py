@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 
-from dashboards.store import connect, no_store
+from dashboards.store import artifact, connect, no_store
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, PairSpec
@@ -65,10 +64,9 @@ def fetch(
             return
     except UserError:  # a broken file, or no weights yet to hold it against: its reader says that
         return
-    assert version.run_id
     with TemporaryDirectory() as scratch:
-        file = client.download_artifacts(version.run_id, ARTIFACT, scratch)
-        write_atomically(certificate_path(pair, configuration), Path(file).read_text())
+        file = artifact(client, version, ARTIFACT, scratch)
+        write_atomically(certificate_path(pair, configuration), file.read_text())
 
 
 def _attach(client: MlflowClient, version: ModelVersion, certificate: Certificate) -> None:

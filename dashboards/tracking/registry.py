@@ -24,7 +24,7 @@ from mlflow.exceptions import MlflowException
 
 from dashboards.reports.load_choice import verdicts
 from dashboards.reports.sentences import note
-from dashboards.store import connect, no_store, runs_where, store_name
+from dashboards.store import artifact, connect, no_store, runs_where, store_name
 from dashboards.tracking.certificates import fetch, tag_version
 from dashboards.tracking.trial_runs import log_trial
 from specdec_core.base.errors import UserError
@@ -160,6 +160,10 @@ def _logged(result: SweepResult, trial: Trial, client: MlflowClient) -> str:
     return log_trial(client, experiment, result.mlflow_run_id, result, trial, run)
 
 
+class NoChampion(UserError):
+    """None was promoted yet."""
+
+
 class Registered(NamedTuple):
     """A version of a pair's registered model."""
 
@@ -177,8 +181,8 @@ def find_champion() -> Registered | None:
 
 def load_champion(name: str | None = None) -> Registered:
     """The champion of the registered model `name`, or else the one that was promoted last. Raises
-    :class:`UserError` when there is none."""
-    none_yet = UserError(
+    :class:`NoChampion` when there is none."""
+    none_yet = NoChampion(
         f"no champion{f' of {name}' if name else ''} in {store_name()} yet; "
         "`specdec sweep` finds one, `specdec promote <config_id>` appoints one"
     )
@@ -248,18 +252,16 @@ def _read(client: MlflowClient, version: ModelVersion) -> Registered:
             f"{store_name()}: version {version.version} of {version.name} belongs to no run"
         )
     with tempfile.TemporaryDirectory() as scratch:
-        file = client.download_artifacts(version.run_id, SOURCE, scratch)
-        content = yaml.safe_load(Path(file).read_text())
+        content = yaml.safe_load(artifact(client, version, SOURCE, scratch).read_text())
         pair = parse(PairSpec, content["pair"], SOURCE)
         configuration = parse(Configuration, content["configuration"], SOURCE)
         copies = {Path(file.path).name for file in client.list_artifacts(version.run_id, CHAMPION)}
         for place, path in _workspace_files(configuration).items():
             if place in copies and not path.exists():  # made elsewhere: it came with the champion
-                files = client.download_artifacts(version.run_id, f"{CHAMPION}/{place}", scratch)
-                _copy(Path(files), path)
+                _copy(artifact(client, version, f"{CHAMPION}/{place}", scratch), path)
         if Path(WEIGHTS).name in copies:
-            file = client.download_artifacts(version.run_id, WEIGHTS, scratch)
-            _compare(version, json.loads(Path(file).read_text()), pair, configuration)
+            digests = json.loads(artifact(client, version, WEIGHTS, scratch).read_text())
+            _compare(version, digests, pair, configuration)
     fetch(client, version, pair, configuration)
     return Registered(pair, configuration, int(version.version))
 

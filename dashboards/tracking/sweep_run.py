@@ -15,9 +15,9 @@ from pathlib import Path
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
+from dashboards.relocation import FOLDER
 from dashboards.reports.load_choice import load_metrics
 from dashboards.store import (
-    FOLDER,
     as_metrics,
     as_params,
     connect,
@@ -26,6 +26,7 @@ from dashboards.store import (
     log_prompts,
     place_of,
     run_tags,
+    runs_in,
     runs_where,
     store_name,
     unreachable,
@@ -100,7 +101,7 @@ class SweepRun(DeliveredRun, SweepObserver):
             **run_tags("sweep", result.environment),
         }
         self._end_abandoned(where)
-        if self._take_up(self._parent(where, result.mlflow_run_id), result.name, tags):
+        if self._take_up(self._parent(folder, result.mlflow_run_id), result.name, tags):
             self._log_plan(result, prompts)
         result.mlflow_run_id = self.run_id
         if store_name().startswith("http"):
@@ -201,10 +202,10 @@ class SweepRun(DeliveredRun, SweepObserver):
 
     # Runs of other processes
 
-    def _parent(self, where: str, run_id: str | None) -> Run | None:
+    def _parent(self, folder: Path, run_id: str | None) -> Run | None:
         """The parent run of an earlier process in this folder: one that did not end, or the one
         that the result names."""
-        for run in runs_where(self._client, self.experiment_id, f"tags.`{FOLDER}` = '{where}'"):
+        for run in runs_in(self._client, self.experiment_id, folder):
             if run.info.status != "FINISHED" or run.info.run_id == run_id:
                 return run
         return None

@@ -1,10 +1,10 @@
 """The bundled models: a target with two drafts distilled from it, and an EAGLE head and a draft for
 a target that `specdec fetch` installs."""
 
-import os
 from pathlib import Path
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import present_path
 
 PAIR = ("target", "draft-medium", "draft-small")
 FOR_FETCHED = ("smollm2-eagle", "smollm2-draft")
@@ -24,7 +24,7 @@ def bundled_path(name: str) -> Path:
 
 
 def resolve_path(name: str) -> str:
-    """The folder of a bundled model; any other name as it is, `~` expanded."""
+    """The folder of a bundled model; any other name as :func:`present_path` has it."""
     if not name.startswith("bundled:"):
-        return os.path.expanduser(name)
+        return present_path(name)
     return str(bundled_path(name.removeprefix("bundled:")))

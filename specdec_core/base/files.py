@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import glob
@@ -18,6 +19,8 @@ from specdec_core.base.errors import UserError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SQLITE_FULL = "database or disk is full"  # SQLite's errors come without a number
+_WHOLE = "whole"  # a folder that only has to be renamed to its place
+_HERE = -100  # AT_FDCWD
 
 
 class NoRoom(UserError, OSError):
@@ -58,14 +61,24 @@ def no_room(error: BaseException, what: object, others: bool = False) -> NoRoom 
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path, mode: int | None = None) -> Iterator[Path]:
     """Yield a path for the file in a hidden folder next to `path`, renamed to it when the block
     succeeds: what a killed process leaves is found by no pattern that finds `path`, and by
-    :func:`remove_leftovers`. Raises :class:`NoRoom` where the disk is full."""
+    :func:`remove_leftovers`. After a power cut `path` is the old file or the new one. Raises
+    :class:`NoRoom` where the disk is full.
+
+    The file is made with the permissions `mode`. Without it, it has those of the file that it
+    replaces, or else what the umask allows, even if a library wrote it for its user alone."""
     path = Path(path)
     with needs_room(path), _hidden_folder(path) as hidden:
-        yield hidden / path.name
-        (hidden / path.name).replace(path)
+        new = hidden / path.name
+        if mode is not None:
+            new.touch(mode=mode)
+        yield new
+        if mode is None:
+            _set_mode(new, path, _allowed(hidden))
+        _to_disk(new)
+        new.replace(path)
 
 
 def write_atomically(path: Path, text: str) -> Path:
@@ -78,15 +91,87 @@ def write_atomically(path: Path, text: str) -> Path:
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder next to `path`, which replaces it when the block succeeds; otherwise
-    `path` stays as it is. Raises :class:`NoRoom` where the disk is full."""
+    `path` stays as it is, after a power cut too. Its permissions, and those of each file in it, are
+    found as :func:`atomic_path` does. Raises :class:`NoRoom` where the disk is full."""
     path = Path(path)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        _recover(left)
     with needs_room(path), _hidden_folder(path) as hidden:
-        new, old = hidden / "new", hidden / "old"
+        new, allowed = hidden / "new", _allowed(hidden)
         new.mkdir()
         yield new
-        if path.exists():
-            path.replace(old)
-        new.replace(path)
+        for part in (*new.rglob("*"), new):
+            if not part.is_symlink():
+                _set_mode(part, path / part.relative_to(new), allowed)
+                _to_disk(part)
+        _put_in_place(new, path)
+        _to_disk(path.parent)  # before the old one is deleted
+
+
+def _put_in_place(new: Path, path: Path) -> None:
+    """Rename the folder `new` to `path`; what is there becomes another folder beside `new`."""
+    if not path.exists():
+        new.rename(path)
+    elif not _exchanged(new, path):
+        # For a moment nothing is there. :func:`_recover` tells by the name that a folder is whole.
+        whole = new.rename(new.with_name(_WHOLE))
+        _to_disk(whole.parent)
+        try:
+            path.rename(new.with_name("old"))
+        finally:  # Ctrl-C between the two deletes neither
+            _recover(whole.parent)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step; False where the system or the filesystem, as NFS, does not
+    do that."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if not rename(_HERE, os.fsencode(one.absolute()), _HERE, os.fsencode(other.absolute()), 2):
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def _recover(hidden: Path) -> None:
+    """Give a whole new folder in `hidden` its place, if nothing is there."""
+    path, whole = hidden.with_name(hidden.name[1:].rpartition(".")[0]), hidden / _WHOLE
+    if whole.exists() and not path.exists():
+        whole.rename(path)
+
+
+def _allowed(hidden: Path) -> int:
+    """The permissions that the umask leaves to a new folder. A process can only ask for its umask
+    by setting it, for all threads."""
+    probe = hidden / "probe"
+    probe.mkdir()
+    allowed = probe.stat().st_mode & 0o777
+    probe.rmdir()
+    return allowed
+
+
+def _set_mode(new: Path, replaced: Path, allowed: int) -> None:
+    """Give a file or folder the permissions of the one that it replaces, or else the `allowed`
+    ones. A file stays executable."""
+    try:
+        mode = stat.S_IMODE(replaced.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        own = stat.S_IMODE(new.stat().st_mode)
+        mode = allowed if new.is_dir() else (allowed & 0o666) | (own & 0o111)
+    new.chmod(mode)
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file's content, or a folder's names, are on the disk: a rename may get there
+    earlier."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @contextmanager
@@ -100,9 +185,11 @@ def _hidden_folder(path: Path) -> Iterator[Path]:
 
 def remove_leftovers(folder: Path, name: str, below: bool = True) -> None:
     """Remove what killed processes left in `folder`, and in all folders `below` it, of files and
-    folders whose names begin with `name`."""
+    folders whose names begin with `name`. A whole new folder that was to replace another takes its
+    place."""
     pattern = f".{glob.escape(name)}*"
     for left in list(folder.rglob(pattern) if below else folder.glob(pattern)):
+        _recover(left)
         shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -9,6 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.files import write_atomically
+
+_PLACES = ".specdec-places"
 
 
 def workspace() -> Path:
@@ -30,6 +34,48 @@ def workspace() -> Path:
         reason = error.strerror or error
         raise UserError(f"cannot use {folder} as the workspace (SPECDEC_HOME): {reason}") from None
     return folder.resolve()
+
+
+def remember(home: Path, *formers: Path) -> None:
+    """Note where the workspace `home` is, and was before, for :func:`present_path`: what is written
+    in it may name files by these places. Exported settings, which other programs read, are led from
+    `formers` to `home`."""
+    before = _places(home)
+    places = list(dict.fromkeys([*before, *map(str, formers), str(home)]))
+    if places != before:
+        write_atomically(home / _PLACES, "\n".join(places) + "\n")
+    for file in home.glob("export/*/*") if formers else ():
+        text = led = file.read_text()
+        for former in formers:
+            led = led.replace(f"{former}/", f"{home}/")
+        if led != text:
+            write_atomically(file, led)
+
+
+def present_path(name: str) -> str:
+    """A path with `~` expanded. One at which nothing is, but was while the workspace lay elsewhere,
+    leads to what is at the same place of the workspace now. Any other name stays as it is."""
+    path = os.path.expanduser(name)
+    if os.path.isabs(path) and not os.path.exists(path):
+        home = workspace()
+        for place in _places(home):
+            if path.startswith(f"{place}/") and (led := home / path[len(place) + 1 :]).exists():
+                return str(led)
+    return path
+
+
+def as_first_placed(text: str) -> str:
+    """JSON with the paths in the workspace as they were at its first place: the same wherever it
+    lies."""
+    home = workspace()
+    first = (*_places(home), str(home))[0]
+    return text.replace(json.dumps(f"{home}/")[1:-1], json.dumps(f"{first}/")[1:-1])
+
+
+def _places(home: Path) -> list[str]:
+    """Where the workspace was used, its first place first."""
+    file = home / _PLACES
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def kept_folder(kind: str) -> Path:

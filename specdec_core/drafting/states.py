@@ -8,14 +8,14 @@ from typing import Any
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
-from specdec_core.base.workspace import workspace
+from specdec_core.base.workspace import present_path, workspace
 
 STATES = "bandits"  # their folder in the workspace
 
 
 def find_state(name: str) -> Path:
     """The file of a saved state: a path, or the name of one in the workspace."""
-    path = Path(name)
+    path = Path(present_path(name))
     if path.exists() or path.suffix == ".json":
         return path
     return workspace() / STATES / f"{name}.json"

@@ -10,6 +10,7 @@ import torch
 from transformers import PretrainedConfig
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import present_path
 from specdec_core.config import Configuration, PairSpec, Sampling
 from specdec_core.drafting.datastores.datastore import resolve_datastore
 from specdec_core.drafting.heads.storage import resolve_head
@@ -34,7 +35,7 @@ READ_AT: dict[str, Callable[[str], Path]] = {
     "head": resolve_head,
     "datastore": resolve_datastore,
     "state": find_state,
-    "table": Path,
+    "table": lambda name: Path(present_path(name)),
 }
 
 

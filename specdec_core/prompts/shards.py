@@ -38,8 +38,7 @@ def write_shard(folder: Path, prompts: Sequence[Prompt]) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     path = folder / f"prompts-{moment}-{time.time_ns() % 10**9:09}-{secrets.token_hex(4)}.parquet"
-    with atomic_path(path) as temporary:
-        temporary.touch(mode=0o600)
+    with atomic_path(path, mode=0o600) as temporary:
         parquet.write_table(pa.Table.from_pylist(rows, _SCHEMA), temporary, compression="zstd")
     return path
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
+from specdec_core.base.workspace import present_path
 from specdec_core.config import Sampling
 from specdec_core.recordings.schema import HEADER, Recording
 
@@ -26,7 +27,7 @@ def finished(folder: Path) -> bool:
 def open_named(name: str, home: Path) -> Recording:
     """The recording in the folder `name`, or of that name in the workspace `home`. Raises
     :class:`UserError` where there is none."""
-    folder, named = Path(name).expanduser(), home / "traces" / name
+    folder, named = Path(present_path(name)), home / "traces" / name
     if folder.exists() or named.exists():
         return Recording.open(folder if folder.exists() else named)
     there = sorted(file.parent.name for file in (home / "traces").glob(f"*/{HEADER}"))

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import as_first_placed
 from specdec_core.config import (
     Configuration,
     DrafterSettings,
@@ -187,7 +188,8 @@ class ResolvedPlan(SweepSettings):
                 settings.pop(name, None)
         elif self.workload is not None and self.workload.trace is not None:
             content.append(hashlib.sha256(Path(self.workload.trace).read_bytes()).hexdigest())
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        canonical = as_first_placed(json.dumps(content, sort_keys=True))
+        return hashlib.sha256(canonical.encode()).hexdigest()
 
     def check(self, source: str) -> None:
         """Raises :class:`UserError`, naming `source` and the key, for a configuration that this

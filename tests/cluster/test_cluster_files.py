@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import typer
 import yaml
+from mlflow.cli import server as mlflow_server
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
 from ray.serve.schema import ServeDeploySchema
@@ -24,12 +33,37 @@ from specdec_core.config import parse
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "cluster"
 MANIFESTS = sorted((FILES / "kuberay").glob("*.yaml"))
-KINDS = {"PersistentVolumeClaim", "RayCluster", "RayJob", "RayService"}
+KINDS = {
+    *("PersistentVolumeClaim", "Deployment", "Service", "NetworkPolicy"),
+    *("RayCluster", "RayJob", "RayService"),
+}
+
+
+def documents() -> list[dict[str, Any]]:
+    return [document for file in MANIFESTS for document in yaml.safe_load_all(file.read_text())]
 
 
 def manifest(kind: str) -> dict[str, Any]:
-    (found,) = [d for f in MANIFESTS if (d := yaml.safe_load(f.read_text()))["kind"] == kind]
+    (found,) = [document for document in documents() if document["kind"] == kind]
     return found["spec"]
+
+
+def ray_clusters() -> list[dict[str, Any]]:
+    return [
+        manifest("RayCluster"),
+        manifest("RayJob")["rayClusterSpec"],
+        manifest("RayService")["rayClusterConfig"],
+    ]
+
+
+def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    return [group["template"]["spec"] for group in groups]
+
+
+def variables(pod: dict[str, Any]) -> dict[str, str]:
+    (container,) = pod["containers"]
+    return {each["name"]: each["value"] for each in container["env"]}
 
 
 def check_command(line: str) -> None:
@@ -62,23 +96,78 @@ def test_the_runtime_environment_is_one_that_ray_takes(monkeypatch: pytest.Monke
 
 
 def test_every_kind_of_manifest_is_there_and_of_the_installed_ray() -> None:
-    documents = [yaml.safe_load(file.read_text()) for file in MANIFESTS]
-    assert {document["kind"] for document in documents} == KINDS
-    for spec in (
-        manifest("RayCluster"),
-        manifest("RayJob")["rayClusterSpec"],
-        manifest("RayService")["rayClusterConfig"],
-    ):
+    assert {document["kind"] for document in documents()} == KINDS
+    for spec in ray_clusters():
         assert spec["rayVersion"] == version("ray")
         assert spec["authOptions"]["mode"] == "token"
-        groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
-        for pod in (group["template"]["spec"] for group in groups):
+        for pod in pods(spec):
             (container,) = pod["containers"]
             claims = {v["name"]: v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"]}
             mounts = {m["mountPath"]: claims[m["name"]] for m in container["volumeMounts"]}
-            home = {e["name"]: e["value"] for e in container["env"]}["SPECDEC_HOME"]
-            assert mounts[home] == "specdec-home"
+            assert mounts[variables(pod)["SPECDEC_HOME"]] == "specdec-home"
             assert container["resources"]["limits"] == container["resources"]["requests"]
+
+
+def test_every_pod_uses_the_mlflow_server_which_alone_has_its_volume() -> None:
+    """SQLite on a volume that several nodes mount can be spoilt."""
+    claims = {d["metadata"]["name"]: d["spec"] for d in documents() if "accessModes" in d["spec"]}
+    deployment, service = manifest("Deployment"), manifest("Service")
+    pod = deployment["template"]
+    assert service["selector"] == deployment["selector"]["matchLabels"] == pod["metadata"]["labels"]
+    assert manifest("NetworkPolicy")["podSelector"]["matchLabels"] == service["selector"]
+    (container,), (volume,) = pod["spec"]["containers"], pod["spec"]["volumes"]
+    (mount,) = container["volumeMounts"]
+    claim = volume["persistentVolumeClaim"]["claimName"]
+    assert claims[claim]["accessModes"] == ["ReadWriteOnce"]
+    assert deployment["replicas"] == 1
+    options = mlflow_server.make_context("server", list(container["args"])).params
+    assert options["backend_store_uri"] == f"sqlite:///{mount['mountPath']}/mlflow.db"
+    assert Path(options["artifacts_destination"]).parent == Path(mount["mountPath"])
+    (name,) = {d["metadata"]["name"] for d in documents() if d["kind"] == "Service"}
+    address = f"{name}:{service['ports'][0]['port']}"
+    assert address in options["allowed_hosts"].split(",")
+    for each in (pod for spec in ray_clusters() for pod in pods(spec)):
+        assert variables(each)["MLFLOW_TRACKING_URI"] == f"http://{address}"
+        assert claim not in {v["persistentVolumeClaim"]["claimName"] for v in each["volumes"]}
+
+
+@pytest.mark.long
+def test_the_mlflow_server_answers_pods_and_keeps_its_store_on_its_volume(tmp_path: Path) -> None:
+    pod = manifest("Deployment")["template"]["spec"]
+    (container,) = pod["containers"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    own = {"--host=0.0.0.0": "--host=127.0.0.1", "--port=5000": f"--port={port}"}
+    arguments = [
+        own.get(argument, argument.replace("/mlflow/", f"{tmp_path}/"))
+        for argument in container["args"]
+    ]
+    command = [sys.executable, "-m", *container["command"], *arguments]
+    environment = {**os.environ, **variables(pod)}
+    with subprocess.Popen(command, env=environment, start_new_session=True) as server:
+        try:
+            wait_for(f"http://127.0.0.1:{port}{container['readinessProbe']['httpGet']['path']}")
+            search = f"http://127.0.0.1:{port}/api/2.0/mlflow/experiments/search"
+            answers = {
+                host: httpx.post(search, json={"max_results": 1}, headers={"Host": host})
+                for host in ("specdec-mlflow:5000", "127.0.0.1:5000", "elsewhere:5000")
+            }
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+    assert [answer.status_code for answer in answers.values()] == [200, 200, 403]
+    assert (tmp_path / "mlflow.db").exists()
+
+
+def wait_for(probe: str) -> None:
+    """Until the address answers one that asks by the pod's own address, as Kubernetes does."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        with suppress(httpx.TransportError):
+            assert httpx.get(probe, headers={"Host": "10.1.2.3:5000"}).status_code == 200
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"{probe} does not answer")
 
 
 def test_the_ray_job_runs_a_job() -> None:

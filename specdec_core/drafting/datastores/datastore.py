@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.workspace import workspace
+from specdec_core.base.workspace import present_path, workspace
 from specdec_core.config import Configuration, describe
 from specdec_core.drafting.datastores.card import (
     CARD,
@@ -127,7 +127,7 @@ class Datastore:
 
 def resolve_datastore(name: str) -> Path:
     """The folder of a datastore: a path, or the name of one in the workspace."""
-    folder = Path(name).expanduser()
+    folder = Path(present_path(name))
     if os.sep in name or (folder / CARD).exists():
         return folder
     return workspace() / DATASTORES / name

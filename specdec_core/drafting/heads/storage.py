@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path, write_atomically
-from specdec_core.base.workspace import workspace
+from specdec_core.base.workspace import present_path, workspace
 from specdec_core.config import describe
 from specdec_core.drafting.heads.card import VERSION, HeadCard
 from specdec_core.drafting.heads.loaded import LoadedHead
@@ -46,7 +46,7 @@ def resolve_head(name: str) -> Path:
     """The folder of a head: `bundled:<name>`, a path, or the name of one in the workspace."""
     if name.startswith("bundled:"):
         return BUNDLED / name.removeprefix("bundled:")
-    folder = Path(name).expanduser()
+    folder = Path(present_path(name))
     if os.sep in name or (folder / CARD).exists():
         return folder
     return workspace() / "heads" / name

@@ -21,6 +21,7 @@ from pydantic import (
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
+from specdec_core.base.workspace import present_path
 from specdec_core.config import (
     COSTING,
     MOST_TOKENS,
@@ -309,7 +310,7 @@ class PreCutPolicy(LengthPolicy):
         self.table = QTable.initial(settings)
         self._rounds: dict[int, _Round] = {}
         if settings.table is not None:
-            self.load(settings.table)
+            self.load(present_path(settings.table))
 
     def save(self, path: str | Path) -> Path:
         """Write the learned table; a policy that loads it goes on as this one would."""

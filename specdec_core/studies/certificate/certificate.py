@@ -169,7 +169,6 @@ def find_certificate(pair: PairSpec, configuration: Configuration) -> Certificat
         found = Certificate.model_validate_json(path.read_text())
     except ValidationError as error:
         raise UserError(f"{path}: not a certificate: {describe(error)}") from None
-    models = (pair.target, pair.drafts)
-    if found.configuration != configuration or (found.pair.target, found.pair.drafts) != models:
+    if found.configuration != configuration:
         return None
     return found if found.fingerprints == fingerprints(pair) else None

@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from specdec_core.base import files
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import (
     NoRoom,
@@ -86,13 +87,74 @@ def test_a_full_disk_is_found_behind_what_libraries_make_of_it(small_disk: Small
         1 / 0  # noqa: B018
 
 
-def test_others_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
-    umask = os.umask(0o022)
-    try:
-        path = write_atomically(tmp_path / "file.txt", "text")
-    finally:
-        os.umask(umask)
-    assert path.stat().st_mode & 0o777 == 0o644
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """Files may be read by other users, and written by their own alone."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+def test_new_files_have_the_permissions_that_the_umask_leaves(umask: None, tmp_path: Path) -> None:
+    assert mode(write_atomically(tmp_path / "file.txt", "text")) == 0o644
+    with atomic_path(tmp_path / "weights") as path:
+        path.touch(mode=0o600)  # as libraries do
+    assert mode(tmp_path / "weights") == 0o644
+    with atomic_folder(tmp_path / "folder") as folder:
+        (folder / "inner").mkdir(mode=0o700)
+        (folder / "inner" / "weights").touch(mode=0o600)
+        (folder / "library").touch(mode=0o700)
+    folder = tmp_path / "folder"
+    modes = [mode(folder / name) for name in (".", "inner", "inner/weights", "library")]
+    assert modes == [0o755, 0o755, 0o644, 0o744]
+    with atomic_path(tmp_path / "secret", mode=0o600) as path:
+        assert mode(path) == 0o600
+        path.write_text("key")
+    assert mode(tmp_path / "secret") == 0o600
+
+
+def test_replaced_files_keep_their_permissions(umask: None, tmp_path: Path) -> None:
+    file = write_atomically(tmp_path / "file.txt", "old")
+    file.chmod(0o640)
+    assert mode(write_atomically(file, "new")) == 0o640
+    folder = tmp_path / "folder"
+    with atomic_folder(folder) as new:
+        (new / "private").touch()
+    folder.chmod(0o2770)
+    (folder / "private").chmod(0o600)
+    with atomic_folder(folder) as new:
+        (new / "private").touch()
+        (new / "other").touch()
+    modes = [mode(folder / name) for name in (".", "private", "other")]
+    assert modes == [0o2770, 0o600, 0o644]
+
+
+def test_what_is_renamed_is_on_the_disk_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut may leave the new name with nothing in it."""
+    synced: dict[int, bool] = {}  # by inode, whether it was in place
+    fsync, places = os.fsync, (tmp_path / "file", tmp_path / "folder")
+
+    def spy(handle: int) -> None:
+        inode = os.fstat(handle).st_ino
+        there = (path for place in places for path in (place, *place.rglob("*")) if path.exists())
+        synced[inode] = any(path.stat().st_ino == inode for path in there)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", spy)
+    file, folder = places
+    for _ in range(2):
+        write_atomically(file, "text")
+        with atomic_folder(folder) as new:
+            (new / "inner").mkdir()
+            (new / "inner" / "file").write_text("text")
+        for path in (file, folder, folder / "inner", folder / "inner" / "file"):
+            assert synced[path.stat().st_ino] is False
 
 
 def test_a_folder_takes_its_place_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -125,3 +187,84 @@ def test_what_lies_where_a_lock_should_is_refused_and_not_waited_for(
     with pytest.raises(UserError, match="expected an ordinary file"), alone(tmp_path / "trace"):
         pass
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_there_is_always_one_of_two_folders(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+
+    def replace() -> None:
+        with atomic_folder(path) as new:
+            (new / "file").touch()
+
+    replace()
+    look = "import os, sys\nprint(flush=True)\nwhile os.path.exists(sys.argv[1]): pass"
+    command = [sys.executable, "-c", look, path / "file"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+        for _ in range(200):
+            replace()
+        still_there = reader.poll() is None
+        reader.kill()
+    assert still_there
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from specdec_core.base import files
+
+files._exchanged = lambda one, other: False  # as on NFS
+rename, left = Path.rename, int(sys.argv[2])
+
+def killed(path, target):
+    global left
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+    return rename(path, target)
+
+Path.rename = killed
+with files.atomic_folder(Path(sys.argv[1])) as new:
+    (new / "file").write_text("new")
+"""
+
+
+@pytest.mark.parametrize(("renames", "found"), [(0, "old"), (1, "old"), (2, "new"), (3, "new")])
+@pytest.mark.parametrize("by", ["the next", "cleaning"])
+def test_where_folders_cannot_be_exchanged_a_kill_keeps_one_of_them(
+    tmp_path: Path, renames: int, found: str, by: str
+) -> None:
+    path = tmp_path / "folder"
+    with atomic_folder(path) as new:
+        (new / "file").write_text("old")
+    command = [sys.executable, "-c", KILLED, path, str(renames)]
+    killed = subprocess.run(command, check=False)
+    assert killed.returncode == (0 if renames == 3 else -signal.SIGKILL)
+    if by == "cleaning":
+        remove_leftovers(tmp_path, "folder")
+    else:
+        with pytest.raises(KeyboardInterrupt), atomic_folder(path):
+            raise KeyboardInterrupt
+    assert (path / "file").read_text() == found
+
+
+def test_where_folders_cannot_be_exchanged_an_interruption_keeps_one_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, rename = tmp_path / "folder", Path.rename
+    with atomic_folder(path) as new:
+        (new / "file").write_text("old")
+
+    def interrupted(place: Path, target: Path) -> Path:
+        renamed = rename(place, target)
+        if place == path:
+            raise KeyboardInterrupt
+        return renamed
+
+    monkeypatch.setattr(files, "_exchanged", lambda one, other: False)
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), atomic_folder(path) as new:
+        (new / "file").write_text("new")
+    assert (path / "file").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]

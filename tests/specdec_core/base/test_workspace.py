@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.workspace import workspace
+from specdec_core.base.workspace import as_first_placed, present_path, remember, workspace
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +77,37 @@ def test_reading_the_workspace_loads_no_framework():
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
     )
     assert found.stdout.split() == ["False", "False"]
+
+
+def test_what_lay_in_a_moved_workspace_is_found_in_it(tmp_path, monkeypatch):
+    first, second = tmp_path / "first", tmp_path / "é second"
+    (first / "drafts" / "a").mkdir(parents=True)
+    (first / "export" / "vllm").mkdir(parents=True)
+    (first / "export" / "vllm" / "settings").write_text(f"model: {first}/drafts/a")
+    monkeypatch.setenv("SPECDEC_HOME", str(first))
+    named = str(first / "drafts" / "a")
+    remember(first)
+    plan = as_first_placed(json.dumps({"draft": named}))
+    assert present_path(named) == named
+    first.rename(second)
+    monkeypatch.setenv("SPECDEC_HOME", str(second))
+    moved = str(second / "drafts" / "a")
+    assert present_path(named) == moved
+    assert as_first_placed(json.dumps({"draft": moved})) == plan
+    for other in ("org/model", f"{first}/gone", "./drafts/a", "/nowhere/drafts/a"):
+        assert present_path(other) == other
+    remember(second, first)
+    assert (second / "export" / "vllm" / "settings").read_text() == f"model: {moved}"
+    named = str(second / "drafts" / "a")
+    second.rename(first)  # and back
+    monkeypatch.setenv("SPECDEC_HOME", str(first))
+    assert present_path(named) == str(first / "drafts" / "a")
+
+
+def test_a_copy_may_name_what_the_original_has(tmp_path, monkeypatch):
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    (original / "drafts" / "a").mkdir(parents=True)
+    remember(original)
+    shutil.copytree(original, copy)
+    monkeypatch.setenv("SPECDEC_HOME", str(copy))
+    assert present_path(str(original / "drafts" / "a")) == str(original / "drafts" / "a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -128,6 +129,8 @@ def test_it_is_found_again_for_these_weights_alone(
     certificate.save()
     assert find_certificate(pair, configuration) == certificate
     assert find_certificate(pair, LOSSY) is None
+    moved = shutil.copytree(pair.target, tmp_path / Path(pair.target).name)
+    assert find_certificate(pair.model_copy(update={"target": str(moved)}), configuration)
     others = {**certificate.fingerprints, "target": "0" * 16}
     certificate.model_copy(update={"fingerprints": others}).save()
     assert find_certificate(pair, configuration) is None

@@ -1,0 +1,168 @@
+"""A workspace's store works wherever the workspace lies: moved, copied, or mounted elsewhere."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.tracking._tracking_service import utils
+
+from dashboards.relocation import FOLDER
+from dashboards.store import connect, own_store
+from dashboards.tracking.registry import load_champion
+from dashboards.tracking.sweep_run import SweepRun
+from specdec_core.base.errors import UserError
+from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.search.results import SweepResult
+
+PROMPTS = [Prompt("a", "def f(x):")]
+Open = Callable[[Path], None]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Open:
+    """Have this process use another workspace, as a new process would."""
+
+    def use(home: Path) -> None:
+        monkeypatch.setenv("SPECDEC_HOME", str(home))
+        utils._artifact_repos_cache.clear()
+
+    return use
+
+
+@pytest.fixture(scope="module")
+def made(
+    empty_store: Path, swept: tuple[SweepResult, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """A workspace in which a sweep was logged, and another, `killed`, not to its end: where it was
+    made, and where it is kept for the tests."""
+    place = tmp_path_factory.mktemp("made") / "wor'k space é#"
+    place.mkdir()
+    shutil.copy(empty_store, place / "mlflow.db")
+    result, files = swept
+    for name in ("sweep", "killed"):
+        shutil.copytree(files, place / "sweeps" / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECDEC_HOME", str(place))
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        go_on(result, place / "sweeps" / "sweep")
+        killed = SweepRun()
+        half = result.model_copy(update={"trials": result.trials[:2]})
+        killed.begun(half, PROMPTS, place / "sweeps" / "killed")
+        killed.delivery.settle(60)
+    return place, place.rename(place.with_name("kept"))
+
+
+@pytest.fixture
+def moved(
+    made: tuple[Path, Path], opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """The workspace, at another place than it was made."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    place = shutil.copytree(made[1], tmp_path / "second")
+    opened(place)
+    return place
+
+
+def addresses() -> list[str]:
+    """All places that the store gives."""
+    client = connect()
+    experiments = [e for e in client.search_experiments() if e.name != "Default"]
+    runs = client.search_runs([e.experiment_id for e in experiments])
+    versions = client.search_model_versions()
+    given = [
+        *(e.artifact_location for e in experiments),
+        *(run.info.artifact_uri for run in runs),
+        *(version.source for version in versions),
+        *(client.get_model_version_download_uri(v.name, v.version) for v in versions),
+    ]
+    folders = [run.data.tags[FOLDER] for run in runs if FOLDER in run.data.tags]
+    return [*given, *(folder.partition(":")[2] for folder in folders)]
+
+
+def tree(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def go_on(result: SweepResult, folder: Path) -> str:
+    """Log a sweep to its end; returns its run."""
+    again = result.model_copy(update={"mlflow_run_id": None}, deep=True)
+    with SweepRun() as logged:
+        logged.begun(again, PROMPTS, folder)
+        logged.finish(again, folder)
+    return logged.run_id
+
+
+def parents(client: MlflowClient, experiment: str) -> dict[str, str]:
+    """Status by id of the runs of sweeps."""
+    runs = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
+    return {
+        run.info.run_id: run.info.status
+        for run in runs
+        if "mlflow.parentRunId" not in run.data.tags
+    }
+
+
+def test_a_moved_workspace_loads_its_champion_and_makes_no_old_folder_again(
+    made: tuple[Path, Path], moved: Path, swept: tuple[SweepResult, Path]
+) -> None:
+    found = load_champion()
+    assert found.configuration == swept[0].champion_trial.configuration
+    assert all(str(moved) in address for address in addresses())
+    shutil.copytree(moved / "sweeps" / "sweep", moved / "sweeps" / "sweep-2")
+    again = go_on(swept[0], moved / "sweeps" / "sweep-2")
+    assert list((moved / "mlartifacts").glob(f"*/{again}/artifacts/configurations.csv"))
+    assert not made[0].exists()
+
+
+def test_a_moved_workspace_goes_on_in_the_run_of_a_killed_sweep_on_another_machine_too(
+    moved: Path, swept: tuple[SweepResult, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = parents(connect(), swept[0].pair.name)
+    assert sorted(left.values()) == ["FINISHED", "RUNNING"]
+    monkeypatch.setattr(platform, "node", lambda: "another-machine")
+    go_on(swept[0], moved / "sweeps" / "killed")
+    assert parents(connect(), swept[0].pair.name) == dict.fromkeys(left, "FINISHED")
+
+
+def test_a_copy_writes_nothing_into_the_original(
+    moved: Path, swept: tuple[SweepResult, Path], opened: Open
+) -> None:
+    connect()
+    original = tree(moved)
+    copy = shutil.copytree(moved, moved.with_name("third"))
+    opened(copy)
+    load_champion()
+    go_on(swept[0], copy / "sweeps" / "killed")
+    assert all(str(copy) in address for address in addresses())
+    assert tree(moved) == original
+    opened(moved)
+    assert all(str(moved) in address for address in addresses())
+
+
+def test_a_workspace_in_a_folder_at_its_former_place_is_led_once(
+    made: tuple[Path, Path], opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    place, kept = made
+    opened(shutil.copytree(kept, place / "inner"))
+    led = addresses()
+    assert {address.count("/inner/") for address in led} == {1}
+    assert addresses() == led
+    shutil.rmtree(place)
+
+
+def test_a_store_named_by_its_uri_is_led_too(moved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{moved / 'mlflow.db'}")
+    assert own_store()
+    load_champion()
+
+
+def test_a_champion_whose_artifacts_were_left_behind_is_one_line(moved: Path) -> None:
+    shutil.rmtree(moved / "mlartifacts")
+    with pytest.raises(UserError, match=r"version 1 of .*: no champion/champion\.yaml in .*second"):
+        load_champion()

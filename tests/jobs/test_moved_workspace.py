@@ -1,0 +1,116 @@
+"""A workspace that a real sweep has made works wherever it lies, also with models in it that were
+named by their path."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from mlflow.tracking._tracking_service import utils
+
+from jobs import export, generate, promote, record, report, sweep
+from jobs.choice import choose_version
+from specdec_core.models.pair import load_pair
+from specdec_core.search.folder import SweepFolder
+from specdec_core.search.results import SweepResult
+from tests.jobs.conftest import Command, Done
+
+PLAN = {
+    "max_new_tokens": 12,
+    "search": [
+        {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [1, 2]}}}
+    ],
+    "finalists": 1,
+    "repeats": 1,
+    "profile": {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 2},
+}
+
+
+def done(result: Done) -> str:
+    utils._artifact_repos_cache.clear()  # the next command is another process's
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def named(home: Path) -> tuple[object, ...]:
+    """The options that name what lies in the workspace, by absolute paths."""
+    models = home / "models"
+    pair = ("--target", models / "target", "--draft", f"draft={models / 'draft'}")
+    return (*pair, "--prompts", home / "prompts.jsonl")
+
+
+def recorded(command: Command, home: Path) -> Done:
+    return command(record.main, home, *named(home), "--max-new-tokens", 12)
+
+
+def swept(command: Command, home: Path) -> Done:
+    return command(sweep.main, home, "--config", home / "sweep.yaml", *named(home))
+
+
+def tree(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.long
+def test_a_workspace_goes_on_where_it_was_moved_or_copied_to(
+    command: Command, ray_running: None, tiny_pair_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    for name, folder in tiny_pair_folders.items():
+        shutil.copytree(folder, first / "models" / name)
+    (first / "sweep.yaml").write_text(json.dumps(PLAN))
+    prompts = "\n".join(json.dumps({"prompt": f"x{i} = {i}"}) for i in range(3))
+    (first / "prompts.jsonl").write_text(prompts)
+    done(recorded(command, first))
+    done(swept(command, first))
+    (folder,) = (first / "sweeps").iterdir()
+    result = SweepResult.load(folder)
+    drafting = (t.id for t in result.trials if t.configuration.drafter is not None)
+    champion = next(id for id in drafting if id != result.champion)
+    done(command(promote.main, first, champion, "--uncertified"))
+    done(command(export.main, first, "--to", "vllm"))
+
+    shutil.copytree(first, second)
+    original = tree(first)
+    works(command, second, champion)
+    assert tree(first) == original
+
+    shutil.rmtree(first)
+    shutil.move(second, third)
+    works(command, third, champion)
+    assert not first.exists()
+    assert not second.exists()
+
+    # What was not finished is taken up again.
+    last = max((third / "sweeps").iterdir(), key=lambda path: path.stat().st_mtime)
+    (last / "finished").unlink()
+    (last / "sweep.json").unlink()
+    kept = {file: file.stat().st_mtime_ns for file in (last / "trials").iterdir()}
+    fourth = shutil.move(third, tmp_path / "fourth")
+    done(swept(command, fourth))
+    assert SweepFolder(fourth / "sweeps" / last.name).finished
+    trials = (fourth / "sweeps" / last.name / "trials").iterdir()
+    assert {file.name: file.stat().st_mtime_ns for file in trials} == {
+        file.name: time for file, time in kept.items()
+    }
+    assert not third.exists()
+
+
+def works(command: Command, home: Path, champion: str) -> None:
+    """Every command finds in the workspace what it holds."""
+    assert "(champion, version " in done(command(generate.main, home, "x1 = "))
+    chosen, _, _ = choose_version(None)  # as `serve` does
+    assert chosen.configuration.id == champion
+    load_pair(chosen.pair)
+    done(command(report.main, home))
+    done(recorded(command, home))
+    assert len(list((home / "traces").iterdir())) == 1
+    exported = "".join(file.read_text() for file in (home / "export").glob("*/*"))
+    assert f"{home}/" in exported
+    assert exported.count("/models/") == exported.count(f"{home}/models/")
+    sweeps = len(list((home / "sweeps").iterdir()))
+    done(swept(command, home))
+    assert len(list((home / "sweeps").iterdir())) == sweeps + 1
+    done(command(promote.main, home, champion, "--uncertified"))
