@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from jobs.console import run
+
+ROOT = Path(__file__).parents[1]
 
 COMMANDS = {
     "demo": "Run the main job on the bundled pair or a chat model, from recording to champion.",
@@ -20,13 +25,6 @@ COMMANDS = {
     "train-draft": "Distil a draft with a reduced vocabulary from its target's own answers.",
     "pack-draft": "Store a trained draft in eight bits, with a README.",
     "datastore": "Build a datastore to retrieve candidate tokens from.",
-    "policies": "Compare length policies on recordings, by replay alone.",
-    "plan-tree": "Propose the best static token tree from a recording.",
-    "drift": "Measure how far lossy drafting drifts from the target.",
-    "bandits": "Compare bandits over drafters with each of their arms alone.",
-    "overlap": "Time a draft that drafts on while the target verifies (PEARL).",
-    "long-form": "Measure speculative decoding along long texts.",
-    "papers": "Write the papers' comparison tables for a pair.",
     "capacity": "Simulate load: how many replicas a rate of requests needs.",
     "schedule": "Choose a configuration for each range of load, and time the best.",
     "sweep": "Find the fastest configuration for a pair and its prompts.",
@@ -43,35 +41,77 @@ COMMANDS = {
     "make-key": "Make an API key for a server's file of keys.",
     "generate": "Complete a prompt and show where the tokens came from.",
     "bench": "Time this engine against transformers and vLLM.",
-    "scale": "Measure how counting scales over nodes, and what limits it.",
     "fetch": "Install a small real model to try things on.",
     "train-pair": "Train the bundled pair from the standard library's source.",
 }
+LAB = "Reproduce the papers' tables, and answer single questions."
+
+
+def studies() -> Mapping[str, str]:
+    """The studies of `research` and what each is for. Only a checkout has them."""
+    if not (ROOT / "research").is_dir():
+        return {}
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    studies: Mapping[str, str] = import_module("research").STUDIES
+    return studies
 
 
 def command(name: str) -> typer.Typer:
     """The program of one command, imported now."""
+    return _program(name, f"jobs.{name.replace('-', '_')}")
+
+
+def study(name: str) -> typer.Typer:
+    """The program of one study, imported now."""
+    return _program(name, f"research.{name.replace('-', '_')}.__main__")
+
+
+def _program(name: str, module: str) -> typer.Typer:
     job = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    job.command(name)(import_module(f"jobs.{name.replace('-', '_')}").main)
+    job.command(name)(import_module(module).main)
     return job
 
 
-class Jobs(TyperGroup):
-    """Lists the commands without importing them."""
+class Listed(TyperGroup):
+    """Lists the commands of `listed` without importing them."""
+
+    listed: Mapping[str, str] = {}
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return [*self.listed]
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        if name not in COMMANDS:
+        if name not in self.listed:
             return None
-        listed = typer.Typer(add_completion=False)
-        listed.command(name, help=COMMANDS[name])(lambda: None)
-        return typer.main.get_command(listed)
+        program = typer.Typer(add_completion=False)
+        program.command(name, help=self.listed[name])(lambda: None)
+        return typer.main.get_command(program)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        return name, name and typer.main.get_command(command(name)), rest
+        return name, name and typer.main.get_command(self.program(name)), rest
+
+    def program(self, name: str) -> typer.Typer:
+        raise NotImplementedError
+
+
+class Studies(Listed):
+    listed = studies()
+
+    def program(self, name: str) -> typer.Typer:
+        return study(name)
+
+
+lab = typer.Typer(cls=Studies, add_completion=False, pretty_exceptions_enable=False)
+lab.callback(help=LAB)(lambda: None)
+
+
+class Jobs(Listed):
+    listed: Mapping[str, str] = {**COMMANDS, **({"lab": LAB} if Studies.listed else {})}
+
+    def program(self, name: str) -> typer.Typer:
+        return lab if name == "lab" else command(name)
 
 
 app = typer.Typer(cls=Jobs, add_completion=False, pretty_exceptions_enable=False)

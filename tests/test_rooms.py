@@ -19,6 +19,7 @@ ROOMS = [
     *({f"specdec_core.{room}"} for room in LIBRARY.split()),
     {"cluster", "dashboards"},
     {"jobs"},
+    {"research"},
 ]
 
 
@@ -26,7 +27,7 @@ def imports(folder: Path) -> dict[str, set[str]]:
     """What each module below `folder` imports of the project, imports for types included."""
     files = {
         ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__"): file
-        for package in ("specdec_core", "cluster", "dashboards", "jobs")
+        for package in ("specdec_core", "cluster", "dashboards", "jobs", "research")
         for file in (folder / package).rglob("*.py")
     }
 

@@ -20,9 +20,7 @@ from dashboards.figures.times import (
 from dashboards.figures.tokens import acceptance_by_confidence, entropy_by_outcome, entropy_table
 from dashboards.figures.trees import (
     LEAST_TREES,
-    acceptance_by_rank,
     tree_heatmap,
-    trees_by_budget,
     trees_frame,
 )
 
@@ -31,7 +29,6 @@ __all__ = [
     "View",
     "acceptance_bounds",
     "acceptance_by_confidence",
-    "acceptance_by_rank",
     "accepted_lengths",
     "entropy_by_outcome",
     "entropy_table",
@@ -53,7 +50,6 @@ __all__ = [
     "time_per_token",
     "time_regression",
     "tree_heatmap",
-    "trees_by_budget",
     "trees_frame",
     "utilisation_over_time",
 ]

@@ -281,7 +281,7 @@ def _about_champion(result: SweepResult) -> Iterator[str]:
         yield (
             f"{len(lossy)} of {len(trials)} configurations are lossy: they do not keep the "
             "target's distribution, and none is the best unless it was allowed by name; "
-            "`specdec drift` measures by how much."
+            "`specdec lab drift` measures by how much."
         )
 
 

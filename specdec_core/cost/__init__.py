@@ -16,7 +16,6 @@ from specdec_core.cost.bounds import (
     oracle_bound,
     ratio_bound,
 )
-from specdec_core.cost.decisions import immediate_costs, implied_delta, stopping_threshold
 from specdec_core.cost.equations import (
     ForwardTimes,
     identity_gap,
@@ -50,8 +49,6 @@ __all__ = [
     "entropy_threshold",
     "expected_acceptance",
     "identity_gap",
-    "immediate_costs",
-    "implied_delta",
     "improvement_factor",
     "latency",
     "load_hardware",
@@ -63,5 +60,4 @@ __all__ = [
     "r_squared",
     "ratio_bound",
     "regress_forward_times",
-    "stopping_threshold",
 ]

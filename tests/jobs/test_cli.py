@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from cluster.recording import RecordingPlan
-from jobs.cli import COMMANDS, app
+from jobs.cli import COMMANDS, app, studies
 from jobs.cli import command as command_of
 from specdec_core.recordings.schema import Header
 from specdec_core.training.eagle.settings import EagleTrainingSettings
@@ -39,6 +39,13 @@ def test_the_list_of_commands_needs_no_heavy_import() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself(name: str, command: Command, tmp_path: Path) -> None:
     done = command(app, tmp_path, name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert name in done.stdout
+
+
+@pytest.mark.parametrize("name", studies())
+def test_every_study_explains_itself(name: str, command: Command, tmp_path: Path) -> None:
+    done = command(app, tmp_path, "lab", name, "--help")
     assert done.returncode == 0, done.stderr
     assert name in done.stdout
 

@@ -118,7 +118,7 @@ class BenchPlan(Value):
             if not configuration.lossless:
                 raise UserError(
                     f"{source}: {configuration.label} is lossy; a benchmark compares what writes"
-                    " the same (`specdec drift` measures how far lossy drafting drifts)"
+                    " the same (`specdec lab drift` measures how far lossy drafting drifts)"
                 )
             if (draft := configuration.foreign_draft(self.pair.drafts)) is not None:
                 known = ", ".join(self.pair.drafts) or "none"

@@ -14,8 +14,8 @@ import ray
 from ray.cloudpickle import register_pickle_by_value
 
 from cluster.sweep.counting import count_all
-from cluster.sweep.idle_trial import IdleTask, IdleTrial
 from cluster.sweep.starting import PATIENCE, Gathering
+from research.scale.idle_trial import IdleTask, IdleTrial
 from specdec_core.base.errors import UserError
 from specdec_core.cost import Hardware
 from specdec_core.prompts.prompt_sets import PromptSet

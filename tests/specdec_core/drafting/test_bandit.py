@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from research.drift.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, READ, Configuration, Sampling, identity
 from specdec_core.drafting.bandit.drafter import BanditDrafter, build_bandit
@@ -27,7 +28,6 @@ from specdec_core.engine import Engine, Request
 from specdec_core.export import places
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
-from specdec_core.studies.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
 from specdec_core.tokens.statistics import Generation
 from tests.specdec_core.tokens.test_lossless import p_value
 

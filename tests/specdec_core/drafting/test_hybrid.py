@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from research.drift.toy_pair import FAR, NEAR
 from specdec_core.config import Configuration, DrafterSettings, Sampling
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -23,7 +24,6 @@ from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.studies.toy_pair import FAR, NEAR
 from specdec_core.tokens.statistics import Origin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from tests.specdec_core.drafting.proofs import assert_exact, assert_greedy_identity, paths, requests

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.generation import BaseStreamer
 
+from research.drift.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_pair
 from specdec_core.base.errors import UserError
 from specdec_core.config import (
     Configuration,
@@ -27,7 +28,6 @@ from specdec_core.models.pair import Pair
 from specdec_core.plugins import transformers as plug_in
 from specdec_core.plugins.text_drafter import TextDrafter
 from specdec_core.plugins.transformers import Candidates, forget, of_pair, speculative
-from specdec_core.studies.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_pair
 from tests.specdec_core.engine.test_eagle_heads import HEAD, pair_with_head
 from tests.specdec_core.plugins.branches import Branches
 

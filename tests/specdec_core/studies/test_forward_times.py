@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from research.bandits.comparison import ArmsPlan
+from research.bandits.runs import replay_recording
 from specdec_core.base import environment as module
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
@@ -15,8 +17,6 @@ from specdec_core.config import PairSpec, parse
 from specdec_core.cost import ForwardCost, Profile
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.models.pair import Pair
-from specdec_core.studies.bandit_runs import replay_recording
-from specdec_core.studies.bandits import ArmsPlan
 from specdec_core.studies.forward_times import forward_times, workspace_profile
 from tests.specdec_core.recordings.test_record import record
 
