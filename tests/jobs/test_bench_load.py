@@ -11,7 +11,7 @@ import pytest
 from jobs import bench
 from specdec_core.config import PairSpec
 from specdec_core.studies.load.result import LoadResult
-from tests.jobs.conftest import Command
+from tests.commands import Command
 
 pytestmark = pytest.mark.usefixtures("ray_running")  # with Ray's other tests: its servers start Ray
 

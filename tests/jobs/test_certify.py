@@ -16,10 +16,8 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.studies.certificate import certify as study
 from specdec_core.studies.certificate.certificate import LiveSpeed, find_certificate
-from tests.jobs.conftest import Command
-from tests.test_workspace_written_before import BANDIT, home, inside
-
-__all__ = ["home", "inside"]
+from tests.commands import Command
+from tests.registered import SUFFIX
 
 CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
 # Unless the target waits, whether a candidate comes in time says how busy this machine is.
@@ -99,10 +97,10 @@ def test_a_lossy_configuration_gets_none(
     assert not (tmp_path / "certificates").exists()
 
 
-def test_promoting_asks_for_a_certificate(command: Command, inside: Path) -> None:
-    done = command(promote.main, inside, BANDIT)
+def test_promoting_asks_for_a_certificate(command: Command, swept: Path) -> None:
+    done = command(promote.main, swept, SUFFIX.id)
     assert done.returncode == 2
-    assert f"{BANDIT} has no certificate" in done.stderr
+    assert f"{SUFFIX.id} has no certificate" in done.stderr
     assert "--uncertified" in done.stderr
 
 

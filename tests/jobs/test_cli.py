@@ -16,7 +16,7 @@ from jobs.cli import command as command_of
 from specdec_core.recordings.schema import Header
 from specdec_core.training.eagle.settings import EagleTrainingSettings
 from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
-from tests.jobs.conftest import Command
+from tests.commands import Command
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ from jobs.cli import app
 from jobs.demo import BUNDLED, SWEEPS
 from jobs.fetch import MODELS
 from specdec_core.search.plan import load_plan
-from tests.jobs.conftest import Command
+from tests.commands import Command
 
 
 def test_an_unknown_model_is_refused_in_a_line(command: Command, tmp_path: Path) -> None:

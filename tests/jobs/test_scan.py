@@ -11,7 +11,8 @@ from jobs import scan
 from specdec_core.config import Sampling
 from specdec_core.export.scan import ScanResult
 from specdec_core.models.pair import Pair
-from tests.jobs.conftest import Command, record_prompts
+from tests.commands import Command
+from tests.jobs.conftest import record_prompts
 
 
 def pair_options(pair: Pair) -> list[str]:

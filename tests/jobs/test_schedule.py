@@ -16,7 +16,8 @@ from specdec_core.cost.steps import ForwardTerms, StepTimes
 from specdec_core.models.pair import Pair
 from specdec_core.search.load.schedule import drafter_at
 from specdec_core.search.results import SweepResult
-from tests.jobs.conftest import Command, record_prompts
+from tests.commands import Command
+from tests.jobs.conftest import record_prompts
 
 FIXED = {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [2, 5]}}}
 TREE = {"drafter": {"kind": "dynamic_tree"}}

@@ -14,7 +14,7 @@ from specdec_core.config import PairSpec
 from specdec_core.training.eagle.finished import EagleTrainingCard
 from specdec_core.training.recorded.answers import AnswersCard, claim, read_card
 from specdec_core.training.recorded.finished import load_card
-from tests.jobs.conftest import Command
+from tests.commands import Command
 
 SMALL = (
     *("--limit", 60, "--new-tokens", 12, "--draft-vocab", 100, "--steps", 2),

@@ -16,7 +16,7 @@ from specdec_core.drafting.heads.storage import load_card
 from specdec_core.models.pair import Pair
 from specdec_core.studies.forward_times import workspace_profile
 from specdec_core.studies.profiling import profile_pair
-from tests.jobs.conftest import Command
+from tests.commands import Command
 from tests.specdec_core.training.heads.test_examples import PROMPTS, record
 
 

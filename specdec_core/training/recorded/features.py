@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -48,8 +48,7 @@ class FeaturesCard(Document):
     layers: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
     config: dict[str, Any]  # the target's
-    # Of the answers' card. Unknown of features that earlier versions recorded.
-    identity: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    identity: str  # of the answers' card
 
 
 def missing_bytes(answers: Path, folder: Path, layers: int, width: int) -> int:
@@ -118,7 +117,7 @@ def check_folder(folder: Path, answers: Path, fingerprint: str, layers: Sequence
     found = read_features_card(folder)
     if (found.fingerprint, found.layers) != (fingerprint, tuple(layers)):
         raise UserError(f"{folder}: holds other features ({_CARD} differs); name another --out")
-    if found.identity not in (None, card.identity):
+    if found.identity != card.identity:
         raise UserError(
             f"{folder}: holds the features of other answers than those in {answers}; name another"
             " --out"

@@ -218,8 +218,7 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         self.curve = self._read_curve(state)
         for name in _COUNTERS:
             setattr(self, name, state[name])
-        # Places in the order of an earlier version would not be places in another.
-        self.order_seed = state.get("order_seed", self.settings.seed)
+        self.order_seed = state["order_seed"]
         self._plan()
 
     def _begin_after(self, earlier: Path) -> None:
@@ -228,7 +227,7 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         state: dict[str, Any] = torch.load(earlier, weights_only=True)
         self.model.load_state_dict(state["best"], strict=False)
         self.curve, self.tokens = self._read_curve(state), state["tokens"]
-        self.seconds_before = state["seconds"] + state.get("seconds_before", 0.0)
+        self.seconds_before = state["seconds"] + state["seconds_before"]
 
     def _read_curve(self, state: Mapping[str, Any]) -> list[E]:
         kind: Any = self.evaluation_type

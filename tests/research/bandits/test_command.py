@@ -1,4 +1,4 @@
-"""`specdec lab bandits` compares bandits with their arms, live or by replay; bad input is refused."""
+"""`specdec lab bandits` compares bandits with their arms, live or by replay; bad input fails."""
 
 from __future__ import annotations
 

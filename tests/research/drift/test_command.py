@@ -10,7 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from research.drift import __main__ as drift
-from tests.jobs.conftest import Command
+from tests.commands import Command
 
 
 def test_drift_is_shown_written_and_logged_by_width(

@@ -10,7 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from research.long_form import __main__ as long_form
-from tests.jobs.conftest import Command
+from tests.commands import Command
 
 ROWS = """
 rows:

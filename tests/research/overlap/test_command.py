@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from research.overlap import __main__ as overlap
-from tests.jobs.conftest import Command
+from tests.commands import Command
 
 
 @pytest.mark.long

@@ -38,8 +38,8 @@ from specdec_core.drafting.datastores.datastore import open_datastore
 from specdec_core.models.fingerprints import fingerprints, tokenizer_digest
 from specdec_core.models.pair import Pair, load_tokenizer
 from specdec_core.recordings.observer import RecordingObserver
+from tests.commands import Command
 from tests.conftest import chat_tokenizer, save_random_head
-from tests.jobs.conftest import Command
 
 ROOT = Path(__file__).parents[3]
 CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from research.papers.decisions import immediate_costs, implied_delta, stopping_threshold
 from specdec_core.config import Configuration
-from specdec_core.cost import immediate_costs, implied_delta, stopping_threshold
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.tokens.statistics import Counts, Generation, Round, rounds_frame
 from tests.specdec_core.cost.runs import POLICIES, decode, drafting, frequent_token

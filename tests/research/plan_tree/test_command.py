@@ -21,7 +21,8 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.plan import load_plan
 from specdec_core.tokens.statistics import Counts
-from tests.jobs.conftest import Command, record_prompts
+from tests.commands import Command
+from tests.jobs.conftest import record_prompts
 
 ROOT = Path(__file__).parents[3]
 TEXTS = [f"x{i} = {i} + " for i in range(6)]

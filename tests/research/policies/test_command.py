@@ -13,7 +13,8 @@ from mlflow import MlflowClient
 from research.policies import __main__ as policies
 from specdec_core.config import Sampling
 from specdec_core.models.pair import Pair
-from tests.jobs.conftest import Command, record_prompts
+from tests.commands import Command
+from tests.jobs.conftest import record_prompts
 
 SETS = {"sums": [f"x{i} = {i} + " for i in range(5)], "loops": [f"for i in {i}:" for i in "abc"]}
 SEARCH = {

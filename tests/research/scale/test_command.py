@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from research.scale import __main__ as scale
-from tests.jobs.conftest import Command
+from tests.commands import Command
 
 ROOT = Path(__file__).parents[3]
 
