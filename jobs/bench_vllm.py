@@ -1,4 +1,4 @@
-"""vLLM with what `specdec export` gives it, as rows of `specdec bench`."""
+"""vLLM with what `specdec export` gives it, as rows of `specdec bench offline`."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def main(
 ) -> None:
     """Time forwards of 1, 2, 3, … tokens of every model at some contexts and batch sizes, fit
     them, and write the fit as JSON. Of vLLM whole steps are timed, which verify so many tokens of
-    so many rows. `specdec export` and `specdec scan` rank by such a profile."""
+    so many rows. `specdec export` and `specdec export --check` rank by such a profile."""
     spec, settings = PairSpec(), {}
     if config is not None:
         from specdec_core.search.plan import load_plan

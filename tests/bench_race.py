@@ -64,7 +64,7 @@ def bench_result(tiny_pair: Pair, bench_prompts: list[Prompt]) -> BenchResult:
     return BenchResult(
         name="tiny",
         started=datetime(2026, 1, 2, tzinfo=UTC),
-        command="specdec bench",
+        command="specdec bench offline",
         pair=tiny_pair.spec,
         prompts=PromptSet(source="prompts.jsonl", count=3, digest="0" * 64),
         ids=[prompt.id for prompt in bench_prompts],

@@ -51,7 +51,7 @@ def load_result(dtype: str = "bfloat16") -> LoadResult:
     return LoadResult(
         name="tiny",
         started=datetime(2026, 11, 1, tzinfo=UTC),
-        command="specdec bench --clients 1,4",
+        command="specdec bench serve --clients 1,4",
         pair=PairSpec(runner=RunnerSettings(target_dtype=dtype, draft_dtype=dtype)),
         prompts=PromptSet(source="made.jsonl", count=12, digest="0" * 64),
         max_new_tokens=TOKENS,

@@ -52,7 +52,7 @@ LIMITS = {
 def report(result: BenchResult, baseline: Sequence[spec_bench.Answer] | None = None) -> Report:
     """`baseline` are Spec-Bench answers to compare with, instead of our autoregressive ones."""
     return Report(
-        command="bench",
+        command="bench offline",
         title=f"Benchmark of {result.pair.name}",
         origin=origin(result, how_measured(result)),
         findings=findings(result),

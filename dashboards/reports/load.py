@@ -57,7 +57,7 @@ RATIOS = (
 def report(result: LoadResult) -> Report:
     summary, arms, http = summary_frame(result), arms_frame(result), http_frame(result)
     return Report(
-        command="bench",
+        command="bench serve",
         title=f"Servers under load, {result.pair.name}",
         origin=origin(
             result,

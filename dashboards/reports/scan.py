@@ -52,7 +52,7 @@ def report(result: ScanResult) -> Report:
     ]
     frame = _frame(result)
     return Report(
-        command="scan",
+        command="export --check",
         title=f"{result.server} with {result.pair.name}: settings ranked and timed",
         origin=Origin(
             name=result.name,

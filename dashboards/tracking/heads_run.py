@@ -74,7 +74,7 @@ class HeadsRun(DeliveredRun, HeadObserver):
         plan = hashlib.sha256(json.dumps([draft, params], sort_keys=True).encode()).hexdigest()
         query = f"tags.training_plan = '{plan}'"
         parent = next(runs_where(self._client, self.experiment_id, query), None)
-        tags = {"training_plan": plan, "draft": draft, **run_tags("train-head", environment())}
+        tags = {"training_plan": plan, "draft": draft, **run_tags("train head", environment())}
         if self._take_up(parent, f"heads of {draft}", tags):
             self._client.log_batch(self.run_id, params=as_params(params))
 
@@ -84,7 +84,7 @@ class HeadsRun(DeliveredRun, HeadObserver):
         self._client.set_terminated(self.run_id)
 
     def _log(self, head: Finished) -> None:
-        tags = run_tags("train-head", environment())
+        tags = run_tags("train head", environment())
         run = self._nested_run(head.card.training, head.label, tags)
         if run.info.status == "FINISHED":
             return

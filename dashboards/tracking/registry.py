@@ -182,7 +182,7 @@ def load_champion(name: str | None = None) -> Registered:
     :class:`UserError` when there is none."""
     none_yet = UserError(
         f"no champion{f' of {name}' if name else ''} in {tracking_uri()} yet; "
-        "`specdec sweep` finds one, `specdec promote <config_id>` appoints one"
+        "`specdec sweep` finds one, `specdec deploy --promote <config_id>` appoints one"
     )
     if no_store():
         raise none_yet

@@ -30,7 +30,7 @@ ROWS = Path(__file__).with_name("bundled.yaml")
 
 def main(
     rows: Annotated[
-        Path, Option(help="YAML with the configurations, as `specdec bench`'s.")
+        Path, Option(help="YAML with the configurations, as `specdec bench offline`'s.")
     ] = ROWS,
     target: Target = None,
     draft: Drafts = None,

@@ -130,7 +130,7 @@ def main(
             home = workspace()
             inputs = study_inputs(plan, result, folder, home, wanted, progress, long_texts)
             studied = study_tables(studies, inputs, folder.sections, fresh, progress)
-            text, figures = papers_page(result, listed, typed("papers"), studied)
+            text, figures = papers_page(result, listed, typed("lab papers"), studied)
             for file, figure in figures.items():
                 write_atomically(write_page.parent / file, figure)
             write_atomically(write_page, text)

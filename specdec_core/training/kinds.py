@@ -36,7 +36,7 @@ class Kind:
 
 HEAD = Kind(
     name="head",
-    command="train-eagle",
+    command="train eagle",
     title="EAGLE head",
     workspace="eagle",
     settings=EagleTrainingSettings,
@@ -46,7 +46,7 @@ HEAD = Kind(
 )
 DRAFT = Kind(
     name="draft",
-    command="train-draft",
+    command="train draft",
     title="draft",
     workspace="drafts",
     settings=DraftTrainingSettings,

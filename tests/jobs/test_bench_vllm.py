@@ -1,4 +1,4 @@
-"""vLLM gets in `specdec bench` what `specdec export` writes, and the plug-in where it can draft."""
+"""`specdec bench offline` gives vLLM what `specdec export` writes, and the plug-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`specdec certify` writes a certificate or says which check failed; `promote` asks for one."""
+"""`specdec certify` writes a certificate or says which check failed; promoting asks for one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jobs import certify, promote
+from jobs import certify, deploy
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -98,7 +98,7 @@ def test_a_lossy_configuration_gets_none(
 
 
 def test_promoting_asks_for_a_certificate(command: Command, swept: Path) -> None:
-    done = command(promote.main, swept, SUFFIX.id)
+    done = command(deploy.main, swept, "--promote", SUFFIX.id)
     assert done.returncode == 2
     assert f"{SUFFIX.id} has no certificate" in done.stderr
     assert "--uncertified" in done.stderr

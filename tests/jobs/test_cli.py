@@ -60,11 +60,11 @@ def test_help_names_the_defaults_that_settings_have() -> None:
             "mixing": header["mixing"].default,
             "max_new_tokens": RecordingPlan.model_fields["max_new_tokens"].default,
         },
-        "train-eagle": {
+        "train eagle": {
             "draft_vocab": head["draft_vocab_size"].default,
             **{n: head[n].default for n in ("steps", "share", "batch_tokens", "epochs")},
         },
-        "train-draft": {
+        "train draft": {
             "draft_vocab": draft["draft_vocab_size"].default,
             **{n: draft[n].default for n in ("embedding", "form", "batch_tokens", "epochs")},
             **DraftTrainingSettings().shape,

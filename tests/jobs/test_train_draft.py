@@ -1,4 +1,4 @@
-"""`specdec train-draft` trains a draft on recorded answers, once, and refuses bad input."""
+"""`specdec train draft` trains a draft on recorded answers, once, and refuses bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`specdec train-eagle` has a target answer, trains on its features, and refuses bad input."""
+"""`specdec train eagle` has a target answer, trains on its features, and refuses bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`specdec train-head` trains on a recording, judges thresholds, and refuses bad input."""
+"""`specdec train head` trains on a recording, judges thresholds, and refuses bad input."""
 
 from __future__ import annotations
 

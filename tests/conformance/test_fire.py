@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 from fastapi import FastAPI
 
-from cluster.serving import fire
 from cluster.serving.engine_process import EngineProcess
-from cluster.serving.fire import Fire, JsonAnswers, json_answers, under_fire
 from cluster.serving.http.app import build_app
 from cluster.serving.http.service import CompletionService
 from cluster.serving.server_process import running
@@ -19,6 +17,8 @@ from specdec_core.engine import Engine
 from specdec_core.engine.engine import Status
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
+from tests.conformance import fire
+from tests.conformance.fire import Fire, JsonAnswers, json_answers, under_fire
 from tests.local_server import LocalServer, engine_server
 
 
@@ -55,7 +55,7 @@ def test_what_they_took_would_be_found(tiny_pair: Pair, monkeypatch: pytest.Monk
 @pytest.mark.long
 def test_a_thousand_requests_lose_nothing(tiny_spec: PairSpec) -> None:
     """With the engine in a process of its own, as `specdec serve` has it. The server's process is
-    the clients', too, so its memory says nothing here: `specdec conformance` looks at that."""
+    the clients', too, so memory is measured by `python -m tests.conformance` alone."""
 
     def served() -> FastAPI:
         engine = EngineProcess(tiny_spec, Configuration(drafter=DraftModelSettings()), Limits(8))

@@ -1,4 +1,4 @@
-"""`specdec make-key` shows a key once and keeps its hash."""
+"""`specdec serve keys` shows a key once and keeps its hash."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.serving.http.access import read_keys
-from jobs.make_key import main
+from jobs.serve_keys import main
 
 
 def test_the_file_has_the_hashes_of_the_keys_that_were_shown(

@@ -1,4 +1,4 @@
-"""`specdec scan` holds a ranking by replay against the program itself."""
+"""`specdec export --check` compares a ranking by replay with the program itself."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from jobs import scan
-from specdec_core.config import Sampling
+from jobs import export
+from specdec_core.config import AUTOREGRESSIVE, PairConfiguration, Sampling
 from specdec_core.export.scan import ScanResult
 from specdec_core.models.pair import Pair
 from tests.commands import Command
 from tests.jobs.conftest import record_prompts
 
 
-def pair_options(pair: Pair) -> list[str]:
-    drafts = [f"{name}={model}" for name, model in pair.spec.drafts.items()]
-    return ["--target", pair.spec.target, *(w for draft in drafts for w in ("--draft", draft))]
+def of_pair(pair: Pair, folder: Path) -> list[object]:
+    """The options for autoregressive decoding of the pair."""
+    file = PairConfiguration(pair=pair.spec, configuration=AUTOREGRESSIVE).save(folder / "p.yaml")
+    return ["--config", file]
 
 
 def test_a_ranking_is_held_against_transformers(
@@ -29,8 +30,8 @@ def test_a_ranking_is_held_against_transformers(
     (tmp_path / "h.yaml").write_text(json.dumps(times))
     record_prompts(tiny_pair, prompts, tmp_path / "traces" / "sums", 12)
     options = ["--hardware", tmp_path / "h.yaml", "--lengths", "1,3", "--repeats", "1"]
-    told = ["--to", "transformers", *pair_options(tiny_pair), *options, "--name", "one"]
-    done = command(scan.main, tmp_path, *told)
+    told = ["--to", "transformers", *of_pair(tiny_pair, tmp_path), *options, "--name", "one"]
+    done = command(export.main, tmp_path, "--check", *told)
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "scans" / "one"
     result = ScanResult.model_validate_json((folder / "scan.json").read_text())
@@ -62,9 +63,9 @@ def test_a_sampled_recording_ranks_nothing_that_is_timed_greedily(
     drawn = Sampling(temperature=1.0, coupling="gumbel")
     record_prompts(tiny_pair, tmp_path / "sums.jsonl", tmp_path / "traces" / "drawn", 8, drawn)
     options = ["--to", "transformers", "--hardware", tmp_path / "h.yaml"]
-    done = command(scan.main, tmp_path, *options, *pair_options(tiny_pair))
+    done = command(export.main, tmp_path, "--check", *options, *of_pair(tiny_pair, tmp_path))
     assert done.returncode == 2
-    assert "was sampled, and a scan decodes greedily" in done.stderr
+    assert "was sampled, and --check decodes greedily" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_a_sampled_recording_ranks_nothing_that_is_timed_greedily(
 def test_what_cannot_be_scanned_is_one_line(
     command: Command, tiny_pair: Pair, tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
-    done = command(scan.main, tmp_path, *options, *pair_options(tiny_pair))
+    done = command(export.main, tmp_path, "--check", *options, *of_pair(tiny_pair, tmp_path))
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1

@@ -42,9 +42,9 @@ def main(
     then those that leave (--leaving), and those that ask for JSON (--answers).
 
     The server's key is in OPENAI_API_KEY, if it needs one."""
-    from cluster.serving import field_clients as clients
-    from cluster.serving.fire import json_answers, under_fire
     from specdec_core.models.location import located
+    from tests.conformance import field_clients as clients
+    from tests.conformance.fire import json_answers, under_fire
 
     if not any((vllm, guidellm, schemathesis, leaving, answers)):
         raise UserError(

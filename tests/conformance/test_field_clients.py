@@ -6,17 +6,20 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from cluster.serving.field_clients import Outcome, Target, guidellm, schemathesis, vllm_bench
 from cluster.serving.server_process import running
-from jobs.cli import app
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, PairSpec
 from specdec_core.models.pair import Pair
+from tests.conformance.__main__ import main
+from tests.conformance.field_clients import Outcome, Target, guidellm, schemathesis, vllm_bench
 from tests.local_server import engine_server
 
-PEERS = Path(__file__).parents[3] / ".venv-peers" / "bin" / "python"
+app = typer.Typer()
+app.command()(main)
+PEERS = Path(__file__).parents[2] / ".venv-peers" / "bin" / "python"
 
 
 @pytest.mark.long
@@ -43,14 +46,14 @@ def test_a_server_without_a_chat_template_is_asked_for_completions(
     tiny_pair: Pair,
 ) -> None:
     with running(engine_server(tiny_pair, AUTOREGRESSIVE, 2)) as url:
-        asked = ["conformance", url, "--tokenizer", "x", "--guidellm", "/bin/false"]
+        asked = [url, "--tokenizer", "x", "--guidellm", "/bin/false"]
         said = CliRunner().invoke(app, asked).output
     assert "no chat template: completions alone" in said
     assert said.count("failed  guidellm run") == said.count("/v1/completions: 0 requests") == 1
 
 
 def test_the_command_names_what_it_needs() -> None:
-    asked = ["conformance", "http://127.0.0.1:9", "--tokenizer", "x"]
+    asked = ["http://127.0.0.1:9", "--tokenizer", "x"]
     nothing = CliRunner().invoke(app, asked)
     assert "name a client" in str(nothing.exception)
     gone = CliRunner().invoke(app, [*asked, "--guidellm", sys.executable])

@@ -1,4 +1,4 @@
-"""`specdec bench --clients` and `--rate`: this engine's server and vLLM's under the same load."""
+"""Compare servers under the same load over HTTP: this engine's and vLLM's."""
 
 from __future__ import annotations
 
@@ -7,11 +7,41 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from typer import Option
+
+from jobs.bench import (
+    BenchRepeats,
+    Configs,
+    Graphs,
+    MeasureAgain,
+    Only,
+    Threads,
+    end,
+    merged,
+    pair_and_options,
+    peers_of,
+    result_folder,
+)
 from jobs.bench_vllm import our_modes
-from jobs.console import console, interruptible, point, print_runs_page
+from jobs.console import console, interruptible, point, print_runs_page, run, typed
+from jobs.options import (
+    Drafts,
+    DType,
+    MaxLength,
+    MaybeChatTemplate,
+    MaybeLimit,
+    MaybePrompts,
+    MaybeTokens,
+    Name,
+    Target,
+    given,
+    numbers,
+    sizes,
+)
 from specdec_core.base.errors import UserError
+from specdec_core.search.load.workload import Slo
 
 if TYPE_CHECKING:
     from cluster.load_comparison import Entrant
@@ -30,7 +60,135 @@ QUICK: dict[str, Any] = {
 SERVE = (sys.executable, "-m", "jobs.serve")
 
 
-def bench_load(
+def main(
+    clients: Annotated[
+        str | None, Option(help="Clients that wait for their answers, as 1,4,8,16.")
+    ] = None,
+    rate: Annotated[
+        str | None,
+        Option(
+            help="Requests a second, as 2,4.5, that arrive at random whether or not earlier ones"
+            " are answered; with or without --clients."
+        ),
+    ] = None,
+    slo: Annotated[
+        str | None,
+        Option(help="Limits in seconds, as ttft=0.5,tpot=0.05; requests within them are goodput."),
+    ] = None,
+    seed: Annotated[int | None, Option(min=0, help="With --rate: of the arrival times.")] = None,
+    requests: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Requests to a server; unset, 24, or 3 for each client if that is more, and 64 at"
+            " a rate.",
+        ),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Requests that a server decodes together; unset, the number of clients, and 16 at"
+            " a rate.",
+        ),
+    ] = None,
+    engine_alone: Annotated[
+        bool,
+        Option(
+            "--engine-alone",
+            help="Measure this engine without a server, too, and report what HTTP costs.",
+        ),
+    ] = False,
+    config: Configs = None,
+    rows: Annotated[
+        Path | None, Option(help="YAML with this engine's other rows; unset, jobs/bench_load.yaml.")
+    ] = None,
+    target: Target = None,
+    draft: Drafts = None,
+    prompts: MaybePrompts = None,
+    chat_template: MaybeChatTemplate = None,
+    limit: MaybeLimit = None,
+    max_new_tokens: MaybeTokens = None,
+    max_length: MaxLength = None,
+    repeats: BenchRepeats = None,
+    peers: Annotated[
+        list[str] | None, Option(help="vllm or none; repeatable; unset, vllm if it is installed.")
+    ] = None,
+    compile: Graphs = None,
+    threads: Threads = None,
+    dtype: DType = None,
+    only: Only = None,
+    quick: Annotated[
+        bool,
+        Option(
+            "--quick",
+            help="A first look: 8 requests, or 2 for each client, and 16 at a rate; 32 new tokens,"
+            " once.",
+        ),
+    ] = False,
+    name: Name = None,
+    fresh: MeasureAgain = False,
+) -> None:
+    """Send the same requests to this engine's server and to vLLM's, one server after the other, and
+    compare throughput, TTFT and time per output token at each load. Interrupted, the same command
+    resumes with the server that it was at. Run it on an otherwise idle machine."""
+    load = _load_options(clients, rate, slo, seed, requests, slots, engine_alone)
+    runner = given(
+        compile=compile,
+        threads=threads,
+        target_dtype=dtype,
+        draft_dtype=dtype,
+        max_length=max_length,
+    )
+    options = pair_and_options(
+        config,
+        target,
+        draft,
+        runner,
+        prompts=given(source=prompts, limit=limit, chat_template=chat_template) or None,
+        max_new_tokens=max_new_tokens,
+        repeats=repeats,
+        peers=peers_of(peers, servers=True),
+        only=only or None,
+        **load,
+    )
+    # torch takes seconds to import.
+    from specdec_core.studies.bench.benchmark import read_bench_plan
+    from specdec_core.studies.load.plan import LoadPlan
+
+    plan = read_bench_plan(LoadPlan, rows or ROWS, **merged(QUICK if quick else {}, options))
+    folder = result_folder(name, plan)
+    result = _compare(plan, folder, name, typed("bench serve"), peers is not None, fresh)
+    end(len(result.unequal()))
+
+
+def _load_options(
+    clients: str | None,
+    rate: str | None,
+    slo: str | None,
+    seed: int | None,
+    requests: int | None,
+    slots: int | None,
+    engine_alone: bool,
+) -> dict[str, Any]:
+    """What the options say of a load. Raises :class:`UserError` where they name none."""
+    if clients is None and rate is None:
+        raise UserError("--clients or --rate says the load, as --clients 1,4,8: give one")
+    if seed is not None and rate is None:
+        raise UserError("--seed needs --rate: with --clients nothing comes at random")
+    rates = numbers(rate, "--rate", float) if rate is not None else ()
+    if not all(0 < value < float("inf") for value in rates):
+        raise UserError(f"--rate {rate}: expected requests a second as 2,4.5")
+    objective = Slo.read(slo, "--slo").model_dump(exclude_none=True) if slo is not None else None
+    return {
+        "clients": sizes(clients, "--clients") if clients is not None else (),
+        "rates": rates,
+        **given(slo=objective, seed=seed, requests=requests, slots=slots),
+        "engine_alone": engine_alone,
+    }
+
+
+def _compare(
     plan: LoadPlan, folder: Path, name: str | None, command: str, explicit: bool, fresh: bool
 ) -> LoadResult:
     """Compare the servers; write the result into `folder` whole or not at all, log it and show it.
@@ -160,3 +318,7 @@ def _deliver(result: LoadResult, prompts: Sequence[Prompt], folder: Path) -> Non
     show(console, shown.sections)
     point("report", folder / "report.md")
     print_runs_page(result.pair.name, "benchmarks")
+
+
+if __name__ == "__main__":
+    run(main)
