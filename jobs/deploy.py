@@ -103,7 +103,7 @@ def _roll_back(url: str | None) -> None:
     say(server.url, served)
 
 
-def _promote(config_id: str, alias: str, uncertified: bool) -> None:
+def _promote(config_id: str, alias: Any, uncertified: bool) -> None:
     """Give the alias to a configuration of a finished sweep that has a certificate."""
     from dashboards.tracking.registry import register
     from specdec_core.search.folder import find_trial
