@@ -10,11 +10,11 @@ from cluster.serving.load_client import run_load
 from cluster.serving.server_process import Cores, Server, on_cores, running
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.studies.load.load import Load
-from specdec_core.studies.load.plan import LoadPlan
-from specdec_core.studies.load.requests import LoadRecord, LoadRequest
-from specdec_core.studies.load.result import LoadRow
-from specdec_core.studies.parts import Parts
+from specdec_core.evidence.load.load import Load
+from specdec_core.evidence.load.plan import LoadPlan
+from specdec_core.evidence.load.requests import LoadRecord, LoadRequest
+from specdec_core.evidence.load.result import LoadRow
+from specdec_core.evidence.parts import Parts
 
 
 class Entrant(Protocol):

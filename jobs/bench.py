@@ -17,7 +17,7 @@ from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec
 
 if TYPE_CHECKING:
-    from specdec_core.studies.bench.benchmark import BenchPlan
+    from specdec_core.evidence.bench.benchmark import BenchPlan
 
 NOBODY = "none"
 
@@ -121,7 +121,7 @@ def peers_of(names: list[str] | None, servers: bool) -> list[str] | None:
     """The peers to compare with; of `servers`, those that have one."""
     if names is None:
         return None
-    from specdec_core.studies.peers.choose import NAMES
+    from specdec_core.evidence.peers.choose import NAMES
 
     if servers and "transformers" in names:
         raise UserError("--peers transformers: it has no server to compare; under load, vllm")

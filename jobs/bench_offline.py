@@ -37,12 +37,12 @@ from jobs.options import (
 )
 
 if TYPE_CHECKING:
+    from specdec_core.evidence.bench.benchmark import BenchPlan
+    from specdec_core.evidence.bench.result import BenchResult, Take
+    from specdec_core.evidence.parts import Parts
+    from specdec_core.evidence.peers.vllm import VllmMode
     from specdec_core.models.pair import Pair
     from specdec_core.prompts.prompt_sets import Prompt
-    from specdec_core.studies.bench.benchmark import BenchPlan
-    from specdec_core.studies.bench.result import BenchResult, Take
-    from specdec_core.studies.parts import Parts
-    from specdec_core.studies.peers.vllm import VllmMode
 
 ROWS = Path(__file__).with_name("bench.yaml")
 QUICK = {"max_new_tokens": 32, "repeats": 1, "prompts": {"limit": 4}}
@@ -105,11 +105,11 @@ def main(
     # torch and transformers take seconds to import.
     from jobs.bench_vllm import our_modes
     from specdec_core.base.environment import environment
+    from specdec_core.evidence.bench.benchmark import load_bench_plan
+    from specdec_core.evidence.bench.result import Take
+    from specdec_core.evidence.parts import Parts, described
     from specdec_core.models.pair import load_pair
     from specdec_core.prompts.prompt_sets import PromptSet
-    from specdec_core.studies.bench.benchmark import load_bench_plan
-    from specdec_core.studies.bench.result import Take
-    from specdec_core.studies.parts import Parts, described
 
     plan = load_bench_plan(rows or ROWS, **merged(QUICK if quick else {}, options))
     folder = result_folder(name, plan)
@@ -134,9 +134,9 @@ def _load(
     with console.status(f"loading {plan.pair.name}"):
         # torch and transformers take seconds to import.
         from specdec_core.drafting.heads.storage import load_card
+        from specdec_core.evidence.bench.spec_bench import read_answers
         from specdec_core.models.pair import load_pair
         from specdec_core.prompts.prompt_sets import load_prompts
-        from specdec_core.studies.bench.spec_bench import read_answers
 
         for configuration in plan.wanted().values():
             for _, head in configuration.heads:
@@ -158,7 +158,7 @@ def _race(
     parts: Parts[Take],
 ) -> BenchResult:
     from dashboards.progress import RaceProgress
-    from specdec_core.studies.bench.benchmark import open_peers, run_bench
+    from specdec_core.evidence.bench.benchmark import open_peers, run_bench
 
     with (
         RaceProgress(console) as progress,
@@ -180,7 +180,7 @@ def _deliver(
     from dashboards.outputs.mlflow_runs import log
     from dashboards.reports.bench import report
     from specdec_core.base.files import atomic_folder
-    from specdec_core.studies.bench.spec_bench import write_answers
+    from specdec_core.evidence.bench.spec_bench import write_answers
 
     def decode(tokens: list[int]) -> str:
         return str(pair.tokenizer.decode(tokens, skip_special_tokens=True)).strip()

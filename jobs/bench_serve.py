@@ -46,12 +46,12 @@ from specdec_core.search.load.workload import Slo
 if TYPE_CHECKING:
     from cluster.load_comparison import Entrant
     from cluster.serving.server_process import Cores
+    from specdec_core.evidence.load.plan import LoadPlan
+    from specdec_core.evidence.load.requests import LoadRequest
+    from specdec_core.evidence.load.result import LoadResult
+    from specdec_core.evidence.peers.vllm import VllmMode
     from specdec_core.models.pair import Pair
     from specdec_core.prompts.prompt_sets import Prompt
-    from specdec_core.studies.load.plan import LoadPlan
-    from specdec_core.studies.load.requests import LoadRequest
-    from specdec_core.studies.load.result import LoadResult
-    from specdec_core.studies.peers.vllm import VllmMode
 
 ROWS = Path(__file__).with_name("bench_load.yaml")
 QUICK: dict[str, Any] = {
@@ -153,8 +153,8 @@ def main(
         **load,
     )
     # torch takes seconds to import.
-    from specdec_core.studies.bench.benchmark import read_bench_plan
-    from specdec_core.studies.load.plan import LoadPlan
+    from specdec_core.evidence.bench.benchmark import read_bench_plan
+    from specdec_core.evidence.load.plan import LoadPlan
 
     plan = read_bench_plan(LoadPlan, rows or ROWS, **merged(QUICK if quick else {}, options))
     folder = result_folder(name, plan)
@@ -204,11 +204,11 @@ def _compare(
     from cluster.load_comparison import compare_servers
     from dashboards.progress import RaceProgress
     from specdec_core.base.environment import environment
+    from specdec_core.evidence.load.requests import LoadRecord
+    from specdec_core.evidence.load.result import LoadResult
+    from specdec_core.evidence.parts import Parts, described
     from specdec_core.models.pair import load_pair
     from specdec_core.prompts.prompt_sets import PromptSet
-    from specdec_core.studies.load.requests import LoadRecord
-    from specdec_core.studies.load.result import LoadResult
-    from specdec_core.studies.parts import Parts, described
 
     ours = our_modes(plan, pair)
     started, facts = datetime.now(UTC), environment()

@@ -116,6 +116,7 @@ def main(
     from dashboards.sections import Origin
     from specdec_core.cost.steps import load_step_times
     from specdec_core.engine.scheduler import Limits
+    from specdec_core.measure.step_times import step_times
     from specdec_core.recordings.replay import Replay
     from specdec_core.search.load.answers import replayed_answers
     from specdec_core.search.load.capacity import (
@@ -125,10 +126,9 @@ def main(
         mean_rate,
     )
     from specdec_core.search.load.decoded import decoded_live
+    from specdec_core.search.load.live_rounds import with_live
     from specdec_core.search.load.simulator import Router, asks_of, asks_of_trace
     from specdec_core.search.load.traffic import read_requests
-    from specdec_core.studies.live_rounds import with_live
-    from specdec_core.studies.step_times import step_times
 
     recording = _recording(traces, chosen)
     requests = read_requests(trace, recording.header.pair) if trace is not None else ()
@@ -228,7 +228,7 @@ def _check(
 ) -> list[pd.DataFrame]:
     """The tables of live and simulated measures: with clients, and at rates."""
     from specdec_core.models.pair import load_pair
-    from specdec_core.studies.load_check import CLIENTS, REQUESTS, LoadChecker
+    from specdec_core.search.load.check import CLIENTS, REQUESTS, LoadChecker
 
     clients = [n for n in CLIENTS if n <= limits.slots]
     pair = load_pair(replay.header.pair)

@@ -106,8 +106,8 @@ def _roll_back(url: str | None) -> None:
 def _promote(config_id: str, alias: Any, uncertified: bool) -> None:
     """Give the alias to a configuration of a finished sweep that has a certificate."""
     from dashboards.tracking.registry import register
+    from specdec_core.evidence.certificate.certificate import find_certificate
     from specdec_core.search.folder import find_trial
-    from specdec_core.studies.certificate.certificate import find_certificate
 
     result, trial = find_trial(workspace() / "sweeps", config_id)
     certificate = find_certificate(result.pair, trial.configuration)

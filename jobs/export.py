@@ -230,8 +230,8 @@ def _priced(
     if not configuration.unpriced:
         return configuration
     from dashboards.progress import ConsoleProgress
+    from specdec_core.measure.forward_times import forward_times
     from specdec_core.models.pair import resolve_dtypes
-    from specdec_core.studies.forward_times import forward_times
 
     drafts = configuration.drafts_of(choice.pair.drafts)
     pair = resolve_dtypes(choice.pair.model_copy(update={"drafts": drafts}))
@@ -304,8 +304,8 @@ def recorded(
     sampling, if there is any, and the times to price it by. Raises :class:`UserError`, which says
     `why` a recording is needed, without one, and for one of other weights."""
     from specdec_core.export.places import recording_of
+    from specdec_core.measure.forward_times import forward_times, timed
     from specdec_core.recordings.replay import Replay
-    from specdec_core.studies.forward_times import forward_times, timed
 
     recording = recording_of(pair, workspace(), configuration.sampling, traces)
     if recording is None:

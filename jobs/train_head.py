@@ -66,8 +66,8 @@ def main(
     from specdec_core.config import parse
     from specdec_core.drafting.heads.card import TrainingSettings
     from specdec_core.recordings.find import open_named
-    from specdec_core.studies.head_thresholds import judge_rules
     from specdec_core.training.heads.examples import same_models
+    from specdec_core.training.heads.thresholds import judge_rules
 
     given = {
         "learning_rate": rates[0],
@@ -125,8 +125,8 @@ def train(
     from dashboards.progress import ConsoleProgress, HeadProgress
     from dashboards.reports.heads import fits, thresholds
     from dashboards.tracking.heads_run import HeadsRun
-    from specdec_core.studies.head_thresholds import judge_heads
     from specdec_core.training.heads.examples import load_examples
+    from specdec_core.training.heads.thresholds import judge_heads
 
     console.print(f"heads of [bold]{draft}[/bold]")
     with console.status("reading recordings"):

@@ -9,14 +9,14 @@ import pytest
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine
+from specdec_core.evidence.bench.benchmark import profiled
+from specdec_core.evidence.bench.limits import ForwardClock, oracle_limits, widths_of
+from specdec_core.evidence.bench.race import EngineContestant, PeerContestant, race
+from specdec_core.evidence.bench.result import BenchResult, Row
+from specdec_core.evidence.peers.choose import peers_of
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
-from specdec_core.studies.bench.benchmark import profiled
-from specdec_core.studies.bench.limits import ForwardClock, oracle_limits, widths_of
-from specdec_core.studies.bench.race import EngineContestant, PeerContestant, race
-from specdec_core.studies.bench.result import BenchResult, Row
-from specdec_core.studies.peers.choose import peers_of
 
 NEW_TOKENS = 10
 CHAIN = Configuration(drafter=DraftModelSettings())

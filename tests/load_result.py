@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.evidence.load.requests import LoadRecord
+from specdec_core.evidence.load.result import LoadResult, LoadRow
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.load.workload import Slo
-from specdec_core.studies.load.requests import LoadRecord
-from specdec_core.studies.load.result import LoadResult, LoadRow
 
 TOKENS, REQUESTS = 11, 8
 CHAIN = Configuration(drafter=DraftModelSettings())

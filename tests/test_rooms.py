@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = (
-    "base config prompts tokens models cost drafting engine plugins recordings search training"
-    " studies export"
+    "base config prompts tokens models cost drafting engine plugins measure recordings"
+    " search training evidence export"
 )
 # `cluster` and `dashboards` stand side by side: neither imports the other.
 ROOMS = [

@@ -27,9 +27,9 @@ from dashboards.reports.contestants import (
 from dashboards.reports.sentences import sentences
 from dashboards.sections import Report, Run, Section
 from specdec_core.base.names import plain_name
-from specdec_core.studies.bench import spec_bench
-from specdec_core.studies.bench.limits import PARTS, limits, limits_frame
-from specdec_core.studies.bench.result import (
+from specdec_core.evidence.bench import spec_bench
+from specdec_core.evidence.bench.limits import PARTS, limits, limits_frame
+from specdec_core.evidence.bench.result import (
     BenchResult,
     Row,
     over,
@@ -37,7 +37,7 @@ from specdec_core.studies.bench.result import (
     summary_frame,
     times_frame,
 )
-from specdec_core.studies.comparison import OURS
+from specdec_core.measure.comparison import OURS
 
 MOST_FUNCTIONS = 15
 LIMITS = {

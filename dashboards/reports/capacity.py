@@ -60,7 +60,7 @@ def report(
     origin: Origin,
 ) -> Report:
     """What was found, everything that was simulated, and what was checked live: nothing, or with
-    clients and at rates, the tables of :mod:`specdec_core.studies.load_check`."""
+    clients and at rates, the tables of :mod:`specdec_core.search.load.check`."""
     frame = pd.concat([result.frame() for result in results], ignore_index=True)
     chosen = [result.chosen for result in results]
     shown = [each for each in chosen if each is not None]

@@ -13,7 +13,7 @@ from dashboards.cells import Cell
 from dashboards.reports.sentences import note
 from dashboards.sections import Origin, Section
 from specdec_core.config import PairSpec
-from specdec_core.studies.comparison import Comparison, Contender, Lead
+from specdec_core.measure.comparison import Comparison, Contender, Lead
 
 
 def origin(result: Comparison[Any], notes: Sequence[str], **params: Any) -> Origin:

@@ -13,8 +13,8 @@ from dashboards.figures.head_training import reliability_diagram, training_curve
 from dashboards.sections import Section
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.measure.comparison import UNKNOWN, ratio_columns
 from specdec_core.search.results import SweepResult
-from specdec_core.studies.comparison import UNKNOWN, ratio_columns
 from specdec_core.tokens.statistics import Ratio, paired_ratio
 from specdec_core.training.heads.evaluation import PRODUCT, Modelled
 from specdec_core.training.heads.finished import Finished

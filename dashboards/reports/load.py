@@ -23,10 +23,9 @@ from dashboards.reports.contestants import (
 from dashboards.reports.sentences import sentences
 from dashboards.sections import Report, Run, Section, metric_name
 from specdec_core.base.names import plain_name
-from specdec_core.studies.comparison import OURS
-from specdec_core.studies.load.load import Load
-from specdec_core.studies.load.plan import SLOTS
-from specdec_core.studies.load.result import (
+from specdec_core.evidence.load.load import Load
+from specdec_core.evidence.load.plan import SLOTS
+from specdec_core.evidence.load.result import (
     LoadResult,
     added_ttft,
     arms_frame,
@@ -35,6 +34,7 @@ from specdec_core.studies.load.result import (
     requests_frame,
     summary_frame,
 )
+from specdec_core.measure.comparison import OURS
 from specdec_core.tokens.statistics import Ratio
 
 # Of the nested runs; those of the summary that are numbers by load.

@@ -11,11 +11,11 @@ from research.bandits.comparison import ArmComparison, ArmsPlan, race, replay_al
 from specdec_core.base.files import atomic_path, write_atomically
 from specdec_core.base.observer import Observer
 from specdec_core.engine.turns import requests_of
+from specdec_core.measure.forward_times import forward_times
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import Prompt, load_prompts
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
-from specdec_core.studies.forward_times import forward_times
 
 
 def race_prompts(

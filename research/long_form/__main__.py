@@ -68,9 +68,9 @@ def main(
     from research.long_form.report import report
     from research.long_form.study import LongFormPlan, measure_long_form, ranges_for
     from specdec_core.engine.turns import requests_of
+    from specdec_core.evidence.bench.benchmark import read_bench_plan
     from specdec_core.models.pair import load_pair
     from specdec_core.prompts.prompt_sets import digest, load_prompts
-    from specdec_core.studies.bench.benchmark import read_bench_plan
 
     runner = given(compile=compile, target_dtype=dtype, draft_dtype=dtype, max_length=max_length)
     changes = {**pair_changes(target, draft, None), **given(runner=runner or None)}

@@ -17,7 +17,7 @@ from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.pearl.timeline import Span
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.studies.time_shares import PARTS
+from specdec_core.measure.time_shares import PARTS
 from specdec_core.tokens.statistics import Counts, Generation, Ratio, paired_ratio
 
 

@@ -110,7 +110,7 @@ def main(
     from research.papers.tables import report
     from specdec_core.base.files import write_atomically
     from specdec_core.base.tables import write_together
-    from specdec_core.studies.bench.benchmark import read_bench_plan
+    from specdec_core.evidence.bench.benchmark import read_bench_plan
 
     same = {"pair": plan.pair.model_dump(mode="json")}
     long_texts = read_bench_plan(LongFormPlan, long_form, **same) if write_page else None

@@ -60,6 +60,7 @@ from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.trained import head_digest, trained_digests, weights_here
 from specdec_core.engine import Request
 from specdec_core.engine.turns import requests_of
+from specdec_core.measure.forward_times import forward_times
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.models.pair import check_pair, eagle_heads_of, load_pair, load_tokenizer
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
@@ -68,7 +69,6 @@ from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.plan import PromptSource
 from specdec_core.search.results import Timing
-from specdec_core.studies.forward_times import forward_times
 
 _TIMES = TypeAdapter(InterleavedTimes)
 

@@ -44,9 +44,9 @@ def main(
     from research.plan_tree.comparison import compare_trees
     from research.plan_tree.report import report
     from specdec_core.base.files import write_atomically
+    from specdec_core.measure.forward_times import forward_times, origin
     from specdec_core.recordings.replay import Replay
     from specdec_core.search.replaying import find_named
-    from specdec_core.studies.forward_times import forward_times, origin
 
     recording = find_named(traces, workspace())
     header = recording.header

@@ -41,8 +41,8 @@ def main(
     from research.policies.report import report
     from research.policies.study import open_recordings, replay_search, searched
     from specdec_core.base.files import write_atomically
+    from specdec_core.measure.forward_times import forward_times, origin
     from specdec_core.recordings.replay import Replay
-    from specdec_core.studies.forward_times import forward_times, origin
 
     recordings = open_recordings(traces, workspace())
     searches = {label: searched(search, recording) for label, recording in recordings.items()}

@@ -15,12 +15,12 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.cost import Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.measure.comparison import ratio_columns
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.plan import load_plan
 from specdec_core.search.replaying import find_named
 from specdec_core.search.results import METRIC, ORACLE, SECONDS, Trial, by_estimate
-from specdec_core.studies.comparison import ratio_columns
 from specdec_core.tokens.statistics import paired_ratio
 from specdec_core.training.heads.evaluation import judging_prompts, prompt_seconds
 

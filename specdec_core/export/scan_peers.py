@@ -14,6 +14,18 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, Sampling, distinct_labels
 from specdec_core.cost import Profile
 from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.evidence.bench.race import PeerContestant, race
+from specdec_core.evidence.peers.choose import plain_pair
+from specdec_core.evidence.peers.peer import Peer
+from specdec_core.evidence.peers.transformers import TransformersMode, TransformersPeer
+from specdec_core.evidence.peers.vllm import (
+    TOKENS,
+    VllmMode,
+    VllmPeer,
+    by_load,
+    environment_folder,
+    suffix_modes,
+)
 from specdec_core.export.scan import Scanned, ScanResult, scanned_settings
 from specdec_core.export.server import Models, Server
 from specdec_core.models.pair import Pair
@@ -22,18 +34,6 @@ from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.results import METRIC, Trial
-from specdec_core.studies.bench.race import PeerContestant, race
-from specdec_core.studies.peers.choose import plain_pair
-from specdec_core.studies.peers.peer import Peer
-from specdec_core.studies.peers.transformers import TransformersMode, TransformersPeer
-from specdec_core.studies.peers.vllm import (
-    TOKENS,
-    VllmMode,
-    VllmPeer,
-    by_load,
-    environment_folder,
-    suffix_modes,
-)
 
 
 @dataclass(frozen=True)

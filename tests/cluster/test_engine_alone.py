@@ -11,11 +11,11 @@ from cluster.serving.server_process import Cores
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.evidence.load.load import Load
+from specdec_core.evidence.load.plan import LoadPlan
+from specdec_core.evidence.load.result import LoadRow
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.studies.load.load import Load
-from specdec_core.studies.load.plan import LoadPlan
-from specdec_core.studies.load.result import LoadRow
 from tests.local_server import engine_server
 
 CHAIN = Configuration(drafter=DraftModelSettings())

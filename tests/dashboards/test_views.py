@@ -21,9 +21,9 @@ from dashboards.views import VIEWS
 from jobs.console import console, print_runs_page
 from specdec_core.drafting.heads.card import HeadSpec
 from specdec_core.drafting.heads.storage import save_head
+from specdec_core.evidence.bench.result import BenchResult
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.results import SweepResult
-from specdec_core.studies.bench.result import BenchResult
 from specdec_core.training.heads.training import HeadTraining
 from tests.dashboards import browser
 from tests.dashboards.tracking.test_delivery import server

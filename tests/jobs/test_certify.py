@@ -14,8 +14,8 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
-from specdec_core.studies.certificate import certify as study
-from specdec_core.studies.certificate.certificate import LiveSpeed, find_certificate
+from specdec_core.evidence.certificate import certify as study
+from specdec_core.evidence.certificate.certificate import LiveSpeed, find_certificate
 from tests.commands import Command
 from tests.registered import SUFFIX
 
