@@ -17,7 +17,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
 from specdec_core.drafting.pearl.drafter import PearlDrafter
 from specdec_core.drafting.pearl.link import Link, no_link
-from specdec_core.drafting.pearl.timeline import Span, Timeline
+from specdec_core.drafting.pearl.timeline import Timeline, TimelineSpan
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import load_pair
 
@@ -46,7 +46,7 @@ class PlacedBench(Bench):
                     raise UserError(f"{configuration.label}: the draft did not get ready")
         super().warm_up(configurations, request)
 
-    def record(self, configuration: Configuration, request: Request) -> list[Span]:
+    def record(self, configuration: Configuration, request: Request) -> list[TimelineSpan]:
         """The spans of draft and target while `request` was decoded."""
         self.decode(configuration, request)
         timeline = self._drafter.timeline = Timeline()

@@ -113,14 +113,14 @@ def main(
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
     from dashboards.reports.capacity import report
-    from dashboards.sections import Origin
+    from dashboards.sections import ReportOrigin
     from specdec_core.cost.steps import load_step_times
     from specdec_core.engine.scheduler import Limits
     from specdec_core.measure.step_times import step_times
     from specdec_core.recordings.replay import Replay
     from specdec_core.search.load.answers import replayed_answers
     from specdec_core.search.load.capacity import (
-        Service,
+        ServedTraffic,
         greatest_rate,
         least_replicas,
         mean_rate,
@@ -159,7 +159,7 @@ def main(
     with ConsoleProgress(console) as progress:
         way = Router(routing, router_ms / 1e3, routers)
         new_tokens = recording.header.max_new_tokens
-        service = Service(answers, times, limits, way, gaps, seconds, requests, new_tokens)
+        service = ServedTraffic(answers, times, limits, way, gaps, seconds, requests, new_tokens)
         progress.stage("simulating")
         if rate is not None:
             results = [least_replicas(service, rate, objective, share)]
@@ -196,7 +196,7 @@ def main(
         "router_ms": router_ms,
         "routers": routers,
     }
-    origin = Origin(name=folder.name, pair=pair.name, notes=notes, params=params)
+    origin = ReportOrigin(name=folder.name, pair=pair.name, notes=notes, params=params)
     files = [] if hardware else [workspace() / "steps.json"]
     deliver(report(results, checked, chosen.configuration, origin), folder, "capacity", files)
 

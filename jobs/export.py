@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from specdec_core.cost import Profile
     from specdec_core.export.nearest import Nearest
     from specdec_core.export.scan import ScanResult
-    from specdec_core.export.server import Models, Server, Written
+    from specdec_core.export.server import ExportTarget, Models, WrittenFiles
     from specdec_core.recordings.replay import Replay
     from specdec_core.search.results import Trial
 
@@ -198,7 +198,7 @@ def _check(
 
 
 def _scan(
-    server: Server,
+    server: ExportTarget,
     spec: PairSpec,
     replay: Replay,
     times: Profile,
@@ -240,11 +240,13 @@ def _priced(
     return configuration.priced(times)
 
 
-def _folder(out: Path | None, choice: PairConfiguration, server: Server) -> Path:
+def _folder(out: Path | None, choice: PairConfiguration, server: ExportTarget) -> Path:
     return out or workspace() / "export" / f"{choice.pair.name}-{server.name}"
 
 
-def _deliver(server: Server, written: Written, version: str | None, folder: Path) -> None:
+def _deliver(
+    server: ExportTarget, written: WrittenFiles, version: str | None, folder: Path
+) -> None:
     """Write the files, and say how they are used. Those that an earlier export to this server left
     here are replaced, also by none."""
     before = folder / USAGE
@@ -259,7 +261,7 @@ def _deliver(server: Server, written: Written, version: str | None, folder: Path
     console.print(f"\n{escape(written.usage)}", soft_wrap=True)
 
 
-def models_for(pair: PairSpec, server: Server, plug_in: bool = False) -> Models:
+def models_for(pair: PairSpec, server: ExportTarget, plug_in: bool = False) -> Models:
     """Where the pair's models are for another program, or for our `plug_in` there. Raises
     :class:`UserError` for a pair that is not there."""
     with console.status("looking the models up"):
@@ -320,7 +322,7 @@ def recorded(
     return Replay(recording, hidden=bool(configuration.heads), profile=times), times
 
 
-def _show_ranked(server: Server, ranked: list[Trial]) -> None:
+def _show_ranked(server: ExportTarget, ranked: list[Trial]) -> None:
     from dashboards.outputs.console import table
     from dashboards.reports.scan import ranking
 
@@ -330,7 +332,7 @@ def _show_ranked(server: Server, ranked: list[Trial]) -> None:
     )
 
 
-def say_nearest(server: Server, asked: DrafterSettings | None, nearest: Nearest) -> None:
+def say_nearest(server: ExportTarget, asked: DrafterSettings | None, nearest: Nearest) -> None:
     """Say what a server is told instead of what was `asked`, and what that is expected to cost."""
     instead = nearest.drafter.label if nearest.drafter is not None else "no speculation"
     what = asked.label if asked is not None else "autoregressive"

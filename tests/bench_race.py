@@ -12,7 +12,7 @@ from specdec_core.engine import Engine
 from specdec_core.evidence.bench.benchmark import profiled
 from specdec_core.evidence.bench.limits import ForwardClock, oracle_limits, widths_of
 from specdec_core.evidence.bench.race import EngineContestant, PeerContestant, race
-from specdec_core.evidence.bench.result import BenchResult, Row
+from specdec_core.evidence.bench.result import BenchResult, BenchRow
 from specdec_core.evidence.peers.choose import peers_of
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations
@@ -49,7 +49,7 @@ def bench_result(tiny_pair: Pair, bench_prompts: list[Prompt]) -> BenchResult:
         *(PeerContestant(peer, "transformers", not n) for n, peer in enumerate(peers)),
     ]
 
-    def between(rows: list[Row]) -> None:
+    def between(rows: list[BenchRow]) -> None:
         clock.measure(widths_of([row for row in rows if row.ours], tiny_pair), times=3)
 
     rows = []

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from specdec_core.base.wire import PATIENCE, LinkLost, Listener, Wire, connect
+from specdec_core.base.wire import PATIENCE, LinkLost, Wire, WireListener, connect
 
 COMING = 60.0  # seconds that other ranks may take to connect, once all have their addresses
 SMALL = 32 << 10  # bytes that a socket buffers even if the other end does not read
@@ -85,7 +85,7 @@ class SocketExchange:
         self._wires: dict[int, Wire] = {}
         # A message may arrive together with the ones after it.
         self._arrived: list[deque[bytearray]] = [deque() for _ in range(parts)]
-        with closing(Listener("", _as_it_is, _as_it_is, patience=None)) as listener:
+        with closing(WireListener("", _as_it_is, _as_it_is, patience=None)) as listener:
             addresses = [("", 0, b"")] * parts
             dist.all_gather_object(addresses, (host, listener.port, listener.key))
             for other in range(rank):

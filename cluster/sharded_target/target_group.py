@@ -19,7 +19,7 @@ from cluster.session import get, start_actor
 from cluster.sharded_target.shard import Call, Failed, Shard, ShardFacts
 from cluster.sharded_target.shard_weights import check_split
 from specdec_core.base.errors import UserError
-from specdec_core.base.wire import LinkLost, Listener, Wire, dumps
+from specdec_core.base.wire import LinkLost, Wire, WireListener, dumps
 from specdec_core.config import PairSpec
 from specdec_core.models.location import located
 
@@ -162,7 +162,7 @@ class TargetGroup:
     def _connect(self) -> None:
         host = ray.util.get_node_ip_address()
         # All are sent the same bytes.
-        with closing(Listener(encode=bytes, patience=None)) as listener:
+        with closing(WireListener(encode=bytes, patience=None)) as listener:
             key = listener.key
             serving: list[ray.ObjectRef] = [
                 shard.serve.remote(host, listener.port, key) for shard in self._shards

@@ -2,7 +2,7 @@
 notebooks. Each figure can be read alone."""
 
 from dashboards.figures.bounds import acceptance_bounds, ratio_of_entropies
-from dashboards.figures.frontier import View, frontier, iso_latency, pareto, thin
+from dashboards.figures.frontier import FrontierView, frontier, iso_latency, pareto, thin
 from dashboards.figures.heads import head_names, heads_frame, heads_heatmap, heads_table
 from dashboards.figures.lengths import length_errors, utilisation_over_time
 from dashboards.figures.sweep import (
@@ -26,7 +26,7 @@ from dashboards.figures.trees import (
 
 __all__ = [
     "LEAST_TREES",
-    "View",
+    "FrontierView",
     "acceptance_bounds",
     "acceptance_by_confidence",
     "accepted_lengths",

@@ -25,13 +25,13 @@ from dashboards.reports.contestants import (
     whose,
 )
 from dashboards.reports.sentences import sentences
-from dashboards.sections import Report, Run, Section
+from dashboards.sections import LoggedRun, Report, Section
 from specdec_core.base.names import plain_name
 from specdec_core.evidence.bench import spec_bench
 from specdec_core.evidence.bench.limits import PARTS, limits, limits_frame
 from specdec_core.evidence.bench.result import (
     BenchResult,
-    Row,
+    BenchRow,
     over,
     positions_frame,
     summary_frame,
@@ -336,10 +336,10 @@ def _functions(result: BenchResult) -> Iterator[Section]:
 # MLflow
 
 
-def _rows(result: BenchResult) -> Iterator[Run]:
+def _rows(result: BenchResult) -> Iterator[LoggedRun]:
     """A nested run a contestant and temperature."""
     for row, values in zip(result.rows, summary_frame(result).to_dict("records"), strict=True):
-        yield Run(
+        yield LoggedRun(
             name=f"{row.group}: {row.name}, T={row.temperature:g}",
             params=row.settings,
             metrics=_row_metrics(result, row, values),
@@ -347,7 +347,7 @@ def _rows(result: BenchResult) -> Iterator[Run]:
         )
 
 
-def _row_metrics(result: BenchResult, row: Row, values: cells.Row) -> dict[str, float]:
+def _row_metrics(result: BenchResult, row: BenchRow, values: cells.Row) -> dict[str, float]:
     metrics = {
         name: float(value)
         for name, value in values.items()

@@ -9,7 +9,7 @@ from dashboards.cells import Cell
 from dashboards.figures.simulation import simulated_against_live
 from dashboards.reports.sentences import limited
 from dashboards.sections import Section
-from specdec_core.search.load.result import CHECKED, Compared, LoadChoice, Verdict
+from specdec_core.search.load.result import CHECKED, Compared, LoadChoice, LoadVerdict
 
 # What is compared, by objective: a heading and a number's format.
 OBJECTIVES = {
@@ -68,7 +68,7 @@ def verdicts(choice: LoadChoice) -> list[str]:
     return [_verdict(choice, verdict) for verdict in choice.verdicts]
 
 
-def _verdict(choice: LoadChoice, verdict: Verdict) -> str:
+def _verdict(choice: LoadChoice, verdict: LoadVerdict) -> str:
     row, label = choice.row(verdict.load, verdict.config_id), choice.labels[verdict.config_id]
     if (nearest := choice.unkept(verdict.load)) is not None:
         return (

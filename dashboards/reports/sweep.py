@@ -24,7 +24,7 @@ from dashboards.ranking import (
 from dashboards.reports.load_choice import loads, served
 from dashboards.reports.standings import standings, timed_sentences
 from dashboards.reports.sweep_figures import drawn
-from dashboards.sections import Origin, Report, Section, Tile
+from dashboards.sections import Report, ReportOrigin, Section, Tile
 from specdec_core.base.errors import UserError
 from specdec_core.search.load.result import LoadChoice
 from specdec_core.search.results import RaceSummary, SweepResult, Timing
@@ -77,7 +77,7 @@ def report(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None 
     return Report(
         command="sweep",
         title=headline(result),
-        origin=Origin(name=result.name, pair=result.pair.name, started=result.started),
+        origin=ReportOrigin(name=result.name, pair=result.pair.name, started=result.started),
         summary=summary(result),
         parts=[
             *(section for section in sections if section.tiles or section.lines),

@@ -70,7 +70,7 @@ def main(
 
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
-    from dashboards.sections import Origin
+    from dashboards.sections import ReportOrigin
     from research.bandits.comparison import ArmsPlan
     from research.bandits.report import report
     from research.bandits.runs import race_prompts, replay_recording, save
@@ -96,7 +96,7 @@ def main(
     name = name or f"{config.stem}-{Path(traces).resolve().name if traces else plan.pair.name}"
     folder = workspace() / "bandits" / name
     params = {"config": str(config), "prompts": note, "slots": slots, "learned": learned}
-    origin = Origin(name=name, pair=plan.pair.name, notes=[note], params=params)
+    origin = ReportOrigin(name=name, pair=plan.pair.name, notes=[note], params=params)
     deliver(report(comparison, origin), folder, "bandits", save(comparison, folder))
 
 

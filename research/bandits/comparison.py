@@ -16,8 +16,8 @@ import pandas as pd
 from pydantic import Field, model_validator
 
 from research.bandits.regret import (
-    Course,
     Regret,
+    RoundCosts,
     best_arm,
     best_of_each,
     mean_tokens,
@@ -101,15 +101,15 @@ class ArmsPlan(Value):
         return settings_of(self.bandits[0]).arms
 
     @property
-    def entrants(self) -> list[Entrant]:
+    def entrants(self) -> list[BanditEntrant]:
         """Autoregressive decoding, each arm alone, and the bandits."""
         plain = AUTOREGRESSIVE.model_copy(update={"sampling": self.sampling})
         arms = [plain.model_copy(update={"drafter": arm}) for arm in self.arms]
         names = distinct_labels([plain, *arms, *self.bandits])
         return [
-            Entrant("baseline", names[plain.id], plain),
-            *(Entrant("arm", names[arm.id], arm) for arm in arms),
-            *(Entrant("bandit", names[bandit.id], bandit) for bandit in self.bandits),
+            BanditEntrant("baseline", names[plain.id], plain),
+            *(BanditEntrant("arm", names[arm.id], arm) for arm in arms),
+            *(BanditEntrant("bandit", names[bandit.id], bandit) for bandit in self.bandits),
         ]
 
 
@@ -126,7 +126,7 @@ def state_name(bandit: Configuration) -> str:
 
 
 @dataclass
-class Entrant:
+class BanditEntrant:
     """A way to decode the prompts, and its results. Prompts are decoded in turns, of one prompt or
     of a batch that begins together; lists have one entry a turn."""
 
@@ -163,11 +163,11 @@ class Entrant:
         """Tokens a round (MAT)."""
         return mean_tokens(self.courses(timed=False))
 
-    def courses(self, timed: bool) -> list[Course]:
+    def courses(self, timed: bool) -> list[RoundCosts]:
         """The turns, by rounds or by seconds."""
-        return [Course.of(*turn, timed=timed) for turn in self.turns]
+        return [RoundCosts.of(*turn, timed=timed) for turn in self.turns]
 
-    def faster_than(self, other: Entrant) -> Ratio:
+    def faster_than(self, other: BanditEntrant) -> Ratio:
         """How many times faster, a token."""
         ours, theirs = (
             np.array(e.seconds) / np.maximum(e.tokens, 1) * other.tokens for e in (self, other)
@@ -179,28 +179,28 @@ class Entrant:
 class ArmComparison:
     """All entrants on the same prompts. `modelled` where a profile gave the times."""
 
-    entrants: list[Entrant]
+    entrants: list[BanditEntrant]
     modelled: bool = False
 
-    def of(self, kind: Kind) -> list[Entrant]:
+    def of(self, kind: Kind) -> list[BanditEntrant]:
         return [entrant for entrant in self.entrants if entrant.kind == kind]
 
     @cached_property
-    def fastest(self) -> Entrant:
+    def fastest(self) -> BanditEntrant:
         """The arm with the most tokens a second."""
         return max(self.of("arm"), key=lambda arm: arm.tokens_per_second)
 
-    def best(self, timed: bool = False) -> Entrant:
+    def best(self, timed: bool = False) -> BanditEntrant:
         """The best arm in hindsight: the one with the fewest rounds (the paper's ALG_i*), or with
         the fewest seconds in them."""
         arms = self.of("arm")
         return arms[best_arm([arm.courses(timed) for arm in arms])]
 
-    def regret(self, entrant: Entrant, timed: bool = False) -> Regret:
+    def regret(self, entrant: BanditEntrant, timed: bool = False) -> Regret:
         """Against the best arm in hindsight, in rounds or in seconds."""
         return regret(entrant.courses(timed), self.best(timed).courses(timed))
 
-    def regret_each(self, entrant: Entrant, timed: bool = False) -> Regret:
+    def regret_each(self, entrant: BanditEntrant, timed: bool = False) -> Regret:
         """Against the best arm *for each prompt* in hindsight, the paper's i*(pt, ν), in rounds or
         in seconds. An arm alone has some, too."""
         arms = [arm.courses(timed) for arm in self.of("arm")]
@@ -338,7 +338,7 @@ def race(
 
 
 def _decode(
-    engine: Engine, entrant: Entrant, requests: Sequence[Request]
+    engine: Engine, entrant: BanditEntrant, requests: Sequence[Request]
 ) -> tuple[float, list[Generation]]:
     """Decode with the entrant's drafter of the turn before, if any."""
     engine.configure(entrant.configuration)

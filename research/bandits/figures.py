@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.look import ARM_COLOURS, DASHES, INK, MUTED, base_figure, evenly, legend_beside
-from research.bandits.comparison import ArmComparison, Entrant, settings_of
+from research.bandits.comparison import ArmComparison, BanditEntrant, settings_of
 from research.bandits.regret import exp3_bound, hardness, ucb_bound
 
 MOST_POINTS = 600
@@ -26,7 +26,7 @@ class Bound(NamedTuple):
     constant: float
 
 
-def bound_of(comparison: ArmComparison, bandit: Entrant) -> Bound:
+def bound_of(comparison: ArmComparison, bandit: BanditEntrant) -> Bound:
     """The paper's bound on a bandit's regret in rounds, with the arms' means as they are alone."""
     loss = comparison.regret(bandit)
     if settings_of(bandit.configuration).rule == "ucb":
@@ -163,11 +163,11 @@ def regret_table(comparison: ArmComparison) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _counts_tokens(bandit: Entrant) -> bool:
+def _counts_tokens(bandit: BanditEntrant) -> bool:
     return settings_of(bandit.configuration).reward == "tokens"
 
 
-def _has_bound(bandit: Entrant) -> bool:
+def _has_bound(bandit: BanditEntrant) -> bool:
     """Whether one of the paper's theorems is about it."""
     return _counts_tokens(bandit) and settings_of(bandit.configuration).rule in BOUNDS
 

@@ -15,7 +15,7 @@ from specdec_core.tokens.statistics import Round
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
+class RoundCosts:
     """How a request, or a batch of requests that began together, was decoded: for each round the
     `tokens` that it added and its `cost`, 1 a request for a count of rounds or its seconds. Both
     have shape (rounds,)."""
@@ -24,7 +24,7 @@ class Course:
     cost: np.ndarray
 
     @classmethod
-    def of(cls, *batch: Sequence[Round], timed: bool = False) -> Course:
+    def of(cls, *batch: Sequence[Round], timed: bool = False) -> RoundCosts:
         """The rounds of the requests of a batch, counted or in seconds, which they share."""
         steps = [[r for r in step if r is not None] for step in zip_longest(*batch)]
         tokens = np.array([sum(r.generated for r in step) for step in steps])
@@ -69,13 +69,13 @@ def seconds_of(r: Round) -> float:
     return r.draft_seconds + r.target_seconds + r.other_seconds
 
 
-def best_arm(arms: Sequence[Sequence[Course]]) -> int:
+def best_arm(arms: Sequence[Sequence[RoundCosts]]) -> int:
     """The arm with the least cost over all its requests, i*."""
     costs = [sum(course.spent[-1] for course in courses) for courses in arms]
     return int(np.argmin(costs))
 
 
-def best_of_each(arms: Sequence[Sequence[Course]]) -> list[Course]:
+def best_of_each(arms: Sequence[Sequence[RoundCosts]]) -> list[RoundCosts]:
     """Of each request the course of the arm that cost least for its tokens.
 
     The paper's i*(pt, ν) is the best for a prompt on average; in hindsight the best of one decoding
@@ -87,7 +87,7 @@ def best_of_each(arms: Sequence[Sequence[Course]]) -> list[Course]:
     ]
 
 
-def regret(courses: Sequence[Course], reference: Sequence[Course]) -> Regret:
+def regret(courses: Sequence[RoundCosts], reference: Sequence[RoundCosts]) -> Regret:
     """The cost of `courses` beyond that of `reference`, decodings of the same requests in the same
     order.
 
@@ -105,7 +105,7 @@ def regret(courses: Sequence[Course], reference: Sequence[Course]) -> Regret:
     return Regret(np.array(tokens[1:]), cost, cost - np.array(baseline[1:]))
 
 
-def mean_tokens(courses: Iterable[Course]) -> float:
+def mean_tokens(courses: Iterable[RoundCosts]) -> float:
     """μ of an arm: tokens a round of a request, from courses that count rounds."""
     courses = list(courses)
     return float(sum(c.reached[-1] for c in courses) / sum(c.spent[-1] for c in courses))

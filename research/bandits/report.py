@@ -9,7 +9,7 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.reports.sentences import sentences
-from dashboards.sections import Origin, Report, Section
+from dashboards.sections import Report, ReportOrigin, Section
 from research.bandits.comparison import ArmComparison
 from research.bandits.figures import arm_shares, regret_curves, regret_table
 from specdec_core.tokens.statistics import Ratio
@@ -28,7 +28,7 @@ COLUMNS = {
 BRIEF = list(COLUMNS)[:6]  # as 80 columns allow
 
 
-def report(comparison: ArmComparison, origin: Origin) -> Report:
+def report(comparison: ArmComparison, origin: ReportOrigin) -> Report:
     """Every bandit and every arm, the shares of the arms, and the regret over time."""
     table, shares = comparison.table(), comparison.shares()
     lines = [headline(table)]

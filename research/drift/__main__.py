@@ -69,7 +69,7 @@ def main(
 
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
-    from dashboards.sections import Origin
+    from dashboards.sections import ReportOrigin
     from research.drift.by_width import on_texts, on_toy_pair, target_tree
     from research.drift.graded import on_answers
     from research.drift.report import report
@@ -113,7 +113,7 @@ def main(
         "branching": branching,
         "answers": [str(path) for path in answers or ()],
     }
-    origin = Origin(name=name, pair=spec.name, notes=notes, params=params)
+    origin = ReportOrigin(name=name, pair=spec.name, notes=notes, params=params)
     deliver(report(toy, scored, origin, graded), workspace() / "drift" / name, "drift")
 
 

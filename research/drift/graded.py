@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from research.drift.drift import bootstrap
-from research.drift.tasks import Task
+from research.drift.tasks import GradedTask
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, Sampling
 from specdec_core.engine import Engine
@@ -23,7 +23,7 @@ def on_answers(
     pair: Pair,
     configurations: Iterable[Configuration],
     sampling: Sampling,
-    task: Task,
+    task: GradedTask,
     texts: int,
     max_new_tokens: int,
     observer: Observer | None = None,
@@ -44,7 +44,7 @@ def on_answers(
 def _grades(
     pair: Pair,
     configuration: Configuration,
-    task: Task,
+    task: GradedTask,
     texts: int,
     max_new_tokens: int,
     observer: Observer,
@@ -65,7 +65,7 @@ def _grades(
 
 
 def _row(
-    task: Task, configuration: Configuration | None, grades: np.ndarray, alone: np.ndarray
+    task: GradedTask, configuration: Configuration | None, grades: np.ndarray, alone: np.ndarray
 ) -> dict[str, object]:
     right = bootstrap(lambda pick: grades[pick].mean(axis=-1), len(grades))
     change = bootstrap(lambda pick: (grades - alone)[pick].mean(axis=-1), len(grades))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from dashboards import cells
-from dashboards.sections import Origin, Report, Section, metric_name
+from dashboards.sections import Report, ReportOrigin, Section, metric_name
 from research.drift.graded import LEAST
 from specdec_core.base.names import plain_name
 
@@ -44,7 +44,10 @@ METRICS = {
 
 
 def report(
-    toy: pd.DataFrame, texts: pd.DataFrame, origin: Origin, answers: Sequence[pd.DataFrame] = ()
+    toy: pd.DataFrame,
+    texts: pd.DataFrame,
+    origin: ReportOrigin,
+    answers: Sequence[pd.DataFrame] = (),
 ) -> Report:
     """`toy` has a row a draft of the toy pair and width
     (:func:`research.drift.by_width.on_toy_pair`), if it was measured; `texts` one a

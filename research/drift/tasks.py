@@ -22,7 +22,7 @@ Judge = Callable[[str], bool]
 
 
 @dataclass(frozen=True)
-class Task:
+class GradedTask:
     """Prompts, and for each whether a text is a right answer. `measure` is what the share of right
     answers is called."""
 
@@ -32,7 +32,7 @@ class Task:
     judges: list[Judge]
 
 
-def load_task(path: Path, limit: int | None, tokenizer: Any, chat_template: str) -> Task:
+def load_task(path: Path, limit: int | None, tokenizer: Any, chat_template: str) -> GradedTask:
     """The task in a JSONL file of GSM8K or HumanEval. Raises :class:`UserError` for another file,
     and for programs where there is no sandbox to run them in."""
     records = list(islice(file_records(path), limit))
@@ -40,10 +40,12 @@ def load_task(path: Path, limit: int | None, tokenizer: Any, chat_template: str)
     keys = records[0][1].keys() if records else ()
     if {"question", "answer"} <= set(keys):
         judges = [_exact(record, where) for where, record in records]
-        return Task("GSM8K", "exact match", prompts, judges)
+        return GradedTask("GSM8K", "exact match", prompts, judges)
     if {"prompt", "test", "entry_point"} <= set(keys):
         check_sandbox()
-        return Task("HumanEval", "pass@1", prompts, [_passing(record) for _, record in records])
+        return GradedTask(
+            "HumanEval", "pass@1", prompts, [_passing(record) for _, record in records]
+        )
     raise UserError(
         f"{path}: no answers to judge; expected GSM8K (question, answer) or HumanEval"
         " (prompt, test, entry_point)"

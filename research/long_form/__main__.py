@@ -64,7 +64,7 @@ def main(
     check_name(name)
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
-    from dashboards.sections import Origin
+    from dashboards.sections import ReportOrigin
     from research.long_form.report import report
     from research.long_form.study import LongFormPlan, measure_long_form, ranges_for
     from specdec_core.engine.turns import requests_of
@@ -99,7 +99,7 @@ def main(
             workspace() / "long-form" / ".texts",
             fresh,
         )
-    origin = Origin(
+    origin = ReportOrigin(
         name=name or plan.pair.name,
         pair=plan.pair.name,
         notes=[

@@ -6,7 +6,7 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.reports.sentences import sentences
-from dashboards.sections import Origin, Report, Section, metric_name
+from dashboards.sections import Report, ReportOrigin, Section, metric_name
 from research.long_form.figures import along_figure, entropy_figure
 from research.long_form.study import LongForm
 from specdec_core.tokens.statistics import Ratio
@@ -34,7 +34,7 @@ ENTROPIES = {
 METRICS = ("speedup", "so_far", "mat", "acceptance", "seconds_per_token", "rest_seconds")
 
 
-def report(result: LongForm, origin: Origin) -> Report:
+def report(result: LongForm, origin: ReportOrigin) -> Report:
     table, entropies = result.table(), result.entropy_table()
     return Report(
         command="long-form",

@@ -67,7 +67,7 @@ def main(
     # Ray, torch and MLflow take seconds to import.
     from cluster.session import get, ray_session
     from dashboards.progress import ConsoleProgress
-    from dashboards.sections import Origin
+    from dashboards.sections import ReportOrigin
     from research.overlap.report import report
     from research.overlap.run import compare_overlap
     from research.overlap.study import asynchronous, chains, under
@@ -103,7 +103,7 @@ def main(
         "max_new_tokens": max_new_tokens,
         "repeats": repeats,
     }
-    origin = Origin(name=folder.name, pair=spec.name, notes=[note], params=params)
+    origin = ReportOrigin(name=folder.name, pair=spec.name, notes=[note], params=params)
     deliver(report(result, origin), folder, "report", [trace])
 
 

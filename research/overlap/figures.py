@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from dashboards.look import OTHER_COLOURS, PARTS, TARGET_COLOUR, base_figure
-from specdec_core.drafting.pearl.timeline import Span
+from specdec_core.drafting.pearl.timeline import TimelineSpan
 
 SHOWN = 0.12  # seconds that are in view at first
 _KEPT, _LOST = PARTS["draft forwards, kept"], PARTS["draft forwards, thrown away"]
@@ -19,7 +19,7 @@ _LOOKS = {
 }
 
 
-def timeline_figure(spans: Sequence[Span], title: str) -> go.Figure:
+def timeline_figure(spans: Sequence[TimelineSpan], title: str) -> go.Figure:
     """A row for the draft and one for the target. A bar is a forward or a wait; gaps are idle time.
     Drag to see the rest."""
     first = min((span.start for span in spans), default=0.0)
@@ -49,6 +49,6 @@ def timeline_figure(spans: Sequence[Span], title: str) -> go.Figure:
     return fig
 
 
-def _candidates(span: Span) -> str:
+def _candidates(span: TimelineSpan) -> str:
     fed = span.facts.get("fed")
     return f"{', '.join(map(str, fed))} candidates<br>" if fed is not None else ""

@@ -6,7 +6,7 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.reports.sentences import sentences
-from dashboards.sections import Origin, Report, Section, metric_name
+from dashboards.sections import Report, ReportOrigin, Section, metric_name
 from research.overlap.figures import timeline_figure
 from research.overlap.study import ONE, PEARL, TWO, Overlap
 from specdec_core.config import Configuration, distinct_labels
@@ -25,7 +25,7 @@ COLUMNS = {
 METRICS = ("tokens_per_second", "speedup", "mat")
 
 
-def report(result: Overlap, origin: Origin) -> Report:
+def report(result: Overlap, origin: ReportOrigin) -> Report:
     """Everybody's speed, and what the draft and the target did when."""
     frame = result.frame()
     return Report(

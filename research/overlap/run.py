@@ -9,7 +9,7 @@ import ray
 from cluster.placed_bench import placed_bench
 from cluster.session import get, on_node
 from cluster.sweep.timing import Bench
-from research.overlap.study import ONE, PEARL, TWO, Contestant, Overlap
+from research.overlap.study import ONE, PEARL, TWO, Overlap, OverlapContestant
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Placement
 from specdec_core.engine import Request
@@ -44,7 +44,7 @@ def compare_overlap(
             (PEARL, pearl): overlapping,
         }
         contestants = [
-            Contestant(name, bench, configuration)
+            OverlapContestant(name, bench, configuration)
             for (name, bench), configurations in tried.items()
             for configuration in configurations
         ]
@@ -65,7 +65,7 @@ def compare_overlap(
 
 
 def _take_turns(
-    contestants: Sequence[Contestant],
+    contestants: Sequence[OverlapContestant],
     requests: Sequence[Request],
     repeat: int,
     observer: Observer,

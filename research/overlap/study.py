@@ -15,14 +15,14 @@ from specdec_core.drafting.cascade.settings import CascadeSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
-from specdec_core.drafting.pearl.timeline import Span
+from specdec_core.drafting.pearl.timeline import TimelineSpan
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.measure.time_shares import PARTS
 from specdec_core.tokens.statistics import Counts, Generation, Ratio, paired_ratio
 
 
 @dataclass
-class Contestant:
+class OverlapContestant:
     """One configuration in one process, and its times: seconds [repeat][prompt]."""
 
     name: str
@@ -39,7 +39,7 @@ class Contestant:
     def tokens_per_second(self) -> float:
         return float(self.tokens.sum() / np.median(self.seconds, axis=0).sum())
 
-    def over(self, other: Contestant) -> Ratio:
+    def over(self, other: OverlapContestant) -> Ratio:
         """How many times faster it is than another one."""
         seconds = np.array(self.seconds) * (other.tokens / self.tokens)
         return paired_ratio(np.array(other.seconds), seconds)
@@ -51,10 +51,10 @@ class Overlap:
     request in PEARL."""
 
     spec: PairSpec
-    contestants: list[Contestant]
-    spans: list[Span]
+    contestants: list[OverlapContestant]
+    spans: list[TimelineSpan]
 
-    def best(self, name: str) -> Contestant:
+    def best(self, name: str) -> OverlapContestant:
         """The fastest chain of those called `name`."""
         chains = [c for c in self.contestants if c.name == name and c.configuration.drafter]
         return max(chains, key=lambda c: c.tokens_per_second)

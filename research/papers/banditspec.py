@@ -8,7 +8,7 @@ from itertools import islice, zip_longest
 import pandas as pd
 
 from research.bandits.comparison import ArmsPlan, race
-from research.papers.studies import Decoded
+from research.papers.studies import DecodedPrompts
 from specdec_core.config import parse
 from specdec_core.models.pair import eagle_heads_of, load_pair
 from specdec_core.recordings.schema import Recording
@@ -19,7 +19,7 @@ LENGTHS = (1, 2, 3, 4)  # γ
 BANDITS = {"EXP3Spec": "exp3", "UCBSpec": "ucb"}
 
 
-def together(greedy: Mapping[str, Recording], tables: Decoded) -> pd.DataFrame:
+def together(greedy: Mapping[str, Recording], tables: DecodedPrompts) -> pd.DataFrame:
     """Live, `SLOTS` requests at once, prompts of the recorded sets in turn: a row an entrant
     (:meth:`research.bandits.comparison.ArmComparison.table`), with the `draft`: the tables' first
     EAGLE head or, for a pair without one, its first draft model."""

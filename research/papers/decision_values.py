@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from specdec_core.base.observer import Observer
-from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
+from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.metrics import auc
 from specdec_core.drafting.heads.modules import HeadKind
 from specdec_core.recordings.schema import Recording
@@ -20,7 +20,7 @@ from specdec_core.training.heads.training import HeadTraining
 KINDS: tuple[HeadKind, ...] = ("t1", "t2", "joint")
 THRESHOLD = 0.4  # below it drafting stops (§3.3)
 BINS = 20
-SETTINGS = TrainingSettings(epochs=30)  # the best of them, on dev, is kept
+SETTINGS = HeadTrainingSettings(epochs=30)  # the best of them, on dev, is kept
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def decision_values(
     recordings: Sequence[Recording],
     draft: str | None = None,
     kinds: Sequence[HeadKind] = KINDS,
-    settings: TrainingSettings = SETTINGS,
+    settings: HeadTrainingSettings = SETTINGS,
     observer: Observer | None = None,
 ) -> list[DecisionValues]:
     """Train a decision model of each kind on the recordings' prompts (train), keep its best epoch
@@ -86,7 +86,7 @@ def decision_values(
 
 
 def judged(
-    examples: Examples, settings: TrainingSettings = SETTINGS, observer: Observer | None = None
+    examples: Examples, settings: HeadTrainingSettings = SETTINGS, observer: Observer | None = None
 ) -> DecisionValues:
     """Train a decision model on its examples, and let it judge those of test."""
     observer = observer or Observer()

@@ -66,7 +66,7 @@ def best_lengths(replay: Replay, target_cost: float, draft: str | None = None) -
     return BestLengths(name, fixed, lengths, local[erred].reset_index(drop=True))
 
 
-class _Round(NamedTuple):
+class _ReusedRound(NamedTuple):
     """A round of plain drafting: the text's last token and the chain after it, how many of its
     tokens were accepted, and the last token and the rest of the output after the round."""
 
@@ -123,11 +123,11 @@ def _plain(replay: Replay, draft: str, length: int) -> ReplayedRounds:
     return replay.run(Configuration(drafter=drafter, sampling=replay.header.sampling))
 
 
-def _requests(replay: Replay, draft: str, length: int) -> Iterator[list[_Round]]:
+def _requests(replay: Replay, draft: str, length: int) -> Iterator[list[_ReusedRound]]:
     """The rounds with candidates, request by request."""
     track, rounds = replay.track(draft), _plain(replay, draft, length)
     columns = (rounds.prompt, rounds.position, rounds.drafted, rounds.accepted, rounds.generated)
-    found: list[list[_Round]] = [[] for _ in rounds.ids]
+    found: list[list[_ReusedRound]] = [[] for _ in rounds.ids]
     for row in np.stack(columns, axis=1).tolist():
         prompt, position, drafted, accepted, generated = row
         if not drafted:
@@ -135,6 +135,6 @@ def _requests(replay: Replay, draft: str, length: int) -> Iterator[list[_Round]]
         output = replay.recording.prompts.outputs[prompt].tolist()
         chain = track.chain(int(track.firsts[prompt]) + position, drafted)
         end = position + generated
-        known = _Round(output[position - 1], chain, accepted, output[end - 1], output[end:])
+        known = _ReusedRound(output[position - 1], chain, accepted, output[end - 1], output[end:])
         found[prompt].append(known)
     yield from found

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from research.papers.plan import Datastore, PaperPlan, PromptsOf
+from research.papers.plan import PaperPlan, PlannedDatastore, PromptsOf
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.drafting.datastores.datastore import open_datastore, resolve_datastore
@@ -138,6 +138,6 @@ def with_eagle_heads(plan: PaperPlan, observer: Observer | None = None) -> Paper
     return plan.model_copy(update={"tables": tables})
 
 
-def _build(datastore: Datastore, tokenizer: Any, folder: Path) -> None:
+def _build(datastore: PlannedDatastore, tokenizer: Any, folder: Path) -> None:
     documents = encode(read_texts(datastore.source), tokenizer)
     write_datastore(documents, [datastore.source], tokenizer, folder)

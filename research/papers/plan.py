@@ -67,13 +67,13 @@ class PromptsOf(Value):
         return (self.source,) if isinstance(self.source, str) else self.source
 
 
-class Datastore(Value):
+class PlannedDatastore(Value):
     """The text that a datastore is built from if the workspace has none of its name."""
 
     source: str
 
 
-class Recorded(Value):
+class RecordingNeeded(Value):
     """Recordings of some prompt sets, from which the page's sections are computed."""
 
     prompts: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -90,7 +90,7 @@ class Recorded(Value):
     learned: bool = Field(default=False, description="to train on: --limit leaves its sets whole")
 
 
-class Row(Value):
+class PlanRow(Value):
     """A method: a name and a drafter, in which the name of the varied parameter stands for its
     value, and a `head` may be a name of the plan's `heads`. Without a drafter, autoregressive
     decoding. `reported` are the paper's numbers."""
@@ -139,7 +139,7 @@ class Table(Value):
         description="drawn as verification over discard rates, a line a family; with the forward"
         " times that follow from all decodings",
     )
-    rows: Annotated[tuple[Row, ...], Field(min_length=1)]
+    rows: Annotated[tuple[PlanRow, ...], Field(min_length=1)]
     notes: tuple[str, ...] = ()
 
     @property
@@ -182,13 +182,13 @@ class PaperPlan(Value):
     prompts: Annotated[dict[str, PromptsOf], Field(min_length=1)]
     max_new_tokens: PositiveInt = 96
     repeats: PositiveInt = Field(default=2, description="times each prompt is decoded and timed")
-    datastores: dict[str, Datastore] = Field(default={})
+    datastores: dict[str, PlannedDatastore] = Field(default={})
     heads: dict[str, str] = Field(
         default={},
         description="trained heads of the pair by the names that rows have for them",
     )
     tables: Annotated[dict[str, Table], Field(min_length=1)]
-    recordings: dict[str, Recorded] = Field(
+    recordings: dict[str, RecordingNeeded] = Field(
         default={}, description="what the page's sections are computed from"
     )
     notes: tuple[str, ...] = ()

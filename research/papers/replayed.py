@@ -13,7 +13,7 @@ import pandas as pd
 
 from research.bandits.comparison import ArmComparison, ArmsPlan, replay_all, settings_of
 from research.bandits.regret import exp3_bound, mean_tokens, ucb_bound
-from research.policies.study import Compared, best_of_families, replay_search
+from research.policies.study import ComparedPolicy, best_of_families, replay_search
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, parse
 from specdec_core.cost import Profile
@@ -88,7 +88,7 @@ def _headed(recording: Recording, head: str) -> list[Configuration]:
     ]
 
 
-def _only(compared: Compared, configurations: Sequence[Configuration]) -> Compared:
+def _only(compared: ComparedPolicy, configurations: Sequence[Configuration]) -> ComparedPolicy:
     trials = [trial for trial in compared.trials if trial.configuration in configurations]
     return replace(compared, trials=trials)
 

@@ -42,7 +42,7 @@ from research.papers.inputs import (
     with_datastores,
     with_own_heads,
 )
-from research.papers.plan import PaperPlan, Recorded
+from research.papers.plan import PaperPlan, RecordingNeeded
 from research.papers.result import Measured, PapersResult
 from research.papers.studies import (
     LONG_FORM,
@@ -50,7 +50,7 @@ from research.papers.studies import (
     OWN_HEADS,
     TABLES,
     TIMES,
-    Decoded,
+    DecodedPrompts,
     Input,
 )
 from specdec_core.base.errors import UserError
@@ -236,9 +236,11 @@ def study_inputs(
     return inputs
 
 
-def decoded(result: PapersResult, folder: PapersFolder) -> Decoded:
+def decoded(result: PapersResult, folder: PapersFolder) -> DecodedPrompts:
     """What the tables decoded, from the folder's blocks."""
-    return Decoded(result, {name: folder.load_block(name, 0).generations for name in result.sets})
+    return DecodedPrompts(
+        result, {name: folder.load_block(name, 0).generations for name in result.sets}
+    )
 
 
 def _long_prompts(plan: LongFormPlan) -> list[Prompt]:
@@ -264,7 +266,7 @@ def _write_long(plan: LongFormPlan, home: Path, observer: Observer) -> LongForm:
 
 
 def _record(
-    plan: PaperPlan, asked: Mapping[str, Recorded], home: Path, observer: RecordingObserver
+    plan: PaperPlan, asked: Mapping[str, RecordingNeeded], home: Path, observer: RecordingObserver
 ) -> dict[str, dict[str, Recording]]:
     """The recordings by the names of what is `asked` for and of its sets, all made together."""
     wanted: dict[tuple[str, str], Planned] = {}
@@ -284,7 +286,9 @@ def _record(
     return made
 
 
-def recording_plan(plan: PaperPlan, recorded: Recorded, name: str, home: Path) -> RecordingPlan:
+def recording_plan(
+    plan: PaperPlan, recorded: RecordingNeeded, name: str, home: Path
+) -> RecordingPlan:
     """The recording of the set `name`. It is of the pair's draft models alone: no section looks at
     an EAGLE head, which would have to draft anew from every position."""
     prompts = plan.prompts[name]

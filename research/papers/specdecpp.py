@@ -10,7 +10,7 @@ import pandas as pd
 
 from specdec_core.config import PolicySettings
 from specdec_core.cost import Profile
-from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
+from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
@@ -24,7 +24,7 @@ from specdec_core.training.heads.training import HeadTraining
 WEIGHTS = (1.0, 3.0, 6.0, 12.0)
 DEPTHS = (0, 1, 2, 3, 4)
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
-SETTINGS = TrainingSettings(epochs=30)  # the best of them, on dev, is kept
+SETTINGS = HeadTrainingSettings(epochs=30)  # the best of them, on dev, is kept
 DEV, TEST = "dev", "test"
 FIXED, PRODUCT = "best fixed K", "confidence product"  # what a head has to beat
 BASELINES: Mapping[str, Mapping[float, PolicySettings]] = {

@@ -2,7 +2,7 @@
 
 A study is a function of inputs that returns a table. Inputs have names: each of the plan's
 recordings (a :class:`specdec_core.recordings.schema.Recording` for each prompt set), `tables`
-(:class:`Decoded`), `times` (the forward times of this machine, a
+(:class:`DecodedPrompts`), `times` (the forward times of this machine, a
 :class:`specdec_core.cost.Profile`), `own_heads` (the plan's trained heads by name), `long_form` and
 `long_form_greedy` (:class:`research.long_form.study.LongForm`). A study's table is written
 whole as soon as it is computed, and read again where study and inputs are the same. What no study
@@ -61,7 +61,7 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedPrompts:
     """What the plan's tables decoded: the result, and the first repeat's generations by prompt set
     and configuration id."""
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.reports.sentences import sentences, tooltip
-from dashboards.sections import Origin, Report, Section, metric_name
+from dashboards.sections import Report, ReportOrigin, Section, metric_name
 from research.papers.figures import QUANTITIES, paper_figure
 from research.papers.plan import Method, Quantity, Table
 from research.papers.result import PapersResult
@@ -45,7 +45,7 @@ def report(result: PapersResult) -> Report:
     return Report(
         command="papers",
         title="The papers' tables in our terms",
-        origin=Origin(
+        origin=ReportOrigin(
             name=result.name,
             pair=result.pair.name,
             notes=notes(result),

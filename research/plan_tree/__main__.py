@@ -40,7 +40,7 @@ def main(
 
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
-    from dashboards.sections import Origin
+    from dashboards.sections import ReportOrigin
     from research.plan_tree.comparison import compare_trees
     from research.plan_tree.report import report
     from specdec_core.base.files import write_atomically
@@ -72,7 +72,7 @@ def main(
         origin(times, hardware),
     ]
     params = {"recording": recording.folder.name, "budget": budget, "depth": depth}
-    measured = Origin(name=folder.name, pair=header.pair.name, notes=notes, params=params)
+    measured = ReportOrigin(name=folder.name, pair=header.pair.name, notes=notes, params=params)
     deliver(report(comparisons, measured), folder, "trees", trees)
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from dashboards import cells
 from dashboards.figures import tree_heatmap
 from dashboards.reports.sentences import sentences
-from dashboards.sections import Origin, Report, Section
+from dashboards.sections import Report, ReportOrigin, Section
 from research.plan_tree.comparison import GRID, KINDS, PLANNED, TreeComparison
 from research.plan_tree.figures import acceptance_by_rank, trees_by_budget
 
@@ -27,7 +27,7 @@ COLUMNS = {
 RANKS = 8  # shown
 
 
-def report(comparisons: Sequence[TreeComparison], origin: Origin) -> Report:
+def report(comparisons: Sequence[TreeComparison], origin: ReportOrigin) -> Report:
     """A comparison a draft: what is proposed, the best by budget, and figures."""
     grids = _joined({each.draft: each.grid for each in comparisons})
     by_draft = [

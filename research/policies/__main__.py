@@ -37,7 +37,7 @@ def main(
 
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
-    from dashboards.sections import Origin
+    from dashboards.sections import ReportOrigin
     from research.policies.report import report
     from research.policies.study import open_recordings, replay_search, searched
     from specdec_core.base.files import write_atomically
@@ -80,7 +80,7 @@ def main(
     ]
     folder = workspace() / "policies" / (name or "+".join(recordings))
     params = {"recordings": list(recordings), "search": str(search), "device": times.device}
-    shown = report(sets, Origin(name=folder.name, pair=pair.name, notes=notes, params=params))
+    shown = report(sets, ReportOrigin(name=folder.name, pair=pair.name, notes=notes, params=params))
     result = {
         "recordings": {n: str(r.folder.resolve()) for n, r in recordings.items()},
         "seconds": seconds,

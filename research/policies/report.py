@@ -9,11 +9,11 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.reports.sentences import sentences, tooltip
-from dashboards.sections import Origin, Report, Section, metric_name
+from dashboards.sections import Report, ReportOrigin, Section, metric_name
 from research.policies.study import (
     ADAPTIVE,
     FIXED,
-    Compared,
+    ComparedPolicy,
     against_product,
     best_of_families,
     everything,
@@ -49,7 +49,7 @@ METRICS = ("latency_ms", "speedup", "over_fixed", "of_oracle")
 NOT_ADAPTIVE = (FIXED, ORACLE, "prompt_lookup", "autoregressive")
 
 
-def report(sets: list[Compared], origin: Origin) -> Report:
+def report(sets: list[ComparedPolicy], origin: ReportOrigin) -> Report:
     """The best of each family on each recording, and how choices do on the other recordings."""
     best, transfers = best_of_families(sets), choices_elsewhere(sets)
     against = pd.concat([against_product(compared) for compared in sets])

@@ -30,7 +30,7 @@ ADAPTIVE = "any adaptive"  # a family of all policies that decide anew in every 
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedPolicy:
     """The trials replayed on one recording."""
 
     name: str
@@ -89,7 +89,7 @@ def replay_search(
     configurations: Sequence[Configuration],
     profile: Profile,
     observer: Observer | None = None,
-) -> Compared:
+) -> ComparedPolicy:
     """Replay `configurations`; those that cannot be replayed are left out with a warning. Raises
     :class:`UserError` where none can."""
     observer = observer or Observer()
@@ -114,10 +114,10 @@ def replay_search(
         trials.append(trial)
         seconds[trial.id] = prompt_seconds(rounds, profile, configuration, prompts.context)
         observer.step()
-    return Compared(name, trials, prompts.first_turns, seconds)
+    return ComparedPolicy(name, trials, prompts.first_turns, seconds)
 
 
-def best_of_families(sets: list[Compared]) -> pd.DataFrame:
+def best_of_families(sets: list[ComparedPolicy]) -> pd.DataFrame:
     """One row a recording, draft and family: its fastest configuration with `latency_ms`,
     `speedup`, `over_fixed` (the speedup over the best fixed K with the same draft, less 1),
     `of_oracle` (the share of the oracle's speedup with that draft), the rates, and MAT. NaN where
@@ -147,7 +147,7 @@ def best_of_families(sets: list[Compared]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def transfers(sets: list[Compared]) -> pd.DataFrame:
+def transfers(sets: list[ComparedPolicy]) -> pd.DataFrame:
     """One row a draft, family, recording `chosen_on` and recording `used_on`: how much slower the
     family's best configuration on `chosen_on` is on `used_on` than the best there (`loss`, in
     modelled latency: 0.01 is 1 %). Only trials replayed on both count. The family "any adaptive"
@@ -173,7 +173,7 @@ def transfers(sets: list[Compared]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def against_product(compared: Compared) -> pd.DataFrame:
+def against_product(compared: ComparedPolicy) -> pd.DataFrame:
     """Whether any policy beats the confidence product: one row a draft, family and head, each with
     the configuration that is fastest on some of the prompts, reported on the others
     (:func:`specdec_core.training.heads.evaluation.judging_prompts`). `over` is its speedup over the
@@ -216,7 +216,7 @@ def against_product(compared: Compared) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values("over", ascending=False) if rows else pd.DataFrame()
 
 
-def everything(sets: list[Compared]) -> pd.DataFrame:
+def everything(sets: list[ComparedPolicy]) -> pd.DataFrame:
     """One row a configuration and recording, the fastest first."""
     rows = [
         {

@@ -15,7 +15,7 @@ import pandas as pd
 from ray import tune
 
 from cluster.sweep.starting import started
-from specdec_core.search.round_tables import Rounds
+from specdec_core.search.round_tables import RoundTable
 
 PROMPTS = 48
 ROUNDS = 20  # a prompt
@@ -80,5 +80,5 @@ class IdleTrial(tune.Trainable):
             "prompts": PROMPTS,
             "trials": json.dumps([trial]),
             "done": True,
-            "rounds": Rounds.of(rounds),
+            "rounds": RoundTable.of(rounds),
         }

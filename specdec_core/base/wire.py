@@ -96,7 +96,7 @@ class Wire:
         return messages
 
 
-class Listener:
+class WireListener:
     """Accepts connections at `port` from processes that know the `key`. One that does not read for
     `patience` seconds is lost; None waits for ever."""
 
@@ -139,7 +139,7 @@ def connect(
     decode: Decode = pickle.loads,
     patience: int | None = PATIENCE,
 ) -> Wire:
-    """A wire to a :class:`Listener`. Raises :class:`LinkLost` where it cannot be reached or has
+    """A wire to a :class:`WireListener`. Raises :class:`LinkLost` where it cannot be reached or has
     another key."""
     try:
         connected = socket.create_connection((host, port), timeout=PATIENCE)

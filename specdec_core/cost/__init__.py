@@ -26,16 +26,16 @@ from specdec_core.cost.equations import (
     regress_forward_times,
 )
 from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
-from specdec_core.cost.forward import ForwardCost, Kind, Measurement, Terms
+from specdec_core.cost.forward import ForwardCost, ForwardKind, Measurement, Terms
 from specdec_core.cost.hardware import Hardware, load_hardware
 from specdec_core.cost.profile import Profile, draft_key, policy_key
 
 __all__ = [
     "ForwardCost",
+    "ForwardKind",
     "ForwardTimes",
     "GaussianFit",
     "Hardware",
-    "Kind",
     "Measurement",
     "Profile",
     "RatioFit",

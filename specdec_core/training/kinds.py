@@ -16,7 +16,7 @@ from specdec_core.training.reduced_draft.training import DraftTraining, DraftTra
 
 
 @dataclass(frozen=True)
-class Kind:
+class TrainedKind:
     """A kind of model: the command that trains it, and what its training is made of.
 
     `name` is also that of the folder that the model is put into, `title` that of its run;
@@ -34,7 +34,7 @@ class Kind:
     judged_at: tuple[float, ...] = ()
 
 
-HEAD = Kind(
+HEAD = TrainedKind(
     name="head",
     command="train eagle",
     title="EAGLE head",
@@ -44,7 +44,7 @@ HEAD = Kind(
     card=EagleTrainingCard,
     judged_at=(0.0, 1.0),
 )
-DRAFT = Kind(
+DRAFT = TrainedKind(
     name="draft",
     command="train draft",
     title="draft",

@@ -14,7 +14,7 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine
-from specdec_core.evidence.load.load import Load
+from specdec_core.evidence.load.load import BenchLoad
 from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.load.requests import LoadRecord
 from specdec_core.evidence.load.result import LoadRow, over
@@ -142,7 +142,7 @@ def test_an_interrupted_comparison_goes_on_with_what_is_missing(
     assert (observer.done, observer.steps) == (1, 3)
     assert plain.runs["1"] == first
     # At a rate everybody is asked the same at the same times.
-    load = Load(rate=50.0)
+    load = BenchLoad(rate=50.0)
     arrivals = [request.arrival for request in plan.requests_of(load, requests)]
     for row in (plain, chain):
         (run,) = row.of(load)

@@ -14,7 +14,7 @@ from cluster.serving.server_process import running
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine
-from specdec_core.engine.engine import Status
+from specdec_core.engine.engine import EngineStatus
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
 from tests.conformance import fire
@@ -41,7 +41,7 @@ def test_what_they_took_would_be_found(tiny_pair: Pair, monkeypatch: pytest.Monk
             super().cancel(request_id)
             self.lost += 1
 
-        def status(self) -> Status:
+        def status(self) -> EngineStatus:
             status = super().status()
             return replace(status, cache_usage=status.cache_usage + 0.01 * self.lost)
 

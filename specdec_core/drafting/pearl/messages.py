@@ -34,11 +34,11 @@ class Configure(NamedTuple):
     eos_token_ids: frozenset[int]
 
 
-class Ready(NamedTuple):
+class DraftReady(NamedTuple):
     """The answer to :class:`Configure`: everything is loaded."""
 
 
-class Refused(NamedTuple):
+class DraftRefused(NamedTuple):
     """The other answer to :class:`Configure`: why it cannot be done."""
 
     reason: str

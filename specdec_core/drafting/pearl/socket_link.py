@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from time import perf_counter
 from typing import Any
 
-from specdec_core.base.wire import PATIENCE, LinkLost, Listener, Wire, connect, dumps
+from specdec_core.base.wire import PATIENCE, LinkLost, Wire, WireListener, connect, dumps
 from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.drafting.pearl.messages import Commit, Drafted, Pause
 from specdec_core.models.pair import Pair
@@ -44,7 +44,7 @@ class SocketLink:
     def __init__(self, host: str = "") -> None:
         self.number, self.offset = 0, 0.0
         self.configured: object = None
-        self._listener = Listener(host, _encode, _decode)
+        self._listener = WireListener(host, _encode, _decode)
         self.port, self.key = self._listener.port, self._listener.key
         self._wire: Wire | None = None
 

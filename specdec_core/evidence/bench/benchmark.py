@@ -33,14 +33,14 @@ from specdec_core.drafting.trained import trained_digests
 from specdec_core.engine import Engine
 from specdec_core.evidence.bench.limits import ForwardClock, oracle_limits, widths_of
 from specdec_core.evidence.bench.race import (
-    Contestant,
+    BenchContestant,
     EngineContestant,
     PeerContestant,
     WarmUp,
     race,
     take,
 )
-from specdec_core.evidence.bench.result import BenchResult, Profiled, Row, Take, fastest
+from specdec_core.evidence.bench.result import BenchResult, BenchRow, Profiled, Take, fastest
 from specdec_core.evidence.parts import Parts
 from specdec_core.evidence.peers.choose import NAMES, peers_of
 from specdec_core.evidence.peers.vllm import VllmMode
@@ -153,7 +153,7 @@ def run_bench(
     plan: BenchPlan,
     prompts: Sequence[Prompt],
     pair: Pair,
-    peers: Sequence[Contestant],
+    peers: Sequence[BenchContestant],
     name: str,
     command: str,
     observer: Observer | None = None,
@@ -170,10 +170,10 @@ def run_bench(
     engine = Engine(pair)
     version = f"specdec {facts.get('specdec', '')} {facts.get('git_commit', '')[:10]}".strip()
     ours = [EngineContestant(engine, c, version, name) for name, c in plan.wanted().items()]
-    contestants: list[Contestant] = [*ours, *peers]
+    contestants: list[BenchContestant] = [*ours, *peers]
     clock = ForwardClock(pair, _typical_context(texts, plan.max_new_tokens))
     warm_up = WarmUp(contestants, texts, plan.max_new_tokens)
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     resumed = parts.notes if parts else []
     for number, temperature in enumerate(plan.temperatures):
         at = f" at temperature {temperature:g}" if len(plan.temperatures) > 1 else ""
@@ -215,7 +215,7 @@ def run_bench(
 
 def profiled(
     ours: Sequence[EngineContestant],
-    rows: Sequence[Row],
+    rows: Sequence[BenchRow],
     prompts: Sequence[Conversation],
     new_tokens: int,
 ) -> Profiled | None:
@@ -292,7 +292,9 @@ def _typical_context(texts: Sequence[Conversation], new_tokens: int) -> int:
     return max(round(sum(lengths) / len(lengths) + new_tokens / 2), 1)
 
 
-def _outputs(texts: Sequence[Conversation], row: Row) -> list[tuple[tuple[int, ...], list[int]]]:
+def _outputs(
+    texts: Sequence[Conversation], row: BenchRow
+) -> list[tuple[tuple[int, ...], list[int]]]:
     """Prompt and output of every turn in a row's first repeat."""
     turns = []
     for conversation, taken in zip(texts, row.takes[0], strict=True):

@@ -11,7 +11,7 @@ import pandas as pd
 
 from specdec_core.config import PolicyDrafterSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.evidence.bench.result import BenchResult, Row, fastest, over
+from specdec_core.evidence.bench.result import BenchResult, BenchRow, fastest, over
 from specdec_core.evidence.bench.sets import by_set
 from specdec_core.measure.comparison import OURS, Lead, lead_over, ratio_columns
 
@@ -23,8 +23,8 @@ ALL = "all prompts"
 class SameDrafter:
     """Rows of ours that differ in nothing but their length policy."""
 
-    fixed: list[Row] = field(default_factory=list)
-    adaptive: list[Row] = field(default_factory=list)
+    fixed: list[BenchRow] = field(default_factory=list)
+    adaptive: list[BenchRow] = field(default_factory=list)
 
 
 def same_drafters(result: BenchResult, temperature: float) -> list[SameDrafter]:
@@ -44,7 +44,9 @@ def length_leads(result: BenchResult, temperature: float) -> Iterator[Lead]:
     for same in same_drafters(result, temperature):
         rows = {OURS: same.adaptive, FIXED: same.fixed}
 
-        def best(which: str, prompts: slice, rows: dict[str, list[Row]] = rows) -> Row | None:
+        def best(
+            which: str, prompts: slice, rows: dict[str, list[BenchRow]] = rows
+        ) -> BenchRow | None:
             return fastest(rows[which], prompts)
 
         if (lead := lead_over(FIXED, len(result.ids), best, over)) is not None:
@@ -80,7 +82,7 @@ def _rows(same: SameDrafter) -> Iterator[dict[str, object]]:
             }
 
 
-def _drafting(row: Row) -> dict[str, float]:
+def _drafting(row: BenchRow) -> dict[str, float]:
     takes = [take for repeat in row.takes for take in repeat]
     efforts = [take.effort for take in takes if take.effort is not None]
     rounds = max(sum(sum(effort.widths.values()) for effort in efforts), 1)

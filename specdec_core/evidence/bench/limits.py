@@ -18,10 +18,10 @@ from specdec_core.config import Document
 from specdec_core.cost import oracle_counts
 from specdec_core.evidence.bench.result import (
     BenchResult,
+    BenchRow,
     Effort,
-    Forwards,
+    ForwardMilliseconds,
     OracleLimit,
-    Row,
     Take,
 )
 from specdec_core.measure.comparison import OURS
@@ -107,10 +107,10 @@ class ForwardClock:
                 taken = perf_counter() - start
                 self.samples.setdefault(model, {}).setdefault(width, []).append(taken)
 
-    def forwards(self) -> dict[str, Forwards]:
+    def forwards(self) -> dict[str, ForwardMilliseconds]:
         """The medians of all samples."""
         return {
-            model: Forwards(
+            model: ForwardMilliseconds(
                 context=self.context,
                 seconds={width: statistics.median(taken) for width, taken in sorted(times.items())},
             )
@@ -137,7 +137,7 @@ class ForwardClock:
         return runner
 
 
-def widths_of(rows: Iterable[Row], pair: Pair) -> dict[str, set[int]]:
+def widths_of(rows: Iterable[BenchRow], pair: Pair) -> dict[str, set[int]]:
     """The widths of forwards that our rows ran and the oracle needs, by model. Of a draft model's
     only their mean in a take is known: the two widths around it."""
     widths: dict[str, set[int]] = {TARGET: {1, 2}, **{name: {1, 2} for name in pair.drafts}}
@@ -151,7 +151,9 @@ def widths_of(rows: Iterable[Row], pair: Pair) -> dict[str, set[int]]:
     return widths
 
 
-def split(row: Row, forwards: Mapping[str, Forwards], draft: str | None) -> Split | None:
+def split(
+    row: BenchRow, forwards: Mapping[str, ForwardMilliseconds], draft: str | None
+) -> Split | None:
     """The time of one of our rows by part, over all its takes; None where forwards of its models
     were not measured."""
     efforts = _efforts(row)
@@ -179,7 +181,7 @@ def split(row: Row, forwards: Mapping[str, Forwards], draft: str | None) -> Spli
 def oracle_limits(
     pair: Pair,
     texts: Sequence[tuple[Sequence[int], Sequence[int]]],
-    forwards: Mapping[str, Forwards],
+    forwards: Mapping[str, ForwardMilliseconds],
 ) -> list[OracleLimit]:
     """The oracle of each draft over `texts`, each a prompt and the target's greedy tokens. Of these
     the first is the prefill's."""
@@ -213,7 +215,7 @@ def oracle_limits(
     return oracles
 
 
-def of_oracle(result: BenchResult, row: Row, draft: str | None) -> float | None:
+def of_oracle(result: BenchResult, row: BenchRow, draft: str | None) -> float | None:
     """A greedy row's speed as a share of the oracle's with the same draft and the row's prefill;
     None without an oracle."""
     oracle = next((limit for limit in result.oracles if limit.draft == draft), None)
@@ -225,7 +227,7 @@ def of_oracle(result: BenchResult, row: Row, draft: str | None) -> float | None:
     return (oracle.seconds_per_token + prefill) / (_seconds(row) / tokens)
 
 
-def limits(result: BenchResult, row: Row) -> tuple[Split | None, float | None]:
+def limits(result: BenchResult, row: BenchRow) -> tuple[Split | None, float | None]:
     """A row's time by part, and its speed as a share of the oracle's; None where unknown."""
     if row.configuration is None:
         return None, None
@@ -255,19 +257,19 @@ def limits_frame(result: BenchResult, temperature: float) -> pd.DataFrame:
     return frame.sort_values("ms_per_token").reset_index(drop=True) if rows else frame
 
 
-def _takes(row: Row) -> Iterator[Take]:
+def _takes(row: BenchRow) -> Iterator[Take]:
     return (take for repeat in row.takes for take in repeat)
 
 
-def _efforts(row: Row) -> list[Effort]:
+def _efforts(row: BenchRow) -> list[Effort]:
     return [take.effort for take in _takes(row) if take.effort is not None]
 
 
-def _tokens(row: Row) -> int:
+def _tokens(row: BenchRow) -> int:
     return max(sum(take.tokens for take in _takes(row)), 1)
 
 
-def _seconds(row: Row) -> float:
+def _seconds(row: BenchRow) -> float:
     return sum(sum(take.seconds) for take in _takes(row))
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.drafter import Drafter
 from specdec_core.engine import Engine, Request
-from specdec_core.evidence.bench.result import Effort, Row, Take
+from specdec_core.evidence.bench.result import BenchRow, Effort, Take
 from specdec_core.evidence.parts import Parts
 from specdec_core.evidence.peers.peer import Peer
 from specdec_core.measure.comparison import OURS
@@ -24,7 +24,7 @@ PARTS_OF_A_ROUND = ("target_forward", "draft_forward", "policy", "verify", "book
 FEW = 4  # prompts of a further warm-up
 
 
-class Decoded(NamedTuple):
+class DecodedOnce(NamedTuple):
     """New tokens; how many each forward of the target added, where known; and the generation with
     its rounds, where it is this engine's."""
 
@@ -33,10 +33,10 @@ class Decoded(NamedTuple):
     generation: Generation | None = None
 
 
-class Contestant(Protocol):
+class BenchContestant(Protocol):
     """A way to decode a prompt."""
 
-    def row(self, temperature: float) -> Row:
+    def row(self, temperature: float) -> BenchRow:
         """A row that describes it, with no takes yet."""
         ...
 
@@ -46,7 +46,7 @@ class Contestant(Protocol):
 
     def decode(
         self, tokens: Sequence[int], new_tokens: int, sampling: Sampling, seed: int
-    ) -> Decoded:
+    ) -> DecodedOnce:
         """Decode one prompt."""
         ...
 
@@ -62,9 +62,9 @@ class EngineContestant:
     name: str = ""  # among others; unset, its label
     _drafters: dict[Configuration, Drafter | None] | None = None
 
-    def row(self, temperature: float) -> Row:
+    def row(self, temperature: float) -> BenchRow:
         drafter = self.configuration.drafter
-        return Row(
+        return BenchRow(
             name=self.name or self.configuration.without_sampling,
             group=OURS,
             temperature=temperature,
@@ -80,14 +80,14 @@ class EngineContestant:
 
     def decode(
         self, tokens: Sequence[int], new_tokens: int, sampling: Sampling, seed: int
-    ) -> Decoded:
+    ) -> DecodedOnce:
         configuration = self.configuration.model_copy(update={"sampling": sampling})
         self.engine.configure(configuration)
         if self._drafters is not None:
             self.engine.drafter = self._drafters.setdefault(configuration, self.engine.drafter)
         request = Request("bench", tuple(tokens), new_tokens, seed=seed)
         (generation,) = self.engine.generate([request])
-        return Decoded(generation.tokens, [r.generated for r in generation.rounds], generation)
+        return DecodedOnce(generation.tokens, [r.generated for r in generation.rounds], generation)
 
 
 @dataclass
@@ -98,8 +98,8 @@ class PeerContestant:
     group: str
     autoregressive: bool
 
-    def row(self, temperature: float) -> Row:
-        return Row(
+    def row(self, temperature: float) -> BenchRow:
+        return BenchRow(
             name=self.peer.name,
             group=self.group,
             temperature=temperature,
@@ -114,9 +114,9 @@ class PeerContestant:
 
     def decode(
         self, tokens: Sequence[int], new_tokens: int, sampling: Sampling, seed: int
-    ) -> Decoded:
+    ) -> DecodedOnce:
         output = self.peer.decode(tuple(tokens), new_tokens, sampling.temperature, seed)
-        return Decoded(output, self.peer.steps)
+        return DecodedOnce(output, self.peer.steps)
 
 
 @dataclass
@@ -124,7 +124,7 @@ class WarmUp:
     """What contestants decode before a clock runs: all prompts, because compilers meet new sizes in
     each, and before another race of the same, whose sampling alone is new to them, a few."""
 
-    contestants: Sequence[Contestant]
+    contestants: Sequence[BenchContestant]
     prompts: Sequence[Conversation]
     new_tokens: int
     _met: bool = False
@@ -139,17 +139,17 @@ class WarmUp:
 
 
 def race(
-    contestants: Sequence[Contestant],
+    contestants: Sequence[BenchContestant],
     prompts: Sequence[Conversation],
     new_tokens: int,
     sampling: Sampling,
     repeats: int,
     on_take: Callable[[], None] = lambda: None,
-    on_repeat: Callable[[list[Row]], None] = lambda rows: None,
+    on_repeat: Callable[[list[BenchRow]], None] = lambda rows: None,
     parts: Parts[Take] | None = None,
     first_turn: int = 0,
     warm_up: WarmUp | None = None,
-) -> list[Row]:
+) -> list[BenchRow]:
     """All contestants decode a prompt before the next one comes, each time another one first, so
     that the machine's load falls on all alike. After every repeat `on_repeat` is called with the
     rows so far, while no clock runs. Repeats that are in `parts` are not made again, and those that
@@ -191,7 +191,7 @@ def race(
 
 
 def take(
-    contestant: Contestant,
+    contestant: BenchContestant,
     prompt: Conversation,
     new_tokens: int,
     sampling: Sampling,
@@ -199,7 +199,7 @@ def take(
 ) -> Take:
     """Every turn of a prompt; only the decoding is timed."""
     seconds: list[float] = []
-    turns: list[Decoded] = []
+    turns: list[DecodedOnce] = []
     answers: list[str] = []
     for _ in range(prompt.turns):
         tokens = prompt.tokens(answers)

@@ -73,7 +73,7 @@ class Agreement(Document):
         return self.equal == self.compared
 
 
-class Row(Contender):
+class BenchRow(Contender):
     """A contestant at one temperature, and its takes [repeat][prompt]."""
 
     temperature: float
@@ -90,7 +90,7 @@ class Row(Contender):
     def tokens_per_second(self) -> float:
         return speed(self.seconds_per_token)
 
-    def agreement(self, reference: Row) -> Agreement:
+    def agreement(self, reference: BenchRow) -> Agreement:
         """With the first repeat of `reference`, over every repeat."""
         expected = [take.written for take in reference.takes[0]]
         differences = [
@@ -125,7 +125,7 @@ class Best(Lead):
     temperature: float
 
 
-class Forwards(Document):
+class ForwardMilliseconds(Document):
     """Median seconds of one model's forwards by width, measured alone between the repeats with
     `context` tokens in the cache."""
 
@@ -156,7 +156,7 @@ class Profiled(Document):
     seconds: dict[str, float]
 
 
-class BenchResult(Comparison[Row]):
+class BenchResult(Comparison[BenchRow]):
     """A benchmark of one request at a time."""
 
     FILE: ClassVar[str] = "bench.json"
@@ -164,7 +164,7 @@ class BenchResult(Comparison[Row]):
 
     ids: list[str]  # [prompt]
     categories: list[str | None]  # [prompt]
-    forwards: dict[str, Forwards] = Field(default={})  # by "target" and drafts' names
+    forwards: dict[str, ForwardMilliseconds] = Field(default={})  # by "target" and drafts' names
     oracles: list[OracleLimit] = Field(default=[])
     profiled: Profiled | None = None
     mlflow_run_id: str | None = None
@@ -173,16 +173,16 @@ class BenchResult(Comparison[Row]):
     def temperatures(self) -> list[float]:
         return list(dict.fromkeys(row.temperature for row in self.rows))
 
-    def at(self, temperature: float, group: str | None = None) -> list[Row]:
+    def at(self, temperature: float, group: str | None = None) -> list[BenchRow]:
         """The rows of a temperature, of one group or all."""
         rows = [row for row in self.rows if row.temperature == temperature]
         return [row for row in rows if group in (None, row.group)]
 
-    def autoregressive(self, temperature: float, group: str = OURS) -> Row | None:
+    def autoregressive(self, temperature: float, group: str = OURS) -> BenchRow | None:
         """The baseline of a group's rows, whose outputs they must equal."""
         return next((row for row in self.at(temperature, group) if row.autoregressive), None)
 
-    def best(self, temperature: float, group: str) -> Row | None:
+    def best(self, temperature: float, group: str) -> BenchRow | None:
         """The fastest lossless row of a group on all prompts, none :attr:`Contender.with_ours`."""
         return fastest(self.at(temperature, group))
 
@@ -197,12 +197,12 @@ class BenchResult(Comparison[Row]):
         return found
 
     def _against(self, temperature: float, group: str) -> Lead | None:
-        def best(whose: str, prompts: slice) -> Row | None:
+        def best(whose: str, prompts: slice) -> BenchRow | None:
             return fastest(self.at(temperature, whose), prompts)
 
         return lead_over(group, len(self.ids), best, over)
 
-    def unequal(self) -> list[Row]:
+    def unequal(self) -> list[BenchRow]:
         """Our lossless rows whose greedy output in float32 is not autoregressive decoding's."""
         baseline = self.autoregressive(0.0)
         if self.pair.runner.target_dtype != "float32" or baseline is None:
@@ -217,7 +217,7 @@ def speed(seconds_per_token: np.ndarray) -> float:
     return float(1 / np.median(seconds_per_token, axis=0).mean())
 
 
-def over(candidate: Row, baseline: Row, prompts: slice = slice(None)) -> Ratio:
+def over(candidate: BenchRow, baseline: BenchRow, prompts: slice = slice(None)) -> Ratio:
     """How many times faster `candidate` is, in seconds a token, on some of the prompts."""
     if candidate is baseline:
         return Ratio(1.0, 1.0, 1.0)
@@ -226,7 +226,7 @@ def over(candidate: Row, baseline: Row, prompts: slice = slice(None)) -> Ratio:
     )
 
 
-def fastest(rows: Iterable[Row], prompts: slice = slice(None)) -> Row | None:
+def fastest(rows: Iterable[BenchRow], prompts: slice = slice(None)) -> BenchRow | None:
     """The fastest lossless row on some of the prompts, of a library by itself; None where there is
     none."""
     lossless = [row for row in rows if row.lossless and not row.with_ours]

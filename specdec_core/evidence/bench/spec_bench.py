@@ -23,7 +23,7 @@ import pandas as pd
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.base.names import plain_name
-from specdec_core.evidence.bench.result import BenchResult, Row
+from specdec_core.evidence.bench.result import BenchResult, BenchRow
 from specdec_core.prompts.prompt_sets import file_records
 
 OVERALL = "overall"
@@ -59,7 +59,7 @@ def tasks_of(categories: Sequence[str]) -> list[str]:
 
 def answers(
     result: BenchResult,
-    row: Row,
+    row: BenchRow,
     repeat: int,
     decode: Callable[[list[int]], str] = lambda tokens: "",
 ) -> list[Answer]:
@@ -158,7 +158,7 @@ def tasks_frame(result: BenchResult, baseline: Sequence[Answer] | None = None) -
     return pd.DataFrame(rows)
 
 
-def _all_answers(result: BenchResult, row: Row) -> list[Answer]:
+def _all_answers(result: BenchResult, row: BenchRow) -> list[Answer]:
     return [record for repeat in range(result.repeats) for record in answers(result, row, repeat)]
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt, model_validator
 from specdec_core.config import Value
 
 
-class Load(Value):
+class BenchLoad(Value):
     """What a server is put under, one of two. In a closed loop each of `clients` clients sends its
     next request when its last is answered; in an open loop `rate` requests a second come at random,
     whether or not others are answered."""

@@ -10,7 +10,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from specdec_core.base.errors import UserError
 from specdec_core.evidence.bench.benchmark import BenchPlan
-from specdec_core.evidence.load.load import Load
+from specdec_core.evidence.load.load import BenchLoad
 from specdec_core.evidence.load.requests import LoadRequest
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations
@@ -46,12 +46,12 @@ class LoadPlan(BenchPlan):
     engine_alone: bool = False
 
     @property
-    def loads(self) -> list[Load]:
+    def loads(self) -> list[BenchLoad]:
         """What servers are put under: clients, then rates."""
-        closed = [Load(clients=clients) for clients in self.clients]
-        return [*closed, *(Load(rate=rate) for rate in self.rates)]
+        closed = [BenchLoad(clients=clients) for clients in self.clients]
+        return [*closed, *(BenchLoad(rate=rate) for rate in self.rates)]
 
-    def count(self, load: Load) -> int:
+    def count(self, load: BenchLoad) -> int:
         """Requests of a run."""
         if self.requests is not None:
             return self.requests
@@ -59,11 +59,11 @@ class LoadPlan(BenchPlan):
             return self.arrivals
         return load.clients * max(self.waves, ceil(self.least / load.clients))
 
-    def together(self, load: Load) -> int:
+    def together(self, load: BenchLoad) -> int:
         """Requests that a server decodes together: its slots."""
         return self.slots or load.clients or SLOTS
 
-    def warm_up(self, load: Load) -> int:
+    def warm_up(self, load: BenchLoad) -> int:
         """Requests that warm a server up, all at the same time."""
         return load.clients or self.together(load)
 
@@ -88,7 +88,7 @@ class LoadPlan(BenchPlan):
         if self.temperatures != GREEDY:
             raise UserError("servers are compared greedily: leave --temperature out")
         for clients in self.clients:
-            if self.count(Load(clients=clients)) < clients:
+            if self.count(BenchLoad(clients=clients)) < clients:
                 raise UserError(
                     f"--requests {self.requests}: fewer than the {clients} clients that send them"
                 )
@@ -107,7 +107,7 @@ class LoadPlan(BenchPlan):
         texts = conversations(prompts, pair.tokenizer, self.max_new_tokens, pair.max_length)
         return [LoadRequest(text.tokens(), self.max_new_tokens) for text in texts]
 
-    def requests_of(self, load: Load, workload: Sequence[LoadRequest]) -> list[LoadRequest]:
+    def requests_of(self, load: BenchLoad, workload: Sequence[LoadRequest]) -> list[LoadRequest]:
         """What is measured of a workload: with arrival times at a rate, the same for all."""
         measured = list(workload[self.set_aside :][: self.count(load)])
         if load.rate is None:

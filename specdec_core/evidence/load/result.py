@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from specdec_core.evidence.load.load import Load
+from specdec_core.evidence.load.load import BenchLoad
 from specdec_core.evidence.load.requests import LoadRecord
 from specdec_core.measure.comparison import (
     OURS,
@@ -41,50 +41,50 @@ class LoadRow(Contender):
     over_http: bool = True  # not: the engine of a server of ours, without it
     runs: dict[str, list[list[LoadRecord]]] = Field(default={})  # by the load's key
 
-    def of(self, load: Load) -> list[list[LoadRecord]]:
+    def of(self, load: BenchLoad) -> list[list[LoadRecord]]:
         return self.runs[load.key]
 
-    def values(self, load: Load, of: Callable[[LoadRecord], float]) -> np.ndarray:
+    def values(self, load: BenchLoad, of: Callable[[LoadRecord], float]) -> np.ndarray:
         """A number of each request, shape (repeats, requests)."""
         return np.array([[of(record) for record in run] for run in self.of(load)])
 
-    def seconds_per_token(self, load: Load) -> np.ndarray:
+    def seconds_per_token(self, load: BenchLoad) -> np.ndarray:
         """Shape (repeats, requests); NaN for requests that failed."""
         return self.values(load, lambda record: record.seconds_per_token)
 
-    def mean_seconds(self, load: Load, requests: slice = EVERYTHING) -> float:
+    def mean_seconds(self, load: BenchLoad, requests: slice = EVERYTHING) -> float:
         """Seconds a token of some of the requests, on average; NaN where all failed."""
         seconds = self.seconds_per_token(load)[:, requests]
         answered = seconds[:, ~np.isnan(seconds).any(axis=0)]
         return float(np.median(answered, axis=0).mean()) if answered.size else float("nan")
 
-    def tokens_per_second(self, load: Load) -> float:
+    def tokens_per_second(self, load: BenchLoad) -> float:
         """What all clients together are written while all of them wait, or, at a rate, the tokens
         of whole runs over their seconds; NaN where all requests failed."""
         if load.clients is None:
             return self.median(load, lambda run: run.tokens_per_second)
         return load.clients / self.mean_seconds(load)
 
-    def measures(self, load: Load, slo: Slo | None = None) -> list[LoadMeasures]:
+    def measures(self, load: BenchLoad, slo: Slo | None = None) -> list[LoadMeasures]:
         """The measures of each run."""
         return [measure(records_frame(run), slo) for run in self.of(load)]
 
     def median(
-        self, load: Load, of: Callable[[LoadMeasures], float], slo: Slo | None = None
+        self, load: BenchLoad, of: Callable[[LoadMeasures], float], slo: Slo | None = None
     ) -> float:
         """The median over repeats of a measure."""
         return float(np.median([of(run) for run in self.measures(load, slo)]))
 
-    def good_share(self, load: Load, slo: Slo | None, requests: slice = EVERYTHING) -> float:
+    def good_share(self, load: BenchLoad, slo: Slo | None, requests: slice = EVERYTHING) -> float:
         """Of some of the requests, those within the objective, over all repeats."""
         runs = [measure(records_frame(run[requests]), slo) for run in self.of(load)]
         return sum(run.good_share for run in runs) / len(runs)
 
-    def errors(self, load: Load) -> int:
+    def errors(self, load: BenchLoad) -> int:
         """Requests that failed, over all repeats."""
         return sum(record.error is not None for run in self.of(load) for record in run)
 
-    def equal_texts(self, load: Load, reference: LoadRow) -> tuple[int, int]:
+    def equal_texts(self, load: BenchLoad, reference: LoadRow) -> tuple[int, int]:
         """How many of the answered requests, over all repeats, have the text of the first repeat of
         `reference`, and how many there are."""
         pairs = [
@@ -95,7 +95,7 @@ class LoadRow(Contender):
         ]
         return sum(text == expected for text, expected in pairs), len(pairs)
 
-    def arms(self, load: Load) -> Counter[str]:
+    def arms(self, load: BenchLoad) -> Counter[str]:
         """Rounds by who drafted, over all requests; empty where nobody chooses."""
         counted: Counter[str] = Counter()
         for run in self.of(load):
@@ -103,7 +103,7 @@ class LoadRow(Contender):
                 counted.update(record.arms)
         return counted
 
-    def candidates(self, load: Load) -> float:
+    def candidates(self, load: BenchLoad) -> float:
         """Candidates of a request's round, on average; NaN where no server tells."""
         records = [record for run in self.of(load) for record in run]
         rounds = sum(record.rounds for record in records)
@@ -113,7 +113,7 @@ class LoadRow(Contender):
 class LoadLead(Lead):
     """Our best against another group's under a load."""
 
-    load: Load
+    load: BenchLoad
 
 
 class LoadResult(Comparison[LoadRow]):
@@ -129,10 +129,10 @@ class LoadResult(Comparison[LoadRow]):
     requests: dict[str, int]  # of a run, by the load's key
 
     @property
-    def loads(self) -> list[Load]:
+    def loads(self) -> list[BenchLoad]:
         """Clients, then rates."""
-        closed = [Load(clients=clients) for clients in self.clients]
-        return [*closed, *(Load(rate=rate) for rate in self.rates)]
+        closed = [BenchLoad(clients=clients) for clients in self.clients]
+        return [*closed, *(BenchLoad(rate=rate) for rate in self.rates)]
 
     def of(self, group: str) -> list[LoadRow]:
         return [row for row in self.rows if row.group == group]
@@ -148,7 +148,7 @@ class LoadResult(Comparison[LoadRow]):
         alone = {config_id: row for row, config_id in ours if not row.over_http}
         return [(row, alone[i]) for row, i in ours if row.over_http and i in alone]
 
-    def best(self, load: Load, group: str, requests: slice = EVERYTHING) -> LoadRow | None:
+    def best(self, load: BenchLoad, group: str, requests: slice = EVERYTHING) -> LoadRow | None:
         """The best lossless row of a group under a load, on some of the requests: at a rate the one
         with the most of them within the objective, then, and with clients, the fastest. Rows with
         errors do not count, nor those :attr:`Contender.with_ours` or not over HTTP."""
@@ -164,7 +164,7 @@ class LoadResult(Comparison[LoadRow]):
                     found.append(LoadLead(load=load, **lead.model_dump()))
         return found
 
-    def _against(self, load: Load, group: str) -> Lead | None:
+    def _against(self, load: BenchLoad, group: str) -> Lead | None:
         def best(whose: str, requests: slice) -> LoadRow | None:
             return self.best(load, whose, requests)
 
@@ -173,7 +173,7 @@ class LoadResult(Comparison[LoadRow]):
 
         return lead_over(group, self.requests[load.key], best, ratio)
 
-    def unequal(self) -> list[tuple[Load, LoadRow]]:
+    def unequal(self) -> list[tuple[BenchLoad, LoadRow]]:
         """Our lossless rows that in float32 wrote something else than autoregressive decoding, with
         the load."""
         baseline = self.autoregressive()
@@ -195,7 +195,9 @@ class LoadResult(Comparison[LoadRow]):
         return np.array([r.sent - r.arrival for r in records if r.arrival is not None])
 
 
-def over(candidate: LoadRow, baseline: LoadRow, load: Load, requests: slice = EVERYTHING) -> Ratio:
+def over(
+    candidate: LoadRow, baseline: LoadRow, load: BenchLoad, requests: slice = EVERYTHING
+) -> Ratio:
     """How many times faster `candidate` is, in seconds a token of a request, on some of the
     requests: those that both answered every time."""
     if candidate is baseline:
@@ -207,7 +209,7 @@ def over(candidate: LoadRow, baseline: LoadRow, load: Load, requests: slice = EV
     return paired_ratio(theirs[:, answered], ours[:, answered])
 
 
-def added_ttft(served: LoadRow, alone: LoadRow, load: Load) -> Ratio:
+def added_ttft(served: LoadRow, alone: LoadRow, load: BenchLoad) -> Ratio:
     """Seconds by which first tokens come later from a server than from its engine alone, on average
     over the requests that both answered every time."""
     theirs, ours = (row.values(load, lambda record: record.ttft) for row in (alone, served))
@@ -218,7 +220,7 @@ def added_ttft(served: LoadRow, alone: LoadRow, load: Load) -> Ratio:
 
 
 def best_of(
-    rows: Iterable[LoadRow], load: Load, slo: Slo | None = None, requests: slice = EVERYTHING
+    rows: Iterable[LoadRow], load: BenchLoad, slo: Slo | None = None, requests: slice = EVERYTHING
 ) -> LoadRow | None:
     """See :meth:`LoadResult.best`; None where no row is lossless and answered everything."""
     own = [row for row in rows if row.lossless and row.over_http and not row.with_ours]

@@ -18,7 +18,7 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, distinct_labels
 from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine, Request
-from specdec_core.engine.scheduler import Limits, Step
+from specdec_core.engine.scheduler import Limits, StepPlan
 from specdec_core.measure.step_times import StepMeasurer, engine_runs
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
@@ -41,7 +41,7 @@ class LiveRun:
     """A run of the live engine: records of its requests, and what each step did in how long."""
 
     rows: list[tuple[Any, ...]] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[StepPlan] = field(default_factory=list)
     decoded: list[list[str]] = field(default_factory=list)  # requests of each step, by id
     seconds: list[float] = field(default_factory=list)
     generations: dict[str, Generation] = field(default_factory=dict)

@@ -19,7 +19,7 @@ import numpy as np
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
-from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
+from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.modules import HeadKind
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def _keys(prompt: np.ndarray, position: np.ndarray, step: np.ndarray) -> np.ndar
     return np.asarray((prompt.astype(np.int64) << 40) | low)
 
 
-def training_digest(spec: HeadSpec, examples: Examples, settings: TrainingSettings) -> str:
+def training_digest(spec: HeadSpec, examples: Examples, settings: HeadTrainingSettings) -> str:
     """Names a training: the same digest gives the same head."""
     content = {
         "spec": spec.model_dump(),

@@ -22,7 +22,7 @@ from specdec_core.training.heads.evaluation import (
     training_free,
     with_thresholds,
 )
-from specdec_core.training.heads.finished import Finished
+from specdec_core.training.heads.finished import FinishedHead
 
 
 def judge_rules(
@@ -45,7 +45,7 @@ def judge_rules(
 def judge_heads(
     recording: Recording,
     draft: str,
-    heads: Sequence[Finished],
+    heads: Sequence[FinishedHead],
     trained: Sequence[Recording],
     profile: Path | None = None,
     observer: Observer | None = None,

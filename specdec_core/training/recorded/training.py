@@ -15,7 +15,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path
-from specdec_core.training.recorded.batch import Batch
+from specdec_core.training.recorded.batch import TextBatch
 from specdec_core.training.recorded.features import RecordedTexts, read_tables
 from specdec_core.training.recorded.precision import working_type
 from specdec_core.training.recorded.schedule import plan_epoch, rate
@@ -91,11 +91,11 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         """The model to train, which proposes these tokens of the target's with these tables."""
 
     @abstractmethod
-    def _loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
+    def _loss(self, batch: TextBatch, generator: torch.Generator) -> Tensor:
         """The mean loss of a batch, in autocast."""
 
     @abstractmethod
-    def _judge(self, batches: Iterator[Batch]) -> dict[str, Any]:
+    def _judge(self, batches: Iterator[TextBatch]) -> dict[str, Any]:
         """An evaluation's own fields, of texts held out; in autocast, without gradients."""
 
     @abstractmethod

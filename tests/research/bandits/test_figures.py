@@ -11,7 +11,7 @@ import pytest
 from dashboards.outputs.console import table as console_table
 from dashboards.outputs.html import page
 from dashboards.outputs.markdown import document
-from dashboards.sections import Origin
+from dashboards.sections import ReportOrigin
 from research.bandits.comparison import ArmComparison, ArmsPlan, race, settings_of
 from research.bandits.figures import arm_shares, bound_of, regret_curves, regret_table
 from research.bandits.regret import exp3_bound, hardness
@@ -105,7 +105,7 @@ def test_the_table_belongs_to_the_figure(comparison: ArmComparison) -> None:
 
 
 def test_the_page_needs_no_network_and_says_who_won(comparison: ArmComparison) -> None:
-    shown = report(comparison, Origin(name="name", pair="pair", notes=["a note"]))
+    shown = report(comparison, ReportOrigin(name="name", pair="pair", notes=["a note"]))
     html, text = page(shown), document(shown)
     assert fetched(html) == []
     assert headline(comparison.table()) in html.replace("&#39;", "'")

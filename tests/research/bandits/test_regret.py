@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from research.bandits.regret import (
-    Course,
+    RoundCosts,
     best_arm,
     best_of_each,
     exp3_bound,
@@ -26,8 +26,10 @@ LONGEST = 4
 PARAMETERS = (0.3, 0.5, 0.8)  # of truncated geometric arms
 
 
-def course(*tokens: int, cost: Sequence[float] | None = None) -> Course:
-    return Course(np.array(tokens), np.array(cost if cost is not None else np.ones(len(tokens))))
+def course(*tokens: int, cost: Sequence[float] | None = None) -> RoundCosts:
+    return RoundCosts(
+        np.array(tokens), np.array(cost if cost is not None else np.ones(len(tokens)))
+    )
 
 
 def test_regret_is_the_rounds_beyond_those_of_the_reference() -> None:
@@ -66,20 +68,20 @@ def test_outputs_of_other_lengths_are_compared_at_the_mean() -> None:
 
 def test_a_course_is_read_from_rounds() -> None:
     rounds = [Round(0, 3, 2, 3, 3, 0.1, 0.2, 0.3), Round(3, 3, 0, 1, 3, 0.1, 0.2, 0.1)]
-    one = Course.of(rounds)
+    one = RoundCosts.of(rounds)
     assert one.spent.tolist() == [0, 1, 2]
     assert one.reached.tolist() == [0, 3, 4]
     assert mean_tokens([one]) == 2
-    assert Course.of(rounds, timed=True).spent.tolist() == pytest.approx([0, 0.6, 1.0])
+    assert RoundCosts.of(rounds, timed=True).spent.tolist() == pytest.approx([0, 0.6, 1.0])
 
 
 def test_requests_of_a_batch_share_their_steps_and_seconds() -> None:
     long = [Round(0, 3, 2, 3, 3, 0.1, 0.2, 0.3), Round(3, 3, 0, 1, 3, 0.1, 0.2, 0.1)]
     short = [Round(0, 3, 1, 2, 3, 0.1, 0.2, 0.3)]
-    assert Course.of(long, short).reached.tolist() == [0, 5, 6]
-    assert Course.of(long, short).spent.tolist() == [0, 2, 3]
-    assert Course.of(short, long, timed=True).spent.tolist() == pytest.approx([0, 0.6, 1.0])
-    assert mean_tokens([Course.of(long, short)]) == 2
+    assert RoundCosts.of(long, short).reached.tolist() == [0, 5, 6]
+    assert RoundCosts.of(long, short).spent.tolist() == [0, 2, 3]
+    assert RoundCosts.of(short, long, timed=True).spent.tolist() == pytest.approx([0, 0.6, 1.0])
+    assert mean_tokens([RoundCosts.of(long, short)]) == 2
 
 
 def test_bounds_are_the_papers() -> None:

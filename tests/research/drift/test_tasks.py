@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from research.drift.graded import LEAST, on_answers
-from research.drift.tasks import Task, last_number, load_task, program_of
+from research.drift.tasks import GradedTask, last_number, load_task, program_of
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
@@ -70,7 +70,7 @@ def test_right_answers_are_counted_where_the_target_gives_some(tiny_pair: Pair) 
     drafter = TargetTreeSettings(draft="draft", branching=(2, 1))
     tree = Configuration(drafter=drafter, sampling=Sampling(temperature=1.0))
     for judge, rows in ((lambda text: len(text) > 0, 2), (lambda text: False, 1)):
-        task = Task("Words", "written", prompts, [judge] * len(prompts))
+        task = GradedTask("Words", "written", prompts, [judge] * len(prompts))
         table = on_answers(tiny_pair, [tree], tree.sampling, task, 2, 4)
         assert len(table) == rows
         assert (table["right"][0] >= LEAST) == (rows == 2)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from research.papers.decision_values import DecisionValues, judged
-from specdec_core.drafting.heads.card import TrainingSettings
+from specdec_core.drafting.heads.card import HeadTrainingSettings
 from specdec_core.training.heads.examples import TEST
 from tests.specdec_core.drafting.heads.examples import learnable
 
-SETTINGS = TrainingSettings(learning_rate=3e-2, batch_size=128, epochs=4)
+SETTINGS = HeadTrainingSettings(learning_rate=3e-2, batch_size=128, epochs=4)
 
 
 @pytest.mark.parametrize("kind", ["t1", "t2", "joint"])

@@ -13,7 +13,7 @@ import pytest
 from research.papers import banditspec, replayed
 from research.papers.result import PapersResult
 from research.papers.sections.replayed import REPLAYED
-from research.papers.studies import OWN_HEADS, TABLES, TIMES, Decoded
+from research.papers.studies import OWN_HEADS, TABLES, TIMES, DecodedPrompts
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.cost import ForwardCost, Profile
 from specdec_core.engine import Engine, Request
@@ -118,9 +118,9 @@ def test_ranks_share_all_places(greedy: Sets) -> None:
     assert table["share"].sum() <= 1 + 1e-9
 
 
-def decoded(spec: PairSpec) -> Decoded:
+def decoded(spec: PairSpec) -> DecodedPrompts:
     result = PapersResult.model_construct(pair=spec)
-    return Decoded(result, {})
+    return DecodedPrompts(result, {})
 
 
 def test_setting_two_decodes_several_requests_at_once(

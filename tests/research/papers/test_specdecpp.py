@@ -10,7 +10,7 @@ from research.papers import specdecpp
 from research.papers.sections.specdecpp import SPECDECPP
 from specdec_core.config import Sampling
 from specdec_core.cost import ForwardCost, Profile
-from specdec_core.drafting.heads.card import TrainingSettings
+from specdec_core.drafting.heads.card import HeadTrainingSettings
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
@@ -44,7 +44,7 @@ def table(mixed: Recording, judged: Recording) -> pd.DataFrame:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(specdecpp, "WEIGHTS", (1.0, 6.0))
         patch.setattr(specdecpp, "DEPTHS", (0, 3))
-        patch.setattr(specdecpp, "SETTINGS", TrainingSettings(epochs=2))
+        patch.setattr(specdecpp, "SETTINGS", HeadTrainingSettings(epochs=2))
         return specdecpp.heads({"corpus": mixed}, {"more": judged, "same": mixed}, PROFILE)
 
 

@@ -10,7 +10,7 @@ import pytest
 from research.policies.report import verdicts
 from research.policies.study import (
     ADAPTIVE,
-    Compared,
+    ComparedPolicy,
     against_product,
     best_of_families,
     everything,
@@ -56,7 +56,7 @@ SVIP, ORACLE = SvipSettings(), OracleSettings()
 
 
 @pytest.fixture
-def one() -> Compared:
+def one() -> ComparedPolicy:
     trials = [
         trial(FIXED, 150, 40),  # 55 s
         trial(LONGER, 240, 36),  # 60 s
@@ -66,21 +66,23 @@ def one() -> Compared:
         trial(ORACLE, 80, 20),  # 28 s
         trial(None, 0, 70),
     ]
-    return Compared("one", trials)
+    return ComparedPolicy("one", trials)
 
 
 @pytest.fixture
-def two() -> Compared:
+def two() -> ComparedPolicy:
     trials = [
         trial(FIXED, 150, 45),
         trial(SURE, 200, 40),
         trial(SURER, 150, 40),
         trial(SVIP, 0, 54),
     ]
-    return Compared("two", trials)
+    return ComparedPolicy("two", trials)
 
 
-def test_the_best_of_each_family_is_held_against_fixed_k_and_the_oracle(one: Compared) -> None:
+def test_the_best_of_each_family_is_held_against_fixed_k_and_the_oracle(
+    one: ComparedPolicy,
+) -> None:
     best = best_of_families([one])
     with_draft = best[best["draft"] == "d"].set_index("family")
     assert list(with_draft.index) == ["oracle", "confidence", "svip", "fixed"]
@@ -97,7 +99,7 @@ def test_the_best_of_each_family_is_held_against_fixed_k_and_the_oracle(one: Com
 
 
 def test_a_choice_is_charged_for_what_it_loses_on_the_other_set(
-    one: Compared, two: Compared
+    one: ComparedPolicy, two: ComparedPolicy
 ) -> None:
     moved = transfers([one, two]).set_index(["family", "chosen_on", "used_on"])
     # 0.4 is best on one and takes 60 s on two, where 0.6 takes 55.
@@ -126,7 +128,7 @@ def test_what_is_held_against_the_product_was_chosen_on_other_prompts() -> None:
     fast[choose], fast[report] = 5.0, 12.5
     slow[choose], slow[report] = 6.0, 1.0
     seconds[trials[3].id] = 8 + np.arange(60) % 3
-    compared = Compared("one", trials, prompts, seconds)
+    compared = ComparedPolicy("one", trials, prompts, seconds)
     found = against_product(compared).set_index("family")
     assert found.loc["specdecpp", "head"] == "mine"
     assert found.loc["specdecpp", "config_id"] == trials[1].id
@@ -142,11 +144,11 @@ def test_what_is_held_against_the_product_was_chosen_on_other_prompts() -> None:
     assert line.endswith("the best, mine: 0.800× (0.800–0.800)")
     fast[report] = 5.0
     assert "a head beats" in verdicts(against_product(compared))[0]
-    few = Compared("few", trials, prompts[:1], seconds)
+    few = ComparedPolicy("few", trials, prompts[:1], seconds)
     assert against_product(few).empty
 
 
-def test_everything_is_in_the_table(one: Compared, two: Compared) -> None:
+def test_everything_is_in_the_table(one: ComparedPolicy, two: ComparedPolicy) -> None:
     table = everything([one, two])
     assert len(table) == len(one.trials) + len(two.trials)
     assert table["speedup" if "speedup" in table else "estimated_speedup"].notna().all()

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from specdec_core.base.wire import LinkLost, Listener, Wire, connect
+from specdec_core.base.wire import LinkLost, Wire, WireListener, connect
 
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Wire, Wire]]:
     """Both ends of a wire, the listener's first."""
-    listener = Listener("127.0.0.1")
+    listener = WireListener("127.0.0.1")
     found: list[Wire] = []
     arguments = "127.0.0.1", listener.port, listener.key
     thread = threading.Thread(target=lambda: found.append(connect(*arguments)))
@@ -51,7 +51,7 @@ def test_what_was_said_is_heard_before_the_end_is(ends: tuple[Wire, Wire]) -> No
 
 
 def test_another_key_opens_nothing() -> None:
-    listener = Listener("127.0.0.1")
+    listener = WireListener("127.0.0.1")
     refused: list[LinkLost] = []
 
     def guess() -> None:

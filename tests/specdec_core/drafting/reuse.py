@@ -7,7 +7,7 @@ from research.drift.toy_pair import exact_distribution, sample_counts, toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Configuration, DrafterSettings, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.tokens.acceptance import Reading, rule_of
+from specdec_core.tokens.acceptance import VerifierOutput, rule_of
 from specdec_core.tokens.sampling import draw
 from specdec_core.tokens.statistics import Generation, Origin
 from specdec_core.tokens.token_tree import ROOT
@@ -65,7 +65,7 @@ REJECTION = type(rule_of(Sampling(temperature=1.0)))
 class AnyPossibleGuess(REJECTION):
     """A wrong rule for what a draft model draws: a guess wherever it is possible at all."""
 
-    def verify(self, reading: Reading, choices: list[int]) -> Verdict:
+    def verify(self, reading: VerifierOutput, choices: list[int]) -> Verdict:
         tree, _, probs, random, _ = reading
         guesses = tree.children().get(ROOT, [])
         possible = [node for node in guesses if probs[0, tree.tokens[node]] > 0]

@@ -8,7 +8,7 @@ import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
-from specdec_core.cost import Kind, Profile
+from specdec_core.cost import ForwardKind, Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.fork.settings import ForkSettings
 from specdec_core.drafting.hybrid import HybridSettings
@@ -31,7 +31,7 @@ class TestProfilePair:
         for cost in (profile.target, profile.drafts["draft"]):
             assert {(m.width, m.context, m.batch) for m in cost.measurements} == shapes
             assert all(m.seconds > 0 for m in cost.measurements)
-            assert set(cost.terms) == set(Kind)
+            assert set(cost.terms) == set(ForwardKind)
         assert (steps.expected, steps.done) == (6, 6)
         assert profile.t_target(3) > 0
         assert profile.t_draft() > 0

@@ -12,7 +12,7 @@ from specdec_core.config import Configuration, Sampling, parse
 from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.pearl.draft_forward import DraftForward
 from specdec_core.drafting.pearl.drafter import PearlDrafter
-from specdec_core.drafting.pearl.messages import Begin, Drafted, End, Pause, Ready
+from specdec_core.drafting.pearl.messages import Begin, Drafted, DraftReady, End, Pause
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
@@ -200,7 +200,7 @@ class Scripted:
 
     def __init__(self) -> None:
         self.heard: list = []
-        self.to_say: list = [Ready()]
+        self.to_say: list = [DraftReady()]
         self.timeouts: list[float] = []
 
     def send(self, message: object) -> None:

@@ -9,7 +9,7 @@ import pytest
 from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.engine import Engine, Request
 from specdec_core.evidence.bench.limits import oracle_limits
-from specdec_core.evidence.bench.result import Forwards
+from specdec_core.evidence.bench.result import ForwardMilliseconds
 from specdec_core.models.pair import Pair
 
 
@@ -19,8 +19,8 @@ def test_a_draft_that_is_the_target_is_verified_once_after_the_first_token(
     pair = replace(tiny_pair, drafts={"draft": tiny_pair.target})
     [text] = Engine(pair, AUTOREGRESSIVE).generate([Request("a", (5, 6, 7), 9, ignore_eos=True)])
     times = {
-        "target": Forwards(context=8, seconds={1: 1.0, 16: 1.0}),
-        "draft": Forwards(context=8, seconds={1: 0.1, 16: 0.1}),
+        "target": ForwardMilliseconds(context=8, seconds={1: 1.0, 16: 1.0}),
+        "draft": ForwardMilliseconds(context=8, seconds={1: 0.1, 16: 0.1}),
     }
     [oracle] = oracle_limits(pair, [((5, 6, 7), text.tokens)], times)
     assert oracle.verification_rate == pytest.approx(1 / 8)

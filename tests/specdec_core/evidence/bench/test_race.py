@@ -13,13 +13,13 @@ from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.engine import Engine
 from specdec_core.evidence.bench.race import (
     FEW,
-    Decoded,
+    DecodedOnce,
     EngineContestant,
     PeerContestant,
     WarmUp,
     race,
 )
-from specdec_core.evidence.bench.result import BenchResult, Row, Take
+from specdec_core.evidence.bench.result import BenchResult, BenchRow, Take
 from specdec_core.evidence.parts import Parts
 from specdec_core.evidence.peers.choose import peers_of
 from specdec_core.evidence.peers.peer import Peer
@@ -89,17 +89,17 @@ class Noted:
     def __init__(self, name: str, order: list[str], last: int | None = None) -> None:
         self.name, self.order, self.last = name, order, last
 
-    def row(self, temperature: float) -> Row:
+    def row(self, temperature: float) -> BenchRow:
         return EngineContestant(None, AUTOREGRESSIVE, self.name).row(temperature)
 
     def begin(self) -> None:
         pass
 
-    def decode(self, *_: object) -> Decoded:
+    def decode(self, *_: object) -> DecodedOnce:
         if len(self.order) == self.last:
             raise KeyboardInterrupt
         self.order.append(self.name)
-        return Decoded([len(self.order)])
+        return DecodedOnce([len(self.order)])
 
 
 def asked_of_noted(texts: str = "xy") -> list[Conversation]:

@@ -11,10 +11,10 @@ from specdec_core.base.errors import UserError
 from specdec_core.evidence.bench.limits import of_oracle, split, widths_of
 from specdec_core.evidence.bench.result import (
     BenchResult,
+    BenchRow,
     Effort,
-    Forwards,
+    ForwardMilliseconds,
     OracleLimit,
-    Row,
     Take,
     first_difference,
     over,
@@ -27,13 +27,13 @@ from tests.bench_race import CHAIN
 PARTS = ("target_forward", "draft_forward", "policy", "verify", "bookkeeping")
 
 
-def row(name: str, group: str, seconds: list[float], tokens: int = 10, **more: object) -> Row:
+def row(name: str, group: str, seconds: list[float], tokens: int = 10, **more: object) -> BenchRow:
     """One repeat; a prompt's tokens are all zero."""
     takes = [[Take(seconds=[s], outputs=[[0] * tokens]) for s in seconds]]
-    return Row(name=name, group=group, temperature=0.0, takes=takes, **more)
+    return BenchRow(name=name, group=group, temperature=0.0, takes=takes, **more)
 
 
-def result_of(template: BenchResult, rows: list[Row]) -> BenchResult:
+def result_of(template: BenchResult, rows: list[BenchRow]) -> BenchResult:
     prompts = len(rows[0].takes[0])
     changes = {"rows": rows, "ids": [*map(str, range(prompts))], "categories": [None] * prompts}
     return template.model_copy(update={**changes, "oracles": [], "forwards": {}, "repeats": 1})
@@ -124,10 +124,10 @@ def test_a_split_adds_up_and_its_limit_is_what_the_forwards_take(
         draft_tokens=6,
     )  # fmt: skip
     take = Take(seconds=[10.0], outputs=[[0] * 5], effort=effort)
-    own = Row(name="x", group="specdec", temperature=0, takes=[[take]], configuration=CHAIN)
+    own = BenchRow(name="x", group="specdec", temperature=0, takes=[[take]], configuration=CHAIN)
     forwards = {
-        "target": Forwards(context=9, seconds={1: 0.5, 2: 0.7, 4: 1.1}),
-        "draft": Forwards(context=9, seconds={1: 0.2, 2: 0.4}),
+        "target": ForwardMilliseconds(context=9, seconds={1: 0.5, 2: 0.7, 4: 1.1}),
+        "draft": ForwardMilliseconds(context=9, seconds={1: 0.2, 2: 0.4}),
     }
     parts = split(own, forwards, "draft")
     assert parts.whole == pytest.approx(10 / 5)

@@ -7,7 +7,7 @@ import pytest
 from jobs.bench_serve import QUICK, ROWS
 from specdec_core.base.errors import UserError
 from specdec_core.evidence.bench.benchmark import read_bench_plan
-from specdec_core.evidence.load.load import Load
+from specdec_core.evidence.load.load import BenchLoad
 from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
@@ -17,7 +17,7 @@ def test_every_client_sends_as_many_requests() -> None:
     plan = LoadPlan(clients=(1, 4, 5, 16))
     assert [plan.count(load) for load in plan.loads] == [24, 24, 25, 48]
     assert plan.needed == 16 + 48
-    assert LoadPlan(clients=(4,), requests=10).count(Load(clients=4)) == 10
+    assert LoadPlan(clients=(4,), requests=10).count(BenchLoad(clients=4)) == 10
 
 
 def test_requests_come_at_random_the_same_for_everybody(tiny_pair: Pair) -> None:

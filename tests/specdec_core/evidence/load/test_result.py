@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.evidence.load.load import Load
+from specdec_core.evidence.load.load import BenchLoad
 from specdec_core.evidence.load.requests import LoadRecord
 from specdec_core.evidence.load.result import (
     LoadResult,
@@ -19,7 +19,7 @@ from specdec_core.evidence.load.result import (
 )
 from tests.load_result import REQUESTS, TOKENS, load_result, load_row, open_result
 
-ONE, FOUR = Load(clients=1), Load(clients=4)
+ONE, FOUR = BenchLoad(clients=1), BenchLoad(clients=4)
 
 
 def test_times_are_from_sending_and_between_first_and_last_text() -> None:
