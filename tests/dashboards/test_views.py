@@ -11,7 +11,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from cluster.head_training import Finished
+from cluster.head_training import FinishedHead
 from dashboards.outputs.mlflow_runs import log
 from dashboards.reports.bench import report
 from dashboards.store import experiment_id_of, tracking_uri
@@ -58,7 +58,7 @@ def pair(
         head = training.result()
         card = save_head(head.weights, head.card, home / "heads" / "mine")
         with HeadsRun(result.pair, "small", {}) as trained:
-            trained.head_finished(Finished("mine", home / "heads" / "mine", card))
+            trained.head_finished(FinishedHead("mine", home / "heads" / "mine", card))
             trained.finish(home / "heads")
         yield result.pair.name, home
 

@@ -9,7 +9,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.acceptance import VerifierOutput, rule_of
 from specdec_core.tokens.sampling import draw
-from specdec_core.tokens.statistics import Generation, Origin
+from specdec_core.tokens.statistics import Generation, TokenOrigin
 from specdec_core.tokens.token_tree import ROOT
 from specdec_core.tokens.verification import Verdict
 from tests.specdec_core.fits import alike_behind_the_first
@@ -56,7 +56,7 @@ def same_as_the_target_alone(pair: Pair, drafter: DrafterSettings, sampling: Sam
 
 def from_cache(generations: list[Generation]) -> int:
     """Tokens of the output that were cached phrases."""
-    return sum(origin is Origin.CACHE for g in generations for origin in g.origins)
+    return sum(origin is TokenOrigin.CACHE for g in generations for origin in g.origins)
 
 
 REJECTION = type(rule_of(Sampling(temperature=1.0)))

@@ -18,7 +18,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.search.load.answers import InOrder, SimulatedRound
 from specdec_core.search.load.check import ArrivalCheck, run_arrivals, run_clients
 from specdec_core.search.load.measures import COLUMNS, measure
-from specdec_core.search.load.simulator import Ask, simulate_clients
+from specdec_core.search.load.simulator import RequestShape, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.tokens.statistics import Generation
 
@@ -70,7 +70,7 @@ def test_the_steps_are_the_live_engines(kind: str, limits: str, tiny_pair: Pair)
     alone = Engine(tiny_pair, configuration).generate(requests)
     answers = answers_of(alone, "draft" if kind == "draft" else None)
     answers.texts = [(*r.tokens, *g.tokens) for r, g in zip(requests, alone, strict=True)]
-    asks = [Ask(n, len(r.tokens), len(alone[n].tokens)) for n, r in enumerate(requests)]
+    asks = [RequestShape(n, len(r.tokens), len(alone[n].tokens)) for n, r in enumerate(requests)]
     for clients in (1, 4):
         engine = Engine(tiny_pair, configuration, limits=LIMITS[limits])
         live = run_clients(engine, requests, clients)
