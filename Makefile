@@ -12,12 +12,12 @@ demo: $(VENV)/.run
 	$(BIN)/specdec demo
 
 # The same on a chat model of 135 M parameters.
-demo-llm: $(VENV)/.smollm2
+demo-llm: $(VENV)/.gguf
 	$(BIN)/specdec demo smollm2
 
 # A server that runs, in Prometheus and Grafana.
 watch: $(VENV)/.run
-	$(BIN)/specdec watch
+	$(BIN)/python -m jobs.watch
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses 2
@@ -43,7 +43,7 @@ GPU_TESTS := tests/specdec_core/engine tests/specdec_core/models tests/specdec_c
 gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest $(GPU_TESTS) --numprocesses auto
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest $(GPU_TESTS) --numprocesses auto -m long -k compiled_graphs
-	$(or $(GPU_PYTHON),$(BIN)/python) -m jobs.bench --peers none --quick --compile
+	$(or $(GPU_PYTHON),$(BIN)/python) -m jobs.bench_offline --peers none --quick --compile
 
 bench-peers: $(PEERS)/.made
 
@@ -59,10 +59,6 @@ $(VENV)/.gguf: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV) (a few minutes at the first time)"
 	$(INSTALL) --editable '.[gguf]'
 	@touch $@ $(VENV)/.run
-
-$(VENV)/.smollm2: jobs/fetch.py | $(VENV)/.gguf
-	$(BIN)/specdec fetch smollm2
-	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV) (a few minutes at the first time)"

@@ -16,10 +16,10 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, PairSpec, Placement
 from specdec_core.drafting.pearl.link import Link
+from specdec_core.evidence.certificate.certificate import Checks
+from specdec_core.evidence.certificate.certify import Extent, check_all
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.prompts.prompt import Prompt
-from specdec_core.studies.certificate.certificate import Checks
-from specdec_core.studies.certificate.certify import Extent, check_all
 
 
 class Certifier:

@@ -14,12 +14,12 @@ from cluster.serving.server_process import Cores
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
+from specdec_core.evidence.load.load import BenchLoad
+from specdec_core.evidence.load.plan import LoadPlan
+from specdec_core.evidence.load.requests import LoadRecord, LoadRequest
+from specdec_core.evidence.load.result import LoadRow
 from specdec_core.models.pair import load_pair
-from specdec_core.studies.load.load import Load
-from specdec_core.studies.load.plan import LoadPlan
-from specdec_core.studies.load.requests import LoadRecord, LoadRequest
-from specdec_core.studies.load.result import LoadRow
-from specdec_core.studies.load_check import LiveRun, run_arrivals, run_clients
+from specdec_core.search.load.check import LiveRun, run_arrivals, run_clients
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class EngineAlone:
         return cls(served.model_copy(update=named), pair)
 
     def measure(
-        self, plan: LoadPlan, workload: Sequence[LoadRequest], load: Load, cores: Cores
+        self, plan: LoadPlan, workload: Sequence[LoadRequest], load: BenchLoad, cores: Cores
     ) -> list[LoadRecord]:
         """Start the engine, warm it up with prompts that are not measured, and put it under load.
         Raises :class:`UserError` where the pair or the configuration cannot be used."""
@@ -53,7 +53,7 @@ def _answer(
     configuration: Configuration,
     plan: LoadPlan,
     workload: Sequence[LoadRequest],
-    load: Load,
+    load: BenchLoad,
     cores: tuple[int, ...],
 ) -> list[LoadRecord]:
     """What an engine of this process answers, under the limits of a server in a comparison."""

@@ -18,11 +18,11 @@ from cluster.session import ray_session, resources
 from cluster.training_trials import TrialRecord, run_trials
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import together
-from specdec_core.drafting.heads.card import HeadCard, HeadSpec, TrainingSettings
+from specdec_core.drafting.heads.card import HeadCard, HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.modules import HeadKind
 from specdec_core.drafting.heads.storage import WEIGHTS, load_card, save_head
 from specdec_core.training.heads.examples import Examples, training_digest
-from specdec_core.training.heads.finished import Finished, HeadObserver
+from specdec_core.training.heads.finished import FinishedHead, HeadObserver
 from specdec_core.training.heads.training import HeadTraining
 
 # Tune tries a lost trial again, but not one whose kept actor died before it began.
@@ -37,7 +37,7 @@ class Entry:
     name: str
     folder: Path
     spec: HeadSpec
-    settings: TrainingSettings
+    settings: HeadTrainingSettings
     digest: str
 
     @property
@@ -49,13 +49,13 @@ class Entry:
             "settings": self.settings.model_dump_json(),
         }
 
-    def finished(self) -> Finished | None:
+    def finished(self) -> FinishedHead | None:
         """The head in the folder, if it is of this very training."""
         try:
             card = load_card(self.folder)
         except UserError:
             return None
-        return Finished(self.label, self.folder, card) if card.training == self.digest else None
+        return FinishedHead(self.label, self.folder, card) if card.training == self.digest else None
 
 
 class HeadTrial(tune.Trainable):
@@ -76,7 +76,7 @@ class HeadTrial(tune.Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         entry = new_config["entry"]
         spec = HeadSpec.model_validate_json(entry["spec"])
-        settings = TrainingSettings.model_validate_json(entry["settings"])
+        settings = HeadTrainingSettings.model_validate_json(entry["settings"])
         self.training = HeadTraining(spec, self.examples[spec.kind], settings, self.device)
         return True
 
@@ -92,12 +92,12 @@ class HeadTrial(tune.Trainable):
 def train_heads(
     specs: Sequence[HeadSpec],
     examples: Mapping[HeadKind, Examples],
-    settings: TrainingSettings,
+    settings: HeadTrainingSettings,
     out: Path,
     learning_rates: Sequence[float] = (),
     observers: Sequence[HeadObserver] = (),
     device: str = "auto",
-) -> list[Finished]:
+) -> list[FinishedHead]:
     """Train every head of `specs` on its kind's examples, into `<out>/<name>`; the heads in the
     order of `specs`.
 
@@ -125,7 +125,7 @@ def train_heads(
             observer.warned(f"{label} failed: {record.why(label)}")
         if not done:
             raise RuntimeError(f"no head could be trained: {record.errors}")
-    heads: dict[str, Finished] = {}
+    heads: dict[str, FinishedHead] = {}
     for entry in entries:
         head, best = done.get(entry.label), heads.get(entry.name)
         if head and (
@@ -135,12 +135,12 @@ def train_heads(
     return [_chosen(name, head, out) for name, head in heads.items()]
 
 
-def _chosen(name: str, head: Finished, out: Path) -> Finished:
+def _chosen(name: str, head: FinishedHead, out: Path) -> FinishedHead:
     """The best of a search, under the head's own name."""
     if head.label == name:
         return head
     weights = (head.folder / WEIGHTS).read_bytes()
-    return Finished(name, out / name, save_head(weights, head.card, out / name))
+    return FinishedHead(name, out / name, save_head(weights, head.card, out / name))
 
 
 def head_name(spec: HeadSpec, examples: Examples) -> str:
@@ -153,7 +153,7 @@ def head_name(spec: HeadSpec, examples: Examples) -> str:
 def _entry(
     spec: HeadSpec,
     examples: Examples,
-    settings: TrainingSettings,
+    settings: HeadTrainingSettings,
     learning_rate: float,
     out: Path,
     search: bool,
@@ -188,7 +188,7 @@ class _Record(TrialRecord):
     key = "entry"
 
     def __init__(
-        self, pending: Mapping[str, Entry], done: dict[str, Finished], observer: HeadObserver
+        self, pending: Mapping[str, Entry], done: dict[str, FinishedHead], observer: HeadObserver
     ) -> None:
         super().__init__()
         self.pending, self.done, self.observer = pending, done, observer
@@ -202,6 +202,6 @@ class _Record(TrialRecord):
         entry = self.pending[self.label(trial)]
         card = HeadCard.model_validate_json(result.pop("card"))
         card = save_head(weights, card, entry.folder)
-        self.done[entry.label] = Finished(entry.label, entry.folder, card)
+        self.done[entry.label] = FinishedHead(entry.label, entry.folder, card)
         self.observer.head_finished(self.done[entry.label])
         self.observer.step()

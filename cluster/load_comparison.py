@@ -10,11 +10,11 @@ from cluster.serving.load_client import run_load
 from cluster.serving.server_process import Cores, Server, on_cores, running
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.studies.load.load import Load
-from specdec_core.studies.load.plan import LoadPlan
-from specdec_core.studies.load.requests import LoadRecord, LoadRequest
-from specdec_core.studies.load.result import LoadRow
-from specdec_core.studies.parts import Parts
+from specdec_core.evidence.load.load import BenchLoad
+from specdec_core.evidence.load.plan import LoadPlan
+from specdec_core.evidence.load.requests import LoadRecord, LoadRequest
+from specdec_core.evidence.load.result import LoadRow
+from specdec_core.evidence.parts import Parts
 
 
 class Entrant(Protocol):
@@ -28,7 +28,7 @@ class Entrant(Protocol):
     def needed(self) -> bool: ...
 
     def measure(
-        self, plan: LoadPlan, workload: Sequence[LoadRequest], load: Load, cores: Cores
+        self, plan: LoadPlan, workload: Sequence[LoadRequest], load: BenchLoad, cores: Cores
     ) -> list[LoadRecord]:
         """Start anew, warm up with prompts that are not measured, and answer those that are."""
         ...
@@ -43,7 +43,7 @@ class Contestant:
     needed: bool = True
 
     def measure(
-        self, plan: LoadPlan, workload: Sequence[LoadRequest], load: Load, cores: Cores
+        self, plan: LoadPlan, workload: Sequence[LoadRequest], load: BenchLoad, cores: Cores
     ) -> list[LoadRecord]:
         """See :meth:`Entrant.measure`."""
         clients = plan.warm_up(load)

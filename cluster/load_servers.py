@@ -12,12 +12,12 @@ from cluster.load_comparison import Contestant
 from cluster.serving.server_process import Cores, Server, ServerProcess
 from specdec_core.base.environment import environment
 from specdec_core.config import distinct_labels
+from specdec_core.evidence.load.plan import LoadPlan
+from specdec_core.evidence.load.result import LoadRow
+from specdec_core.evidence.peers.vllm import VllmMode
+from specdec_core.evidence.peers.vllm_server import VllmServer, vllm_servers
+from specdec_core.measure.comparison import OURS
 from specdec_core.models.pair import Pair
-from specdec_core.studies.comparison import OURS
-from specdec_core.studies.load.plan import LoadPlan
-from specdec_core.studies.load.result import LoadRow
-from specdec_core.studies.peers.vllm import VllmMode
-from specdec_core.studies.peers.vllm_server import VllmServer, vllm_servers
 
 VLLM = "vllm"
 

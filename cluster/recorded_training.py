@@ -20,7 +20,7 @@ from cluster.session import resources
 from cluster.training_trials import TrialRecord, run_trials
 from specdec_core.base.files import atomic_folder, needs_room
 from specdec_core.base.observer import together
-from specdec_core.training.kinds import KINDS, Kind
+from specdec_core.training.kinds import KINDS, TrainedKind
 from specdec_core.training.recorded.features import RecordedTexts
 from specdec_core.training.recorded.finished import (
     Finished,
@@ -61,7 +61,7 @@ class RecordedTrial(tune.Trainable):
 
 
 def train(
-    kind: Kind,
+    kind: TrainedKind,
     features: Path,
     settings: TrainingSettings,
     learning_rates: Sequence[float],
@@ -137,7 +137,7 @@ class _Record(TrialRecord):
 
     key = "trial"
 
-    def __init__(self, kind: Kind, observer: TrainingObserver) -> None:
+    def __init__(self, kind: TrainedKind, observer: TrainingObserver) -> None:
         super().__init__()
         self.kind, self.observer = kind, observer
 

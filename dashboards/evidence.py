@@ -16,12 +16,12 @@ from specdec_core.config import Configuration, PolicySettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.pre_cut import PreCutSettings
+from specdec_core.recordings.confidence_products import prefixes
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
 from specdec_core.recordings.unrolled import track_of
 from specdec_core.search.results import SweepResult, Trial
-from specdec_core.studies.confidence_products import prefixes
 
 
 @dataclass(frozen=True)

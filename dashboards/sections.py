@@ -77,14 +77,14 @@ class Section:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class LoggedRun:
     """A run in MLflow. A metric is a number, or a number by step."""
 
     name: str
     params: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float | Mapping[int, float]] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
-    nested: Sequence[Run] = ()
+    nested: Sequence[LoggedRun] = ()
 
 
 def metric_name(*parts: str) -> str:
@@ -93,7 +93,7 @@ def metric_name(*parts: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Origin:
+class ReportOrigin:
     """Where a result comes from: its folder's name, the pair, and how it was measured, in words and
     as parameters."""
 
@@ -111,7 +111,7 @@ class Report:
 
     command: str
     title: str
-    origin: Origin
+    origin: ReportOrigin
     parts: Sequence[Section]
     findings: Sequence[str] = ()  # what came out, in sentences
     summary: str = ""
@@ -119,7 +119,7 @@ class Report:
     run_name: str = ""  # unset, command and name
     metrics: Mapping[str, float | Mapping[int, float]] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
-    nested: Sequence[Run] = ()
+    nested: Sequence[LoggedRun] = ()
 
     @property
     def about(self) -> str:
@@ -149,9 +149,9 @@ class Report:
         ]
 
     @property
-    def run(self) -> Run:
+    def run(self) -> LoggedRun:
         """The report as a run in MLflow."""
-        return Run(
+        return LoggedRun(
             name=self.run_name or f"{self.command} {self.origin.name}",
             params=self.origin.params,
             metrics=self.metrics,

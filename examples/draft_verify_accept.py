@@ -5,7 +5,7 @@ from __future__ import annotations
 from specdec_core.config import PairSpec
 from specdec_core.models.pair import load_pair
 from specdec_core.models.runner import Batch
-from specdec_core.tokens.token_tree import Origin, TokenTree
+from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
 from specdec_core.tokens.verification import verify_greedy
 
 K = 5  # candidates a round
@@ -28,7 +28,7 @@ while len(text) - prompt < 48:
 
     # Verify: one forward gives the target's choice after the text and after each candidate.
     output = target.forward(Batch([0], [[text[-1], *candidates]]))
-    verdict = verify_greedy(TokenTree.chain(candidates, Origin.DRAFT), output.choices()[0])
+    verdict = verify_greedy(TokenTree.chain(candidates, TokenOrigin.DRAFT), output.choices()[0])
 
     # Accept: the candidates on which both agree, and the target's own token after them.
     accepted = [candidates[node] for node in verdict.path]

@@ -1,4 +1,4 @@
-"""vLLM with what `specdec export` gives it, as rows of `specdec bench`."""
+"""vLLM with what `specdec export` gives it, as rows of `specdec bench offline`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, distinct_labels
 
 if TYPE_CHECKING:
+    from specdec_core.evidence.bench.benchmark import BenchPlan
+    from specdec_core.evidence.peers.vllm import VllmMode
     from specdec_core.models.pair import Pair
-    from specdec_core.studies.bench.benchmark import BenchPlan
-    from specdec_core.studies.peers.vllm import VllmMode
 
 
 def our_modes(plan: BenchPlan, pair: Pair) -> list[VllmMode]:
@@ -21,7 +21,7 @@ def our_modes(plan: BenchPlan, pair: Pair) -> list[VllmMode]:
     configurations, as a champion, with the settings that are exported of it, and with the plug-in.
     None where vLLM is not installed or not asked for. What vLLM cannot be told, or the plug-in not
     draft by, is left out with a line."""
-    from specdec_core.studies.peers.vllm import environment_folder, exported, plug_in
+    from specdec_core.evidence.peers.vllm import environment_folder, exported, plug_in
 
     python = environment_folder() / "bin" / "python"
     if "vllm" not in plan.peers or not python.exists():
@@ -45,9 +45,9 @@ def our_modes(plan: BenchPlan, pair: Pair) -> list[VllmMode]:
 
 def _exported(configuration: Configuration, pair: Pair, label: str) -> list[VllmMode]:
     """The mode that `specdec export --to vllm` would write; none where that is to draft nothing."""
+    from specdec_core.evidence.peers.vllm import SUFFIX, environment_folder, exported, has_suffix
     from specdec_core.export.nearest import told
     from specdec_core.export.vllm import NEEDS_ARCTIC, Vllm
-    from specdec_core.studies.peers.vllm import SUFFIX, environment_folder, exported, has_suffix
 
     server = Vllm()
     try:
@@ -74,8 +74,8 @@ def _exported(configuration: Configuration, pair: Pair, label: str) -> list[Vllm
 
 def _plugged_in(configuration: Configuration, pair: Pair, label: str) -> list[VllmMode]:
     from specdec_core.engine import Engine
+    from specdec_core.evidence.peers.vllm import plug_in
     from specdec_core.plugins import vllm
-    from specdec_core.studies.peers.vllm import plug_in
 
     if configuration.unpriced:
         configuration = Engine(pair).priced(configuration)

@@ -113,22 +113,22 @@ def main(
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
     from dashboards.reports.capacity import report
-    from dashboards.sections import Origin
+    from dashboards.sections import ReportOrigin
     from specdec_core.cost.steps import load_step_times
     from specdec_core.engine.scheduler import Limits
+    from specdec_core.measure.step_times import step_times
     from specdec_core.recordings.replay import Replay
     from specdec_core.search.load.answers import replayed_answers
     from specdec_core.search.load.capacity import (
-        Service,
+        ServedTraffic,
         greatest_rate,
         least_replicas,
         mean_rate,
     )
     from specdec_core.search.load.decoded import decoded_live
+    from specdec_core.search.load.live_rounds import with_live
     from specdec_core.search.load.simulator import Router, asks_of, asks_of_trace
     from specdec_core.search.load.traffic import read_requests
-    from specdec_core.studies.live_rounds import with_live
-    from specdec_core.studies.step_times import step_times
 
     recording = _recording(traces, chosen)
     requests = read_requests(trace, recording.header.pair) if trace is not None else ()
@@ -159,7 +159,7 @@ def main(
     with ConsoleProgress(console) as progress:
         way = Router(routing, router_ms / 1e3, routers)
         new_tokens = recording.header.max_new_tokens
-        service = Service(answers, times, limits, way, gaps, seconds, requests, new_tokens)
+        service = ServedTraffic(answers, times, limits, way, gaps, seconds, requests, new_tokens)
         progress.stage("simulating")
         if rate is not None:
             results = [least_replicas(service, rate, objective, share)]
@@ -196,7 +196,7 @@ def main(
         "router_ms": router_ms,
         "routers": routers,
     }
-    origin = Origin(name=folder.name, pair=pair.name, notes=notes, params=params)
+    origin = ReportOrigin(name=folder.name, pair=pair.name, notes=notes, params=params)
     files = [] if hardware else [workspace() / "steps.json"]
     deliver(report(results, checked, chosen.configuration, origin), folder, "capacity", files)
 
@@ -228,7 +228,7 @@ def _check(
 ) -> list[pd.DataFrame]:
     """The tables of live and simulated measures: with clients, and at rates."""
     from specdec_core.models.pair import load_pair
-    from specdec_core.studies.load_check import CLIENTS, REQUESTS, LoadChecker
+    from specdec_core.search.load.check import CLIENTS, REQUESTS, LoadChecker
 
     clients = [n for n in CLIENTS if n <= limits.slots]
     pair = load_pair(replay.header.pair)

@@ -64,11 +64,11 @@ def main(
     from dashboards.reports.certificate import checked
     from dashboards.tracking.certificates import attach
     from specdec_core.base.environment import environment
+    from specdec_core.evidence.certificate.certificate import Certificate
+    from specdec_core.evidence.certificate.certify import Extent, check_all
     from specdec_core.models.fingerprints import fingerprints
     from specdec_core.models.pair import check_pair, load_pair
     from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
-    from specdec_core.studies.certificate.certificate import Certificate
-    from specdec_core.studies.certificate.certify import Extent, check_all
 
     extent = Extent(**options)
     loaded = load_prompts(prompts, count, check_pair(pair_spec), chat_template)

@@ -2,76 +2,140 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperGroup
 
 from jobs.console import run
 
+ROOT = Path(__file__).parents[1]
+Program = Callable[[str], typer.Typer]
+Rows = Mapping[str, tuple[str | None, str]]  # panel and help, by name
+
+FIND, PROVE, SERVE, TRAIN, MORE = (
+    "Find the fastest configuration",
+    "Prove it",
+    "Serve it, here or elsewhere",
+    "Train what drafts",
+    "Look closer",
+)
+
+# Names with a blank are commands of a group.
 COMMANDS = {
-    "demo": "Run the main job on the bundled pair or a chat model, from recording to champion.",
-    "profile": "Measure what forwards of a pair cost.",
-    "record": "Record what drafts would do, to train heads and to replay.",
-    "train-head": "Train heads that predict acceptance, on recordings.",
-    "train-eagle": "Train an EAGLE-3 head for a target, on the target's own answers.",
-    "pack-eagle": "Store a trained EAGLE head in eight bits, with a README.",
-    "train-draft": "Distil a draft with a reduced vocabulary from its target's own answers.",
-    "pack-draft": "Store a trained draft in eight bits, with a README.",
-    "datastore": "Build a datastore to retrieve candidate tokens from.",
-    "policies": "Compare length policies on recordings, by replay alone.",
-    "plan-tree": "Propose the best static token tree from a recording.",
-    "drift": "Measure how far lossy drafting drifts from the target.",
-    "bandits": "Compare bandits over drafters with each of their arms alone.",
-    "overlap": "Time a draft that drafts on while the target verifies (PEARL).",
-    "long-form": "Measure speculative decoding along long texts.",
-    "papers": "Write the papers' comparison tables for a pair.",
-    "capacity": "Simulate load: how many replicas a rate of requests needs.",
-    "schedule": "Choose a configuration for each range of load, and time the best.",
-    "sweep": "Find the fastest configuration for a pair and its prompts.",
-    "export": "Write a configuration as the settings of the server that you run.",
-    "scan": "Time another server's settings, and hold their ranking by replay against that.",
-    "report": "Write a sweep's HTML report again.",
-    "certify": "Show that a configuration changes nothing but the speed.",
-    "promote": "Make another configuration of a sweep the champion.",
-    "serve": "Serve the champion over HTTP, OpenAI-compatible.",
-    "deploy": "Have a running server serve another configuration, without a pause.",
-    "rollback": "Have a running server serve what it served before.",
-    "conformance": "Check a server with the clients of the field.",
-    "watch": "Watch a server with Prometheus and Grafana.",
-    "make-key": "Make an API key for a server's file of keys.",
-    "generate": "Complete a prompt and show where the tokens came from.",
-    "bench": "Time this engine against transformers and vLLM.",
-    "scale": "Measure how counting scales over nodes, and what limits it.",
-    "fetch": "Install a small real model to try things on.",
-    "train-pair": "Train the bundled pair from the standard library's source.",
+    "demo": (FIND, "Run the main job on the bundled pair or a chat model, to the champion."),
+    "record": (FIND, "Record what drafts would do, to replay it and to train heads."),
+    "profile": (FIND, "Measure what forwards of a pair cost."),
+    "sweep": (FIND, "Find the fastest configuration for a pair, its prompts and its load."),
+    "report": (FIND, "Write a sweep's HTML report again."),
+    "certify": (PROVE, "Show that a configuration changes nothing but the speed."),
+    "bench offline": (PROVE, "Time this engine against transformers and vLLM."),
+    "bench serve": (PROVE, "Compare servers under load, this one and vLLM's."),
+    "serve": (SERVE, "Serve the champion over HTTP, OpenAI-compatible."),
+    "serve keys": (SERVE, "Make an API key for a server's file of keys."),
+    "deploy": (SERVE, "Have a running server serve another configuration, or go back."),
+    "capacity": (SERVE, "Simulate load: how many replicas a rate of requests needs."),
+    "export": (SERVE, "Write a configuration as the settings of the server that you run."),
+    "train head": (TRAIN, "Train heads that predict acceptance, on recordings."),
+    "train eagle": (TRAIN, "Train an EAGLE-3 head for a target, on the target's own answers."),
+    "train draft": (TRAIN, "Distil a draft model from its target's own answers."),
+    "train pack": (TRAIN, "Store a trained EAGLE head or draft model in eight bits."),
+    "train pair": (TRAIN, "Train the bundled pair from the standard library's source."),
+    "datastore": (TRAIN, "Build a datastore to retrieve candidate tokens from."),
+    "generate": (MORE, "Complete a prompt and show where the tokens came from."),
 }
+GROUPS = {
+    "bench": (PROVE, "Time this engine or its server against what people use instead."),
+    "train": (TRAIN, "Train acceptance heads, EAGLE heads, draft models and the bundled pair."),
+}
+LAB = (MORE, "Reproduce the papers' tables, and answer single questions.")
+
+
+def studies() -> Mapping[str, str]:
+    """The studies of `research` and what each is for. Only a checkout has them."""
+    if not (ROOT / "research").is_dir():
+        return {}
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    studies: Mapping[str, str] = import_module("research").STUDIES
+    return studies
 
 
 def command(name: str) -> typer.Typer:
     """The program of one command, imported now."""
+    return _program(name, f"jobs.{re.sub('[- ]', '_', name)}")
+
+
+def study(name: str) -> typer.Typer:
+    """The program of one study, imported now."""
+    return _program(name, f"research.{name.replace('-', '_')}.__main__")
+
+
+def _program(name: str, module: str) -> typer.Typer:
     job = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    job.command(name)(import_module(f"jobs.{name.replace('-', '_')}").main)
+    job.command(name)(import_module(module).main)
     return job
 
 
-class Jobs(TyperGroup):
-    """Lists the commands without importing them."""
+class Listed(TyperGroup):
+    """Lists commands, each with its panel and its help, without importing them."""
+
+    listed: ClassVar[Rows] = {}
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return [*self.listed]
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        if name not in COMMANDS:
+        if name not in self.listed:
             return None
-        listed = typer.Typer(add_completion=False)
-        listed.command(name, help=COMMANDS[name])(lambda: None)
-        return typer.main.get_command(listed)
+        panel, help = self.listed[name]
+        program = typer.Typer(add_completion=False)
+        program.command(name, help=help, rich_help_panel=panel)(lambda: None)
+        return typer.main.get_command(program)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        return name, name and typer.main.get_command(command(name)), rest
+        if name and rest and f"{name} {rest[0]}" in COMMANDS:  # `serve keys`
+            name, rest = f"{name} {rest[0]}", rest[1:]
+        return name, name and typer.main.get_command(self.program(name)), rest
+
+    def program(self, name: str) -> typer.Typer:
+        raise NotImplementedError
+
+
+def _group(help: str, listed: Rows, program: Program) -> typer.Typer:
+    """A group of the commands `listed`, whose programs `program` imports."""
+    names = {"listed": listed, "program": lambda self, name: program(name)}
+    kind = type("Group", (Listed,), names)
+    group = typer.Typer(cls=kind, add_completion=False, pretty_exceptions_enable=False)
+    group.callback(help=help)(lambda: None)
+    return group
+
+
+class Jobs(Listed):
+    listed: ClassVar[Rows] = {
+        name: row
+        for name, row in {**COMMANDS, **GROUPS, "lab": LAB}.items()
+        if " " not in name and (name != "lab" or studies())
+    }
+
+    def program(self, name: str) -> typer.Typer:
+        if name == "lab":
+            return _group(LAB[1], {n: (None, help) for n, help in studies().items()}, study)
+        if name in GROUPS:
+            prefix = f"{name} "
+            inner = {
+                each.removeprefix(prefix): (None, help)
+                for each, (_, help) in COMMANDS.items()
+                if each.startswith(prefix)
+            }
+            return _group(GROUPS[name][1], inner, lambda each: command(prefix + each))
+        return command(name)
 
 
 app = typer.Typer(cls=Jobs, add_completion=False, pretty_exceptions_enable=False)

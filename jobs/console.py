@@ -43,7 +43,10 @@ def program(name: str) -> str:
 
 def typed(name: str) -> str:
     """The command of this name, as the user gave it: by `specdec` or from its module."""
-    return shlex.join(["specdec", name, *sys.argv[1 + sys.argv[1:2].count(name) :]])
+    words, given = name.split(), sys.argv[1:]
+    if given[: len(words)] == words:
+        given = given[len(words) :]
+    return shlex.join(["specdec", *words, *given])
 
 
 def run(command: Callable[..., None] | typer.Typer) -> None:

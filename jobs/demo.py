@@ -8,6 +8,7 @@ from typer import Argument
 
 from jobs import sweep
 from jobs.console import point, program, run
+from jobs.fetch import fetch
 from jobs.options import Fresh
 from specdec_core.base.errors import UserError
 
@@ -19,8 +20,8 @@ def main(
     model: Annotated[
         str,
         Argument(
-            help="bundled, a small model pair; or smollm2, a chat model that `specdec fetch`"
-            " installs, with an EAGLE head."
+            help="bundled, a small model pair; or smollm2, a chat model with an EAGLE head, which"
+            " is installed where it is missing."
         ),
     ] = BUNDLED,
     fresh: Fresh = False,
@@ -29,6 +30,9 @@ def main(
     the best ones alone, register the champion and write the report."""
     if model not in SWEEPS:
         raise UserError(f"{model}: unknown; expected one of {', '.join(SWEEPS)}")
+
+    if model != BUNDLED:
+        fetch(model)
 
     # Ray and torch take seconds to import.
     from cluster.recording import RecordingPlan

@@ -1,4 +1,4 @@
-"""Have a running server serve another configuration, without a pause."""
+"""Have a running server serve another configuration, without a pause, or go back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typer import Argument, Option
 
 from jobs.choice import read_config
 from jobs.console import console, print_configuration, program, run
+from jobs.options import given
 from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
 
 if TYPE_CHECKING:
     from cluster.serving.control import RunningServer
@@ -39,14 +41,31 @@ def main(
         Option(help="Give it this share of the traffic, as 10%, until it is shown to be faster."),
     ] = None,
     uncertified: Annotated[
-        bool, Option("--uncertified", help="Go on without a certificate.")
+        bool, Option("--uncertified", help="Accept a configuration without a certificate.")
     ] = False,
+    back: Annotated[
+        bool, Option("--back", help="Instead: serve what the server served before the last switch.")
+    ] = False,
+    promote: Annotated[
+        str | None,
+        Option(
+            help="Instead: the id (or its beginning) of a sweep's configuration to register as the"
+            " champion, or with `challenger` as the challenger; a running server is left as it is."
+        ),
+    ] = None,
 ) -> None:
-    """Load a configuration beside the one that is served, and switch to it: requests that run are
-    finished by the old one, and none fails. A registered version that is deployed becomes the
-    champion. Where it cannot be loaded, everything stays as it is."""
-    if config is not None and version is not None:
-        raise UserError("--config and --version both name a configuration: give one")
+    """Load a configuration beside the served one, and switch to it. The old one finishes the
+    requests that it runs, and none fails. A registered version that is deployed becomes the
+    champion. If it cannot be loaded, the server continues unchanged."""
+    asked = given(config=config, version=version, promote=promote, back=back or None)
+    if len(asked) > 1:
+        raise UserError(f"--{' and --'.join(asked)}: give one")
+    if promote is not None:
+        _promote(promote, _alias(which, None), uncertified)
+        return
+    if back:
+        _roll_back(url)
+        return
     # MLflow and torch take seconds to import.
     from cluster.serving.control import find_server
     from dashboards.tracking.registry import CHAMPION, appoint
@@ -59,7 +78,7 @@ def main(
     if deployment.certificate is None and not uncertified:
         raise UserError(
             f"{deployment.configuration.id} ({deployment.source}) has no certificate:"
-            f" `{program('specdec')} certify` writes one, --uncertified goes on without"
+            f" `{program('specdec')} certify` writes one, --uncertified accepts it without"
         )
     if canary is not None:
         _try_out(server, deployment, _share(canary))
@@ -69,6 +88,46 @@ def main(
     if served.version is not None:
         appoint(server.name, served.version, CHAMPION)
     say(server.url, served)
+
+
+def _roll_back(url: str | None) -> None:
+    """Serve the configuration before the last switch. A registered one becomes the champion."""
+    from cluster.serving.control import find_server
+    from dashboards.tracking.registry import CHAMPION, appoint
+
+    server = find_server(url)
+    with console.status("loading it beside the one that is served"):
+        served = server.roll_back()
+    if served.version is not None:
+        appoint(server.name, served.version, CHAMPION)
+    say(server.url, served)
+
+
+def _promote(config_id: str, alias: Any, uncertified: bool) -> None:
+    """Give the alias to a configuration of a finished sweep that has a certificate."""
+    from dashboards.tracking.registry import register
+    from specdec_core.evidence.certificate.certificate import find_certificate
+    from specdec_core.search.folder import find_trial
+
+    result, trial = find_trial(workspace() / "sweeps", config_id)
+    certificate = find_certificate(result.pair, trial.configuration)
+    if certificate is None and not uncertified:
+        raise UserError(
+            f"{trial.id} has no certificate for {result.pair.name}:"
+            f" `{program('specdec')} certify --config {trial.id}` writes one,"
+            " --uncertified accepts it without"
+        )
+    version = register(result, trial.id, alias=alias)
+    if not trial.configuration.lossless:
+        console.print(
+            "[yellow]warning:[/yellow] a lossy method: its output does not keep the target's"
+            " distribution",
+            soft_wrap=True,
+        )
+    said = "[yellow]warning:[/yellow] not certified"
+    console.print(said if certificate is None else certificate.sentence)
+    source = f"{alias} of {result.pair.name}, version {version}"
+    print_configuration(trial.configuration, source)
 
 
 def _share(text: str) -> float:

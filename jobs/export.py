@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -11,23 +12,41 @@ from rich.markup import escape
 from typer import Option
 
 from jobs.choice import choose
-from jobs.console import console, point, print_configuration, run
-from jobs.options import Config, Hardware, ProfileFile, check_times
+from jobs.console import console, deliver, interruptible, point, print_configuration, run
+from jobs.options import (
+    Config,
+    Hardware,
+    MaybeLimit,
+    Name,
+    ProfileFile,
+    Repeats,
+    check_name,
+    check_times,
+    sizes,
+)
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Configuration, DrafterSettings, PairConfiguration, PairSpec
+from specdec_core.config import (
+    AUTOREGRESSIVE,
+    Configuration,
+    DrafterSettings,
+    PairConfiguration,
+    PairSpec,
+)
 
 if TYPE_CHECKING:
     from specdec_core.base.observer import Observer
     from specdec_core.cost import Profile
     from specdec_core.export.nearest import Nearest
-    from specdec_core.export.server import Models, Server, Written
+    from specdec_core.export.scan import ScanResult
+    from specdec_core.export.server import ExportTarget, Models, WrittenFiles
     from specdec_core.recordings.replay import Replay
     from specdec_core.search.results import Trial
 
 T = TypeVar("T")
 
 USAGE = "usage.txt"
+RUN_HERE = ("vllm", "transformers")
 SHOWN = 8  # of what the server can be told, the fastest
 
 
@@ -65,11 +84,29 @@ def main(
     out: Annotated[
         Path | None, Option(help="Folder to write to; unset, one in the workspace.")
     ] = None,
+    check: Annotated[
+        bool,
+        Option(
+            "--check",
+            help="Instead: run the server (vllm or transformers) with each of its settings,"
+            " interleaved, on the recorded prompts, and compare the ranking by replay with the"
+            " measured one. Run it on an otherwise idle machine.",
+        ),
+    ] = False,
+    lengths: Annotated[
+        str, Option(help="With --check: candidates of a round to try, as 1,2,4.")
+    ] = "1,2,3,4,5,6,8,10",
+    limit: MaybeLimit = None,
+    repeats: Repeats = 2,
+    name: Name = None,
 ) -> None:
     """Write the champion, or another configuration, as the settings of the server that you run, and
-    say how to start it. What the server cannot be told is replaced by what comes nearest by replay,
-    with the speed that this is expected to cost."""
+    say how to start it. What the server cannot express is replaced by the nearest setting by
+    replay, with the speed that this is expected to cost."""
     check_times(hardware, profile)
+    if check:
+        _check(to, config, traces, hardware, profile, lengths, limit, repeats, name)
+        return
     if plugin and fastest:
         raise UserError("--plugin and --fastest: a plug-in drafts by the configuration as it is")
     from specdec_core.export.servers import server_of
@@ -123,6 +160,67 @@ def main(
     _deliver(server, written, version, _folder(out, choice, server))
 
 
+def _check(
+    to: str,
+    config: Path | None,
+    traces: str | None,
+    hardware: Path | None,
+    profile: Path | None,
+    lengths: str,
+    limit: int | None,
+    repeats: int,
+    name: str | None,
+) -> None:
+    """Time a server's settings, and report the regret of the ranking by replay."""
+    check_name(name)
+    from specdec_core.export.servers import server_of
+
+    server, wanted = server_of(to), sizes(lengths, "--lengths")
+    if to not in RUN_HERE:
+        raise UserError(f"--to {to}: it does not run here; --check runs {' or '.join(RUN_HERE)}")
+    spec = choose(config)[0].pair
+    folder = workspace() / "scans" / (name or f"{spec.name}-{to}-{datetime.now():%Y%m%d-%H%M%S}")
+    if folder.exists():
+        raise UserError(f"{folder} exists: give another --name")
+    from dashboards.progress import ConsoleProgress
+    from dashboards.reports.scan import report
+
+    with ConsoleProgress(console) as progress, interruptible("nothing was written"):
+        why = "--check compares what replay ranks"
+        replay, times = recorded(spec, AUTOREGRESSIVE, traces, hardware, profile, why, progress)
+        if not replay.header.sampling.greedy:
+            raise UserError(
+                f"{replay.recording.folder}: was sampled, and --check decodes greedily; record the"
+                " prompts at temperature 0"
+            )
+        result = _scan(server, spec, replay, times, wanted, limit, repeats, folder.name, progress)
+    deliver(report(result), folder, "scan", [result.save(folder)])
+
+
+def _scan(
+    server: ExportTarget,
+    spec: PairSpec,
+    replay: Replay,
+    times: Profile,
+    lengths: tuple[int, ...],
+    limit: int | None,
+    repeats: int,
+    name: str,
+    observer: Observer,
+) -> ScanResult:
+    from specdec_core.export.nearest import rank
+    from specdec_core.export.places import models_of
+    from specdec_core.export.scan_peers import ScanPlan, run_scan
+    from specdec_core.models.pair import load_pair
+
+    observer.stage(f"loading {spec.name}")
+    pair = load_pair(spec)
+    models = models_of(spec, server.heads)
+    ranked = rank(server, models, replay, times, observer)
+    plan = ScanPlan(name, lengths, limit, repeats)
+    return run_scan(plan, server, models, pair, replay, times, ranked, observer)
+
+
 def _priced(
     choice: PairConfiguration, hardware: Path | None, profile: Path | None
 ) -> Configuration:
@@ -132,8 +230,8 @@ def _priced(
     if not configuration.unpriced:
         return configuration
     from dashboards.progress import ConsoleProgress
+    from specdec_core.measure.forward_times import forward_times
     from specdec_core.models.pair import resolve_dtypes
-    from specdec_core.studies.forward_times import forward_times
 
     drafts = configuration.drafts_of(choice.pair.drafts)
     pair = resolve_dtypes(choice.pair.model_copy(update={"drafts": drafts}))
@@ -142,11 +240,13 @@ def _priced(
     return configuration.priced(times)
 
 
-def _folder(out: Path | None, choice: PairConfiguration, server: Server) -> Path:
+def _folder(out: Path | None, choice: PairConfiguration, server: ExportTarget) -> Path:
     return out or workspace() / "export" / f"{choice.pair.name}-{server.name}"
 
 
-def _deliver(server: Server, written: Written, version: str | None, folder: Path) -> None:
+def _deliver(
+    server: ExportTarget, written: WrittenFiles, version: str | None, folder: Path
+) -> None:
     """Write the files, and say how they are used. Those that an earlier export to this server left
     here are replaced, also by none."""
     before = folder / USAGE
@@ -161,7 +261,7 @@ def _deliver(server: Server, written: Written, version: str | None, folder: Path
     console.print(f"\n{escape(written.usage)}", soft_wrap=True)
 
 
-def models_for(pair: PairSpec, server: Server, plug_in: bool = False) -> Models:
+def models_for(pair: PairSpec, server: ExportTarget, plug_in: bool = False) -> Models:
     """Where the pair's models are for another program, or for our `plug_in` there. Raises
     :class:`UserError` for a pair that is not there."""
     with console.status("looking the models up"):
@@ -206,8 +306,8 @@ def recorded(
     sampling, if there is any, and the times to price it by. Raises :class:`UserError`, which says
     `why` a recording is needed, without one, and for one of other weights."""
     from specdec_core.export.places import recording_of
+    from specdec_core.measure.forward_times import forward_times, timed
     from specdec_core.recordings.replay import Replay
-    from specdec_core.studies.forward_times import forward_times, timed
 
     recording = recording_of(pair, workspace(), configuration.sampling, traces)
     if recording is None:
@@ -222,7 +322,7 @@ def recorded(
     return Replay(recording, hidden=bool(configuration.heads), profile=times), times
 
 
-def _show_ranked(server: Server, ranked: list[Trial]) -> None:
+def _show_ranked(server: ExportTarget, ranked: list[Trial]) -> None:
     from dashboards.outputs.console import table
     from dashboards.reports.scan import ranking
 
@@ -232,7 +332,7 @@ def _show_ranked(server: Server, ranked: list[Trial]) -> None:
     )
 
 
-def say_nearest(server: Server, asked: DrafterSettings | None, nearest: Nearest) -> None:
+def say_nearest(server: ExportTarget, asked: DrafterSettings | None, nearest: Nearest) -> None:
     """Say what a server is told instead of what was `asked`, and what that is expected to cost."""
     instead = nearest.drafter.label if nearest.drafter is not None else "no speculation"
     what = asked.label if asked is not None else "autoregressive"

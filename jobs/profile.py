@@ -45,7 +45,7 @@ def main(
 ) -> None:
     """Time forwards of 1, 2, 3, … tokens of every model at some contexts and batch sizes, fit
     them, and write the fit as JSON. Of vLLM whole steps are timed, which verify so many tokens of
-    so many rows. `specdec export` and `specdec scan` rank by such a profile."""
+    so many rows. `specdec export` and `specdec export --check` rank by such a profile."""
     spec, settings = PairSpec(), {}
     if config is not None:
         from specdec_core.search.plan import load_plan
@@ -62,8 +62,8 @@ def main(
         from dashboards.outputs.console import show
         from dashboards.progress import ConsoleProgress
         from dashboards.reports.profile import sections
+        from specdec_core.measure.forward_times import workspace_profile
         from specdec_core.models.pair import load_pair
-        from specdec_core.studies.forward_times import workspace_profile
 
         pair = load_pair(spec)
     with ConsoleProgress(console) as progress:
@@ -84,10 +84,10 @@ def main(
 
 def _measured(engine: str, pair: Pair, settings: dict[str, Any], observer: Observer) -> Profile:
     if engine == "vllm":
-        from specdec_core.studies.peers.vllm_profile import profile_vllm
+        from specdec_core.evidence.peers.vllm_profile import profile_vllm
 
         return profile_vllm(pair, **settings, observer=observer)
-    from specdec_core.studies.profiling import profile_pair
+    from specdec_core.measure.profiling import profile_pair
 
     return profile_pair(pair, **settings, observer=observer)
 

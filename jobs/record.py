@@ -177,7 +177,7 @@ def following(
     header = recording.header
     commands = {}
     if header.mixing and set(header.pair.drafts) - set(header.eagle_heads):
-        commands["train"] = ["train-head", "--recording", str(recording.folder)]
+        commands["train"] = ["train", "head", "--recording", str(recording.folder)]
     if header.replayable and header.sampling == (plan.sampling if plan else Sampling()):
         commands["replay"] = _sweep(recording, config, plan)
     return commands

@@ -18,7 +18,7 @@ from specdec_core.base.workspace import workspace
 if TYPE_CHECKING:
     from dashboards.sections import Section
     from specdec_core.config import PairSpec
-    from specdec_core.training.kinds import Kind
+    from specdec_core.training.kinds import TrainedKind
     from specdec_core.training.recorded.finished import Finished
     from specdec_core.training.recorded.settings import TrainingSettings
 
@@ -72,7 +72,7 @@ class Answering:
 
 
 def train_on_answers(
-    kind: Kind,
+    kind: TrainedKind,
     target: str,
     answering: Answering,
     layers: tuple[int, ...] | None,
@@ -143,7 +143,7 @@ def train_on_answers(
     return model
 
 
-def _check_temperatures(kind: Kind, temperatures: tuple[float, ...], where: str) -> None:
+def _check_temperatures(kind: TrainedKind, temperatures: tuple[float, ...], where: str) -> None:
     """Raises :class:`UserError` where answers at these temperatures say nothing of a model."""
     if kind.judged_at and not set(kind.judged_at) & set(temperatures):
         needed = " or ".join(f"{temperature:g}" for temperature in kind.judged_at)

@@ -15,7 +15,7 @@ from specdec_core.base.workspace import workspace
 
 if TYPE_CHECKING:
     from dashboards.tracking.delivered_run import Undelivered
-    from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
+    from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
     from specdec_core.recordings.schema import Recording
     from specdec_core.training.heads.evaluation import Modelled
 
@@ -64,10 +64,10 @@ def main(
     from cluster.session import ray_session
     from dashboards.progress import ConsoleProgress
     from specdec_core.config import parse
-    from specdec_core.drafting.heads.card import TrainingSettings
+    from specdec_core.drafting.heads.card import HeadTrainingSettings
     from specdec_core.recordings.find import open_named
-    from specdec_core.studies.head_thresholds import judge_rules
     from specdec_core.training.heads.examples import same_models
+    from specdec_core.training.heads.thresholds import judge_rules
 
     given = {
         "learning_rate": rates[0],
@@ -77,7 +77,7 @@ def main(
         "dropout": dropout,
         "seed": seed,
     }
-    settings = parse(TrainingSettings, given, "training settings")
+    settings = parse(HeadTrainingSettings, given, "training settings")
     recordings = [open_named(name, workspace()) for name in recording]
     judge = open_named(evaluate, workspace()) if evaluate else None
     drafts = draft.split(",") if draft else list(recordings[0].header.pair.drafts)
@@ -110,7 +110,7 @@ def train(
     recordings: Sequence[Recording],
     draft: str,
     specs: Sequence[HeadSpec],
-    settings: TrainingSettings,
+    settings: HeadTrainingSettings,
     rates: Sequence[float],
     source: Literal["mixed", "trajectory"],
     out: Path,
@@ -125,8 +125,8 @@ def train(
     from dashboards.progress import ConsoleProgress, HeadProgress
     from dashboards.reports.heads import fits, thresholds
     from dashboards.tracking.heads_run import HeadsRun
-    from specdec_core.studies.head_thresholds import judge_heads
     from specdec_core.training.heads.examples import load_examples
+    from specdec_core.training.heads.thresholds import judge_heads
 
     console.print(f"heads of [bold]{draft}[/bold]")
     with console.status("reading recordings"):

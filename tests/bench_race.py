@@ -9,14 +9,14 @@ import pytest
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine
+from specdec_core.evidence.bench.benchmark import profiled
+from specdec_core.evidence.bench.limits import ForwardClock, oracle_limits, widths_of
+from specdec_core.evidence.bench.race import EngineContestant, PeerContestant, race
+from specdec_core.evidence.bench.result import BenchResult, BenchRow
+from specdec_core.evidence.peers.choose import peers_of
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
-from specdec_core.studies.bench.benchmark import profiled
-from specdec_core.studies.bench.limits import ForwardClock, oracle_limits, widths_of
-from specdec_core.studies.bench.race import EngineContestant, PeerContestant, race
-from specdec_core.studies.bench.result import BenchResult, Row
-from specdec_core.studies.peers.choose import peers_of
 
 NEW_TOKENS = 10
 CHAIN = Configuration(drafter=DraftModelSettings())
@@ -49,7 +49,7 @@ def bench_result(tiny_pair: Pair, bench_prompts: list[Prompt]) -> BenchResult:
         *(PeerContestant(peer, "transformers", not n) for n, peer in enumerate(peers)),
     ]
 
-    def between(rows: list[Row]) -> None:
+    def between(rows: list[BenchRow]) -> None:
         clock.measure(widths_of([row for row in rows if row.ours], tiny_pair), times=3)
 
     rows = []
@@ -64,7 +64,7 @@ def bench_result(tiny_pair: Pair, bench_prompts: list[Prompt]) -> BenchResult:
     return BenchResult(
         name="tiny",
         started=datetime(2026, 1, 2, tzinfo=UTC),
-        command="specdec bench",
+        command="specdec bench offline",
         pair=tiny_pair.spec,
         prompts=PromptSet(source="prompts.jsonl", count=3, digest="0" * 64),
         ids=[prompt.id for prompt in bench_prompts],

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.evidence.load.requests import LoadRecord
+from specdec_core.evidence.load.result import LoadResult, LoadRow
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.load.workload import Slo
-from specdec_core.studies.load.requests import LoadRecord
-from specdec_core.studies.load.result import LoadResult, LoadRow
 
 TOKENS, REQUESTS = 11, 8
 CHAIN = Configuration(drafter=DraftModelSettings())
@@ -51,7 +51,7 @@ def load_result(dtype: str = "bfloat16") -> LoadResult:
     return LoadResult(
         name="tiny",
         started=datetime(2026, 11, 1, tzinfo=UTC),
-        command="specdec bench --clients 1,4",
+        command="specdec bench serve --clients 1,4",
         pair=PairSpec(runner=RunnerSettings(target_dtype=dtype, draft_dtype=dtype)),
         prompts=PromptSet(source="made.jsonl", count=12, digest="0" * 64),
         max_new_tokens=TOKENS,

@@ -1,4 +1,4 @@
-"""A registry with champions, shared by the tests of what follows them."""
+"""A registry with champions, and a sweep, shared by the tests of what follows them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from mlflow import MlflowClient
 
 from dashboards.store import connect, experiment_id_of
 from dashboards.tracking.registry import SOURCE, appoint
-from specdec_core.config import Configuration, PairSpec
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
+from specdec_core.cost import Hardware
+from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.prompts.prompt_sets import PromptSet
+from specdec_core.search.results import SweepResult, Trial
+from specdec_core.tokens.statistics import Counts
+
+SWEEP = "two"
+SUFFIX = Configuration(drafter=SuffixSettings())
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +49,28 @@ def appointed(spec: PairSpec, configuration: Configuration) -> None:
         client.create_registered_model(spec.name)
     version = client.create_model_version(spec.name, run.artifact_uri, run.run_id)
     appoint(spec.name, int(version.version))
+
+
+@pytest.fixture
+def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A workspace with a sweep of two configurations, autoregressive decoding and `SUFFIX`."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    profile = Hardware(name="made up", target=0.01, drafts={"*": 0.001}).profile(["small"])
+    counts = Counts(
+        1,
+        n=64,
+        n_draft=0,
+        n_target=64,
+        n_discarded=0,
+        n_drafted=0,
+        n_accepted=0,
+        n_target_tokens=64,
+    )
+    result = SweepResult(
+        name=SWEEP, started="2026-11-21T09:00:00Z", max_new_tokens=64, profile=profile,
+        pair=PairSpec(), prompts=PromptSet(source="s", count=1, digest="0"),
+        trials=[Trial.of(each, counts, profile, 64) for each in (AUTOREGRESSIVE, SUFFIX)],
+    )  # fmt: skip
+    result.save(tmp_path / "sweeps" / SWEEP)
+    return tmp_path

@@ -11,14 +11,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = (
-    "base config prompts tokens models cost drafting engine plugins recordings search training"
-    " studies export"
+    "base config prompts tokens models cost drafting engine plugins measure recordings"
+    " search training evidence export"
 )
 # `cluster` and `dashboards` stand side by side: neither imports the other.
 ROOMS = [
     *({f"specdec_core.{room}"} for room in LIBRARY.split()),
     {"cluster", "dashboards"},
     {"jobs"},
+    {"research"},
 ]
 
 
@@ -26,7 +27,7 @@ def imports(folder: Path) -> dict[str, set[str]]:
     """What each module below `folder` imports of the project, imports for types included."""
     files = {
         ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__"): file
-        for package in ("specdec_core", "cluster", "dashboards", "jobs")
+        for package in ("specdec_core", "cluster", "dashboards", "jobs", "research")
         for file in (folder / package).rglob("*.py")
     }
 

@@ -38,8 +38,8 @@ from specdec_core.config import Configuration, PairSpec, Placement, run_time
 from specdec_core.drafting.states import STATES, find_state, load_state
 from specdec_core.drafting.trained import weights_here
 from specdec_core.engine.scheduler import Limits
+from specdec_core.evidence.certificate.certificate import find_certificate
 from specdec_core.models.pair import check_pair
-from specdec_core.studies.certificate.certificate import find_certificate
 
 # What Ray Serve's proxy has no option for, unless the user has set it.
 _PROXY = {

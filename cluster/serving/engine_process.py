@@ -27,7 +27,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.memory import resident
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.engine import Chunk, Engine, Request
-from specdec_core.engine.engine import Status
+from specdec_core.engine.engine import EngineStatus
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.loading import load_skeleton, load_tokenizer
 from specdec_core.models.pair import Pair, load_pair
@@ -45,12 +45,12 @@ class _Ready(NamedTuple):
     spec: PairSpec  # with its device and data types resolved
     max_length: int
     vocab_size: int
-    status: Status
+    status: EngineStatus
 
 
 class _Stepped(NamedTuple):
     chunks: list[Chunk]
-    status: Status
+    status: EngineStatus
 
 
 class _Answer(NamedTuple):
@@ -131,7 +131,7 @@ class EngineProcess:
         """See :attr:`Engine.idle`."""
         return not self._unfinished
 
-    def status(self) -> Status:
+    def status(self) -> EngineStatus:
         """See :meth:`Engine.status`; as of the last step. After it the last requests may have been
         cancelled."""
         return replace(self._status, waiting=0, cache_usage=0.0) if self.idle else self._status

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from specdec_core.studies.load.requests import LoadRecord, LoadRequest
+from specdec_core.evidence.load.requests import LoadRecord, LoadRequest
 
 SILENCE = 600.0  # seconds without a byte after which a request has failed
 Finished = Callable[[LoadRecord], None]

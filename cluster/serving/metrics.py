@@ -32,7 +32,7 @@ from specdec_core.base.memory import resident
 from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Round
-from specdec_core.tokens.token_tree import Origin
+from specdec_core.tokens.token_tree import TokenOrigin
 
 # Upper ends of the histograms' buckets, vLLM's: seconds to the first token, between rounds and of a
 # token, and of a whole request.
@@ -84,7 +84,7 @@ class Metrics(Collector, LoopObserver):
         self._unfinished: dict[str, _Answer] = {}
         self._rounds: dict[Configuration, Rounds] = {}
         # Zero from the beginning: of a counter that appears late, Prometheus misses the first rise.
-        self._origins: Counter[Origin] = Counter(dict.fromkeys(Origin, 0))
+        self._origins: Counter[TokenOrigin] = Counter(dict.fromkeys(TokenOrigin, 0))
         self._seconds = dict.fromkeys(("draft", "target", "other", "read"), 0.0)
         self._oracle = 0.0
         self._ended: Counter[str] = Counter(stop=0, length=0, abort=0, error=0)

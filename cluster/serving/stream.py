@@ -11,7 +11,7 @@ from cluster.serving.engine_loop import EngineFailed, LoopObserver
 from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Generation, Round, TokenLogprobs
-from specdec_core.tokens.token_tree import Origin
+from specdec_core.tokens.token_tree import TokenOrigin
 
 ATTEMPTS = 2  # engines that may fail one after the other without a new token
 
@@ -55,7 +55,7 @@ class _Answer:
 
     request: Request
     tokens: list[int] = field(default_factory=list)
-    origins: list[Origin] = field(default_factory=list)
+    origins: list[TokenOrigin] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] | None = None
     rounds: list[Round] = field(default_factory=list)

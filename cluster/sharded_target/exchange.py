@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cluster.sharded_target.messages import LARGEST
-from specdec_core.base.wire import LinkLost, Listener, Wire, connect
+from specdec_core.base.wire import LinkLost, Wire, WireListener, connect
 
 Address = tuple[str, int, bytes]  # host, port and key of a listener
 COMING = 60.0  # seconds that other ranks may take to connect, once all have their addresses
@@ -79,7 +79,7 @@ class SocketExchange:
     `addresses` are those of all ranks' listeners; this rank's own is closed when it is connected.
     """
 
-    def __init__(self, listener: Listener, rank: int, addresses: Sequence[Address]) -> None:
+    def __init__(self, listener: WireListener, rank: int, addresses: Sequence[Address]) -> None:
         self.rank, self.parts = rank, len(addresses)
         self._wires: dict[int, Wire] = {}
         # A message may arrive together with the ones after it.

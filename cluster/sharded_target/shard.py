@@ -28,7 +28,7 @@ from cluster.sharded_target.exchange import (
 from cluster.sharded_target.messages import LARGEST, Call, Failed, decode, encode
 from cluster.sharded_target.shard_weights import load_heads, load_layers
 from cluster.sharded_target.store import BoardStore
-from specdec_core.base.wire import LinkLost, Listener, connect
+from specdec_core.base.wire import LinkLost, WireListener, connect
 from specdec_core.config import PairSpec
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.packing import PackedLinear, pack_linear_layers
@@ -65,11 +65,11 @@ class Shard:
         self.answers = rank == (parts - 1 if split == "layers" else 0)
         self.runners: dict[int, ModelRunner] = {}
         self.outputs: dict[int, Output] = {}  # of each runner's last forward
-        self._listener: Listener | None = None
+        self._listener: WireListener | None = None
 
     def address(self) -> Address:
         """Where the other ranks reach this one."""
-        self._listener = Listener(listening_address(), LARGEST, patience=None)
+        self._listener = WireListener(listening_address(), LARGEST, patience=None)
         return self._listener.host, self._listener.port, self._listener.key
 
     def load(

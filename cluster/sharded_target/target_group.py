@@ -20,7 +20,7 @@ from cluster.sharded_target.messages import LARGEST, Call, Failed, decode, encod
 from cluster.sharded_target.shard import Shard, ShardFacts
 from cluster.sharded_target.shard_weights import check_split
 from specdec_core.base.errors import UserError
-from specdec_core.base.wire import LinkLost, Listener, Wire
+from specdec_core.base.wire import LinkLost, Wire, WireListener
 from specdec_core.config import PairSpec
 from specdec_core.models.loading import load_config
 
@@ -165,7 +165,7 @@ class TargetGroup:
         self._lost = False
 
     def _connect(self) -> None:
-        with closing(Listener(listening_address(), LARGEST, patience=None)) as listener:
+        with closing(WireListener(listening_address(), LARGEST, patience=None)) as listener:
             address = listener.host, listener.port, listener.key
             serving: list[ray.ObjectRef] = [shard.serve.remote(*address) for shard in self._shards]
             while len(self._wires) < self.parts:

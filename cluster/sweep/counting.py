@@ -31,7 +31,7 @@ from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.replaying import split
 from specdec_core.search.results import METRIC, ORACLE, ReplaySummary, SweepResult
-from specdec_core.search.round_tables import Rounds
+from specdec_core.search.round_tables import RoundTable
 from specdec_core.search.space import Search, Suggester
 
 GROUP = 64  # configurations that a Tune trial replays: with fewer, starting it takes longer
@@ -172,7 +172,7 @@ class _Record(tune.Callback):
     def __init__(self, result: SweepResult, folder: SweepFolder, observer: SweepObserver) -> None:
         self.result, self.folder, self.observer = result, folder, observer
         self.saved = {trial.id for trial in result.trials}
-        self.rounds: dict[str, list[Rounds]] = {}
+        self.rounds: dict[str, list[RoundTable]] = {}
         self.lost: list[Configuration] = []
         self.error: str | None = None
 
@@ -189,9 +189,9 @@ class _Record(tune.Callback):
             self.rounds[trial.trial_id].append(rounds)
         # Not in on_trial_complete, whose errors Tune takes for the trial's.
         if result["done"]:
-            self._finished(result, Rounds.joined(self.rounds.pop(trial.trial_id)))
+            self._finished(result, RoundTable.joined(self.rounds.pop(trial.trial_id)))
 
-    def _finished(self, result: dict[str, Any], rounds: Rounds | None) -> None:
+    def _finished(self, result: dict[str, Any], rounds: RoundTable | None) -> None:
         for finished in counted(result):
             if finished.id not in self.saved:  # Optuna may propose the same one twice
                 self.saved.add(finished.id)

@@ -21,7 +21,7 @@ from pathlib import Path
 import pandas as pd
 import ray
 
-from cluster.overlap import placed_bench
+from cluster.placed_bench import placed_bench
 from cluster.placement import place
 from cluster.session import check_nodes, get, ray_session, resources
 from cluster.sweep.counting import count_all

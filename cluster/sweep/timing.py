@@ -31,16 +31,16 @@ from specdec_core.cost.steps import StepTimes
 from specdec_core.drafting.drafter import Drafter
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.turns import requests_of
+from specdec_core.measure.profiling import measure_policies, profile_pair
+from specdec_core.measure.step_times import measure_steps
 from specdec_core.models.alignment import Trajectory, measure_alignment
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.conversation import Conversation
 from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.search.load.engine_timer import EngineTimer
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import Load
 from specdec_core.search.results import OraclePoint, Timing, for_as_many_tokens, timed_together
-from specdec_core.studies.load_timer import EngineTimer
-from specdec_core.studies.profiling import measure_policies, profile_pair
-from specdec_core.studies.step_times import measure_steps
 from specdec_core.tokens.statistics import Generation, Ratio, paired_ratio
 
 WARM_UP_TOKENS = 8

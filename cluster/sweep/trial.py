@@ -22,7 +22,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import load_pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.results import METRIC, Trial
-from specdec_core.search.round_tables import Rounds
+from specdec_core.search.round_tables import RoundTable
 from specdec_core.tokens.statistics import Counts, Generation, rounds_frame
 
 PROMPTS_DONE = "prompts"
@@ -112,7 +112,7 @@ class CountTrial(tune.Trainable):
         trial = assess(self.configuration, self.generations, self.task.profile)
         trial.finished = finished
         rounds = rounds_frame(chunk, config_id=trial.id)
-        return _result([trial], len(self.generations), finished, rounds=Rounds.of(rounds))
+        return _result([trial], len(self.generations), finished, rounds=RoundTable.of(rounds))
 
 
 def _result(trials: list[Trial], prompts: int, done: bool, **more: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 notebooks. Each figure can be read alone."""
 
 from dashboards.figures.bounds import acceptance_bounds, ratio_of_entropies
-from dashboards.figures.frontier import View, frontier, iso_latency, pareto, thin
+from dashboards.figures.frontier import FrontierView, frontier, iso_latency, pareto, thin
 from dashboards.figures.heads import head_names, heads_frame, heads_heatmap, heads_table
 from dashboards.figures.lengths import length_errors, utilisation_over_time
 from dashboards.figures.sweep import (
@@ -20,18 +20,15 @@ from dashboards.figures.times import (
 from dashboards.figures.tokens import acceptance_by_confidence, entropy_by_outcome, entropy_table
 from dashboards.figures.trees import (
     LEAST_TREES,
-    acceptance_by_rank,
     tree_heatmap,
-    trees_by_budget,
     trees_frame,
 )
 
 __all__ = [
     "LEAST_TREES",
-    "View",
+    "FrontierView",
     "acceptance_bounds",
     "acceptance_by_confidence",
-    "acceptance_by_rank",
     "accepted_lengths",
     "entropy_by_outcome",
     "entropy_table",
@@ -53,7 +50,6 @@ __all__ = [
     "time_per_token",
     "time_regression",
     "tree_heatmap",
-    "trees_by_budget",
     "trees_frame",
     "utilisation_over_time",
 ]

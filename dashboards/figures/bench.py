@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 
 from dashboards.figures.svg import SvgBar, bars_svg
 from dashboards.look import DASHED, OTHER_COLOURS, base_figure, intervals
-from specdec_core.studies.bench.result import BenchResult, over
-from specdec_core.studies.comparison import OURS
+from specdec_core.evidence.bench.result import BenchResult, over
+from specdec_core.measure.comparison import OURS
 
 COLOURS = {OURS: "#1272b4", "transformers": "#e6860f", "vllm": "#2fb074"}
 

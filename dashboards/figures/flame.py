@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import plotly.graph_objects as go
 
 from dashboards.look import DRAFT_COLOURS, MUTED, OTHER_COLOURS, TARGET_COLOUR, base_figure
-from specdec_core.studies.time_shares import Stack
+from specdec_core.measure.time_shares import Stack
 
 # Functions with less than this share of the time are left out: they would be too narrow to read.
 LEAST = 0.002
@@ -26,7 +26,7 @@ COLOURS = {
 
 
 def draw_stacks(stacks: Mapping[Stack, float], what: str = "decoding") -> go.Figure:
-    """The seconds of stacks that :func:`specdec_core.studies.time_shares.sample_stacks` saw. A
+    """The seconds of stacks that :func:`specdec_core.measure.time_shares.sample_stacks` saw. A
     click on a function shows it alone."""
     total = sum(stacks.values())
     seconds: dict[Stack, float] = defaultdict(float)

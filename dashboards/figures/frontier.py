@@ -17,7 +17,7 @@ from specdec_core.search.results import OraclePoint, SweepResult, Trial
 CROWD = 10  # more fronts than this cannot be told apart
 
 
-class View(NamedTuple):
+class FrontierView(NamedTuple):
     left: float
     right: float
     low: float
@@ -35,7 +35,9 @@ def pareto(trials: Sequence[Trial]) -> list[Trial]:
     return front
 
 
-def thin(trials: Sequence[Trial], view: View, most: int = 150, cells: int = 36) -> list[Trial]:
+def thin(
+    trials: Sequence[Trial], view: FrontierView, most: int = 150, cells: int = 36
+) -> list[Trial]:
     """The trials to draw: all, or, of more than `most`, one of each family in each cell of a grid
     over `view`."""
     if len(trials) <= most:
@@ -62,7 +64,7 @@ class _Scene:
     left_out: int  # how many more are not drawn
     leading: str | None  # the draft whose groups are drawn first
     crowded: bool  # the other drafts are hidden until clicked in the legend
-    view: View
+    view: FrontierView
 
     @classmethod
     def of(cls, result: SweepResult) -> _Scene:
@@ -223,14 +225,14 @@ def _oracle(scene: _Scene, oracle: OraclePoint) -> go.Scatter:
     )  # fmt: skip
 
 
-def _view(result: SweepResult, trials: Sequence[Trial]) -> View:
+def _view(result: SweepResult, trials: Sequence[Trial]) -> FrontierView:
     """Axis ranges that hold every point and leave room below for the champion's label."""
     x = [t.metrics["discard_rate"] for t in trials] or [1.0]
     y = [t.metrics["verification_rate"] for t in trials] + [
         o.verification_rate for o in result.oracles
     ] or [0.0, 1.0]
     width, height = max(max(x), 0.1), max(max(y) - min(y), 0.05)
-    return View(
+    return FrontierView(
         -0.03 * width, 1.05 * width, max(0.0, min(y) - 0.16 * height), max(y) + 0.06 * height
     )
 
@@ -272,7 +274,9 @@ def iso_latency(profile: Profile, draft: str) -> IsoLatency:
     )
 
 
-def _iso_lines(result: SweepResult, draft: str, view: View, visible: bool) -> list[go.Scatter]:
+def _iso_lines(
+    result: SweepResult, draft: str, view: FrontierView, visible: bool
+) -> list[go.Scatter]:
     """Lines of equal latency, labelled with their speedup over autoregressive decoding."""
     plane = iso_latency(result.profile, draft)
     if plane.t_target <= plane.t_draft:

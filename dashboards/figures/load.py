@@ -15,7 +15,7 @@ OF_RATES = dict([TPOT, ("ttft_p95", "95th percentile of the time to first token,
 
 
 def load_figure(table: pd.DataFrame, title: str, slo: Slo | None = None) -> go.Figure:
-    """Throughput over latency, of rows of :func:`specdec_core.studies.load.result.summary_frame`,
+    """Throughput over latency, of rows of :func:`specdec_core.evidence.load.result.summary_frame`,
     all with clients or all at rates: a line for each contestant, a point for each load. At rates
     with an objective it is goodput instead, and the limits are drawn."""
     closed = bool(table["clients"].notna().all())
@@ -56,8 +56,8 @@ def load_figure(table: pd.DataFrame, title: str, slo: Slo | None = None) -> go.F
 
 
 def drafting_figure(table: pd.DataFrame, arms: pd.DataFrame) -> go.Figure:
-    """What drafts at which load, of :func:`specdec_core.studies.load.result.summary_frame` and
-    :func:`specdec_core.studies.load.result.arms_frame`: candidates of a round on average, a line
+    """What drafts at which load, of :func:`specdec_core.evidence.load.result.summary_frame` and
+    :func:`specdec_core.evidence.load.result.arms_frame`: candidates of a round on average, a line
     for each contestant that drafts; and, of each whose drafters take turns, the rounds of each of
     them."""
     choosing = list(dict.fromkeys(arms["contestant"])) if len(arms) else []

@@ -18,7 +18,7 @@ PANELS = (
 
 def agreement_figure(clients: pd.DataFrame, rates: pd.DataFrame) -> go.Figure:
     """Simulated over live: throughput, median TPOT, and TTFT (median with clients, 95th percentile
-    at rates), of the tables of :mod:`specdec_core.studies.load_check`."""
+    at rates), of the tables of :mod:`specdec_core.search.load.check`."""
     fig = make_subplots(1, 3, horizontal_spacing=0.08)
     base_figure(
         "Simulated against live",

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from dashboards.look import DRAFT_COLOURS, MUTED, PARTS, base_figure
-from specdec_core.studies.confidence_products import by_confidence
+from specdec_core.recordings.confidence_products import by_confidence
 
 KEPT, WASTED = PARTS["draft forwards, kept"], PARTS["draft forwards, thrown away"]
 

@@ -1,4 +1,4 @@
-"""Token trees: what a shape is worth, and what the planner makes of acceptance rates."""
+"""Token trees: what a shape is worth."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.look import DRAFT_COLOURS, MUTED, OTHER_COLOURS, base_figure, scaled, style
+from dashboards.look import base_figure, scaled
 from dashboards.ranking import draft_of, drafting
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.search.results import METRIC, SweepResult
-from specdec_core.studies.trees import CHAIN, GRID, PLANNED, PLANNED_K, TreeComparison
 
 HEAD = 2  # levels of a tree that name its row, the others name its column
 MOST_ROWS, MOST_COLUMNS = 24, 30
@@ -119,67 +118,3 @@ def _cell(tried: pd.DataFrame, head: tuple[int, ...], rest: Branching) -> str:
         f"<b>{_shape(branching)}</b>, {tree['nodes']} nodes<br>≈ {tree['speedup']:.3f}×, "
         f"{tree['mat']:.2f} tokens a round"
     )
-
-
-_LOOKS = {  # of the kinds of a comparison: colour, dash, what the legend says
-    CHAIN: (style("fixed").colour, "dot", "best chain"),
-    GRID: (OTHER_COLOURS[0], "solid", "grid: best of all k-configurations"),
-    PLANNED_K: (OTHER_COLOURS[0], "dash", "planned k-configuration"),
-    PLANNED: (OTHER_COLOURS[1], "solid", "planned tree of any shape"),
-}
-
-
-def trees_by_budget(comparison: TreeComparison) -> go.Figure:
-    """Speed of planned trees and of the grid's best over the nodes that a tree may have, replayed.
-    The planner has seen acceptance rates and the profile, the grid's best was tried."""
-    best, tried = comparison.best(PLANNED), comparison.best(GRID)
-    ratio = best["speedup"] / tried["speedup"] - 1
-    fig = base_figure(
-        f"With {comparison.draft} the planned tree of {best['nodes']} nodes is {abs(ratio):.1%} "
-        f"{'slower' if ratio < 0 else 'faster'} than the best k-configuration",
-        "Estimated speedup over autoregressive decoding, from replayed counts and the profile. "
-        "Planned trees were chosen by acceptance rates alone; the grid's best and the best chain "
-        "by replaying all of them.",
-        420,
-    )
-    for kind, (colour, dash, name) in _LOOKS.items():
-        rows = comparison.budgets[comparison.budgets["kind"] == kind]
-        hover = [
-            f"<b>{row.shape}</b>, {row.nodes} nodes<br>{row.speedup:.3f}×, {row.mat:.2f} tokens a "
-            f"round (planned for {row.expected:.2f})"
-            for row in rows.itertuples()
-        ]
-        fig.add_scatter(
-            x=rows["budget"], y=rows["speedup"], mode="lines+markers", name=name,
-            line={"color": colour, "dash": dash, "width": 2}, marker={"size": 6},
-            customdata=hover, hovertemplate="%{customdata}<extra></extra>",
-        )  # fmt: skip
-    fig.update_xaxes(title_text="nodes at most", type="log", tickvals=rows["budget"].tolist())
-    fig.update_yaxes(title_text="estimated speedup")
-    return fig
-
-
-def acceptance_by_rank(comparison: TreeComparison) -> go.Figure:
-    """How often the target's token is the draft's most likely one, its second, …"""
-    rates = comparison.acceptance
-    within = np.cumsum(rates)
-    fig = base_figure(
-        f"{comparison.draft} names the target's token first in {rates[0]:.0%} and among its first "
-        f"four in {within[min(3, len(rates) - 1)]:.0%} of the places",
-        "Share of the recorded places at which the target's token has this rank in the draft's "
-        "distribution (bars), and this rank or a better one (line).",
-        360,
-    )
-    ranks = np.arange(1, len(rates) + 1)
-    colour = DRAFT_COLOURS[0]
-    fig.add_bar(
-        x=ranks, y=rates, name="this rank", marker={"color": colour, "line": {"width": 0}},
-        hovertemplate="rank %{x}: %{y:.2%}<extra></extra>",
-    )  # fmt: skip
-    fig.add_scatter(
-        x=ranks, y=within, mode="lines+markers", name="this rank or better",
-        line={"color": MUTED, "width": 2}, hovertemplate="within %{x}: %{y:.2%}<extra></extra>",
-    )  # fmt: skip
-    fig.update_xaxes(title_text="rank in the draft's distribution")
-    fig.update_yaxes(title_text="share of places", tickformat=".0%", range=[0, 1.02])
-    return fig

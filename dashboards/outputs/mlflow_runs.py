@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 
 from dashboards.outputs.html import figure_page
 from dashboards.relocation import FOLDER
-from dashboards.sections import Report, Run, Section
+from dashboards.sections import LoggedRun, Report, Section
 from dashboards.store import (
     as_metrics,
     as_params,
@@ -75,7 +75,7 @@ def log_figures(client: MlflowClient, run_id: str, sections: Iterable[Section]) 
             client.log_text(run_id, numbers, f"figures/{section.key}.csv")
 
 
-def _log_values(client: MlflowClient, run_id: str, run: Run) -> None:
+def _log_values(client: MlflowClient, run_id: str, run: LoggedRun) -> None:
     client.log_batch(run_id, params=as_params(run.params))
     metrics = as_metrics(run.metrics)
     for start in range(0, len(metrics), AT_ONCE):

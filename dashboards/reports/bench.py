@@ -25,19 +25,19 @@ from dashboards.reports.contestants import (
     whose,
 )
 from dashboards.reports.sentences import sentences
-from dashboards.sections import Report, Run, Section
+from dashboards.sections import LoggedRun, Report, Section
 from specdec_core.base.names import plain_name
-from specdec_core.studies.bench import spec_bench
-from specdec_core.studies.bench.limits import PARTS, limits, limits_frame
-from specdec_core.studies.bench.result import (
+from specdec_core.evidence.bench import spec_bench
+from specdec_core.evidence.bench.limits import PARTS, limits, limits_frame
+from specdec_core.evidence.bench.result import (
     BenchResult,
-    Row,
+    BenchRow,
     over,
     positions_frame,
     summary_frame,
     times_frame,
 )
-from specdec_core.studies.comparison import OURS
+from specdec_core.measure.comparison import OURS
 
 MOST_FUNCTIONS = 15
 LIMITS = {
@@ -52,7 +52,7 @@ LIMITS = {
 def report(result: BenchResult, baseline: Sequence[spec_bench.Answer] | None = None) -> Report:
     """`baseline` are Spec-Bench answers to compare with, instead of our autoregressive ones."""
     return Report(
-        command="bench",
+        command="bench offline",
         title=f"Benchmark of {result.pair.name}",
         origin=origin(result, how_measured(result)),
         findings=findings(result),
@@ -336,10 +336,10 @@ def _functions(result: BenchResult) -> Iterator[Section]:
 # MLflow
 
 
-def _rows(result: BenchResult) -> Iterator[Run]:
+def _rows(result: BenchResult) -> Iterator[LoggedRun]:
     """A nested run a contestant and temperature."""
     for row, values in zip(result.rows, summary_frame(result).to_dict("records"), strict=True):
-        yield Run(
+        yield LoggedRun(
             name=f"{row.group}: {row.name}, T={row.temperature:g}",
             params=row.settings,
             metrics=_row_metrics(result, row, values),
@@ -347,7 +347,7 @@ def _rows(result: BenchResult) -> Iterator[Run]:
         )
 
 
-def _row_metrics(result: BenchResult, row: Row, values: cells.Row) -> dict[str, float]:
+def _row_metrics(result: BenchResult, row: BenchRow, values: cells.Row) -> dict[str, float]:
     metrics = {
         name: float(value)
         for name, value in values.items()

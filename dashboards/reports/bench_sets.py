@@ -9,11 +9,11 @@ import pandas as pd
 from dashboards import cells
 from dashboards.reports.contestants import by_group, chosen_on
 from dashboards.sections import Section
-from specdec_core.studies.bench.lengths import ALL, length_leads, lengths_frame
-from specdec_core.studies.bench.limits import of_oracle
-from specdec_core.studies.bench.result import BenchResult, summary_frame
-from specdec_core.studies.bench.sets import by_set, sets_frame
-from specdec_core.studies.comparison import OURS
+from specdec_core.evidence.bench.lengths import ALL, length_leads, lengths_frame
+from specdec_core.evidence.bench.limits import of_oracle
+from specdec_core.evidence.bench.result import BenchResult, summary_frame
+from specdec_core.evidence.bench.sets import by_set, sets_frame
+from specdec_core.measure.comparison import OURS
 
 NAME = ("", "contestant")
 OVER = "over our autoregressive"

@@ -10,7 +10,7 @@ from dashboards import cells
 from dashboards.cells import Cell
 from dashboards.figures.load_check import agreement_figure
 from dashboards.reports.sentences import limited, sentences
-from dashboards.sections import Origin, Report, Section
+from dashboards.sections import Report, ReportOrigin, Section
 from specdec_core.config import Configuration
 from specdec_core.search.load.capacity import Capacity, Tried
 
@@ -57,10 +57,10 @@ def report(
     results: Sequence[Capacity],
     checked: Sequence[pd.DataFrame],
     configuration: Configuration,
-    origin: Origin,
+    origin: ReportOrigin,
 ) -> Report:
     """What was found, everything that was simulated, and what was checked live: nothing, or with
-    clients and at rates, the tables of :mod:`specdec_core.studies.load_check`."""
+    clients and at rates, the tables of :mod:`specdec_core.search.load.check`."""
     frame = pd.concat([result.frame() for result in results], ignore_index=True)
     chosen = [result.chosen for result in results]
     shown = [each for each in chosen if each is not None]

@@ -6,7 +6,7 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.sections import Section
-from specdec_core.studies.certificate.certificate import Checks
+from specdec_core.evidence.certificate.certificate import Checks
 
 
 def checked(checks: Checks) -> Section:

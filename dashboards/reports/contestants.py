@@ -11,14 +11,14 @@ import pandas as pd
 from dashboards import cells
 from dashboards.cells import Cell
 from dashboards.reports.sentences import note
-from dashboards.sections import Origin, Section
+from dashboards.sections import ReportOrigin, Section
 from specdec_core.config import PairSpec
-from specdec_core.studies.comparison import Comparison, Contender, Lead
+from specdec_core.measure.comparison import Comparison, Contender, Lead
 
 
-def origin(result: Comparison[Any], notes: Sequence[str], **params: Any) -> Origin:
+def origin(result: Comparison[Any], notes: Sequence[str], **params: Any) -> ReportOrigin:
     """Where a comparison comes from; `params` are those of its kind."""
-    return Origin(
+    return ReportOrigin(
         name=result.name,
         pair=result.pair.name,
         notes=notes,

@@ -13,11 +13,11 @@ from dashboards.figures.head_training import reliability_diagram, training_curve
 from dashboards.sections import Section
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.measure.comparison import UNKNOWN, ratio_columns
 from specdec_core.search.results import SweepResult
-from specdec_core.studies.comparison import UNKNOWN, ratio_columns
 from specdec_core.tokens.statistics import Ratio, paired_ratio
 from specdec_core.training.heads.evaluation import PRODUCT, Modelled
-from specdec_core.training.heads.finished import Finished
+from specdec_core.training.heads.finished import FinishedHead
 
 FITS = {
     "head": cells.text("head"),
@@ -41,7 +41,7 @@ THRESHOLDS = {
 }
 
 
-def fits(heads: Sequence[Finished]) -> Section:
+def fits(heads: Sequence[FinishedHead]) -> Section:
     """How well the heads' probabilities fit, as in SpecDec++'s Table 3. The least eval KL of every
     kind and weight is marked."""
     frame = pd.DataFrame(

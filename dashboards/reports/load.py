@@ -21,12 +21,11 @@ from dashboards.reports.contestants import (
     row_tags,
 )
 from dashboards.reports.sentences import sentences
-from dashboards.sections import Report, Run, Section, metric_name
+from dashboards.sections import LoggedRun, Report, Section, metric_name
 from specdec_core.base.names import plain_name
-from specdec_core.studies.comparison import OURS
-from specdec_core.studies.load.load import Load
-from specdec_core.studies.load.plan import SLOTS
-from specdec_core.studies.load.result import (
+from specdec_core.evidence.load.load import BenchLoad
+from specdec_core.evidence.load.plan import SLOTS
+from specdec_core.evidence.load.result import (
     LoadResult,
     added_ttft,
     arms_frame,
@@ -35,6 +34,7 @@ from specdec_core.studies.load.result import (
     requests_frame,
     summary_frame,
 )
+from specdec_core.measure.comparison import OURS
 from specdec_core.tokens.statistics import Ratio
 
 # Of the nested runs; those of the summary that are numbers by load.
@@ -57,7 +57,7 @@ RATIOS = (
 def report(result: LoadResult) -> Report:
     summary, arms, http = summary_frame(result), arms_frame(result), http_frame(result)
     return Report(
-        command="bench",
+        command="bench serve",
         title=f"Servers under load, {result.pair.name}",
         origin=origin(
             result,
@@ -415,7 +415,7 @@ def _leads(result: LoadResult) -> dict[str, float | dict[int, float]]:
     return _by_load(found)
 
 
-def _rows(result: LoadResult, summary: pd.DataFrame) -> Iterator[Run]:
+def _rows(result: LoadResult, summary: pd.DataFrame) -> Iterator[LoggedRun]:
     """A nested run a contestant, its metrics by load."""
     loads = {load.key: load for load in result.loads}
     for row in result.rows:
@@ -426,7 +426,7 @@ def _rows(result: LoadResult, summary: pd.DataFrame) -> Iterator[Run]:
             for name in METRICS
             if not pd.isna(each[name])
         ]
-        yield Run(
+        yield LoggedRun(
             name=f"{row.group}: {row.name}, under load",
             params=row.settings,
             metrics=_by_load(found),
@@ -435,7 +435,7 @@ def _rows(result: LoadResult, summary: pd.DataFrame) -> Iterator[Run]:
 
 
 def _by_load(
-    found: Sequence[tuple[Load, str, float]],
+    found: Sequence[tuple[BenchLoad, str, float]],
 ) -> dict[str, float | dict[int, float]]:
     """Metrics whose steps are numbers of clients; those at a rate have it in their name."""
     metrics: dict[str, float | dict[int, float]] = {}

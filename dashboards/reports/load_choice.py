@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dashboards import cells
 from dashboards.cells import Cell
 from dashboards.figures.simulation import simulated_against_live
-from dashboards.reports.sentences import limited, sentences
+from dashboards.reports.sentences import limited
 from dashboards.sections import Section
-from specdec_core.search.load.result import CHECKED, Compared, LoadChoice, Verdict
+from specdec_core.search.load.result import CHECKED, Compared, LoadChoice, LoadVerdict
 
 # What is compared, by objective: a heading and a number's format.
 OBJECTIVES = {
@@ -23,12 +23,6 @@ _CHECKED = [f"{name}{end}" for name in ("value", *CHECKED) for end in ("", "_sim
 def served(choice: LoadChoice) -> Section:
     """What is served, and why."""
     return Section(key="served", title="For many requests at once", lines=findings(choice))
-
-
-def load_sentences(choice: LoadChoice) -> Section:
-    """What the configurations do."""
-    labels = choice.labels
-    return sentences((labels[each.id], each) for each in choice.configurations if each.drafter)
 
 
 def findings(choice: LoadChoice) -> list[str]:
@@ -74,7 +68,7 @@ def verdicts(choice: LoadChoice) -> list[str]:
     return [_verdict(choice, verdict) for verdict in choice.verdicts]
 
 
-def _verdict(choice: LoadChoice, verdict: Verdict) -> str:
+def _verdict(choice: LoadChoice, verdict: LoadVerdict) -> str:
     row, label = choice.row(verdict.load, verdict.config_id), choice.labels[verdict.config_id]
     if (nearest := choice.unkept(verdict.load)) is not None:
         return (

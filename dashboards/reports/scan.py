@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from dashboards import cells
-from dashboards.sections import Origin, Report, Section
+from dashboards.sections import Report, ReportOrigin, Section
 from specdec_core.config import distinct_labels
 from specdec_core.export.scan import ScanResult
 from specdec_core.search.results import METRIC, Trial
@@ -52,9 +52,9 @@ def report(result: ScanResult) -> Report:
     ]
     frame = _frame(result)
     return Report(
-        command="scan",
+        command="export --check",
         title=f"{result.server} with {result.pair.name}: settings ranked and timed",
-        origin=Origin(
+        origin=ReportOrigin(
             name=result.name,
             pair=result.pair.name,
             started=result.started,

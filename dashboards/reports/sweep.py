@@ -24,7 +24,7 @@ from dashboards.ranking import (
 from dashboards.reports.load_choice import loads, served
 from dashboards.reports.standings import standings, timed_sentences
 from dashboards.reports.sweep_figures import drawn
-from dashboards.sections import Origin, Report, Section, Tile
+from dashboards.sections import Report, ReportOrigin, Section, Tile
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import present_path
 from specdec_core.search.load.result import LoadChoice
@@ -79,7 +79,7 @@ def report(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None 
     return Report(
         command="sweep",
         title=headline(result),
-        origin=Origin(name=result.name, pair=result.pair.name, started=result.started),
+        origin=ReportOrigin(name=result.name, pair=result.pair.name, started=result.started),
         summary=summary(result),
         parts=[
             *(section for section in sections if section.tiles or section.lines),
@@ -283,7 +283,7 @@ def _about_champion(result: SweepResult) -> Iterator[str]:
         yield (
             f"{len(lossy)} of {len(trials)} configurations are lossy: they do not keep the "
             "target's distribution, and none is the best unless it was allowed by name; "
-            "`specdec drift` measures by how much."
+            "`specdec lab drift` measures by how much."
         )
 
 

@@ -11,7 +11,7 @@ from dashboards.store import artifact, connect, no_store
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, PairSpec
-from specdec_core.studies.certificate.certificate import (
+from specdec_core.evidence.certificate.certificate import (
     Certificate,
     certificate_path,
     find_certificate,

@@ -31,7 +31,7 @@ from specdec_core.config import PairSpec
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.storage import CARD
 from specdec_core.training.heads.evaluation import Modelled
-from specdec_core.training.heads.finished import Finished, HeadObserver
+from specdec_core.training.heads.finished import FinishedHead, HeadObserver
 
 CARD_PARAMS = {"kind", "draft", "depth", "width", "w_acc", "w_rej", "settings", "sampling"}
 
@@ -57,7 +57,7 @@ class HeadsRun(DeliveredRun, HeadObserver):
         self.delivery = Delivery()  # one thread: the run is begun before anything is logged to it
         self._put(partial(self._begin, pair.name, draft, params))
 
-    def head_finished(self, head: Finished) -> None:
+    def head_finished(self, head: FinishedHead) -> None:
         """Log a head as a finished nested run."""
         self.cards[head.label] = head.card
         self._put(partial(self._log, head))
@@ -74,7 +74,7 @@ class HeadsRun(DeliveredRun, HeadObserver):
         plan = hashlib.sha256(json.dumps([draft, params], sort_keys=True).encode()).hexdigest()
         query = f"tags.training_plan = '{plan}'"
         parent = next(runs_where(self._client, self.experiment_id, query), None)
-        tags = {"training_plan": plan, "draft": draft, **run_tags("train-head", environment())}
+        tags = {"training_plan": plan, "draft": draft, **run_tags("train head", environment())}
         if self._take_up(parent, f"heads of {draft}", tags):
             self._client.log_batch(self.run_id, params=as_params(params))
 
@@ -83,8 +83,8 @@ class HeadsRun(DeliveredRun, HeadObserver):
             log_figures(self._client, self.run_id, drawn(self.cards, self.judged))
         self._client.set_terminated(self.run_id)
 
-    def _log(self, head: Finished) -> None:
-        tags = run_tags("train-head", environment())
+    def _log(self, head: FinishedHead) -> None:
+        tags = run_tags("train head", environment())
         run = self._nested_run(head.card.training, head.label, tags)
         if run.info.status == "FINISHED":
             return
@@ -96,7 +96,7 @@ class HeadsRun(DeliveredRun, HeadObserver):
         self._client.log_artifacts(run_id, str(head.folder), "head")
         self._client.set_terminated(run_id)
 
-    def _log_card(self, run_id: str, head: Finished) -> None:
+    def _log_card(self, run_id: str, head: FinishedHead) -> None:
         """Log a head's settings, its curves by epoch, and the metrics of the epoch kept."""
         card = head.card
         trained = int((head.folder / CARD).stat().st_mtime * 1000)  # the same if logged twice

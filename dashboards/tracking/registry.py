@@ -184,7 +184,7 @@ def load_champion(name: str | None = None) -> Registered:
     :class:`NoChampion` when there is none."""
     none_yet = NoChampion(
         f"no champion{f' of {name}' if name else ''} in {store_name()} yet; "
-        "`specdec sweep` finds one, `specdec promote <config_id>` appoints one"
+        "`specdec sweep` finds one, `specdec deploy --promote <config_id>` appoints one"
     )
     if no_store():
         raise none_yet

@@ -23,7 +23,7 @@ from dashboards.tracking.delivery import Delivery
 from specdec_core.base.environment import environment
 from specdec_core.base.observer import Observer
 from specdec_core.config import PairSpec
-from specdec_core.training.kinds import Kind
+from specdec_core.training.kinds import TrainedKind
 from specdec_core.training.recorded.finished import Finished, TrainingCard, TrainingObserver
 from specdec_core.training.recorded.settings import Progress
 
@@ -36,7 +36,7 @@ class TrainingRun(DeliveredRun, TrainingObserver):
 
     def __init__(
         self,
-        kind: Kind,
+        kind: TrainedKind,
         pair: PairSpec,
         params: Mapping[str, Any],
         observer: Observer | None = None,

@@ -1,5 +1,5 @@
 """The bundled models: a target with two drafts distilled from it, and an EAGLE head and a draft for
-a target that `specdec fetch` installs."""
+a target that `python -m jobs.fetch` installs."""
 
 from pathlib import Path
 

@@ -134,7 +134,7 @@ def _code(keyed: hmac.HMAC, number: int, message: Buffer) -> bytes:
     return code.digest()[:_CODE]
 
 
-class Listener:
+class WireListener:
     """Accepts connections at `port` of the address `host` from processes that know the `key`.
 
     They are greeted in a thread. A connection that proves nothing within :data:`GREETING` seconds
@@ -214,7 +214,7 @@ class Listener:
 def connect(
     host: str, port: int, key: bytes, limit: int = LIMIT, patience: int | None = PATIENCE
 ) -> Wire:
-    """A wire to a :class:`Listener`. Raises :class:`LinkLost` where it cannot be reached or has
+    """A wire to a :class:`WireListener`. Raises :class:`LinkLost` where it cannot be reached or has
     another key."""
     try:
         with ExitStack() as dropped:

@@ -181,7 +181,7 @@ class Configuration(Value):
         """The kinds of its drafters that do not keep the target's distribution."""
         return frozenset(p.kind for p in self.parts if not p.parts and not p.lossless)
 
-    def unknown_to(self, recording: RecordingFacts) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts) -> str | None:
         """Why a recording cannot tell what decoding by it would do; None where it can."""
         if self.sampling != recording.sampling:
             return f"recorded with {recording.sampling.model_dump()}"
@@ -190,7 +190,7 @@ class Configuration(Value):
         # A policy that knows the target's text cannot be a part of another drafter.
         if self.drafter.parts and not all(policy.decodes for _, policy in self.policies):
             return "its length policy can only be followed by itself"
-        return self.drafter.unknown_to(recording)
+        return self.drafter.unsupported_reason(recording)
 
     def by(self, arm: int | None) -> Configuration:
         """The configuration of a round that a bandit's `arm` proposed for; None: itself."""

@@ -51,7 +51,7 @@ class DrafterSettings(KindSettings):
         """The most consecutive candidate tokens of a round, which adds at most one more token."""
 
     @abstractmethod
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         """Why a recording cannot tell what this drafter would do; None where it can. With `whole`
         the rejected candidates must be known, too, because another drafter uses them."""
 
@@ -139,7 +139,7 @@ class DrafterSettings(KindSettings):
 
     def unknown_part(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         """Why a recording cannot tell what one of its parts would do; None where it can."""
-        reasons = (part.unknown_to(recording, whole) for part in self.parts)
+        reasons = (part.unsupported_reason(recording, whole) for part in self.parts)
         return next((reason for reason in reasons if reason), None)
 
 
@@ -214,7 +214,7 @@ class PolicyDrafterSettings(ModelSettings):
 
     def unknown_chain(self, recording: RecordingFacts) -> str | None:
         """Why a recording cannot tell the draft model's chain; None where it can."""
-        unknown = self.unknown_draft(recording) or self.policy.unknown_to(recording)
+        unknown = self.unknown_draft(recording) or self.policy.unsupported_reason(recording)
         if unknown is None and self.parts and self.is_eagle(recording):
             return "what a head would draft after guesses is not recorded"
         return unknown

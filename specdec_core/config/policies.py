@@ -85,7 +85,7 @@ class PolicySettings(KindSettings):
         """These settings where a target forward costs `target_cost`, in their own unit."""
         return self
 
-    def unknown_to(self, recording: RecordingFacts) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts) -> str | None:
         """Why a recording cannot tell what this policy would do; None where it can."""
         if not self.replayed:
             return f"policy {self.kind} asks for more than was recorded"
@@ -135,10 +135,10 @@ class PricedSettings(PolicySettings):
         """`words` with the cost, where it is known."""
         return "" if isinstance(self.target_cost, str) else words.format(self.target_cost)
 
-    def unknown_to(self, recording: RecordingFacts) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts) -> str | None:
         if self.asks_cost:
             return "what a target forward costs is not recorded: give a profile, or a target_cost"
-        return super().unknown_to(recording)
+        return super().unsupported_reason(recording)
 
 
 class HeadSettings(PolicySettings):

@@ -16,7 +16,6 @@ from specdec_core.cost.bounds import (
     oracle_bound,
     ratio_bound,
 )
-from specdec_core.cost.decisions import immediate_costs, implied_delta, stopping_threshold
 from specdec_core.cost.equations import (
     ForwardTimes,
     identity_gap,
@@ -27,16 +26,16 @@ from specdec_core.cost.equations import (
     regress_forward_times,
 )
 from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
-from specdec_core.cost.forward import ForwardCost, Kind, Measurement, Terms
+from specdec_core.cost.forward import ForwardCost, ForwardKind, Measurement, Terms
 from specdec_core.cost.hardware import Hardware, load_hardware
 from specdec_core.cost.profile import Profile, draft_key, policy_key
 
 __all__ = [
     "ForwardCost",
+    "ForwardKind",
     "ForwardTimes",
     "GaussianFit",
     "Hardware",
-    "Kind",
     "Measurement",
     "Profile",
     "RatioFit",
@@ -50,8 +49,6 @@ __all__ = [
     "entropy_threshold",
     "expected_acceptance",
     "identity_gap",
-    "immediate_costs",
-    "implied_delta",
     "improvement_factor",
     "latency",
     "load_hardware",
@@ -63,5 +60,4 @@ __all__ = [
     "r_squared",
     "ratio_bound",
     "regress_forward_times",
-    "stopping_threshold",
 ]

@@ -58,7 +58,7 @@ def _products(width: Any, context: Any, batch: Any) -> tuple[Any, Any, Any, Any]
     return batch / batch, width * batch, context * batch, width * context * batch
 
 
-class Kind(StrEnum):
+class ForwardKind(StrEnum):
     """Forwards that run different kernels."""
 
     TOKEN = "token"  # one token of one row: matrix-vector products
@@ -66,15 +66,15 @@ class Kind(StrEnum):
     WIDE = "wide"  # several tokens a row
 
     @classmethod
-    def of(cls, width: float, batch: int) -> Kind:
+    def of(cls, width: float, batch: int) -> ForwardKind:
         return cls.WIDE if width > 1 else cls.ROWS if batch > 1 else cls.TOKEN
 
 
 # The kinds that stand in for one that was not measured, in this order.
 _STAND_IN = {
-    Kind.TOKEN: (Kind.TOKEN, Kind.ROWS, Kind.WIDE),
-    Kind.ROWS: (Kind.ROWS, Kind.WIDE, Kind.TOKEN),
-    Kind.WIDE: (Kind.WIDE, Kind.ROWS, Kind.TOKEN),
+    ForwardKind.TOKEN: (ForwardKind.TOKEN, ForwardKind.ROWS, ForwardKind.WIDE),
+    ForwardKind.ROWS: (ForwardKind.ROWS, ForwardKind.WIDE, ForwardKind.TOKEN),
+    ForwardKind.WIDE: (ForwardKind.WIDE, ForwardKind.ROWS, ForwardKind.TOKEN),
 }
 
 
@@ -88,19 +88,19 @@ class ForwardCost(Value):
     """
 
     measurements: list[Measurement]
-    terms: dict[Kind, Terms]
+    terms: dict[ForwardKind, Terms]
     r2: float
     prefill: Terms | None = None
-    steps: dict[Kind, dict[int, float]] = Field(default={})
+    steps: dict[ForwardKind, dict[int, float]] = Field(default={})
 
     @classmethod
     def fit(cls, measurements: Sequence[Measurement]) -> ForwardCost:
         """Fit each kind that was measured. Raises ValueError without measurements."""
         if not measurements:
             raise ValueError("no measurements to fit")
-        groups: dict[Kind, list[Measurement]] = {}
+        groups: dict[ForwardKind, list[Measurement]] = {}
         for m in measurements:
-            groups.setdefault(Kind.of(m.width, m.batch), []).append(m)
+            groups.setdefault(ForwardKind.of(m.width, m.batch), []).append(m)
         terms = {kind: Terms.fit(group) for kind, group in groups.items()}
         return cls(measurements=list(measurements), terms=terms, r2=0.0)._judged()
 
@@ -109,7 +109,7 @@ class ForwardCost(Value):
         """The same time whatever is fed in."""
         flat = Terms(fixed=seconds, per_token=0, per_cached=0, per_pair=0)
         one = Measurement(width=1, context=0, batch=1, seconds=seconds)
-        return cls(measurements=[one], terms={Kind.TOKEN: flat}, r2=1.0)
+        return cls(measurements=[one], terms={ForwardKind.TOKEN: flat}, r2=1.0)
 
     @property
     def typical_context(self) -> float:
@@ -127,10 +127,10 @@ class ForwardCost(Value):
     def in_steps(self) -> ForwardCost:
         """The same by what each measured number of tokens took instead of a line through all:
         kernels take tokens in blocks, so that time grows in steps."""
-        over: dict[Kind, dict[int, list[float]]] = {}
+        over: dict[ForwardKind, dict[int, list[float]]] = {}
         for m in self.measurements:
             took = m.seconds / self.seconds(m.width, m.context, m.batch)
-            of_kind = over.setdefault(Kind.of(m.width, m.batch), {})
+            of_kind = over.setdefault(ForwardKind.of(m.width, m.batch), {})
             of_kind.setdefault(m.width * m.batch, []).append(took)
         steps = {
             kind: {tokens: statistics.geometric_mean(each) for tokens, each in sorted(own.items())}
@@ -164,7 +164,7 @@ class ForwardCost(Value):
         if 1 < width < 2:
             one, two = self.seconds(1, context, batch), self.seconds(2, context, batch)
             return one + (width - 1) * (two - one)
-        kind = next(k for k in _STAND_IN[Kind.of(width, batch)] if k in self.terms)
+        kind = next(k for k in _STAND_IN[ForwardKind.of(width, batch)] if k in self.terms)
         seconds = self.terms[kind].seconds(width, context, batch)
         if steps := self.steps.get(kind):
             seconds *= float(np.interp(width * batch, list(steps), list(steps.values())))

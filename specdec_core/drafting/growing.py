@@ -12,7 +12,7 @@ from specdec_core.drafting.drafter import SlotState
 from specdec_core.drafting.warped import warped
 from specdec_core.models.runner import Batch
 from specdec_core.tokens.acceptance import Places
-from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
+from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 from specdec_core.tokens.topology import after_text
 
 
@@ -86,7 +86,7 @@ class Growth:
         at = self.places(level)
         children = at.siblings(counts, replacement)
         nodes = [
-            [self.trees[i].add(token, parent, Origin.DRAFT, q) for token, q in drawn]
+            [self.trees[i].add(token, parent, TokenOrigin.DRAFT, q) for token, q in drawn]
             for i, parent, drawn in zip(level.trees, level.nodes, children, strict=True)
         ]
         return Children(nodes, at.probs)

@@ -24,9 +24,9 @@ from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.recorded import PolicyChains, RecordedResources
 from specdec_core.drafting.warped import warped
 from specdec_core.models.runner import Batch, Output
-from specdec_core.tokens.acceptance import Reading, rule_of
+from specdec_core.tokens.acceptance import VerifierOutput, rule_of
 from specdec_core.tokens.sampling import distributions
-from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
+from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 from specdec_core.tokens.topology import after_text
 
 
@@ -181,7 +181,7 @@ class GuessedChain(Drafter):
         `choices` (1 + nodes) and `q` (1 + nodes, vocabulary) are the draft model's."""
         sequence, chain, slot = draft.state, draft.tree, draft.state.slot
         rule, start = rule_of(sequence.sampling), len(sequence.tokens) + len(chain)
-        reading = Reading(guess, choices, q, sequence.random, start)
+        reading = VerifierOutput(guess, choices, q, sequence.random, start)
         verdict = rule.verify(reading, rule.choices(reading))
         read = self.runner.lengths[slot] - len(guess)
         self.runner.keep(slot, read, verdict.path)
@@ -204,7 +204,7 @@ class GuessedChain(Drafter):
         while active:
             for draft in active:
                 token, _, q = draft.new[step]
-                draft.tree.add(token, len(draft.tree) - 1, Origin.DRAFT, q)
+                draft.tree.add(token, len(draft.tree) - 1, TokenOrigin.DRAFT, q)
             open_ended = [
                 len(draft.tree) < draft.limit and draft.new[step][0] not in self.eos_token_ids
                 for draft in active
@@ -272,7 +272,7 @@ class RecordedGuesses(GuessedChain):
                 drafted += 1
                 more = goes_on(drafted, calls, drafted < end)
         self._lengths[sequence.slot] = drafted
-        chain = TokenTree.chain(tokens[:drafted], Origin.DRAFT)
+        chain = TokenTree.chain(tokens[:drafted], TokenOrigin.DRAFT)
         chain.draft_forwards, chain.draft_tokens = calls, draft_tokens
         return chain
 

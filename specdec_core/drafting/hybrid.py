@@ -67,7 +67,7 @@ class HybridSettings(DrafterSettings):
     def chain(self) -> bool:
         return not self.merge and all(part.chain for part in self.parts)
 
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         # Merged or extended, the lookup meets candidates of the other drafter that are rejected.
         return self.unknown_part(recording, whole or self.merge or self.extend)
 

@@ -13,7 +13,7 @@ from specdec_core.config import DrafterSettings, RecordingFacts, Width
 from specdec_core.config.wording import count
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.phrases import PhrasePool
-from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
+from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 
 
 class LookaheadSettings(DrafterSettings):
@@ -54,7 +54,7 @@ class LookaheadSettings(DrafterSettings):
     def reads_rejected(self) -> bool:
         return True
 
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return "the target's tokens after the window's guesses are not recorded"
 
 
@@ -70,13 +70,13 @@ class LookaheadDrafter(Drafter):
     def __init__(self, settings: LookaheadSettings, resources: Resources) -> None:
         self.settings = settings
         self._pools: dict[int, PhrasePool] = {}
-        self._windows: dict[int, Window] = {}
+        self._windows: dict[int, LookaheadWindow] = {}
 
     def open(self, sequences: Sequence[SlotState]) -> None:
         settings, size = self.settings, self.settings.ngram
         for sequence in sequences:
             slot, prompt = sequence.slot, sequence.tokens
-            self._windows[slot] = Window(settings.window, size, prompt)
+            self._windows[slot] = LookaheadWindow(settings.window, size, prompt)
             pool = self._pools[slot] = PhrasePool(settings.pool, settings.per_key)
             if settings.from_prompt:
                 for start in range(len(prompt) - size + 1):
@@ -97,12 +97,12 @@ class LookaheadDrafter(Drafter):
     def _propose(self, sequence: SlotState) -> TokenTree:
         tree, last = TokenTree(), sequence.tokens[-1]
         for phrase in self._pools[sequence.slot].lookup(last, self.settings.guesses):
-            tree.graft(ROOT, phrase[: sequence.room], Origin.CACHE)
+            tree.graft(ROOT, phrase[: sequence.room], TokenOrigin.CACHE)
         self._windows[sequence.slot].plant(tree, last, sequence.room)
         return tree
 
 
-class Window:
+class LookaheadWindow:
     """Guesses at the text to come. Level i, column j is a guess at the token i + j places after the
     text's last one, which is level 0, column 0. It attends to level 0 up to its column and then
     down its column. So each column is an n-gram in progress, and a round adds a level: the target's
@@ -127,11 +127,13 @@ class Window:
         chain = [ROOT]
         self.levels[0][0] = last
         for token in self.levels[0][1:]:
-            chain.append(tree.graft(chain[-1], [token], Origin.CACHE))
+            chain.append(tree.graft(chain[-1], [token], TokenOrigin.CACHE))
         self._nodes.append(chain)
         for level in self.levels[1:]:
             above = zip(self._nodes[-1], level, strict=True)
-            self._nodes.append([tree.graft(node, [token], Origin.CACHE) for node, token in above])
+            self._nodes.append(
+                [tree.graft(node, [token], TokenOrigin.CACHE) for node, token in above]
+            )
 
     def advance(self, choices: Sequence[int], text: Sequence[int]) -> list[tuple[int, ...]]:
         """Add the level that the target chose, `choices[node + 1]` after each node of the round's

@@ -11,7 +11,7 @@ from specdec_core.config.drafters import LookupSettings
 from specdec_core.config.policies import MaxTokens
 from specdec_core.config.recorded import RecordingFacts
 from specdec_core.drafting.drafter import Lookup, LookupResult, Resources, SlotState
-from specdec_core.tokens.token_tree import Origin, TokenTree
+from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
 
 Occurrence = Literal["latest", "earliest"]
 
@@ -63,7 +63,7 @@ class PromptLookupSettings(LookupSettings):
     def depth(self) -> int:
         return self.max_tokens
 
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return None
 
 
@@ -116,4 +116,6 @@ class PromptLookupDrafter(Lookup):
         if start is None:
             return LookupResult(TokenTree())
         count = min(room, self.settings.max_tokens)
-        return LookupResult(TokenTree.chain(tokens[start : start + count], Origin.LOOKUP), size)
+        return LookupResult(
+            TokenTree.chain(tokens[start : start + count], TokenOrigin.LOOKUP), size
+        )

@@ -17,7 +17,7 @@ import numpy as np
 from specdec_core.config import DrafterSettings, PolicySettings, run_time
 from specdec_core.drafting.drafter import Drafter, Resources, SlotState
 from specdec_core.drafting.policies.policy import LengthPolicy, RecordedChains
-from specdec_core.tokens.token_tree import Origin, TokenTree
+from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
 from specdec_core.tokens.topology import static_tree
 
 UNKNOWN = -1  # stands for a token that was not recorded; equals no token
@@ -204,7 +204,7 @@ class RecordedTree(Recorded):
             tokens,
             self.parents[:nodes],
             [None] * nodes,
-            [Origin.DRAFT] * nodes,
+            [TokenOrigin.DRAFT] * nodes,
             self._forwards[start],
             self._distributions[start],
         )

@@ -14,7 +14,7 @@ from pydantic import Field
 from specdec_core.config import LookupSettings, MaxTokens, RecordingFacts, Width
 from specdec_core.drafting.datastores.datastore import open_datastore
 from specdec_core.drafting.drafter import Lookup, LookupResult, Resources, SlotState
-from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
+from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 
 SAMPLE = 64  # matches whose continuations are read
 
@@ -71,7 +71,7 @@ class RetrievalSettings(LookupSettings):
     def chain(self) -> bool:
         return False
 
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return None
 
 
@@ -117,6 +117,6 @@ def most_frequent(places: Sequence[Sequence[int]], nodes: int, separator: int) -
     split(ROOT, 0, 0, len(places[0]) if places else 0)
     while queue and len(tree) < nodes:
         _, depth, first, end, parent = heappop(queue)
-        node = tree.add(places[depth][first], parent, Origin.RETRIEVAL)
+        node = tree.add(places[depth][first], parent, TokenOrigin.RETRIEVAL)
         split(node, depth + 1, first, end)
     return tree

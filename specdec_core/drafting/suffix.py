@@ -15,7 +15,7 @@ from specdec_core.config import LookupSettings, MaxTokens, Memory, RecordingFact
 from specdec_core.drafting.automaton import ROOT as EMPTY
 from specdec_core.drafting.automaton import SuffixAutomaton
 from specdec_core.drafting.drafter import Lookup, LookupResult, Resources, SlotState
-from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
+from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 
 REMEMBERED = 1 << 17  # tokens of earlier outputs at most, some 700 bytes each
 
@@ -72,7 +72,7 @@ class SuffixSettings(LookupSettings):
     def chain(self) -> bool:
         return not self.tree
 
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return None
 
 
@@ -85,12 +85,12 @@ class SuffixDrafter(Lookup):
     def __init__(self, settings: SuffixSettings, resources: Resources | None = None) -> None:
         self.settings = settings
         self.earlier = EarlierOutputs() if settings.memory == "all" else None
-        self._readings: dict[int, _Reading] = {}
+        self._readings: dict[int, _SuffixReader] = {}
 
     def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             # Read when it is first asked: a drafter of a schedule may not be.
-            self._readings[sequence.slot] = _Reading(len(sequence.tokens))
+            self._readings[sequence.slot] = _SuffixReader(len(sequence.tokens))
 
     def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> LookupResult:
         settings, reading = self.settings, self._readings[sequence.slot]
@@ -104,7 +104,7 @@ class SuffixDrafter(Lookup):
         if settings.tree:
             return LookupResult(likeliest(texts, state, most, room), match)
         tokens = texts.continuation(state, min(most, room))
-        return LookupResult(TokenTree.chain(tokens, Origin.LOOKUP), match)
+        return LookupResult(TokenTree.chain(tokens, TokenOrigin.LOOKUP), match)
 
     def close(self, sequence: SlotState) -> None:
         reading = self._readings.pop(sequence.slot, None)
@@ -129,7 +129,7 @@ def likeliest(texts: SuffixAutomaton, state: int, nodes: int, depth: int) -> Tok
     split(state, 1.0, 1, ROOT)
     while queue and len(tree) < nodes:
         share, level, _, token, longer, parent = heappop(queue)
-        node = tree.add(token, parent, Origin.LOOKUP)
+        node = tree.add(token, parent, TokenOrigin.LOOKUP)
         if level < depth:
             split(longer, -share, level + 1, node)
     return tree
@@ -164,7 +164,7 @@ class EarlierOutputs:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _SuffixReader:
     """How far a request's text was read, and the longest match of its end in earlier outputs."""
 
     prompt: int  # tokens of the prompt

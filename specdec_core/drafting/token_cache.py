@@ -12,7 +12,7 @@ from specdec_core.config import LookupSettings, Memory, RecordingFacts, Width
 from specdec_core.config.wording import count
 from specdec_core.drafting.drafter import Lookup, LookupResult, Outcome, Resources, SlotState
 from specdec_core.drafting.phrases import Phrase, PhrasePool
-from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
+from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 
 
 class TokenCacheSettings(LookupSettings):
@@ -67,14 +67,14 @@ class TokenCacheSettings(LookupSettings):
     def reads_rejected(self) -> bool:
         return self.learn_from == "useful"
 
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         if self.learn_from == "output":
             return None
         return "the target's tokens after candidates that it rejects are not recorded"
 
 
 @dataclass(slots=True)
-class _Reading:
+class _CacheReader:
     """A request's pool, and how far it has the request's text."""
 
     pool: PhrasePool
@@ -93,19 +93,19 @@ class TokenCacheDrafter(Lookup):
     def __init__(self, settings: TokenCacheSettings, resources: Resources | None = None) -> None:
         self.settings = settings
         self._shared = self._new_pool() if settings.memory == "all" else None
-        self._readings: dict[int, _Reading] = {}
+        self._readings: dict[int, _CacheReader] = {}
 
     def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
             pool = self._new_pool() if self._shared is None else self._shared
             first = 0 if self.settings.from_prompt else len(sequence.tokens) - 1
-            self._readings[sequence.slot] = _Reading(pool, first)
+            self._readings[sequence.slot] = _CacheReader(pool, first)
 
     def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> LookupResult:
         key = drafted[-1] if drafted else sequence.tokens[-1]
         tree = TokenTree()
         for phrase in self.phrases(sequence, key, self.settings.phrases):
-            tree.graft(ROOT, phrase[: max(room, 0)], Origin.CACHE)
+            tree.graft(ROOT, phrase[: max(room, 0)], TokenOrigin.CACHE)
         return LookupResult(tree, 1 if len(tree) else 0)
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
@@ -135,7 +135,7 @@ class TokenCacheDrafter(Lookup):
         pool = self._readings[sequence.slot].pool
         pool.insert(key, phrase[: self.settings.phrase_length])
 
-    def _read(self, reading: _Reading, tokens: list[int]) -> None:
+    def _read(self, reading: _CacheReader, tokens: list[int]) -> None:
         length = self.settings.phrase_length
         for key in range(reading.next_key, len(tokens) - length):
             reading.pool.insert(tokens[key], tokens[key + 1 : key + 1 + length])

@@ -10,7 +10,7 @@ from specdec_core.engine.logprobs import Logprobs, PromptLogprobs
 from specdec_core.engine.request import Candidates, Chunk, Request
 from specdec_core.tokens.detokenising import StreamDecoder
 from specdec_core.tokens.statistics import FinishReason, Generation, Round, TokenLogprobs
-from specdec_core.tokens.token_tree import Origin, TokenTree
+from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Addition:
     tree: TokenTree
     path: list[int]
     tokens: list[int]
-    origins: list[Origin]
+    origins: list[TokenOrigin]
     text: str
     reason: FinishReason | None
     started: int
@@ -39,7 +39,7 @@ class ActiveRequest:
     started: float  # when it entered its slot
     prefill_seconds: float = 0.0  # until its first token, and of the drafts' reading after it
     cached: int = 0  # tokens of the prompt that the cache held when it entered
-    origins: list[Origin] = field(default_factory=list)
+    origins: list[TokenOrigin] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     token_seconds: list[float] = field(default_factory=list)
     logprobs: Logprobs | None = None  # where asked for

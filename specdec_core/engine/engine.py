@@ -31,23 +31,23 @@ from specdec_core.engine.active_request import ActiveRequest, Addition
 from specdec_core.engine.draft_runners import DraftRunners
 from specdec_core.engine.forward_costs import ForwardCosts
 from specdec_core.engine.judging import Judgement, judge
-from specdec_core.engine.prefixes import Prefixes
+from specdec_core.engine.prefixes import CachedPrefixes
 from specdec_core.engine.request import Chunk, Request
-from specdec_core.engine.scheduler import BLOCK, Limits, Scheduler, Step
+from specdec_core.engine.scheduler import BLOCK, Limits, Scheduler, StepPlan
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch
 from specdec_core.tokens.detokenising import StreamDecoder
 from specdec_core.tokens.grammar import Grammars
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import Generation
-from specdec_core.tokens.token_tree import Origin, TokenTree
+from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
 from specdec_core.tokens.topology import after_text
 
 _SEEDS = 1 << 16  # that are told apart
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class EngineStatus:
     """How an engine is doing: the requests without a slot; the share of the cache that running
     requests take; how often one has made room for an older one there; the prompts that began like a
     text there, and their tokens that were not read again; and the seconds that texts were read in,
@@ -92,9 +92,9 @@ class Engine:
         self._clock = RoundClock()
         self._grammars = Grammars(pair.tokenizer, self.target.vocab_size, pair.eos_token_ids)
         self.scheduler = Scheduler(limits, self._place if limits.share_prefixes else None)
-        self.prefixes = Prefixes(slots)
+        self.prefixes = CachedPrefixes(slots)
         self._begun: dict[int, tuple[int, int]] = {}  # by slot: whose tokens it takes, how many
-        self.last = Step()  # the last step's plan
+        self.last = StepPlan()  # the last step's plan
         self._read_seconds = 0.0
         self.costs = ForwardCosts(pair, self.target, self.drafts)
         self._seeds: Counter[int] = Counter()  # of requests under this configuration
@@ -150,10 +150,10 @@ class Engine:
         """The target's tokens."""
         return self.target.vocab_size
 
-    def status(self) -> Status:
+    def status(self) -> EngineStatus:
         """Counts for whoever watches."""
         holds = self.scheduler.limits.cache_tokens or self.slots * self.max_length
-        return Status(
+        return EngineStatus(
             len(self.scheduler.waiting),
             self.scheduler.held / holds,
             self.scheduler.preemptions,
@@ -271,7 +271,7 @@ class Engine:
             self._seeds[place] += 1
         return RandomStream(request.seed, self.target.vocab_size, len(request.written), earlier)
 
-    def _enter(self, plan: Step) -> None:
+    def _enter(self, plan: StepPlan) -> None:
         """Empty the rows of requests that were preempted, and open those of new ones."""
         for slot in (*plan.preempted, *plan.entering):
             source, count = self._begun.pop(slot, (slot, 0))
@@ -316,7 +316,7 @@ class Engine:
             self.target.truncate(slot, 0)
             self.drafts.begin(slot, slot, 0)
 
-    def _follow(self, before: Step, plan: Step) -> None:
+    def _follow(self, before: StepPlan, plan: StepPlan) -> None:
         """Have the drafts read of texts what the target has read until now, if it has read any in
         the step `before`: never ahead of it, and not before a request's first step."""
         if self.drafter is None:
@@ -331,7 +331,7 @@ class Engine:
             for request in following:
                 request.prefill_seconds += perf_counter() - start
 
-    def _read_ahead(self, plan: Step) -> dict[int, list[int]]:
+    def _read_ahead(self, plan: StepPlan) -> dict[int, list[int]]:
         """The tokens of its text that each slot reads in this step, by slot, as far as they go into
         the step's forward with the candidates; the target reads those before them now. It has one
         forward for all where that costs no row another's length, a chunk at a time. Prompts whose
@@ -394,7 +394,7 @@ class Engine:
         room = min(request.room, max(map(len, drafter.shapes), default=request.room))
         output = request.state.tokens[len(request.request.tokens) :]
         tokens = warper.matcher.forced(output, room) if room > 1 else []
-        return TokenTree.chain(tokens, Origin.GRAMMAR) if len(tokens) > 1 else None
+        return TokenTree.chain(tokens, TokenOrigin.GRAMMAR) if len(tokens) > 1 else None
 
     def _verify(
         self, active: list[ActiveRequest], trees: list[TokenTree], fed: Mapping[int, list[int]]
@@ -447,7 +447,7 @@ class Engine:
             origins = [tree.origins[node] for node in path]
             if not state.target_start and verdict.token is not None:
                 tokens.append(verdict.token)
-                origins.append(Origin.CORRECTION if verdict.corrected else Origin.BONUS)
+                origins.append(TokenOrigin.CORRECTION if verdict.corrected else TokenOrigin.BONUS)
             final = request.request.final(self.pair.eos_token_ids)
             tokens, text, reason = request.cut(tokens, final, texts)
             size = len(tokens)

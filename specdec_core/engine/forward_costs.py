@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _REPEATS = 7  # the first ones warm up
 
 
-class ForwardCost(NamedTuple):
+class MeasuredForward(NamedTuple):
     """A target forward of one token in calls of a draft model, c = t_target / t_draft (Post-use &
     Pre-cut, §5.2), and in what a candidate takes, t_draft and a place in the target's forward; to
     three digits."""
@@ -53,7 +53,7 @@ class ForwardCosts:
         self, pair: Pair, target: ModelRunner | Callable[[int], float], drafts: DraftRunners
     ) -> None:
         self._pair, self._target, self._drafts = pair, target, drafts
-        self.known: dict[str, ForwardCost] = {}
+        self.known: dict[str, MeasuredForward] = {}
 
     @property
     def calls(self) -> dict[str, float]:
@@ -68,19 +68,19 @@ class ForwardCosts:
         """See :class:`specdec_core.config.Costs`."""
         return self._of(draft).candidates
 
-    def _of(self, draft: str | None) -> ForwardCost:
+    def _of(self, draft: str | None) -> MeasuredForward:
         name = self._pair.draft_name(draft)
         if name not in self.known:
             self.known[name] = self._found(name)
         return self.known[name]
 
-    def _found(self, name: str) -> ForwardCost:
+    def _found(self, name: str) -> MeasuredForward:
         if isinstance(self._target, ModelRunner):
             return _kept(self._pair, self._target, self._drafts, name)
         return _measured(self._pair, self._target, self._drafts, name)
 
 
-def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> ForwardCost:
+def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> MeasuredForward:
     if next(pair.drafts[name].parameters()).is_meta:
         raise UserError(
             f"policy.target_cost: profile: draft {name} runs elsewhere and cannot be timed here;"
@@ -99,7 +99,7 @@ def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> F
         with alone(kept):
             if not kept.exists():
                 write_atomically(kept, json.dumps(_measured(pair, timed, drafts, name)))
-        return ForwardCost(*json.loads(kept.read_text()))
+        return MeasuredForward(*json.loads(kept.read_text()))
     except OSError as error:
         log.warning("%s: what a target forward costs cannot be kept: %s", kept.parent, error)
         return _measured(pair, timed, drafts, name)
@@ -107,7 +107,7 @@ def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> F
 
 def _measured(
     pair: Pair, target: Callable[[int], float], drafts: DraftRunners, name: str
-) -> ForwardCost:
+) -> MeasuredForward:
     if name in pair.draft_models:
         own = drafts.open(name)
     else:
@@ -119,7 +119,7 @@ def _measured(
         seconds.append(times)
     alone, more, of_draft = map(statistics.median, zip(*seconds[2:], strict=True))
     place = max(more - alone, 0.0) / CANDIDATES
-    return ForwardCost(*(float(f"{alone / each:.3g}") for each in (of_draft, of_draft + place)))
+    return MeasuredForward(*(float(f"{alone / each:.3g}") for each in (of_draft, of_draft + place)))
 
 
 def _time(runner: ModelRunner, tokens: int) -> float:

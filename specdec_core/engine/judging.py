@@ -12,7 +12,7 @@ from specdec_core.drafting.drafter import SlotState
 from specdec_core.drafting.warped import warped
 from specdec_core.engine import target_start
 from specdec_core.models.runner import Output
-from specdec_core.tokens.acceptance import Reading, rule_of
+from specdec_core.tokens.acceptance import VerifierOutput, rule_of
 from specdec_core.tokens.sampling import distributions
 from specdec_core.tokens.token_tree import TokenTree
 from specdec_core.tokens.verification import Verdict
@@ -61,7 +61,7 @@ def judge(
     return [
         _judge(
             state,
-            Reading(tree, likely[n], probs[n], state.random, len(state.tokens)),
+            VerifierOutput(tree, likely[n], probs[n], state.random, len(state.tokens)),
             partial(final.of_row, n),
             partial(output.of_row, n),
             target_width,
@@ -72,7 +72,7 @@ def judge(
 
 def _judge(
     state: SlotState,
-    reading: Reading,
+    reading: VerifierOutput,
     final: Callable[[], Tensor],
     logits: Callable[[], Tensor],
     target_width: int,

@@ -15,7 +15,7 @@ _LEAST = 16  # tokens; fewer, as a first token that all have, are computed as fa
 
 
 @dataclass(slots=True)
-class Prefixes:
+class CachedPrefixes:
     """The texts of `slots` slots, whose beginnings are in the caches. `hits` counts the prompts
     that found theirs, `tokens` what need not be read for them."""
 

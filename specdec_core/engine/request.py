@@ -12,7 +12,7 @@ from specdec_core.engine.scheduler import Limits
 from specdec_core.tokens.grammar import Grammar
 from specdec_core.tokens.statistics import Generation, Round, TokenLogprobs
 from specdec_core.tokens.text_warper import TextRules
-from specdec_core.tokens.token_tree import Origin, RemoteDistribution, TokenTree
+from specdec_core.tokens.token_tree import RemoteDistribution, TokenOrigin, TokenTree
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Request:
     grammar: Grammar | None = None
     trace: bool = False
     shown: frozenset[int] = frozenset()
-    written: tuple[tuple[int, Origin], ...] = ()
+    written: tuple[tuple[int, TokenOrigin], ...] = ()
 
     @property
     def text(self) -> tuple[int, ...]:
@@ -131,7 +131,7 @@ class Candidates:
 
     tokens: list[int]
     parents: list[int]
-    origins: list[Origin]
+    origins: list[TokenOrigin]
     probabilities: list[float | None]
     path: list[int]
 
@@ -156,7 +156,7 @@ class Chunk:
     request_id: str
     text: str
     tokens: list[int]
-    origins: list[Origin]
+    origins: list[TokenOrigin]
     round: Round
     finished: Generation | None = None
     logprobs: list[TokenLogprobs] | None = None  # of each of `tokens`, where asked for

@@ -82,7 +82,7 @@ class Scheduled:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepPlan:
     """Of running requests, by slot: those that decode, those of which so many tokens are read, and
     what changed before: those that were preempted and those that entered. Who decodes while read
     has the prompt read to its end: the first round, without candidates."""
@@ -187,7 +187,7 @@ class Scheduler:
         if candidates:
             self._candidates = sum(candidates) / len(candidates)
 
-    def plan(self) -> Step:
+    def plan(self) -> StepPlan:
         """What the next step does. Texts are taken to be read as it says."""
         preempted = self.reserve()
         entering = self._admit()
@@ -205,7 +205,7 @@ class Scheduler:
                 decoding.append(request)
         self._all_decode = len(decoding) == len(self.running)
         slots = sorted(request.slot for request in decoding)
-        return Step(slots, reading, preempted, entering)
+        return StepPlan(slots, reading, preempted, entering)
 
     def reserve(self) -> list[int]:
         """Reserve room for a round of everybody, the oldest first; who gets none is preempted, or

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from specdec_core.drafting.drafter import SlotState
-from specdec_core.tokens.acceptance import AcceptanceRule, Places, Reading, rule_of
+from specdec_core.tokens.acceptance import AcceptanceRule, Places, VerifierOutput, rule_of
 from specdec_core.tokens.token_tree import ROOT
 from specdec_core.tokens.verification import Verdict, longest
 
 
-def with_text(reading: Reading) -> Reading:
+def with_text(reading: VerifierOutput) -> VerifierOutput:
     """`reading` of a tree's nodes alone, with a first entry for the text, which is never used: the
     token there was drawn in the round before."""
     likely, probs = [ROOT, *reading.likely], reading.probs
@@ -27,7 +27,9 @@ def with_text(reading: Reading) -> Reading:
     return reading._replace(likely=likely, probs=probs)
 
 
-def verify(rule: AcceptanceRule, reading: Reading, choices: list[int], count: int) -> Verdict:
+def verify(
+    rule: AcceptanceRule, reading: VerifierOutput, choices: list[int], count: int
+) -> Verdict:
     """The verdict with the longest path of those below each of the target's `count` tokens."""
     nodes = range(count)
     return longest(nodes, [rule.verify(reading, choices, node) for node in nodes])

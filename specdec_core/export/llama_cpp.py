@@ -8,12 +8,12 @@ from specdec_core.config import DrafterSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
-from specdec_core.export.server import Counterpart, Models, Server, Written, fixed_chain
+from specdec_core.export.server import Counterpart, ExportTarget, Models, WrittenFiles, fixed_chain
 
 GGUF = "reads models in GGUF: convert them first, and name the files instead"
 
 
-class LlamaCpp(Server):
+class LlamaCpp(ExportTarget):
     name = "llamacpp"
     title = "llama.cpp"
     version = "b10872"
@@ -38,11 +38,11 @@ class LlamaCpp(Server):
             return Counterpart(settings, (GGUF, *self.other_matches(drafter)))
         return None
 
-    def written(self, counterpart: Counterpart, models: Models) -> Written:
+    def written(self, counterpart: Counterpart, models: Models) -> WrittenFiles:
         words = ["llama-server", "--model", models.target]
         for name, value in counterpart.settings.items():
             words += [f"--{name}", str(value)]
-        return Written({}, shlex.join(words))
+        return WrittenFiles({}, shlex.join(words))
 
 
 def _model(models: Models, draft: str | None, tokens: int, threshold: float) -> Counterpart | None:

@@ -28,7 +28,7 @@ from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.drafting.prompt_lookup import Occurrence, PromptLookupSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.drafting.suffix import SuffixSettings
-from specdec_core.export.server import Counterpart, Models, Server, fixed_chain
+from specdec_core.export.server import Counterpart, ExportTarget, Models, fixed_chain
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.rounds import ReplayedRounds
 from specdec_core.search.results import METRIC, Trial, by_estimate
@@ -48,7 +48,7 @@ class Nearest:
     tried: int
 
 
-def expressible(server: Server, models: Models) -> Iterator[DrafterSettings | None]:
+def expressible(server: ExportTarget, models: Models) -> Iterator[DrafterSettings | None]:
     """The drafters of the grid that a server has a counterpart of; None drafts nothing."""
     for drafter in _grid(models, server.occurrence):
         if server.counterpart(drafter, models) is not None:
@@ -56,7 +56,7 @@ def expressible(server: Server, models: Models) -> Iterator[DrafterSettings | No
 
 
 def told(
-    server: Server,
+    server: ExportTarget,
     models: Models,
     configuration: Configuration,
     by_replay: Callable[[Callable[[Replay, Profile, Observer], Nearest], str], Nearest],
@@ -85,7 +85,7 @@ def told(
 
 
 def find_nearest(
-    server: Server,
+    server: ExportTarget,
     models: Models,
     configuration: Configuration,
     replay: Replay,
@@ -112,7 +112,7 @@ def find_nearest(
 
 
 def rank(
-    server: Server,
+    server: ExportTarget,
     models: Models,
     replay: Replay,
     profile: Profile,
@@ -178,7 +178,7 @@ def whole_chains(option: Configuration, rounds: ReplayedRounds) -> ReplayedRound
 
 
 def _resting(
-    server: Server, models: Models, found: DrafterSettings | None, schedule: ScheduleSettings
+    server: ExportTarget, models: Models, found: DrafterSettings | None, schedule: ScheduleSettings
 ) -> DrafterSettings | None:
     """`found` where the schedule drafts at all, and nothing elsewhere, as far as a server has a
     counterpart of that; else `found` at every load."""

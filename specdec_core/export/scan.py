@@ -18,9 +18,9 @@ from pydantic import Field
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, Document, DrafterSettings, PairSpec, distinct_labels
+from specdec_core.evidence.bench.result import BenchRow
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.results import Trial
-from specdec_core.studies.bench.result import Row
 from specdec_core.tokens.statistics import Ratio, paired_ratio
 
 FIXED = ("suffix",)  # vLLM takes their length at the start alone: of these the fastest is timed
@@ -34,7 +34,7 @@ class Scanned(Document):
     settings: dict[str, Any]
     expected: float
     expected_tokens: float | None = None
-    row: Row
+    row: BenchRow
 
 
 class ScanResult(Document):

@@ -14,19 +14,11 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, Sampling, distinct_labels
 from specdec_core.cost import Profile
 from specdec_core.drafting.suffix import SuffixSettings
-from specdec_core.export.scan import Scanned, ScanResult, scanned_settings
-from specdec_core.export.server import Models, Server
-from specdec_core.models.pair import Pair
-from specdec_core.prompts.chat import AUTO
-from specdec_core.prompts.conversation import conversations
-from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
-from specdec_core.recordings.replay import Replay
-from specdec_core.search.results import METRIC, Trial
-from specdec_core.studies.bench.race import PeerContestant, race
-from specdec_core.studies.peers.choose import plain_pair
-from specdec_core.studies.peers.peer import Peer
-from specdec_core.studies.peers.transformers import TransformersMode, TransformersPeer
-from specdec_core.studies.peers.vllm import (
+from specdec_core.evidence.bench.race import PeerContestant, race
+from specdec_core.evidence.peers.choose import plain_pair
+from specdec_core.evidence.peers.peer import Peer
+from specdec_core.evidence.peers.transformers import TransformersMode, TransformersPeer
+from specdec_core.evidence.peers.vllm import (
     TOKENS,
     VllmMode,
     VllmPeer,
@@ -34,6 +26,14 @@ from specdec_core.studies.peers.vllm import (
     environment_folder,
     suffix_modes,
 )
+from specdec_core.export.scan import Scanned, ScanResult, scanned_settings
+from specdec_core.export.server import ExportTarget, Models
+from specdec_core.models.pair import Pair
+from specdec_core.prompts.chat import AUTO
+from specdec_core.prompts.conversation import conversations
+from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
+from specdec_core.recordings.replay import Replay
+from specdec_core.search.results import METRIC, Trial
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ScanPlan:
 
 def run_scan(
     plan: ScanPlan,
-    server: Server,
+    server: ExportTarget,
     models: Models,
     pair: Pair,
     replay: Replay,
@@ -100,7 +100,7 @@ def run_scan(
     )
 
 
-def startable(server: Server, ranked: Sequence[Trial]) -> list[Trial]:
+def startable(server: ExportTarget, ranked: Sequence[Trial]) -> list[Trial]:
     """What of a ranking the program can be started with here: vLLM lacks suffixes where the package
     for them is not installed, which a warning says."""
     if server.name != "vllm" or suffix_modes(environment_folder()):
@@ -112,7 +112,7 @@ def startable(server: Server, ranked: Sequence[Trial]) -> list[Trial]:
 @contextmanager
 def open_settings(
     pair: Pair,
-    server: Server,
+    server: ExportTarget,
     models: Models,
     configurations: Sequence[Configuration],
     labels: Sequence[str],
@@ -162,12 +162,12 @@ def _vllm(
         engines[key] = opened.enter_context(VllmPeer(pair, by_load(mode) if varies else mode))
         observer.step()
     return [
-        _Told(engines[key], told, label)
+        _LengthPeer(engines[key], told, label)
         for key, told, label in zip(keys, settings, labels, strict=True)
     ]
 
 
-class _Told(Peer):
+class _LengthPeer(Peer):
     """An open vLLM that is told a length before each request."""
 
     def __init__(self, engine: VllmPeer, told: dict[str, Any], label: str) -> None:

@@ -65,14 +65,14 @@ class Counterpart:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFiles:
     """Files by their names, and the lines that use them from their folder."""
 
     files: Mapping[str, str]
     usage: str
 
 
-class Span(NamedTuple):
+class LoadRange(NamedTuple):
     """K candidates with `low` to `high` requests decoded together; without end for None."""
 
     low: int
@@ -81,11 +81,11 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chain:
+class ChainSettings:
     """A draft model's chain of a fixed length, or of one for each range of load."""
 
     draft: str | None
-    spans: tuple[Span, ...]
+    spans: tuple[LoadRange, ...]
 
     @property
     def most(self) -> int:
@@ -109,7 +109,7 @@ def plug_in_file(
     return {PLUG_IN_FILE: PairConfiguration(pair=pair, configuration=configuration).to_yaml()}
 
 
-class Server(ABC):
+class ExportTarget(ABC):
     """A program that decodes speculatively."""
 
     name: ClassVar[str]  # as --to takes it
@@ -128,7 +128,7 @@ class Server(ABC):
         """Its settings for a drafter; None for what it has no counterpart of."""
 
     @abstractmethod
-    def written(self, counterpart: Counterpart, models: Models) -> Written:
+    def written(self, counterpart: Counterpart, models: Models) -> WrittenFiles:
         """The counterpart as the program reads it."""
 
     def other_matches(self, drafter: PromptLookupSettings) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ class Server(ABC):
 
     def plugged_in(
         self, configuration: Configuration, models: Models, runner: RunnerSettings
-    ) -> Written:
+    ) -> WrittenFiles:
         """The configuration for this library's plug-in in the program; `runner` says how its
         draft models run.
 
@@ -151,7 +151,7 @@ class Server(ABC):
         raise UserError(f"--plugin: there is none for {self.title}, but for vllm and transformers")
 
 
-def fixed_chain(drafter: DrafterSettings | None) -> Chain | None:
+def fixed_chain(drafter: DrafterSettings | None) -> ChainSettings | None:
     """The chain that a drafter is: of a fixed length, by batch size, or a schedule of such with
     one draft. None for other drafters."""
     if isinstance(drafter, ScheduleSettings):
@@ -160,25 +160,27 @@ def fixed_chain(drafter: DrafterSettings | None) -> Chain | None:
         return None
     policy = drafter.policy
     if isinstance(policy, FixedSettings):
-        return Chain(drafter.draft, (Span(1, None, policy.max_tokens),))
+        return ChainSettings(drafter.draft, (LoadRange(1, None, policy.max_tokens),))
     if isinstance(policy, ByBatchSettings):
-        return Chain(drafter.draft, spans(policy.tokens))
+        return ChainSettings(drafter.draft, spans(policy.tokens))
     return None
 
 
-def spans(tokens: Mapping[int, int]) -> tuple[Span, ...]:
+def spans(tokens: Mapping[int, int]) -> tuple[LoadRange, ...]:
     """K by the least number of requests, as ranges; neighbours with the same K are one."""
     starts = [n for n, (least, k) in enumerate(tokens.items()) if not n or k != _before(tokens, n)]
     lows = list(tokens)
     ends = [*(lows[n] - 1 for n in starts[1:]), None]
-    return tuple(Span(lows[n], end, tokens[lows[n]]) for n, end in zip(starts, ends, strict=True))
+    return tuple(
+        LoadRange(lows[n], end, tokens[lows[n]]) for n, end in zip(starts, ends, strict=True)
+    )
 
 
 def _before(tokens: Mapping[int, int], number: int) -> int:
     return list(tokens.values())[number - 1]
 
 
-def _scheduled(schedule: ScheduleSettings) -> Chain | None:
+def _scheduled(schedule: ScheduleSettings) -> ChainSettings | None:
     tokens: dict[int, int] = {}
     drafts = set()
     for least, drafter in schedule.ranges.items():
@@ -187,4 +189,4 @@ def _scheduled(schedule: ScheduleSettings) -> Chain | None:
             return None
         tokens[least] = chain.most if chain else 0
         drafts |= {chain.draft} if chain else set()
-    return Chain(drafts.pop(), spans(tokens)) if len(drafts) == 1 else None
+    return ChainSettings(drafts.pop(), spans(tokens)) if len(drafts) == 1 else None

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from specdec_core.base.errors import UserError
 from specdec_core.export.llama_cpp import LlamaCpp
-from specdec_core.export.server import Server
+from specdec_core.export.server import ExportTarget
 from specdec_core.export.sglang import AdaptiveSgLang, SgLang
 from specdec_core.export.tensorrt_llm import TensorRtLlm
 from specdec_core.export.transformers import Transformers
 from specdec_core.export.vllm import Vllm
 
-SERVERS: dict[str, Server] = {
+SERVERS: dict[str, ExportTarget] = {
     server.name: server for server in (Vllm(), SgLang(), TensorRtLlm(), LlamaCpp(), Transformers())
 }
 
 
 # Versions with other settings, which are to be asked for.
-LATER: tuple[Server, ...] = (AdaptiveSgLang(),)
+LATER: tuple[ExportTarget, ...] = (AdaptiveSgLang(),)
 
 
-def server_of(name: str, version: str | None = None) -> Server:
+def server_of(name: str, version: str | None = None) -> ExportTarget:
     """The server of a name. Raises :class:`UserError` for another name, or for a version whose
     settings are not known."""
     if name not in SERVERS:

@@ -11,13 +11,20 @@ from specdec_core.config import DrafterSettings
 from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
-from specdec_core.export.server import Chain, Counterpart, Models, Server, Written, fixed_chain
+from specdec_core.export.server import (
+    ChainSettings,
+    Counterpart,
+    ExportTarget,
+    Models,
+    WrittenFiles,
+    fixed_chain,
+)
 
 ADAPTIVE_FILE = "adaptive.json"
 _ALGORITHMS = {"model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3"}
 
 
-class SgLang(Server):
+class SgLang(ExportTarget):
     name = "sglang"
     title = "SGLang"
     version = "0.5.9"
@@ -60,7 +67,7 @@ class SgLang(Server):
             )
         return None
 
-    def by_load(self, told: dict[str, Any], chain: Chain) -> Counterpart | None:
+    def by_load(self, told: dict[str, Any], chain: ChainSettings) -> Counterpart | None:
         """Settings of the longest length of a chain with those of every load; None where it takes
         one length alone."""
         return None
@@ -72,7 +79,7 @@ class SgLang(Server):
             "speculative-ngram-max-match-window-size": drafter.max_ngram,
         }
 
-    def written(self, counterpart: Counterpart, models: Models) -> Written:
+    def written(self, counterpart: Counterpart, models: Models) -> WrittenFiles:
         words = ["python", "-m", "sglang.launch_server", "--model-path", models.target]
         files = {}
         for name, value in counterpart.settings.items():
@@ -80,7 +87,7 @@ class SgLang(Server):
                 files[ADAPTIVE_FILE] = json.dumps(dict(value), indent=1) + "\n"
                 value = ADAPTIVE_FILE
             words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        return Written(files, shlex.join(words))
+        return WrittenFiles(files, shlex.join(words))
 
 
 class AdaptiveSgLang(SgLang):
@@ -89,7 +96,7 @@ class AdaptiveSgLang(SgLang):
     version = "0.5.23"
     known = ("0.5.23",)
 
-    def by_load(self, told: dict[str, Any], chain: Chain) -> Counterpart | None:
+    def by_load(self, told: dict[str, Any], chain: ChainSettings) -> Counterpart | None:
         if told["speculative-algorithm"] == "STANDALONE":
             return None
         # Among the candidates of a load it chooses by what was accepted: of one, always that.

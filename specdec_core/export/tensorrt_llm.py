@@ -14,7 +14,14 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.drafting.suffix import SuffixSettings
-from specdec_core.export.server import Chain, Counterpart, Models, Server, Written, fixed_chain
+from specdec_core.export.server import (
+    ChainSettings,
+    Counterpart,
+    ExportTarget,
+    Models,
+    WrittenFiles,
+    fixed_chain,
+)
 
 FILE = "trtllm.yaml"
 MOST_REQUESTS = 4096  # of a schedule's last range; beyond it nothing is drafted
@@ -23,7 +30,7 @@ _TYPES = {"model": "Draft_Target", "eagle3": "Eagle3"}
 _SUFFIX = "copies after the earliest occurrence of the longest suffix, not what most often followed"
 
 
-class TensorRtLlm(Server):
+class TensorRtLlm(ExportTarget):
     name = "trtllm"
     title = "TensorRT-LLM"
     version = "1.3.0rc29"
@@ -92,16 +99,16 @@ class TensorRtLlm(Server):
             return None  # it rests, or drafts less, at other loads already
         return Counterpart({**inner.settings, CONCURRENCY: min(idle) - 1}, inner.remarks)
 
-    def written(self, counterpart: Counterpart, models: Models) -> Written:
+    def written(self, counterpart: Counterpart, models: Models) -> WrittenFiles:
         command = f"trtllm-serve {shlex.quote(models.target)}"
         if not counterpart.settings:
-            return Written({}, command)
+            return WrittenFiles({}, command)
         content = {"speculative_config": dict(counterpart.settings)}
         text = yaml.safe_dump(content, sort_keys=False)
-        return Written({FILE: text}, f"{command} --config {FILE}")
+        return WrittenFiles({FILE: text}, f"{command} --config {FILE}")
 
 
-def _chain(chain: Chain, models: Models) -> Counterpart | None:
+def _chain(chain: ChainSettings, models: Models) -> Counterpart | None:
     place, kind, *_ = models.draft(chain.draft)
     if kind not in _TYPES:
         return None

@@ -13,9 +13,9 @@ from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.export.server import (
     PLUG_IN_FILE,
     Counterpart,
+    ExportTarget,
     Models,
-    Server,
-    Written,
+    WrittenFiles,
     plug_in_file,
 )
 
@@ -24,7 +24,7 @@ ASSISTANT = "assistant_model"  # an argument of `generate`, not a setting
 _STEP = {"increase": 2, "decrease": 1}  # which transformers' heuristic has
 
 
-class Transformers(Server):
+class Transformers(ExportTarget):
     name = "transformers"
     title = "transformers"
     version = "5.23"
@@ -76,7 +76,7 @@ class Transformers(Server):
             remarks,
         )
 
-    def written(self, counterpart: Counterpart, models: Models) -> Written:
+    def written(self, counterpart: Counterpart, models: Models) -> WrittenFiles:
         settings = dict(counterpart.settings)
         assistant = settings.pop(ASSISTANT, None)
         lines = [
@@ -85,7 +85,7 @@ class Transformers(Server):
             f"model = AutoModelForCausalLM.from_pretrained({models.target!r})",
         ]
         if not settings:
-            return Written({}, "\n".join([*lines[1:], "model.generate(**inputs)"]))
+            return WrittenFiles({}, "\n".join([*lines[1:], "model.generate(**inputs)"]))
         lines.append(f'settings = json.load(open("{FILE}"))')
         if assistant is None:
             lines.append("model.generate(**inputs, **settings)")
@@ -96,11 +96,11 @@ class Transformers(Server):
                 "assistant.generation_config.update(**settings)",
                 "model.generate(**inputs, assistant_model=assistant)",
             ]
-        return Written({FILE: json.dumps(settings, indent=1) + "\n"}, "\n".join(lines))
+        return WrittenFiles({FILE: json.dumps(settings, indent=1) + "\n"}, "\n".join(lines))
 
     def plugged_in(
         self, configuration: Configuration, models: Models, runner: RunnerSettings
-    ) -> Written:
+    ) -> WrittenFiles:
         from specdec_core.plugins.text_drafter import check_chains  # torch takes a second
 
         check_chains(configuration, self.title, measured=True)
@@ -111,4 +111,4 @@ class Transformers(Server):
             f'generate = speculative(model, "{PLUG_IN_FILE}")',
             "generate(**inputs)",
         ]
-        return Written(plug_in_file(configuration, models, runner), "\n".join(lines))
+        return WrittenFiles(plug_in_file(configuration, models, runner), "\n".join(lines))

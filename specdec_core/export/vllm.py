@@ -12,12 +12,12 @@ from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.export.server import (
     PLUG_IN_FILE,
-    Chain,
+    ChainSettings,
     Counterpart,
+    ExportTarget,
+    LoadRange,
     Models,
-    Server,
-    Span,
-    Written,
+    WrittenFiles,
     fixed_chain,
     plug_in_file,
 )
@@ -31,7 +31,7 @@ _OPTION = f' --speculative-config "$(cat {FILE})"'
 _METHODS = {"model": "draft_model", "eagle3": "eagle3"}
 
 
-class Vllm(Server):
+class Vllm(ExportTarget):
     name = "vllm"
     title = "vLLM"
     version = "0.32"
@@ -60,15 +60,15 @@ class Vllm(Server):
             return _suffix(drafter)
         return None
 
-    def written(self, counterpart: Counterpart, models: Models) -> Written:
+    def written(self, counterpart: Counterpart, models: Models) -> WrittenFiles:
         if not counterpart.settings:
-            return Written({}, _commands(models.target))
+            return WrittenFiles({}, _commands(models.target))
         text = json.dumps(dict(counterpart.settings), indent=1) + "\n"
-        return Written({FILE: text}, _commands(models.target, _OPTION))
+        return WrittenFiles({FILE: text}, _commands(models.target, _OPTION))
 
     def plugged_in(
         self, configuration: Configuration, models: Models, runner: RunnerSettings
-    ) -> Written:
+    ) -> WrittenFiles:
         from specdec_core.plugins import vllm as plug_in  # torch takes a second
 
         drafts = configuration.drafts_of(models.drafts)
@@ -80,13 +80,13 @@ class Vllm(Server):
             "num_speculative_tokens": configuration.drafter.depth,
         }
         text = json.dumps(settings, indent=1) + "\n"
-        return Written(
+        return WrittenFiles(
             {FILE: text, **plug_in_file(configuration, models, runner)},
             _commands(models.target, _OPTION, f"{plug_in.VARIABLE}={PLUG_IN_FILE} "),
         )
 
 
-def _chain(chain: Chain, models: Models) -> Counterpart | None:
+def _chain(chain: ChainSettings, models: Models) -> Counterpart | None:
     place, kind, padded, _ = models.draft(chain.draft)
     if kind not in _METHODS:
         return None
@@ -144,6 +144,6 @@ def _commands(target: str, option: str = "", variables: str = "") -> str:
     )
 
 
-def _inclusive(span: Span) -> list[int]:
+def _inclusive(span: LoadRange) -> list[int]:
     high = span.high if span.high is not None else max(MOST_REQUESTS, span.low)
     return [span.low, high, span.tokens]

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from specdec_core.models.features import LayerInputs
 
 
-class ReadText:
+class TargetFeatures:
     """The features of one text, row 0 of :class:`specdec_core.models.eagle.runner.ReadRows`, in up
     to `positions` places. They are taken from the model's own forwards while it is watched."""
 

@@ -14,7 +14,7 @@ VARIABLE = "SPECDEC_STEP_TIMES"
 DRAFT_FORWARDS = "draft forwards"
 
 
-class StepTimes:
+class PluginStepTimes:
     """The means of the parts of steps, as JSON in the file that SPECDEC_STEP_TIMES names; without
     one nothing is written. What comes before a prompt has been read is left out.
 

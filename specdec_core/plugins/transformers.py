@@ -31,7 +31,7 @@ from specdec_core.config import Configuration, PairConfiguration, PairSpec, Runn
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.models.eagle.any_head import AnyHead
 from specdec_core.models.pair import Pair, load_drafts
-from specdec_core.plugins.features import ReadText
+from specdec_core.plugins.features import TargetFeatures
 from specdec_core.plugins.text_drafter import TextDrafter, check_chains, opened
 from specdec_core.tokens.token_tree import TokenTree
 
@@ -75,7 +75,7 @@ def speculative(
 def of_pair(pair: Pair, configuration: Configuration) -> Callable[..., Any]:
     """:func:`speculative` for models that are loaded."""
     check_chains(configuration, PROGRAM, measured=True)
-    return partial(_generate, Candidates(pair, configuration), Lock())
+    return partial(_generate, DraftCandidates(pair, configuration), Lock())
 
 
 def forget(generate: Callable[..., Any]) -> None:
@@ -95,16 +95,16 @@ def _pair(model: PreTrainedModel, drafts: Mapping[str, str], runner: RunnerSetti
     return Pair(spec, tokenizer, model, load_drafts(spec, model))
 
 
-class Candidates(CandidateGenerator):
+class DraftCandidates(CandidateGenerator):
     """The chains of a drafter, for the one text that transformers decodes."""
 
     def __init__(self, pair: Pair, configuration: Configuration) -> None:
         self.model = pair.target
         drafts = configuration.drafts_of(pair.drafts)
-        self.read: ReadText | None = None
+        self.read: TargetFeatures | None = None
         if any(isinstance(draft, AnyHead) for draft in drafts.values()):
             positions = pair.drafts_length + _PADDING
-            self.read = ReadText(pair.target, pair.feature_layers, positions)
+            self.read = TargetFeatures(pair.target, pair.feature_layers, positions)
         seconds = partial(_forward_seconds, pair.target)
         self.drafter = TextDrafter(pair, configuration, 1, self.read, seconds)
         drafter = configuration.drafter
@@ -189,7 +189,7 @@ class _Watched:
     """A model as transformers' assisted decoding sees it: with these candidates, which are told of
     its forwards."""
 
-    def __init__(self, model: PreTrainedModel, candidates: Candidates) -> None:
+    def __init__(self, model: PreTrainedModel, candidates: DraftCandidates) -> None:
         self._model, self._candidates = model, candidates
 
     def __getattr__(self, name: str) -> Any:
@@ -200,11 +200,11 @@ class _Watched:
         self._candidates.took()
         return outputs
 
-    def _get_candidate_generator(self, **_: Any) -> Candidates:
+    def _get_candidate_generator(self, **_: Any) -> DraftCandidates:
         return self._candidates
 
 
-def _generate(candidates: Candidates, lock: Lock, *args: Any, **options: Any) -> Any:
+def _generate(candidates: DraftCandidates, lock: Lock, *args: Any, **options: Any) -> Any:
     for name in ("assistant_model", "custom_generate", "prompt_lookup_num_tokens"):
         if options.get(name) is not None:
             raise UserError(f"{name}: the configuration says who drafts")

@@ -29,7 +29,7 @@ from specdec_core.models.eagle.loading import names_head
 from specdec_core.models.loading import load_skeleton
 from specdec_core.models.pair import Pair, load_drafts
 from specdec_core.plugins import vllm_sampling
-from specdec_core.plugins.step_times import DRAFT_FORWARDS, StepTimes
+from specdec_core.plugins.step_times import DRAFT_FORWARDS, PluginStepTimes
 from specdec_core.plugins.text_drafter import TextDrafter, check_chains, opened
 
 PROGRAM = "vLLM"
@@ -87,7 +87,7 @@ class Proposer:
         self._held: dict[bytes, list[int]] = {}  # the slots of each text
         self._begun = False  # whether a text began in the last step
         self._began = perf_counter()
-        self._times = StepTimes(configuration.label)
+        self._times = PluginStepTimes(configuration.label)
         vllm_sampling.repair()  # not everybody who gives vLLM this class has it as an entry point
 
     def load_model(self, model: Any, *_: Any, **__: Any) -> None:

@@ -33,7 +33,7 @@ from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.storage import load_head
 from specdec_core.drafting.policies.policy import Rule
 from specdec_core.drafting.recorded import UNKNOWN, RecordedResources
-from specdec_core.recordings.rounds import ReplayedRounds, Rounds
+from specdec_core.recordings.rounds import ReplayedRounds, RoundCollector
 from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
 from specdec_core.recordings.unrolled import track_of
@@ -135,7 +135,7 @@ class Replay:
             return "with rejection sampling only the chains of a draft model are known"
         if configuration.heads and not self._hidden:
             return "its head reads hidden states, which were not opened"
-        return configuration.unknown_to(self.facts)
+        return configuration.unsupported_reason(self.facts)
 
     def run(self, configuration: Configuration) -> ReplayedRounds:
         """The rounds of decoding the recorded prompts one after the other.
@@ -231,7 +231,7 @@ class Replay:
         if configuration.drafter is not None:
             drafter = self._resources(place).build(configuration.drafter)
         seconds = self._clock(configuration)
-        rounds = Rounds()
+        rounds = RoundCollector()
         prompts = self.recording.prompts
         texts = zip(prompts.tokens, prompts.outputs, strict=True)
         for number, (prompt, output) in enumerate(texts):

@@ -106,7 +106,7 @@ class ReplayedRounds:
         return pd.DataFrame({**rows, **times}).assign(**columns)
 
 
-class Rounds:
+class RoundCollector:
     """Collects rounds."""
 
     def __init__(self) -> None:

@@ -240,13 +240,15 @@ class Recording:
         return self._dense(self.table(f"{EXAMPLES}/{draft}"))
 
     @cached_property
-    def prompts(self) -> Prompts:
+    def prompts(self) -> RecordedPrompts:
         table = self.table(PROMPTS)
         tokens, outputs = (
             [np.asarray(row, dtype=np.int32) for row in table[name].to_pylist()]
             for name in ("tokens", "output")
         )
-        return Prompts(table["prompt"].to_pylist(), table["id"].to_pylist(), tokens, outputs)
+        return RecordedPrompts(
+            table["prompt"].to_pylist(), table["id"].to_pylist(), tokens, outputs
+        )
 
     def trace(self, draft: str | None = None, hidden: bool = True) -> Trace:
         """All rows of a draft, with or without the `hidden` states, most of a recording."""
@@ -266,7 +268,7 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Prompts:
+class RecordedPrompts:
     """The recorded prompts, in the order of the rows."""
 
     numbers: list[int]  # in the prompt set
@@ -303,7 +305,7 @@ class Trace:
     """
 
     header: Header
-    prompts: Prompts
+    prompts: RecordedPrompts
     columns: dict[str, np.ndarray]
 
     def __getattr__(self, name: str) -> np.ndarray:

@@ -13,7 +13,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome, Rule
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.recorded import Drafts
-from specdec_core.recordings.rounds import NO_ARM, ReplayedRounds, Rounds
+from specdec_core.recordings.rounds import NO_ARM, ReplayedRounds, RoundCollector
 from specdec_core.recordings.schema import Trace
 
 
@@ -186,11 +186,11 @@ class Track:
         return list(self.windows.tolist())
 
     @cached_property
-    def _candidates(self) -> list[Candidate]:
+    def _candidates(self) -> list[TrackCandidate]:
         trace = self.trace
         columns = (trace.draft_token, trace.top_probability, trace.probability, trace.entropy)
         lists = (column.tolist() for column in columns)
-        return [Candidate(*row) for row in zip(*lists, strict=True)]
+        return [TrackCandidate(*row) for row in zip(*lists, strict=True)]
 
     # Static trees
 
@@ -253,7 +253,7 @@ class Track:
     def walk(self, policy: LengthPolicy) -> ReplayedRounds:
         """The rounds of a policy that may learn, one after the other."""
         bounds, left, agreeing = self.bounds, self.left.tolist(), self.agreeing.tolist()
-        rounds = Rounds()
+        rounds = RoundCollector()
         for number, first in enumerate(self.firsts.tolist()):
             policy.reset(0)
             position, length = 0, left[first]
@@ -274,7 +274,7 @@ def _key(rule: Rule) -> str:
     return " ".join([type(rule).__name__, *rule.settings.heads])
 
 
-class Candidate(Signals):
+class TrackCandidate(Signals):
     """One recorded candidate as the signals of a single slot, 0."""
 
     def __init__(self, token: int, top: float, probability: float, entropy: float) -> None:

@@ -28,7 +28,7 @@ _STARTS = 16  # chains drafted together
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class UnrolledChain:
     """The candidates (n) after `position` generated tokens, the distributions (n, vocabulary) they
     were drawn from, and what the output layer read (n, width)."""
 
@@ -38,7 +38,7 @@ class Chain:
     hidden: Tensor
 
 
-class ReadText:
+class UnrolledText:
     """The target's features of a text, of which each row of a head may see a beginning."""
 
     def __init__(self, target: LocalRunner, rows: int) -> None:
@@ -64,7 +64,7 @@ class HeadRecorder:
     def __init__(self, head: AnyHead, target: ModelRunner, max_length: int, header: Header) -> None:
         assert isinstance(target, LocalRunner), "a head is recorded beside its target"
         self.header = header
-        self._text = ReadText(target, 1 + _STARTS)
+        self._text = UnrolledText(target, 1 + _STARTS)
         self._runner = EagleRunner(head, self._text, 1 + _STARTS, max_length)
         self._runner.watch_hidden(True)
 
@@ -74,7 +74,7 @@ class HeadRecorder:
         output: Sequence[int],
         distributions: Callable[[Tensor], Tensor],
         draw: Callable[[Tensor, Sequence[int]], list[int]],
-    ) -> Iterator[Chain]:
+    ) -> Iterator[UnrolledChain]:
         """The chain from every place of `output`, in their order; `distributions` makes them of
         logits, `draw` draws from them at positions of the output."""
         text = [*prompt, *output[:-1]]
@@ -102,7 +102,7 @@ class HeadRecorder:
         feed: dict[int, int],
         distributions: Callable[[Tensor], Tensor],
         draw: Callable[[Tensor, Sequence[int]], list[int]],
-    ) -> list[Chain]:
+    ) -> list[UnrolledChain]:
         """The chains of `rows`, whose places these are, after the tokens `feed`."""
         header = self.header
         # The target adds a token to every round; a first candidate is recorded all the same.
@@ -127,7 +127,9 @@ class HeadRecorder:
         chains = []
         for row, steps in drafted.items():
             drawn, qs, states = zip(*steps, strict=True)
-            chains.append(Chain(rows[row], list(drawn), torch.stack(qs), torch.stack(states)))
+            chains.append(
+                UnrolledChain(rows[row], list(drawn), torch.stack(qs), torch.stack(states))
+            )
         return chains
 
 

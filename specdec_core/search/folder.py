@@ -37,7 +37,7 @@ from specdec_core.base.files import atomic_path, in_use, locked, write_atomicall
 from specdec_core.config import PairSpec, load_yaml
 from specdec_core.cost import Profile
 from specdec_core.search.results import SweepResult, Trial
-from specdec_core.search.round_tables import Rounds
+from specdec_core.search.round_tables import RoundTable
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class SweepFolder:
         files = sorted((self.path / "trials").glob("*.json"), key=lambda f: f.stat().st_mtime_ns)
         return [Trial.model_validate_json(file.read_text()) for file in files]
 
-    def add_trial(self, trial: Trial, rounds: Rounds | None) -> None:
+    def add_trial(self, trial: Trial, rounds: RoundTable | None) -> None:
         if rounds is not None:
             with atomic_path(self.path / "trials" / f"{trial.id}.parquet") as path:
                 path.write_bytes(rounds.parquet)

@@ -264,7 +264,7 @@ class Plan(SweepSettings):
         entries = self._entries()
         if self.search and not entries and any(map(_has_head_pattern, self.search)):
             raise UserError(
-                f"{source}: search: no head of this pair was trained; `specdec train-head` does"
+                f"{source}: search: no head of this pair was trained; `specdec train head` does"
             )
         space = Search.of(entries, source)
         configurations = self._configurations(space)

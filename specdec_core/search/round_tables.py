@@ -10,18 +10,18 @@ import pandas as pd
 
 
 @dataclass(frozen=True)
-class Rounds:
+class RoundTable:
     """A table of rounds as a Parquet file, made in the trial's process. Ray Tune prints results
     into messages that nobody sees, and printing a table takes longer than starting a trial."""
 
     parquet: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, frame: pd.DataFrame) -> Rounds:
+    def of(cls, frame: pd.DataFrame) -> RoundTable:
         return cls(frame.to_parquet(index=False))
 
     @classmethod
-    def joined(cls, parts: Sequence[Rounds]) -> Rounds | None:
+    def joined(cls, parts: Sequence[RoundTable]) -> RoundTable | None:
         """All parts as one table; None without parts."""
         if len(parts) < 2:
             return parts[0] if parts else None

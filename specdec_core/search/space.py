@@ -45,7 +45,7 @@ class Suggester(Protocol):
 
 
 @dataclass(frozen=True)
-class OneOf:
+class AnyOf:
     """One of `values`."""
 
     values: tuple[Any, ...]
@@ -135,7 +135,7 @@ class Trees(Value):
         return branching
 
 
-Axis = OneOf | Interval | Integers | Trees
+Axis = AnyOf | Interval | Integers | Trees
 Path = tuple[str | int, ...]
 
 
@@ -168,7 +168,7 @@ class Space:
     def grid(self) -> Iterator[Configuration]:
         values: list[Sequence[Any]] = []
         for path, axis in self.axes.items():
-            if not isinstance(axis, OneOf | Trees):
+            if not isinstance(axis, AnyOf | Trees):
                 where = ".".join(map(str, path))
                 raise UserError(
                     f"{self.source}: {where}: a grid needs a list of values; draw from a range "
@@ -278,7 +278,7 @@ def _axis(kind: str, value: Any, path: Path, source: str) -> Axis:
     if kind == "choice":
         if not isinstance(value, list) or not value:
             raise UserError(f"{where}: expected a list of values (got {value!r})")
-        return OneOf(tuple(value))
+        return AnyOf(tuple(value))
     if kind == "trees":
         return parse(Trees, value, where)
     number = int if kind == "randint" else (int, float)

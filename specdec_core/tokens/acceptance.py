@@ -130,7 +130,7 @@ class Places:
         return part
 
 
-class Reading(NamedTuple):
+class VerifierOutput(NamedTuple):
     """A verifier's output for a tree that begins at the position `start` of a request's text: the
     most `likely` tokens and the distributions `probs` (1 + nodes, vocabulary) after the text, [0],
     and after each node i, [i + 1]."""
@@ -162,12 +162,12 @@ class AcceptanceRule(ABC):
         """See :meth:`Places.confidences`."""
         return at.sampled
 
-    def choices(self, reading: Reading) -> list[int]:
+    def choices(self, reading: VerifierOutput) -> list[int]:
         """The verifier's own tokens: [0] after the text, [i + 1] after each node i."""
         return reading.likely
 
     @abstractmethod
-    def verify(self, reading: Reading, choices: list[int], below: int = ROOT) -> Verdict:
+    def verify(self, reading: VerifierOutput, choices: list[int], below: int = ROOT) -> Verdict:
         """Accept or reject the candidates `below` a node, given the verifier's :meth:`choices`."""
 
     @abstractmethod
@@ -193,7 +193,7 @@ class _Equality(AcceptanceRule):
         rows = zip(best, counts, strict=True)
         return [[(token, None) for token in row[:count]] for row, count in rows]
 
-    def verify(self, reading: Reading, choices: list[int], below: int = ROOT) -> Verdict:
+    def verify(self, reading: VerifierOutput, choices: list[int], below: int = ROOT) -> Verdict:
         return verify_greedy(reading.tree, choices, below)
 
     def others(self, verdict: Verdict, at: Places, count: int) -> list[int]:
@@ -230,7 +230,7 @@ class _Coupled(_Equality):
         scores = self.scores(at)
         return scores / scores.sum(dim=-1, keepdim=True)
 
-    def choices(self, reading: Reading) -> list[int]:
+    def choices(self, reading: VerifierOutput) -> list[int]:
         tree, _, probs, random, start = reading
         assert probs is not None
         positions = [start, *(start + 1 + depth for depth in tree.depths()[: tree.read])]
@@ -256,7 +256,7 @@ class _Rejection(AcceptanceRule):
             for row, tokens in enumerate(drawn)
         ]
 
-    def verify(self, reading: Reading, choices: list[int], below: int = ROOT) -> Verdict:
+    def verify(self, reading: VerifierOutput, choices: list[int], below: int = ROOT) -> Verdict:
         assert reading.probs is not None
         return verify_sampled(reading.tree, reading.probs, reading.random, below)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from specdec_core.tokens.token_tree import Origin
+from specdec_core.tokens.token_tree import TokenOrigin
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +53,7 @@ class Round:
 
 
 FinishReason = Literal["length", "stop"]  # "stop": EOS or a stop string
-_OF_THE_TARGET = (Origin.CORRECTION, Origin.BONUS, Origin.TARGET)
+_OF_THE_TARGET = (TokenOrigin.CORRECTION, TokenOrigin.BONUS, TokenOrigin.TARGET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Generation:
     prompt_tokens: int
     tokens: list[int]
     text: str
-    origins: list[Origin]
+    origins: list[TokenOrigin]
     rounds: list[Round]
     finish_reason: FinishReason
     prefill_seconds: float = 0.0  # until the first token, and of the drafts' reading after it

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 ROOT = -1
 
 
-class Origin(StrEnum):
+class TokenOrigin(StrEnum):
     """Where an output token came from."""
 
     DRAFT = "draft"
@@ -48,14 +48,14 @@ class TokenTree:
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     draft_probs: list[Tensor | RemoteDistribution | None] = field(default_factory=list)
-    origins: list[Origin] = field(default_factory=list)
+    origins: list[TokenOrigin] = field(default_factory=list)
     draft_forwards: int = 0  # forward passes of the draft model
     draft_tokens: int = 0  # positions at which these gave a distribution: one a forward in a chain
     arm: int | None = None  # which of a bandit's arms proposed it
     fed: int | None = None  # number of its first nodes, which the target has read; None: all
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], origin: Origin) -> TokenTree:
+    def chain(cls, tokens: Sequence[int], origin: TokenOrigin) -> TokenTree:
         """A deterministic chain."""
         n = len(tokens)
         return cls(list(tokens), list(range(-1, n - 1)), [None] * n, [origin] * n)
@@ -67,7 +67,7 @@ class TokenTree:
         self,
         token: int,
         parent: int,
-        origin: Origin,
+        origin: TokenOrigin,
         probs: Tensor | RemoteDistribution | None = None,
     ) -> int:
         """Append a node and return its number."""
@@ -77,7 +77,7 @@ class TokenTree:
         self.origins.append(origin)
         return len(self.tokens) - 1
 
-    def graft(self, parent: int, tokens: Sequence[int], origin: Origin) -> int:
+    def graft(self, parent: int, tokens: Sequence[int], origin: TokenOrigin) -> int:
         """Add the deterministic phrase `tokens` below `parent`, sharing nodes of equal tokens;
         returns the phrase's last node."""
         for token in tokens:

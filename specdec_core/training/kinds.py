@@ -16,7 +16,7 @@ from specdec_core.training.reduced_draft.training import DraftTraining, DraftTra
 
 
 @dataclass(frozen=True)
-class Kind:
+class TrainedKind:
     """A kind of model: the command that trains it, and what its training is made of.
 
     `name` is also that of the folder that the model is put into, `title` that of its run;
@@ -34,9 +34,9 @@ class Kind:
     judged_at: tuple[float, ...] = ()
 
 
-HEAD = Kind(
+HEAD = TrainedKind(
     name="head",
-    command="train-eagle",
+    command="train eagle",
     title="EAGLE head",
     workspace="eagle",
     settings=EagleTrainingSettings,
@@ -44,9 +44,9 @@ HEAD = Kind(
     card=EagleTrainingCard,
     judged_at=(0.0, 1.0),
 )
-DRAFT = Kind(
+DRAFT = TrainedKind(
     name="draft",
-    command="train-draft",
+    command="train draft",
     title="draft",
     workspace="drafts",
     settings=DraftTrainingSettings,

@@ -26,7 +26,7 @@ from ray.runtime_env import RuntimeEnv
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.serving.replicas.number import Replicas
-from jobs.cli import COMMANDS
+from jobs.cli import COMMANDS, command, studies, study
 from jobs.serve import Arguments
 from specdec_core.config import parse
 
@@ -71,10 +71,10 @@ def check_command(line: str) -> None:
     words = shlex.split(line, comments=True)
     assert words[:2] == ["python", "-m"], line
     package, _, name = words[2].partition(".")
-    assert (package, name.replace("_", "-")) in {("jobs", command) for command in COMMANDS}
-    app = typer.Typer(add_completion=False)
-    app.command()(importlib.import_module(words[2]).main)
-    typer.main.get_command(app).make_context(name, words[3:])
+    program, names = {"jobs": (command, COMMANDS), "research": (study, studies())}[package]
+    name = name.replace("_", "-")
+    assert name in names
+    typer.main.get_command(program(name)).make_context(name, words[3:])
     for word in words[3:]:
         if word.endswith(".yaml"):
             assert (ROOT / word).exists(), word
@@ -83,8 +83,8 @@ def check_command(line: str) -> None:
 def test_the_launchers_file_fits_rays_schema() -> None:
     config = yaml.safe_load((FILES / "ray-cluster.yaml").read_text())
     validate_config(prepare_config(config))
-    for command in (*config["head_start_ray_commands"], *config["worker_start_ray_commands"]):
-        assert "ray stop" in command or "RAY_AUTH_MODE=token" in command
+    for line in (*config["head_start_ray_commands"], *config["worker_start_ray_commands"]):
+        assert "ray stop" in line or "RAY_AUTH_MODE=token" in line
 
 
 def test_the_runtime_environment_is_one_that_ray_takes(monkeypatch: pytest.MonkeyPatch) -> None:

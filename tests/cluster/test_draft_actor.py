@@ -18,7 +18,7 @@ from specdec_core.drafting.pearl.socket_link import SocketLink
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.search.plan import Plan
-from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.statistics import TokenOrigin
 
 PEARL = Configuration.model_validate({"drafter": {"kind": "pearl", "window": 4, "wait": 2}})
 
@@ -37,16 +37,16 @@ def test_a_killed_draft_costs_no_token_and_comes_back(ray_running: None, tiny_pa
         while finished is None:
             (chunk,) = engine.step()
             finished = chunk.finished
-            if Origin.DRAFT in chunk.origins and not killed:
+            if TokenOrigin.DRAFT in chunk.origins and not killed:
                 os.kill(draft.pid, signal.SIGKILL)
                 killed = True
         assert killed
         assert finished.tokens == expected.tokens
-        assert Origin.DRAFT in finished.origins
+        assert TokenOrigin.DRAFT in finished.origins
         assert engine.drafter.prepare(60)  # Ray has brought it back
         [again] = engine.generate([request])
         assert again.tokens == expected.tokens
-        assert Origin.DRAFT in again.origins
+        assert TokenOrigin.DRAFT in again.origins
         assert link.number == 2
     finally:
         draft.close()

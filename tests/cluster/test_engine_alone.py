@@ -11,11 +11,11 @@ from cluster.serving.server_process import Cores
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.evidence.load.load import BenchLoad
+from specdec_core.evidence.load.plan import LoadPlan
+from specdec_core.evidence.load.result import LoadRow
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.studies.load.load import Load
-from specdec_core.studies.load.plan import LoadPlan
-from specdec_core.studies.load.result import LoadRow
 from tests.local_server import engine_server
 
 CHAIN = Configuration(drafter=DraftModelSettings())
@@ -47,7 +47,7 @@ def test_it_writes_what_its_server_writes(tiny_pair: Pair) -> None:
 
 def test_requests_at_a_rate_come_when_they_should(tiny_pair: Pair) -> None:
     plan = PLAN.model_copy(update={"clients": (), "rates": (20.0,), "slots": 2})
-    load, requests = Load(rate=20.0), workload(tiny_pair, plan)
+    load, requests = BenchLoad(rate=20.0), workload(tiny_pair, plan)
     found = engine_alone._answer(tiny_pair.spec, CHAIN, plan, requests, load, ())
     arrivals = [request.arrival for request in plan.requests_of(load, requests)]
     assert [record.arrival for record in found] == arrivals

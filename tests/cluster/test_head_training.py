@@ -10,16 +10,16 @@ import pytest
 
 from cluster.head_training import train_heads
 from specdec_core.base.errors import UserError
-from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
+from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.storage import load_head
-from specdec_core.training.heads.finished import Finished, HeadObserver
+from specdec_core.training.heads.finished import FinishedHead, HeadObserver
 from specdec_core.training.heads.training import HeadTraining
 from tests.full_disk import SmallDisk
 from tests.specdec_core.drafting.heads.examples import PAIR, learnable
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 
-SETTINGS = TrainingSettings(learning_rate=1e-2, batch_size=256, epochs=3)
+SETTINGS = HeadTrainingSettings(learning_rate=1e-2, batch_size=256, epochs=3)
 SPECS = [HeadSpec(depth=0), HeadSpec(depth=2, w_rej=6), HeadSpec(kind="t2", width=8)]
 NAMES = ["small-specdecpp-d0-w1", "small-specdecpp-d2-w6", "small-t2"]
 EXAMPLES = {"specdecpp": learnable(), "t2": learnable("t2")}
@@ -30,7 +30,7 @@ class Heard(HeadObserver):
         self.finished: list[str] = []
         self.steps = 0
 
-    def head_finished(self, head: Finished) -> None:
+    def head_finished(self, head: FinishedHead) -> None:
         self.finished.append(head.label)
 
     def step(self) -> None:
@@ -87,7 +87,7 @@ def test_a_full_disk_ends_a_training_in_one_line_and_with_room_it_goes_on(
     small_disk: SmallDisk,
 ) -> None:
     class Filler(Heard):
-        def head_finished(self, head: Finished) -> None:
+        def head_finished(self, head: FinishedHead) -> None:
             super().head_finished(head)
             small_disk.fill()
 
@@ -124,7 +124,7 @@ def descendants() -> list[tuple[int, str]]:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the workers in /proc")
 def test_a_head_whose_worker_is_killed_is_trained_again(tmp_path: Path) -> None:
     class Killer(Heard):
-        def head_finished(self, head: Finished) -> None:
+        def head_finished(self, head: FinishedHead) -> None:
             if not self.finished:  # the other worker is at work on the next one
                 workers = [pid for pid, title in descendants() if "HeadTrial" in title]
                 assert workers

@@ -11,14 +11,14 @@ from cluster.load_servers import our_servers, vllm_contestants
 from cluster.serving.server_process import Cores
 from jobs.choice import read_config
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings, parse
+from specdec_core.evidence.load.plan import LoadPlan
+from specdec_core.evidence.load.requests import LoadRecord
+from specdec_core.evidence.load.result import LoadRow
+from specdec_core.evidence.parts import Parts
+from specdec_core.evidence.peers.vllm import VENV, exported, plug_in
 from specdec_core.models.location import located
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
-from specdec_core.studies.load.plan import LoadPlan
-from specdec_core.studies.load.requests import LoadRecord
-from specdec_core.studies.load.result import LoadRow
-from specdec_core.studies.parts import Parts
-from specdec_core.studies.peers.vllm import VENV, exported, plug_in
 from tests.local_server import engine_server
 
 CHAIN = {"kind": "draft_model", "policy": {"kind": "confidence_product", "threshold": 0.3}}

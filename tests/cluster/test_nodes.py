@@ -18,7 +18,7 @@ from specdec_core.config import Configuration, PairSpec, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import load_pair
-from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.statistics import TokenOrigin
 
 PEARL = Configuration.model_validate({"drafter": {"kind": "pearl", "window": 4, "wait": 2}})
 
@@ -48,8 +48,8 @@ def decode(address: str, spec: PairSpec) -> None:
     with ray_session(), placed_engine(spec, PEARL, Limits(1), placement) as engine:
         group = engine.pair.group
         assert len({fact.node for fact in group.facts}) == 2
-        origins: list[Origin] = []
-        while Origin.DRAFT not in origins:  # a draft that has come needs a moment
+        origins: list[TokenOrigin] = []
+        while TokenOrigin.DRAFT not in origins:  # a draft that has come needs a moment
             [generation] = engine.generate([request])
             assert generation.tokens == expected.tokens
             origins = generation.origins

@@ -10,7 +10,7 @@ import torch
 
 from cluster.certifying import Certifier
 from cluster.devices import claim_device
-from cluster.overlap import placed_bench
+from cluster.placed_bench import placed_bench
 from cluster.placement import Placement, place
 from cluster.session import start_actor
 from cluster.sharded_target.shard import Shard

@@ -10,11 +10,11 @@ import pytest
 
 from cluster.serving.server_process import ServerProcess, running
 from specdec_core.config import PairSpec, RunnerSettings
+from specdec_core.evidence.peers.vllm import VENV
+from specdec_core.evidence.peers.vllm_server import VllmServer, vllm_servers
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.recordings.production import read_vllm
-from specdec_core.studies.peers.vllm import VENV
-from specdec_core.studies.peers.vllm_server import VllmServer, vllm_servers
 
 RUNNER = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=512)
 PER_REQUEST = ["--enable-per-request-metrics", "--per-request-spec-decode-metrics", "summary"]

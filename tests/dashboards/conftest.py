@@ -23,6 +23,7 @@ from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
 from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.engine import Engine, Request
+from specdec_core.measure.profiling import profile_pair
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.recordings.record import Recorder
@@ -30,7 +31,6 @@ from specdec_core.recordings.schema import Header, save_header, write_shard
 from specdec_core.search.load.choice import choose_for_load
 from specdec_core.search.load.workload import LiveSettings, Workload
 from specdec_core.search.results import OraclePoint, SweepResult, Timing, Trial
-from specdec_core.studies.profiling import profile_pair
 from specdec_core.tokens.statistics import Counts, paired_ratio, rounds_frame
 from tests.load_timer import ALWAYS_FREE, UP_TO_A_DOZEN, Machine
 from tests.load_timer import recorded as recorded_texts

@@ -14,10 +14,10 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
+from specdec_core.recordings.confidence_products import prefixes
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.results import SweepResult
-from specdec_core.studies.confidence_products import prefixes
 from specdec_core.tokens.statistics import Counts
 from tests.dashboards.conftest import NEW_TOKENS, REQUESTS, record
 

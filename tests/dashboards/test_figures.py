@@ -123,7 +123,7 @@ def test_a_frontier_of_a_thousand_configurations_keeps_every_front_and_thins_the
 
 def test_what_lies_behind_a_front_is_drawn_once_in_every_cell(crowded):
     trials = [t for t in crowded.trials if t.configuration.family == "svip"]
-    view = figures.View(0, 2.1, 0.1, 3)
+    view = figures.FrontierView(0, 2.1, 0.1, 3)
 
     def cells(some: list[Trial]) -> list[tuple[int, int]]:
         return [

@@ -11,7 +11,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from cluster.head_training import Finished
+from cluster.head_training import FinishedHead
 from dashboards.outputs.mlflow_runs import log
 from dashboards.reports.bench import report
 from dashboards.store import experiment_id_of, tracking_uri
@@ -21,9 +21,9 @@ from dashboards.views import VIEWS
 from jobs.console import console, print_runs_page
 from specdec_core.drafting.heads.card import HeadSpec
 from specdec_core.drafting.heads.storage import save_head
+from specdec_core.evidence.bench.result import BenchResult
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.results import SweepResult
-from specdec_core.studies.bench.result import BenchResult
 from specdec_core.training.heads.training import HeadTraining
 from tests.dashboards import browser
 from tests.dashboards.tracking.test_delivery import server
@@ -58,7 +58,7 @@ def pair(
         head = training.result()
         card = save_head(head.weights, head.card, home / "heads" / "mine")
         with HeadsRun(result.pair, "small", {}) as trained:
-            trained.head_finished(Finished("mine", home / "heads" / "mine", card))
+            trained.head_finished(FinishedHead("mine", home / "heads" / "mine", card))
             trained.finish(home / "heads")
         yield result.pair.name, home
 

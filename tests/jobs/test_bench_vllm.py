@@ -1,4 +1,4 @@
-"""vLLM gets in `specdec bench` what `specdec export` writes, and the plug-in where it can draft."""
+"""`specdec bench offline` gives vLLM what `specdec export` writes, and the plug-in."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from jobs.bench_vllm import our_modes
 from specdec_core.config import Configuration, parse
+from specdec_core.evidence.bench.benchmark import BenchPlan
+from specdec_core.evidence.load.plan import LoadPlan
+from specdec_core.evidence.peers.vllm_server import vllm_servers
 from specdec_core.export.places import models_of
 from specdec_core.export.vllm import Vllm
 from specdec_core.models.pair import Pair
-from specdec_core.studies.bench.benchmark import BenchPlan
-from specdec_core.studies.load.plan import LoadPlan
-from specdec_core.studies.peers.vllm_server import vllm_servers
 
 CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
 BY_BATCH = CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 3, 4: 0}}}
@@ -26,7 +26,7 @@ def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A place that has vLLM's interpreter, which is not run here."""
     (tmp_path / "venv/bin").mkdir(parents=True)
     (tmp_path / "venv/bin/python").touch()
-    monkeypatch.setattr("specdec_core.studies.peers.vllm.VENV", tmp_path / "venv")
+    monkeypatch.setattr("specdec_core.evidence.peers.vllm.VENV", tmp_path / "venv")
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "home"))
     return tmp_path / "venv"
 

@@ -12,7 +12,8 @@ import pytest
 from jobs import capacity
 from specdec_core.cost.steps import ForwardTerms, StepTimes
 from specdec_core.models.pair import Pair
-from tests.jobs.conftest import Command, record_prompts
+from tests.commands import Command
+from tests.jobs.conftest import record_prompts
 
 TEXTS = [*(f"x{i} = {i} + " for i in range(3)), "y = 2 + " * 15]
 FIXED = {"kind": "draft_model", "draft": "draft", "policy": {"kind": "fixed", "max_tokens": 3}}

@@ -1,4 +1,4 @@
-"""`specdec certify` writes a certificate or says which check failed; `promote` asks for one."""
+"""`specdec certify` writes a certificate or says which check failed; promoting asks for one."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jobs import certify, promote
+from jobs import certify, deploy
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
-from specdec_core.studies.certificate import certify as study
-from specdec_core.studies.certificate.certificate import LiveSpeed, find_certificate
-from tests.jobs.conftest import Command
-from tests.test_workspace_written_before import BANDIT, home, inside
-
-__all__ = ["home", "inside"]
+from specdec_core.evidence.certificate import certify as study
+from specdec_core.evidence.certificate.certificate import LiveSpeed, find_certificate
+from tests.commands import Command
+from tests.registered import SUFFIX
 
 CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
 # Unless the target waits, whether a candidate comes in time says how busy this machine is.
@@ -99,10 +97,10 @@ def test_a_lossy_configuration_gets_none(
     assert not (tmp_path / "certificates").exists()
 
 
-def test_promoting_asks_for_a_certificate(command: Command, inside: Path) -> None:
-    done = command(promote.main, inside, BANDIT)
+def test_promoting_asks_for_a_certificate(command: Command, swept: Path) -> None:
+    done = command(deploy.main, swept, "--promote", SUFFIX.id)
     assert done.returncode == 2
-    assert f"{BANDIT} has no certificate" in done.stderr
+    assert f"{SUFFIX.id} has no certificate" in done.stderr
     assert "--uncertified" in done.stderr
 
 

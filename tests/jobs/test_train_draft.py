@@ -1,4 +1,4 @@
-"""`specdec train-draft` trains a draft on recorded answers, once, and refuses bad input."""
+"""`specdec train draft` trains a draft on recorded answers, once, and refuses bad input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdec_core.models.pair import load_pair
 from specdec_core.models.reduced_draft import ReducedDraft
 from specdec_core.training.recorded.finished import load_card
 from specdec_core.training.reduced_draft.training import DraftTrainingCard
-from tests.jobs.conftest import Command
+from tests.commands import Command
 
 SMALL = (
     *("--limit", 60, "--new-tokens", 12, "--draft-vocab", 100, "--width", 16, "--layers", 1),

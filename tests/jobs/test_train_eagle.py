@@ -1,4 +1,4 @@
-"""`specdec train-eagle` has a target answer, trains on its features, and refuses bad input."""
+"""`specdec train eagle` has a target answer, trains on its features, and refuses bad input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdec_core.config import PairSpec
 from specdec_core.training.eagle.finished import EagleTrainingCard
 from specdec_core.training.recorded.answers import AnswersCard, claim, read_card
 from specdec_core.training.recorded.finished import load_card
-from tests.jobs.conftest import Command
+from tests.commands import Command
 
 SMALL = (
     *("--limit", 60, "--new-tokens", 12, "--draft-vocab", 100, "--steps", 2),

@@ -1,4 +1,4 @@
-"""`specdec train-head` trains on a recording, judges thresholds, and refuses bad input."""
+"""`specdec train head` trains on a recording, judges thresholds, and refuses bad input."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Sampling
 from specdec_core.drafting.heads.storage import load_card
+from specdec_core.measure.forward_times import workspace_profile
+from specdec_core.measure.profiling import profile_pair
 from specdec_core.models.pair import Pair
-from specdec_core.studies.forward_times import workspace_profile
-from specdec_core.studies.profiling import profile_pair
-from tests.jobs.conftest import Command
+from tests.commands import Command
 from tests.specdec_core.training.heads.test_examples import PROMPTS, record
 
 

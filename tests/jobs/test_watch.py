@@ -1,4 +1,4 @@
-"""`specdec watch` has a real Prometheus scrape a real server, and every query of the dashboard
+"""`make watch` has a real Prometheus scrape a real server, and every query of the dashboard
 finds numbers there."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def prometheus(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Ite
             options = [f"--url={url}", f"--port={port}", "--interval=1"]
             return [sys.executable, "-m", "jobs.watch", *options]
 
-        watch = ServerProcess("specdec watch", command, os.environ | home, "/-/ready")
+        watch = ServerProcess("make watch", command, os.environ | home, "/-/ready")
         with running(watch) as address:
             wait_for(address, "vllm:generation_tokens_total == 0")
             body = {"prompt": "def main(", "max_tokens": 40, "ignore_eos": True}

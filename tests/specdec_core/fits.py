@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specdec_core.studies.toy_pair import VOCABULARY
+from research.drift.toy_pair import VOCABULARY
 
 _LEAST_EXPECTED = 10
 

@@ -59,7 +59,7 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; `specdec make-key` writes one") from None
+        raise UserError(f"{path}: no such file; `specdec serve keys` writes one") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise UserError(f"{path}: cannot be read as a file of keys: {reason}") from None
@@ -74,7 +74,7 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
             )
         hashes.append(bytes.fromhex(match[1]))
     if not hashes:
-        raise UserError(f"{path}: no keys; `specdec make-key` adds one")
+        raise UserError(f"{path}: no keys; `specdec serve keys` adds one")
     return tuple(hashes)
 
 

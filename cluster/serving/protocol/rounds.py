@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from specdec_core.tokens.token_tree import Origin
+from specdec_core.tokens.token_tree import TokenOrigin
 
 
 class RoundToken(BaseModel):
@@ -14,7 +14,7 @@ class RoundToken(BaseModel):
     in the tree beside a candidate that was drawn before it."""
 
     text: str  # may be completed by the next token's
-    origin: Origin
+    origin: TokenOrigin
     probability: float | None
     drafted: float | None
     branch: bool
@@ -25,7 +25,7 @@ class Candidate(BaseModel):
 
     text: str
     parent: int
-    origin: Origin
+    origin: TokenOrigin
     probability: float | None  # the drafter's
     accepted: bool
 

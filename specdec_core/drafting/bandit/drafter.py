@@ -8,7 +8,6 @@ from typing import Any
 
 from specdec_core.config import costless, distinct_labels, identity
 from specdec_core.drafting.arms import ArmsDrafter
-from specdec_core.drafting.bandit.old_labels import old_label
 from specdec_core.drafting.bandit.rules import Bandit, EXP3Spec, Thompson, UCBSpec
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.drafter import Outcome, Resources, SlotState
@@ -90,12 +89,6 @@ def build_bandit(settings: BanditSettings) -> Bandit:
         "reward": settings.reward,
         "names": list(labels.values()),
         "ids": ids if len(ids) == len(labels) else list(labels),
-        # Ids had places in them before; until version 0.1.0 a state had names instead of ids.
-        "former": [
-            [identity(arm) for arm in arms_as_learned],
-            list(labels),
-            [old_label(arm) for arm in settings.arms],
-        ],
     }
     arms, longest = len(settings.arms), settings.depth
     bandit: Bandit

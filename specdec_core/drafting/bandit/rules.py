@@ -32,39 +32,23 @@ class BanditState(BaseModel, extra="forbid"):
 
     rule: Rule
     reward: Reward
-    arms: list[str]  # their ids; until version 0.1.0 their names
-    names: list[str] | None = None
+    arms: list[str]  # their ids
+    names: list[str]
     longest: int = Field(ge=1)  # L
     selections: int = Field(ge=0)
     rounds: list[int]  # n_i, the observed pulls
     tokens: list[int]  # Σ Y
     seconds: list[float]  # Σ T, of these rounds
     losses: list[float]  # Σ Ẑ of EXP3Spec; zeros otherwise
-    # Earlier versions did not keep them.
-    tokens_squared: list[float] | None = None  # Σ Y²
-    products: list[float] | None = None  # Σ Y T
-    seconds_squared: list[float] | None = None  # Σ T²
+    tokens_squared: list[float]  # Σ Y²
+    products: list[float]  # Σ Y T
+    seconds_squared: list[float]  # Σ T²
 
     def model_post_init(self, _: object) -> None:
-        if None in (self.tokens_squared, self.products, self.seconds_squared):
-            self._assume_deviations()
         for name in SUMS:
             values = getattr(self, name)
             if len(values) != len(self.arms) or not all(0 <= v < math.inf for v in values):
                 raise ValueError(f"{name} must be {len(self.arms)} finite numbers of at least 0")
-
-    def _assume_deviations(self) -> None:
-        """Second moments as if tokens had deviated as much from what the time foretells as they
-        can: Σ (Y - r T)² = n L²/4."""
-        means = [
-            (y / n, t / n) if n else (0.0, 0.0)
-            for y, t, n in zip(self.tokens, self.seconds, self.rounds, strict=False)
-        ]
-        self.tokens_squared = [
-            n * (y * y + self.longest**2 / 4) for n, (y, _) in zip(self.rounds, means, strict=False)
-        ]
-        self.products = [n * y * t for n, (y, t) in zip(self.rounds, means, strict=False)]
-        self.seconds_squared = [n * t * t for n, (_, t) in zip(self.rounds, means, strict=False)]
 
 
 class Bandit(ABC):
@@ -91,7 +75,6 @@ class Bandit(ABC):
         reward: Reward = "tokens",
         names: Sequence[str] | None = None,
         ids: Sequence[str] | None = None,
-        former: Sequence[Sequence[str]] = (),
     ) -> None:
         if arms < 2:
             raise UserError(f"a bandit chooses among at least two arms, got {arms}")
@@ -99,7 +82,6 @@ class Bandit(ABC):
             raise UserError(f"the longest proposal must have at least 1 token, got {longest}")
         self.names = list(names) if names is not None else [str(arm) for arm in range(arms)]
         self.ids = list(ids) if ids is not None else self.names
-        self.former = former
         if not len(self.names) == len(self.ids) == arms:
             raise ValueError(f"{len(self.names)} names and {len(self.ids)} ids for {arms} arms")
         self.arms, self.longest, self.reward = arms, longest, reward
@@ -213,7 +195,7 @@ class Bandit(ABC):
         order = self._order(saved.arms)
         if order is None or saved.longest != self.longest:
             raise UserError(
-                f"{source}: of other arms: {', '.join(saved.names or saved.arms)} (at most "
+                f"{source}: of other arms: {', '.join(saved.names)} (at most "
                 f"{saved.longest} tokens), the bandit's are {', '.join(self.names)} (at most "
                 f"{self.longest})"
             )
@@ -230,12 +212,10 @@ class Bandit(ABC):
             setattr(self, name, [a + b for a, b in zip(own, gain[name], strict=True)])
 
     def _order(self, arms: Sequence[str]) -> list[int] | None:
-        """The place of each arm among those of a state, by its id or what it was called formerly;
-        None where the state has other arms."""
-        for names in (self.ids, *self.former):
-            if sorted(arms) == sorted(names):
-                return [arms.index(name) for name in names]
-        return None
+        """The place of each arm among those of a state; None where the state has other arms."""
+        if sorted(arms) != sorted(self.ids):
+            return None
+        return [arms.index(arm) for arm in self.ids]
 
 
 class UCBSpec(Bandit):

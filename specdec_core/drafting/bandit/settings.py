@@ -106,7 +106,7 @@ class BanditSettings(DrafterSettings):
     def chain(self) -> bool:
         return all(part.chain for part in self.parts)
 
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         if self.reward == "time" and not recording.timed:
             return "a bandit that is rewarded in time needs a profile"
         return self.unknown_part(recording, whole)

@@ -50,5 +50,5 @@ class CascadeSettings(ChainSettings):
     def guesses(self) -> LookupSettings:
         return self.proposer
 
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return self.unknown_chain(recording) or self.unknown_part(recording)

@@ -18,7 +18,7 @@ from specdec_core.drafting.recorded import PolicyChains, Recorded, RecordedResou
 from specdec_core.drafting.warped import warped
 from specdec_core.models.runner import Batch
 from specdec_core.tokens.acceptance import Places
-from specdec_core.tokens.token_tree import Origin, TokenTree
+from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
 
 
 class DraftModelDrafter(Drafter):
@@ -70,7 +70,7 @@ class DraftModelDrafter(Drafter):
             signals, probs = self._draft(drafting, [feed[i] for i in active], drafted, reads)
             tokens = signals.tokens
             for i, token, q in zip(active, tokens, probs, strict=True):
-                trees[i].add(token, len(trees[i]) - 1, Origin.DRAFT, q)
+                trees[i].add(token, len(trees[i]) - 1, TokenOrigin.DRAFT, q)
                 trees[i].draft_forwards += 1
                 trees[i].draft_tokens += 1
                 feed[i] = [token]
@@ -138,7 +138,7 @@ class RecordedChain(Recorded):
 
     def draft(self, sequence: SlotState) -> TokenTree:
         tokens, length, _ = self.chains.draft(sequence)
-        tree = TokenTree.chain(tokens[:length], Origin.DRAFT)
+        tree = TokenTree.chain(tokens[:length], TokenOrigin.DRAFT)
         tree.draft_forwards = tree.draft_tokens = length
         return tree
 

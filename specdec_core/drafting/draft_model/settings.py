@@ -29,5 +29,5 @@ class DraftModelSettings(ChainSettings):
     def family(self) -> str:
         return self.policy.kind
 
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return self.unknown_chain(recording)

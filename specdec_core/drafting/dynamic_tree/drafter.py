@@ -24,7 +24,7 @@ from specdec_core.drafting.policies.branches import Branches
 from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.tokens.acceptance import Places
-from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
+from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ class DynamicTreeDrafter(Drafter):
             )
             for token, confidence in zip(tokens, confidences, strict=True):
                 if confidence > 0:  # warped away, a token is never accepted
-                    new[i][growth.trees[i].add(token, parent, Origin.DRAFT)] = place
+                    new[i][growth.trees[i].add(token, parent, TokenOrigin.DRAFT)] = place
                     nodes.scores.append(score + math.log(min(confidence, 1.0)))
                     nodes.products.append(product)
         return new
@@ -179,5 +179,5 @@ def _renumbered(tree: TokenTree, number: Mapping[int, int]) -> TokenTree:
     part = TokenTree(draft_forwards=tree.draft_forwards, draft_tokens=tree.draft_tokens)
     for node in number:
         parent = tree.parents[node]
-        part.add(tree.tokens[node], ROOT if parent == ROOT else number[parent], Origin.DRAFT)
+        part.add(tree.tokens[node], ROOT if parent == ROOT else number[parent], TokenOrigin.DRAFT)
     return part

@@ -58,5 +58,5 @@ class DynamicTreeSettings(PolicyDrafterSettings):
     def chain(self) -> bool:
         return False
 
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return "the draft's tokens after those that the target rejects are not recorded"

@@ -21,7 +21,7 @@ from specdec_core.tokens.token_tree import ROOT, TokenTree
 from specdec_core.tokens.topology import fork
 
 
-class Branches(Drafter):
+class ForkBranches(Drafter):
     """Draws the first candidates of `settings.branches` branches, then one more for every branch,
     until the policy would stop all of them.
 
@@ -144,7 +144,7 @@ class Branches(Drafter):
         return range(sequence.slot * count, (sequence.slot + 1) * count)
 
 
-class ForkDrafter(Branches, ShapedTree):
+class ForkDrafter(ForkBranches, ShapedTree):
     """Branches that part at the first token."""
 
     settings: ForkSettings

@@ -50,7 +50,7 @@ class ForkSettings(PolicyDrafterSettings):
     def nodes(self) -> int:
         return self.width * self.depth
 
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         if not isinstance(self.policy, FixedSettings):
             return "a fork's policy looks at all branches, only the accepted one is recorded"
         return self.unknown_tree(recording, whole)

@@ -35,7 +35,7 @@ class HeadSpec(Value):
         return f"{self.kind}{depth}{shown}"
 
 
-class TrainingSettings(Value):
+class HeadTrainingSettings(Value):
     """Adam with a cosine schedule to zero (SpecDec++, App. D.1, with batches and a learning rate
     for small heads)."""
 
@@ -75,7 +75,7 @@ class HeadCard(Value):
     sampling: Sampling = Field(description="of the recordings that the head was trained on")
     recordings: tuple[str, ...] = Field(default=(), description="digests of the recordings")
     examples: dict[str, int] = Field(default={}, description="number of rows of each split")
-    settings: TrainingSettings = TrainingSettings()
+    settings: HeadTrainingSettings = HeadTrainingSettings()
     metrics: dict[str, float] = Field(
         default={},
         description="of the kept epoch: train_kl; eval_kl, eval_loss; on test test_kl, auc, ece",

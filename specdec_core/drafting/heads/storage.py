@@ -63,7 +63,7 @@ def load_card(name: str | Path) -> HeadCard:
         card = HeadCard.model_validate_json(file.read_text())
     except OSError:
         others = sorted(path.parent.name for path in file.parents[1].glob(f"*/{CARD}"))
-        there = f"; there are {', '.join(others)}" if others else "; `specdec train-head` makes one"
+        there = f"; there are {', '.join(others)}" if others else "; `specdec train head` makes one"
         raise UserError(f"no head {name} ({file.parent}){there}") from None
     except ValidationError as error:
         raise UserError(f"{file}: not a head's card: {describe(error)}") from None

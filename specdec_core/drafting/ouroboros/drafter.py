@@ -11,7 +11,7 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.post_use.drafter import PostUseDrafter
 from specdec_core.drafting.post_use.settings import PostUseSettings
 from specdec_core.drafting.token_cache import TokenCacheSettings
-from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
+from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class OuroborosDrafter(PostUseDrafter):
         line, node = self._lines[sequence.slot], ROOT
         line.nodes = []
         for token in line.tokens[:room]:
-            node = tree.graft(node, [token], Origin.CACHE)
+            node = tree.graft(node, [token], TokenOrigin.CACHE)
             line.nodes.append(node)
         return tree
 

@@ -56,5 +56,5 @@ class OuroborosSettings(ModelSettings):
     def reads_rejected(self) -> bool:
         return True
 
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return "the draft's tokens after phrases that it rejects are not recorded"

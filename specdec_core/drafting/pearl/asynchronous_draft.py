@@ -35,9 +35,9 @@ from specdec_core.drafting.pearl.messages import (
     Distribution,
     Drafted,
     DraftedToken,
+    DraftReady,
+    DraftRefused,
     End,
-    Ready,
-    Refused,
     RequestDistribution,
 )
 from specdec_core.drafting.pearl.windows import Windows
@@ -45,7 +45,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.models.runner import ModelRunner
 from specdec_core.tokens.grammar import Grammars
 from specdec_core.tokens.sampling import RandomStream
-from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
+from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 
 _ALTERNATIVES = 2  # guesses at the target's token in place of a drawn one
 _MAX_UNREAD = 16  # tokens of the chain that one forward reads
@@ -54,7 +54,7 @@ _MAX_CACHED = 96  # nodes of a tree in the cache, with the guesses that are trie
 
 
 @dataclass(slots=True)
-class _Slot:
+class _DraftSlot:
     state: SlotState  # its tokens are those that the target has confirmed
     tree: DraftTree
     end: int
@@ -74,7 +74,7 @@ class AsynchronousDraft:
     def __init__(self, pair: Pair, send: Callable[[Any], None], salt: str = "") -> None:
         self._pair, self._send, self._salt = pair, send, salt
         self._runners: dict[tuple[str, int], ModelRunner] = {}
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, _DraftSlot] = {}
         self._numbers, self._forwards = count(1), count()
         self._settings: Configure
         self._runner: ModelRunner
@@ -90,10 +90,10 @@ class AsynchronousDraft:
             try:
                 self._configure(message)
                 self._configured = True
-                self._send(Ready())
+                self._send(DraftReady())
             except UserError as error:
                 self._configured = False
-                self._send(Refused(str(error)))
+                self._send(DraftRefused(str(error)))
         elif self._configured:
             self._handle_slot(message)
 
@@ -121,7 +121,7 @@ class AsynchronousDraft:
             self._read(picked, tried)
         return bool(picked)
 
-    def _pick(self, slot: _Slot) -> list[Node]:
+    def _pick(self, slot: _DraftSlot) -> list[Node]:
         """The nodes of a tree to read: the chain's end first."""
         tree, settings, end = slot.tree, self._settings, self._end_of(slot)
         chain: list[Node] = []
@@ -130,11 +130,11 @@ class AsynchronousDraft:
         final = settings.eos_token_ids
         return chain + tree.likely(settings.width - 1, settings.least, end, final)
 
-    def _end_of(self, slot: _Slot) -> int:
+    def _end_of(self, slot: _DraftSlot) -> int:
         """The position before which tokens may be drafted now."""
         return min(slot.tree.root.position + 1 + self._settings.ahead, slot.end)
 
-    def _guesses(self, slot: _Slot, nodes: Sequence[Node]) -> list[Node]:
+    def _guesses(self, slot: _DraftSlot, nodes: Sequence[Node]) -> list[Node]:
         """New nodes: what a lookup guesses after the chain's end, if `nodes` have that."""
         tree = slot.tree
         tried: list[Node] = []
@@ -277,7 +277,7 @@ class AsynchronousDraft:
         tree = DraftTree(Node(message.root, text[-1], len(text) - 1, None, sent=True))
         warper = None if message.rules is None else message.rules.warper(self._grammars)
         state = SlotState(number, list(text), message.sampling, stream, warper=warper)
-        self._slots[number] = _Slot(state, tree, message.end)
+        self._slots[number] = _DraftSlot(state, tree, message.end)
         self._windows.begin(number, tree.root)
         if self._lookup is not None:
             self._lookup.open([state])
@@ -293,13 +293,13 @@ class AsynchronousDraft:
         self._windows.confirm(slot.number, slot.tree.root, agreed, agreed < len(tokens))
         self._send_pauses()
 
-    def _learn(self, slot: _Slot, message: Commit) -> None:
+    def _learn(self, slot: _DraftSlot, message: Commit) -> None:
         """Report the chain's outcome to the lookup."""
         text, added = slot.state.tokens, message.accepted + 1
         text += message.tokens[:added]
         if self._lookup is not None and message.drafted:
             read = len(message.choices) - 1
-            tree = TokenTree.chain(slot.tree.drawn()[: message.drafted][:read], Origin.DRAFT)
+            tree = TokenTree.chain(slot.tree.drawn()[: message.drafted][:read], TokenOrigin.DRAFT)
             path = list(range(min(message.accepted, len(tree))))
             self._lookup.observe(slot.state, Outcome(tree, path, message.choices, 0.0))
         text += message.tokens[added:]
@@ -313,7 +313,7 @@ class AsynchronousDraft:
             slot.state.tokens += message.tokens
             self._lookup.close(slot.state)
 
-    def _keep(self, slot: _Slot, places: Sequence[int]) -> None:
+    def _keep(self, slot: _DraftSlot, places: Sequence[int]) -> None:
         """Keep only these places of the tree in the cache, moved together."""
         tree = slot.tree
         self._runner.keep(slot.number, tree.plain + len(tree.read) - len(places), places)

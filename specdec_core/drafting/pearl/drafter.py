@@ -35,16 +35,16 @@ from specdec_core.drafting.pearl.messages import (
     Configure,
     Distribution,
     Drafted,
+    DraftReady,
+    DraftRefused,
     End,
     Pause,
-    Ready,
-    Refused,
     RequestDistribution,
 )
-from specdec_core.drafting.pearl.pace import Pace
+from specdec_core.drafting.pearl.pace import DraftPace
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.pearl.timeline import Timeline
-from specdec_core.tokens.token_tree import Origin, RemoteDistribution, TokenTree
+from specdec_core.tokens.token_tree import RemoteDistribution, TokenOrigin, TokenTree
 
 # The target waits at most this many times longer than expected.
 _PATIENCE = 4.0
@@ -73,7 +73,7 @@ class _Node:
 
 
 @dataclass(slots=True)
-class _Slot:
+class _WindowSlot:
     """A slot's tokens from the draft that may still be of use: a tree after `anchor`, the last
     token of the text that the draft is known to have. `place` is its position."""
 
@@ -153,9 +153,9 @@ class PearlDrafter(Drafter):
         self.settings, self.resources = settings, resources
         self.link = resources.open_link()
         self._mark = object()  # what the link has of whom it was configured by
-        self.pace = Pace(settings.window)
+        self.pace = DraftPace(settings.window)
         self.timeline: Timeline | None = None
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, _WindowSlot] = {}
         self._distributions: list[Distribution] = []
         self._fed_at = 0.0
         self._verifying = False  # from feeding the trees to the next proposal
@@ -178,7 +178,7 @@ class PearlDrafter(Drafter):
         for state in sequences:
             # The target adds a token after the last candidate.
             end = len(state.tokens) + state.room + 1
-            self._slots[state.slot] = _Slot(state, end)
+            self._slots[state.slot] = _WindowSlot(state, end)
         self._verifying = False
         self._configure_draft()
 
@@ -221,7 +221,7 @@ class PearlDrafter(Drafter):
 
     # Sending
 
-    def _has_text(self, slot: _Slot) -> bool:
+    def _has_text(self, slot: _WindowSlot) -> bool:
         """Whether the draft that is connected was sent this slot's text."""
         link = self.link
         return link.connected and link.configured is self._mark and slot.draft == link.number
@@ -263,7 +263,7 @@ class PearlDrafter(Drafter):
         self._configure_draft()
         slot.outdated = False
 
-    def _begin(self, slot: _Slot, candidates: Sequence[int] = ()) -> None:
+    def _begin(self, slot: _WindowSlot, candidates: Sequence[int] = ()) -> None:
         """Send the draft a slot's text, and the `candidates` after it."""
         state, root = slot.state, next(_ROOTS)
         tokens = [*state.tokens, *candidates]
@@ -317,9 +317,9 @@ class PearlDrafter(Drafter):
                         slot.paused = message.node
                 case Distribution():
                     self._distributions.append(message)
-                case Ready():
+                case DraftReady():
                     self._ready = True
-                case Refused():
+                case DraftRefused():
                     self._refused = message.reason
         if not timeout:
             self._trace("talk", start, perf_counter())
@@ -349,7 +349,7 @@ class PearlDrafter(Drafter):
         slot.forwards = slot.fed = 0
         return tree
 
-    def _extend(self, tree: TokenTree, slot: _Slot, length: int) -> None:
+    def _extend(self, tree: TokenTree, slot: _WindowSlot, length: int) -> None:
         """Extend `tree` to at most `length` candidates."""
         parent = slot.anchor.number
         for depth, node in enumerate(slot.chain()[:length]):
@@ -357,14 +357,14 @@ class PearlDrafter(Drafter):
                 self._add(tree, slot, parent, node)
             parent = node.number
 
-    def _add(self, tree: TokenTree, slot: _Slot, parent: int, node: _Node) -> None:
+    def _add(self, tree: TokenTree, slot: _WindowSlot, parent: int, node: _Node) -> None:
         source = None
         if node.chance is not None:
             fetch = partial(self._fetch, slot, slot.draft, parent, tree.tokens[:])
             source = RemoteDistribution(node.chance, fetch)
-        tree.add(node.token, len(tree) - 1, Origin.DRAFT, source)
+        tree.add(node.token, len(tree) - 1, TokenOrigin.DRAFT, source)
 
-    def _fetch(self, slot: _Slot, draft: int, node: int, before: Sequence[int]) -> Tensor:
+    def _fetch(self, slot: _WindowSlot, draft: int, node: int, before: Sequence[int]) -> Tensor:
         """The distribution from which `draft` drew the candidate after `node`, which follows the
         candidates `before`. The candidate was rejected, and resampling without the distribution
         would not be exact. So a draft that has died is waited for, and its successor asked."""

@@ -35,11 +35,11 @@ class Configure(NamedTuple):
     eos_token_ids: frozenset[int]
 
 
-class Ready(NamedTuple):
+class DraftReady(NamedTuple):
     """The answer to :class:`Configure`: everything is loaded."""
 
 
-class Refused(NamedTuple):
+class DraftRefused(NamedTuple):
     """The other answer to :class:`Configure`: why it cannot be done."""
 
     reason: str
@@ -140,8 +140,8 @@ class Distribution(NamedTuple):
 
 Message = (
     Configure
-    | Ready
-    | Refused
+    | DraftReady
+    | DraftRefused
     | Begin
     | Commit
     | End

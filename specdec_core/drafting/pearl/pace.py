@@ -32,7 +32,7 @@ class _Mean:
         self.value += (value - self.value) / self.count
 
 
-class Pace:
+class DraftPace:
     """Recent times of forwards and acceptance of candidates, and the wait of at most `most`
     candidates that follows from them."""
 

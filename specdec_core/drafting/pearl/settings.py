@@ -86,5 +86,5 @@ class PearlSettings(DrafterSettings):
     def asynchronous(self) -> bool:
         return True
 
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return "which candidates have arrived when depends on time"

@@ -6,7 +6,7 @@ import gc
 import secrets
 from contextlib import closing, suppress
 
-from specdec_core.base.wire import LinkLost, Listener, Wire, connect
+from specdec_core.base.wire import LinkLost, Wire, WireListener, connect
 from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.drafting.pearl.messages import Message, decode, encode
 from specdec_core.models.pair import Pair
@@ -22,7 +22,7 @@ class SocketLink:
     def __init__(self, host: str) -> None:
         self.number, self.offset = 0, 0.0
         self.configured: object = None
-        self._listener = Listener(host)
+        self._listener = WireListener(host)
         self.port, self.key = self._listener.port, self._listener.key
         self._wire: Wire | None = None
 

@@ -11,7 +11,7 @@ _MOST = 200_000  # spans kept, the latest
 
 
 @dataclass(slots=True)
-class Span:
+class TimelineSpan:
     """Work of one side, in seconds on the target's clock."""
 
     by: str  # "draft" or "target"
@@ -29,10 +29,10 @@ class Timeline:
     """Spans in the order of their arrival."""
 
     def __init__(self) -> None:
-        self.spans: deque[Span] = deque(maxlen=_MOST)
+        self.spans: deque[TimelineSpan] = deque(maxlen=_MOST)
 
     def add(self, by: str, what: str, start: float, end: float, **facts: Any) -> None:
-        self.spans.append(Span(by, what, start, end, facts))
+        self.spans.append(TimelineSpan(by, what, start, end, facts))
 
     def chrome_trace(self) -> dict[str, Any]:
         """For chrome://tracing and Perfetto: a row each for the draft and the target."""
@@ -45,7 +45,7 @@ class Timeline:
         return {"traceEvents": [*names, *(_event(s, first, rows[s.by]) for s in self.spans)]}
 
 
-def _event(span: Span, first: float, row: int) -> dict[str, Any]:
+def _event(span: TimelineSpan, first: float, row: int) -> dict[str, Any]:
     return {
         "ph": "X",
         "name": span.what,
@@ -57,6 +57,6 @@ def _event(span: Span, first: float, row: int) -> dict[str, Any]:
     }
 
 
-def busy(spans: Iterable[Span], by: str, what: str) -> float:
+def busy(spans: Iterable[TimelineSpan], by: str, what: str) -> float:
     """Seconds that a side spent on one kind of work."""
     return sum(span.seconds for span in spans if (span.by, span.what) == (by, what))

@@ -186,7 +186,7 @@ class _Decision(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Round:
+class _ObservedRound:
     """A slot's round in progress."""
 
     exploration: float
@@ -260,10 +260,10 @@ class PreCutSettings(PricedSettings):
             f"{start}{self.unusual(*numbers)}{self.at_most}."
         )
 
-    def unknown_to(self, recording: RecordingFacts) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts) -> str | None:
         if self.reads_rejected:
             return "the target's tokens after candidates that it rejects are not recorded"
-        return super().unknown_to(recording)
+        return super().unsupported_reason(recording)
 
     @property
     def reads_rejected(self) -> bool:
@@ -308,7 +308,7 @@ class PreCutPolicy(LengthPolicy):
         super().__init__(settings)
         self.reads_rejected = settings.reads_rejected
         self.table = QTable.initial(settings)
-        self._rounds: dict[int, _Round] = {}
+        self._rounds: dict[int, _ObservedRound] = {}
         if settings.table is not None:
             self.load(present_path(settings.table))
 
@@ -361,10 +361,10 @@ class PreCutPolicy(LengthPolicy):
                 answers.append(table.go[state] >= table.stop[state])
         return answers
 
-    def _begin(self) -> _Round:
+    def _begin(self) -> _ObservedRound:
         number, settings = self.table.rounds, self.settings
         self.table.rounds += 1
-        return _Round(
+        return _ObservedRound(
             exploration=settings.exploration * settings.exploration_decay**number,
             uniform=random.Random(settings.seed << 32 | number),
         )

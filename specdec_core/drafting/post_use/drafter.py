@@ -10,7 +10,7 @@ from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.guessed_chain import GuessedChain
 from specdec_core.drafting.post_use.settings import PostUseSettings
 from specdec_core.drafting.token_cache import TokenCacheDrafter, useful_phrases
-from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
+from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 
 
 class PostUseDrafter(GuessedChain):
@@ -88,4 +88,4 @@ class PostUseDrafter(GuessedChain):
     ) -> None:
         if count and room > 0 and key not in self.eos_token_ids:
             for phrase in self.cache.phrases(sequence, key, count):
-                tree.graft(parent, phrase[:room], Origin.CACHE)
+                tree.graft(parent, phrase[:room], TokenOrigin.CACHE)

@@ -65,7 +65,7 @@ class PostUseSettings(PolicyDrafterSettings):
     def parts(self) -> tuple[DrafterSettings, ...]:
         return (self.cache,)
 
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return self.unknown_chain(recording) or self.unknown_part(recording)
 
 

@@ -87,5 +87,5 @@ class ScheduleSettings(DrafterSettings):
     def chain(self) -> bool:
         return all(part.chain for part in self.parts)
 
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return self.unknown_part(recording, whole)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from specdec_core.drafting.fork.drafter import Branches
+from specdec_core.drafting.fork.drafter import ForkBranches
 from specdec_core.drafting.growing import Growth
 from specdec_core.drafting.target_fork.settings import TargetForkSettings
-from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
+from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 from specdec_core.tokens.topology import k_configuration
 
 
-class TargetForkDrafter(Branches):
+class TargetForkDrafter(ForkBranches):
     """The target's tokens for the next position, one of which is always accepted, each followed by
     `spread` chains of the draft's. In a request's first round, which has no candidates, the target
     only draws.
@@ -31,7 +31,7 @@ class TargetForkDrafter(Branches):
 
     def roots(self, growth: Growth, i: int) -> list[int]:
         tree, start = growth.trees[i], growth.sequences[i].target_start
-        return [tree.add(token, ROOT, Origin.TARGET) for token in start]
+        return [tree.add(token, ROOT, TokenOrigin.TARGET) for token in start]
 
     def first_candidates(self, tree: TokenTree) -> list[int]:
         begun = {node for node, parent in enumerate(tree.parents) if parent == ROOT}

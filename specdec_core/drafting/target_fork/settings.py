@@ -65,5 +65,5 @@ class TargetForkSettings(PolicyDrafterSettings):
     def nodes(self) -> int:
         return self.width + self.branches * self.depth
 
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return "what the target draws to begin a tree with is not recorded"

@@ -11,7 +11,7 @@ from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.growing import Growth
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
-from specdec_core.tokens.token_tree import ROOT, Origin, TokenTree
+from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 from specdec_core.tokens.topology import k_configuration
 
 
@@ -41,7 +41,7 @@ class TargetTreeDrafter(Drafter):
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         growth = Growth(self.context, sequences)
         ends = {
-            i: [tree.add(token, ROOT, Origin.TARGET) for token in sequence.target_start]
+            i: [tree.add(token, ROOT, TokenOrigin.TARGET) for token in sequence.target_start]
             for i, (tree, sequence) in enumerate(zip(growth.trees, sequences, strict=True))
         }
         for depth, count in enumerate(self.settings.branching[1:]):

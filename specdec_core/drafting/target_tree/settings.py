@@ -55,5 +55,5 @@ class TargetTreeSettings(ModelSettings):
     def nodes(self) -> int:
         return sum(accumulate(self.branching, mul))
 
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return "what the target draws to begin a tree with is not recorded"

@@ -73,5 +73,5 @@ class TreeSettings(ModelSettings):
             nodes += width
         return nodes
 
-    def unknown_to(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return self.unknown_tree(recording, whole)

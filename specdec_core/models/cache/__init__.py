@@ -7,17 +7,17 @@ import torch
 from specdec_core.models.cache.mapped import MappedCache, MappedStore
 from specdec_core.models.cache.pooled import PooledCache
 from specdec_core.models.cache.slots import SlotCache, SlotLayer, Store
-from specdec_core.models.cache.windows import PackedWindow, Window
+from specdec_core.models.cache.windows import PackedWindow, SlidingWindow
 
 __all__ = [
     "MappedCache",
     "MappedStore",
     "PackedWindow",
     "PooledCache",
+    "SlidingWindow",
     "SlotCache",
     "SlotLayer",
     "Store",
-    "Window",
     "open_cache",
 ]
 

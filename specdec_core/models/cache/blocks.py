@@ -14,7 +14,7 @@ BLOCK = 64  # positions; a whole number of pages for most sizes of heads
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BlockRun:
     """`count` blocks of `row` from `block` on are in the memory of as many homes: those of the row
     `home_row` from `home_block` on."""
 
@@ -39,12 +39,12 @@ class Blocks:
         """Blocks that are held in another's memory."""
         return len(self._free)
 
-    def runs(self, row: int, first: int = 0) -> list[Run]:
+    def runs(self, row: int, first: int = 0) -> list[BlockRun]:
         """Where the row's blocks from `first` on are."""
         homes = enumerate(self._homes[row][first:], first)
         return list(self._joined((row, block, home) for block, home in homes))
 
-    def share(self, row: int, other: int, count: int) -> tuple[list[Run], list[Run]]:
+    def share(self, row: int, other: int, count: int) -> tuple[list[BlockRun], list[BlockRun]]:
         """Let the first `count` blocks of `other` be those of `row`. What moved, and where blocks
         are now in no use: `home_row` and `home_block` of the latter alone have a meaning."""
         moved, unused = [], []
@@ -61,7 +61,7 @@ class Blocks:
             moved.append((other, block, new))
         return list(self._joined(moved)), list(self._joined(unused))
 
-    def own(self, row: int, first: int, last: int) -> list[Run]:
+    def own(self, row: int, first: int, last: int) -> list[BlockRun]:
         """Make blocks [first, last) of `row` nobody else's. What moved."""
         moved = []
         for block in range(first, last):
@@ -77,9 +77,9 @@ class Blocks:
             moved.append((row, block, home))
         return list(self._joined(moved))
 
-    def _joined(self, places: Iterable[tuple[int, int, int]]) -> Iterable[Run]:
+    def _joined(self, places: Iterable[tuple[int, int, int]]) -> Iterable[BlockRun]:
         """Consecutive (row, block, home) in as few runs as there can be."""
-        run: Run | None = None
+        run: BlockRun | None = None
         for row, block, home in places:
             at = divmod(home, self.count)
             if run is not None and (row, block, *at) == (
@@ -88,11 +88,11 @@ class Blocks:
                 run.home_row,
                 run.home_block + run.count,
             ):
-                run = Run(run.row, run.block, run.home_row, run.home_block, run.count + 1)
+                run = BlockRun(run.row, run.block, run.home_row, run.home_block, run.count + 1)
                 continue
             if run is not None:
                 yield run
-            run = Run(row, block, *at, 1)
+            run = BlockRun(row, block, *at, 1)
         if run is not None:
             yield run
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from specdec_core.models.cache.blocks import BLOCK, Blocks, Run
+from specdec_core.models.cache.blocks import BLOCK, BlockRun, Blocks
 from specdec_core.models.cache.pages import Pages
 from specdec_core.models.cache.slots import SlotCache, Store
 
@@ -46,7 +46,7 @@ class MappedStore(Store):
     def taken(self) -> int | None:
         return super().taken if self._pages is None else self._pages.taken
 
-    def move(self, run: Run) -> None:
+    def move(self, run: BlockRun) -> None:
         """Let a row have what is in other memory."""
         assert self._pages is not None
         size = run.count * BLOCK * self._place
@@ -54,7 +54,7 @@ class MappedStore(Store):
             home = self._start(run.home_row, head, run.home_block)
             self._pages.lead(self._start(run.row, head, run.block), size, home)
 
-    def release(self, run: Run) -> None:
+    def release(self, run: BlockRun) -> None:
         """Give back the memory of a run, on a CPU: what it held is lost."""
         if self._pages is None:
             return
@@ -154,7 +154,7 @@ class MappedCache(SlotCache):
         """Give back the memory of what `row` held beyond `length`."""
         first = -(-length // BLOCK)
         self._own(row, first * BLOCK, self._used[row])
-        at_home = [Run(row, first, row, first, self.blocks.count - first)]
+        at_home = [BlockRun(row, first, row, first, self.blocks.count - first)]
         for store in self._mapped():
             for run in self.blocks.runs(row, first) if store.shares else at_home:
                 store.release(run)

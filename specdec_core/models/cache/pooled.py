@@ -18,7 +18,7 @@ from torch import Tensor
 from specdec_core.base.errors import UserError
 from specdec_core.models.cache.blocks import BLOCK, PooledBlocks
 from specdec_core.models.cache.slots import SlotCache, Store
-from specdec_core.models.cache.windows import Window
+from specdec_core.models.cache.windows import SlidingWindow
 
 _GROWTH = 2  # a pool that is too small grows by one such part of it at least
 
@@ -78,7 +78,7 @@ class PooledCache(SlotCache):
         self.lengths[row] = length
         self.blocks.cut(row, -(-length // BLOCK))
 
-    def _window(self, rows: list[int], offsets: list[int], width: int) -> Window:
+    def _window(self, rows: list[int], offsets: list[int], width: int) -> SlidingWindow:
         return _PooledWindow(self, rows, offsets, width)
 
     def _begin_like(self, row: int, other: int, length: int) -> None:
@@ -138,7 +138,7 @@ def _zeros(blocks: int, heads: int, size: int, like: Tensor) -> Tensor:
         ) from None
 
 
-class _PooledWindow(Window):
+class _PooledWindow(SlidingWindow):
     """A window that reads a copy."""
 
     def __init__(self, cache: PooledCache, rows: list[int], offsets: list[int], width: int) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specdec_core.models.cache.blocks import BLOCK
-from specdec_core.models.cache.windows import PackedWindow, Window
+from specdec_core.models.cache.windows import PackedWindow, SlidingWindow
 
 
 class Store:
@@ -88,7 +88,7 @@ class SlotCache(Cache, ABC):
         self.slots, self.dtype = slots, dtype
         self.positions = -(-positions // BLOCK) * BLOCK
         self.lengths = [0] * slots
-        self.window: Window | PackedWindow = Window([0], [0], 1)
+        self.window: SlidingWindow | PackedWindow = SlidingWindow([0], [0], 1)
         self.features: Store | None = None
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
@@ -115,7 +115,7 @@ class SlotCache(Cache, ABC):
     def at(self, rows: Sequence[int], positions: Sequence[int]) -> tuple[list[int], list[int]]:
         """Where in the stores' tensors `positions[i]` of `rows[i]` is: rows and positions."""
 
-    def open_window(self, rows: Sequence[int], width: int) -> Window:
+    def open_window(self, rows: Sequence[int], width: int) -> SlidingWindow:
         """Make the next forward write after each row's valid tokens. Raises :class:`ValueError`
         where a row has no room for `width` more."""
         rows = list(rows)
@@ -131,8 +131,8 @@ class SlotCache(Cache, ABC):
         window.rows, window.positions = self.at(window.rows, window.positions)
         return window
 
-    def _window(self, rows: list[int], offsets: list[int], width: int) -> Window:
-        return Window(rows, offsets, width)
+    def _window(self, rows: list[int], offsets: list[int], width: int) -> SlidingWindow:
+        return SlidingWindow(rows, offsets, width)
 
     def _claim_all(self, rows: Sequence[int], counts: Sequence[int]) -> None:
         end = max(self.lengths[row] + count for row, count in zip(rows, counts, strict=True))

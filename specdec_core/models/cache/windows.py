@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Window:
+class SlidingWindow:
     """Where the next forward writes: `width` tokens of each row from that row's offset on. It reads
     these rows, as far as the longest one reaches."""
 

@@ -14,10 +14,6 @@ from specdec_core.models.compiled.packed.captured import CapturedPacked
 from specdec_core.models.compiled.packed.forwards import PackedForwards
 from specdec_core.models.compiled.packed.packaged import PackagedPacked
 from specdec_core.models.compiled.packed.step import PackedStep
-from specdec_core.models.compiled.padded.captured import CapturedPadded
-from specdec_core.models.compiled.padded.forwards import PaddedForwards
-from specdec_core.models.compiled.padded.packaged import PackagedPadded
-from specdec_core.models.compiled.padded.step import PaddedStep
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.local_runner import LocalRunner
 from specdec_core.models.runner import Batch, Output
@@ -25,8 +21,8 @@ from specdec_core.models.runner import Batch, Output
 
 class CompiledRunner(LocalRunner):
     """Forwards are graphs over the cache of an `eager` runner: on a CPU compiled ahead of time and
-    kept on disk, on a GPU captured as CUDA graphs. Rows are packed where the eager runner packs
-    them. Where the model cannot be compiled, the eager runner takes over after one warning.
+    kept on disk, on a GPU captured as CUDA graphs. Where the model cannot be compiled, the eager
+    runner takes over after one warning.
 
     `weights` is the digest of the model's weights. The graphs of a `draft` say how sure it is, too.
     """
@@ -75,30 +71,17 @@ class CompiledRunner(LocalRunner):
 
 
 def _forwards(eager: EagerRunner, weights: str, draft: bool) -> Forwards:
-    """The way to run graphs of the eager runner's model."""
+    """The way to run graphs of the eager runner's model. Raises :class:`CannotCompile` for a model
+    whose rows have to be padded."""
+    if not (eager.packs and eager.compact):
+        raise CannotCompile("graphs are of packed rows, and this model's have to be padded")
     model, size, last = eager.model, eager.vocab_size, eager.last_position
-    on_cpu = _on_cpu(eager)
-    if eager.packs and eager.compact:
-        packed = PackedStep(
-            model, list(eager.windows), last, size, eager.keeps_logits, eager.layer_inputs, draft
-        )
-        if isinstance(eager.cache, PooledCache):
-            return PackedForwards(eager, CapturedPacked(packed, eager.cache))
-        packages = Packages(
-            packed, model.config, [model.dtype, weights, last, size, eager.feature_layers, draft]
-        )
-        return PackedForwards(eager, PackagedPacked(packages, eager.cache))
-    if eager.feature_layers:
-        raise CannotCompile("features are kept by packed rows alone")
-    step = PaddedStep(model, eager.windows, last, size, draft)
-    if not on_cpu:
-        return PaddedForwards(eager, CapturedPadded(step, eager.device))
-    positions = eager.cache.positions
-    packages = Packages(
-        step, model.config, [model.dtype, weights, last, size, positions, eager.windows, draft]
+    step = PackedStep(
+        model, list(eager.windows), last, size, eager.keeps_logits, eager.layer_inputs, draft
     )
-    return PaddedForwards(eager, PackagedPadded(packages, positions))
-
-
-def _on_cpu(eager: EagerRunner) -> bool:
-    return eager.device.type == "cpu"
+    if isinstance(eager.cache, PooledCache):
+        return PackedForwards(eager, CapturedPacked(step, eager.cache))
+    packages = Packages(
+        step, model.config, [model.dtype, weights, last, size, eager.feature_layers, draft]
+    )
+    return PackedForwards(eager, PackagedPacked(packages, eager.cache))

@@ -20,7 +20,7 @@ from specdec_core.search.load.simulator import (
     simulate_arrivals,
     simulate_clients,
 )
-from specdec_core.search.load.step_costs import Ask, StepCosts
+from specdec_core.search.load.step_costs import RequestShape, StepCosts
 from specdec_core.search.load.trace import TraceRequest
 from specdec_core.search.load.workload import Arrivals, Slo, arrival_times
 
@@ -37,7 +37,7 @@ _WAVES = 32  # requests for each slot of a full replica: the last ones leave slo
 
 
 @dataclass(frozen=True)
-class Service:
+class ServedTraffic:
     """What a replica runs, and the requests that come: at random, or those of a `trace`."""
 
     answers: Answers
@@ -75,7 +75,7 @@ class Service:
         full = simulate_arrivals(self.costs, asks, together, self.limits)
         return len(asks) / full.seconds
 
-    def _asks(self, number: int = _LEAST) -> list[Ask]:
+    def _asks(self, number: int = _LEAST) -> list[RequestShape]:
         """The trace's requests, or so many."""
         if self.trace:
             return asks_of_trace(self.answers, self.trace, self.new_tokens)
@@ -142,7 +142,7 @@ class Capacity:
 
 
 def least_replicas(
-    service: Service,
+    service: ServedTraffic,
     rate: float,
     slo: Slo,
     share: float = SHARE,
@@ -168,7 +168,7 @@ def least_replicas(
 
 
 def greatest_rate(
-    service: Service,
+    service: ServedTraffic,
     replicas: int,
     slo: Slo,
     share: float = SHARE,
@@ -201,7 +201,7 @@ def greatest_rate(
 class _Search:
     """Simulations, each made once."""
 
-    def __init__(self, service: Service, slo: Slo, share: float) -> None:
+    def __init__(self, service: ServedTraffic, slo: Slo, share: float) -> None:
         self.service, self.slo, self.share = service, slo, share
         self.tried: list[Tried] = []
 

@@ -17,12 +17,12 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.cost.steps import StepTimes
 from specdec_core.recordings.replay import Replay
-from specdec_core.search.load.comparison import Comparison
+from specdec_core.search.load.comparison import LoadComparison
 from specdec_core.search.load.decoded import decoded_live
 from specdec_core.search.load.live_race import LiveRace
 from specdec_core.search.load.live_runs import LiveRuns, LoadTimer
 from specdec_core.search.load.measures import measure
-from specdec_core.search.load.result import Compared, LoadChoice, Verdict, finite
+from specdec_core.search.load.result import Compared, LoadChoice, LoadVerdict, finite
 from specdec_core.search.load.schedule import TOLERANCE, scheduled
 from specdec_core.search.load.simulated import Simulated
 from specdec_core.search.load.workload import LiveSettings, Load, Workload
@@ -82,7 +82,7 @@ def _by_simulation(simulated: Simulated, live: LiveSettings) -> LoadChoice:
             measures = simulated.measures(each, load)
             speedup = values[each.id] / alone if alone else None
             rows.append(Compared(load=load, config_id=each.id, simulated=measures, speedup=speedup))
-    verdicts = [Verdict(load=load, config_id=choice.id) for load, choice in best.items()]
+    verdicts = [LoadVerdict(load=load, config_id=choice.id) for load, choice in best.items()]
     return _result(simulated, best, rows, verdicts)
 
 
@@ -94,7 +94,7 @@ class _ByLiveRuns:
     race: LiveRace
     best: dict[Load, Configuration] = field(default_factory=dict)
     rows: list[Compared] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[LoadVerdict] = field(default_factory=list)
 
     def run(self) -> LoadChoice:
         """Time the finalists at each load and choose; then what that makes of all loads."""
@@ -124,7 +124,7 @@ class _ByLiveRuns:
         choice, cost = comparison.decision(kept, TOLERANCE, self.race.live.cost)
         self.best[load] = known[choice]
         self.verdicts.append(
-            Verdict(
+            LoadVerdict(
                 load=load,
                 config_id=choice,
                 in_question=comparison.in_question(comparison.racing),
@@ -136,7 +136,7 @@ class _ByLiveRuns:
         self._add_rows(load, contestants, comparison)
 
     def _add_rows(
-        self, load: Load, contestants: Sequence[Configuration], comparison: Comparison
+        self, load: Load, contestants: Sequence[Configuration], comparison: LoadComparison
     ) -> None:
         for each in contestants:
             self.rows.append(
@@ -162,7 +162,7 @@ def _result(
     simulated: Simulated,
     best: Mapping[Load, Configuration],
     rows: Sequence[Compared],
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[LoadVerdict],
 ) -> LoadChoice:
     chosen, loads = _together(best), list(best)
     known = {**simulated.known, simulated.schedule.id: simulated.schedule, chosen.id: chosen}

@@ -37,7 +37,7 @@ class Cost:
     high: float
 
 
-class Comparison:
+class LoadComparison:
     """Configurations at one load, by what their requests gained and cost: `runs[id]` has the
     records of each turn, from the first on that all had. This is one of so many `looks`."""
 

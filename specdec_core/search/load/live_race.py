@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
-from specdec_core.search.load.comparison import Comparison
+from specdec_core.search.load.comparison import LoadComparison
 from specdec_core.search.load.live_runs import LiveRuns, LoadTimer
 from specdec_core.search.load.workload import LiveSettings, Load, Objective, Slo
 
@@ -26,7 +26,9 @@ class LiveRace:
     by: Objective
     slo: Slo | None
 
-    def run(self, load: Load, contestants: Sequence[Configuration], first: int = 0) -> Comparison:
+    def run(
+        self, load: Load, contestants: Sequence[Configuration], first: int = 0
+    ) -> LoadComparison:
         """Turns, numbered from `first`, until one is left, the choice is shown to cost at most
         `live.cost`, or the repeats are used. Whoever another is shown to be better than takes no
         further part."""
@@ -52,12 +54,12 @@ class LiveRace:
         contestants: Sequence[Configuration],
         taken: dict[str, list[int]],
         looks: int,
-    ) -> Comparison:
+    ) -> LoadComparison:
         records = {
             each.id: [self.runs.records(load, turn, each) for turn in taken[each.id]]
             for each in contestants
         }
-        return Comparison(records, load, self.by, self.slo, looks)
+        return LoadComparison(records, load, self.by, self.slo, looks)
 
 
 def looks_within(repeats: int) -> list[int]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from specdec_core.engine.prefixes import Prefixes
-from specdec_core.engine.scheduler import Limits, Scheduler, Step
-from specdec_core.search.load.step_costs import Course, State, StepCosts, Stretch
+from specdec_core.engine.prefixes import CachedPrefixes
+from specdec_core.engine.scheduler import Limits, Scheduler, StepPlan
+from specdec_core.search.load.step_costs import RequestRounds, RoundSpan, State, StepCosts
 
 
 @dataclass(slots=True, eq=False)
@@ -20,10 +20,10 @@ class SimulatedRequest:
 
     index: int
     name: str
-    course: Course
+    course: RequestRounds
     sent: float
     before: State
-    stretch: Stretch | None = None
+    stretch: RoundSpan | None = None
     done: int = 0
     first: float | None = None
 
@@ -42,7 +42,7 @@ class SimulatedRequest:
         self.before = State(state.generated, state.rounds, held, read)
         self.stretch, self.done = None, 0
 
-    def goes_on(self, least: int) -> Stretch:
+    def goes_on(self, least: int) -> RoundSpan:
         """Its next rounds, while at least `least` requests decode: those of its stretch that are
         not done."""
         stretch = self.stretch
@@ -56,7 +56,7 @@ class SimulatedRequest:
 class SimulatedStep(NamedTuple):
     """A step as the scheduler planned it, and the candidates of each request that decoded."""
 
-    plan: Step
+    plan: StepPlan
     candidates: list[int]
 
 
@@ -71,7 +71,7 @@ class Replica:
         answers = costs.answers
         shares = limits.share_prefixes and answers.texts is not None
         self.scheduler = Scheduler(limits, self._place if shares else None)
-        self.prefixes = Prefixes(limits.slots)
+        self.prefixes = CachedPrefixes(limits.slots)
         self._begun: dict[int, tuple[int, int]] = {}  # by slot: whose tokens it takes, how many
         self.requests = 0  # unfinished
         self.steps = 0
@@ -84,7 +84,7 @@ class Replica:
         # Of the steps under way: when they began, what the scheduler planned or would have planned
         # for each, who decodes, a round of its stretch in each, and when each ends.
         self._began = 0.0
-        self._plan, self._planned = Step(), True
+        self._plan, self._planned = StepPlan(), True
         self._decoding: list[SimulatedRequest] = []
         self._ends: list[float] = []
 
@@ -175,7 +175,7 @@ class Replica:
             seconds += map(costs.seconds, steps_shares)
         seconds[0] += following
         self._ends = list(accumulate(seconds, initial=self._began))[1:]
-        self._plan, self._decoding = Step(slots), decoding
+        self._plan, self._decoding = StepPlan(slots), decoding
         return True
 
     def _step(self) -> None:

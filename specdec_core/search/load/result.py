@@ -42,7 +42,7 @@ class Compared(Document):
         return self.typical or self.simulated
 
 
-class Verdict(Document):
+class LoadVerdict(Document):
     """The choice for one load. Costs are shares of what the best timed there reaches by the
     objective; None where nothing was timed."""
 
@@ -62,7 +62,7 @@ class LoadChoice(Document):
     chosen: Configuration
     configurations: list[Configuration]  # that rows are of, autoregressive decoding first
     rows: list[Compared]
-    verdicts: list[Verdict]
+    verdicts: list[LoadVerdict]
     simulated: int  # configurations, …
     pace: float | None = None  # … so many times as fast as an engine decodes
     # Of `configurations`, by id: simulated from rounds that were decoded live, not replayed.

@@ -22,7 +22,7 @@ from specdec_core.engine.scheduler import Limits
 from specdec_core.search.load.answers import Answers
 from specdec_core.search.load.measures import COLUMNS, LoadMeasures, measure
 from specdec_core.search.load.replica import Replica, SimulatedRequest, SimulatedStep
-from specdec_core.search.load.step_costs import Ask, Course, State, StepCosts
+from specdec_core.search.load.step_costs import RequestRounds, RequestShape, State, StepCosts
 from specdec_core.search.load.trace import TraceRequest
 from specdec_core.search.load.workload import Slo
 
@@ -65,13 +65,15 @@ class Simulation:
         return measure(self.records, slo)
 
 
-def asks_of(answers: Answers, number: int) -> list[Ask]:
+def asks_of(answers: Answers, number: int) -> list[RequestShape]:
     """So many requests: the recorded prompts in their order, again and again."""
     places = [n % len(answers) for n in range(number)]
-    return [Ask(n, answers.prompts[n], answers.lengths[n]) for n in places]
+    return [RequestShape(n, answers.prompts[n], answers.lengths[n]) for n in places]
 
 
-def asks_of_trace(answers: Answers, trace: Sequence[TraceRequest], new_tokens: int) -> list[Ask]:
+def asks_of_trace(
+    answers: Answers, trace: Sequence[TraceRequest], new_tokens: int
+) -> list[RequestShape]:
     """The requests of a trace, each with its prompt's length, which are given the recorded answers
     in their order. Where the trace does not tell an answer's length, the recorded one ends where it
     ended by itself, before the `new_tokens` that were recorded at most."""
@@ -81,13 +83,13 @@ def asks_of_trace(answers: Answers, trace: Sequence[TraceRequest], new_tokens: i
         if request.output_tokens is None and ask.most < new_tokens:
             most = min(most, ask.most)
         assert request.prompt_tokens is not None
-        asks.append(Ask(ask.answer, request.prompt_tokens, most))
+        asks.append(RequestShape(ask.answer, request.prompt_tokens, most))
     return asks
 
 
 def simulate_clients(
     costs: StepCosts,
-    asks: Sequence[Ask],
+    asks: Sequence[RequestShape],
     clients: int,
     limits: Limits,
     replicas: int = 1,
@@ -101,7 +103,7 @@ def simulate_clients(
 
 def simulate_arrivals(
     costs: StepCosts,
-    asks: Sequence[Ask],
+    asks: Sequence[RequestShape],
     arrivals: Sequence[float],
     limits: Limits,
     replicas: int = 1,
@@ -138,7 +140,9 @@ class _EventLoop:
         self.rows: list[tuple[object, ...]] = []
         self.rounds = 0
 
-    def run(self, asks: Sequence[Ask], arrivals: Sequence[float], closed: bool) -> Simulation:
+    def run(
+        self, asks: Sequence[RequestShape], arrivals: Sequence[float], closed: bool
+    ) -> Simulation:
         began, now = perf_counter(), 0.0
         requests: dict[int, SimulatedRequest] = {}
         index = 0
@@ -185,7 +189,7 @@ class _EventLoop:
         heappush(self.events, (at, what, number, whom))
         return number
 
-    def _request(self, index: int, course: Course, now: float) -> SimulatedRequest:
+    def _request(self, index: int, course: RequestRounds, now: float) -> SimulatedRequest:
         state = State(generated=0, rounds=0, held=0, read=self.costs.unread)
         return SimulatedRequest(index, str(index), course, now, state)
 

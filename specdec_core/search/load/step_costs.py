@@ -39,7 +39,7 @@ _RESTING = (-1, 0, 0, 0)
 _Terms = tuple[int, float, int, float]
 
 
-class Ask(NamedTuple):
+class RequestShape(NamedTuple):
     """What a request asks for: a recorded answer, after a prompt of so many tokens, up to `most`
     tokens of it."""
 
@@ -58,7 +58,7 @@ class State(NamedTuple):
     read: tuple[int, ...]
 
 
-class Stretch:
+class RoundSpan:
     """The rounds of a request from the state `start` on, while at least `least` requests decode:
     the first one, or all others to the end of its answer. Of each: its candidates (`drafted`) and
     its row's share of the step (`shares`); and of all but a first one the seconds of a step without
@@ -71,7 +71,7 @@ class Stretch:
 
     def __init__(
         self,
-        ask: Ask,
+        ask: RequestShape,
         least: int,
         start: State,
         done: list[_Done],
@@ -97,15 +97,15 @@ class Stretch:
         return self._done[rounds][_HELD]
 
 
-class Course:
+class RequestRounds:
     """The rounds of requests that ask for the same. They begin together with others, `together`."""
 
-    def __init__(self, costs: StepCosts, ask: Ask) -> None:
+    def __init__(self, costs: StepCosts, ask: RequestShape) -> None:
         self.costs, self.ask = costs, ask
-        self.together: Sequence[Course] = (self,)
-        self.known: dict[tuple[int, State], Stretch] = {}
+        self.together: Sequence[RequestRounds] = (self,)
+        self.known: dict[tuple[int, State], RoundSpan] = {}
 
-    def stretch(self, least: int, state: State) -> Stretch:
+    def stretch(self, least: int, state: State) -> RoundSpan:
         """The rounds from a state on, to the end of the answer, or the first one."""
         known = self.known.get((least, state))
         if known is None:
@@ -131,7 +131,7 @@ class StepCosts:
         self.unread = (0,) * len(self.drafts)  # of a text that no draft has read
         # Of several drafts each is lazy.
         self.reads_along = answers.draft is not None and not answers.lazy
-        self._course = lru_cache(_KNOWN)(lambda ask: Course(self, ask))
+        self._course = lru_cache(_KNOWN)(lambda ask: RequestRounds(self, ask))
         self._looks_up = cache(answers.looks_up)
         self._engine = engine = times.engine
         self._drafts = [times.draft(name) for name in self.drafts]
@@ -158,7 +158,7 @@ class StepCosts:
             for column, t in zip(columns, kinds, strict=True)
         ]
 
-    def courses(self, asks: Iterable[Ask]) -> Iterator[Course]:
+    def courses(self, asks: Iterable[RequestShape]) -> Iterator[RequestRounds]:
         """That of each request. Some hundred at a time are costed together."""
         asks = iter(asks)
         while several := [self._course(ask) for ask in islice(asks, _TOGETHER)]:
@@ -167,13 +167,13 @@ class StepCosts:
                 course.together = together
             yield from several
 
-    def look(self, least: int, course: Course, state: State) -> None:
+    def look(self, least: int, course: RequestRounds, state: State) -> None:
         """Cost the rounds of a course from a state on; where it has just begun, together with those
         of others."""
         if not state.rounds:
             done = self._follow(course.ask, least, state)
             parts: list[Share] = [self._share(done[0], looks_up=False)]
-            course.known[least, state] = Stretch(course.ask, least, state, done, parts, [])
+            course.known[least, state] = RoundSpan(course.ask, least, state, done, parts, [])
             return
         wanted = {course: state}
         if state == course.begun(least):
@@ -193,7 +193,7 @@ class StepCosts:
         for (each, start), done in zip(wanted.items(), followed, strict=True):
             parts = list(islice(rows, len(done)))
             seconds = list(islice(alone, len(done)))
-            each.known[least, start] = Stretch(each.ask, least, start, done, parts, seconds)
+            each.known[least, start] = RoundSpan(each.ask, least, start, done, parts, seconds)
 
     def reading(self, tokens: int, held: int) -> Share:
         """The share of a row of which so many tokens are read behind those held."""
@@ -229,7 +229,7 @@ class StepCosts:
         enter."""
         return self._engine.per_read * read + self._engine.per_entering * entering
 
-    def _follow(self, ask: Ask, least: int, state: State) -> list[_Done]:
+    def _follow(self, ask: RequestShape, least: int, state: State) -> list[_Done]:
         """The first round of a request, or all others from a state on."""
         answer, prompt, most = ask
         generated, number, held, unread = state

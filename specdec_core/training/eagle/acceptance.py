@@ -22,8 +22,8 @@ from torch import Tensor
 
 from specdec_core.config import Value
 from specdec_core.models.eagle import EagleHead
-from specdec_core.training.eagle.unrolled import Step
-from specdec_core.training.recorded.batch import Batch
+from specdec_core.training.eagle.unrolled import UnrolledStep
+from specdec_core.training.recorded.batch import TextBatch
 from specdec_core.training.recorded.loss import probabilities
 
 _ROWS = 64
@@ -108,7 +108,9 @@ class AcceptanceCounts:
         self.alive, self.accepted = torch.zeros(2, 2, steps, dtype=torch.float64)
         self.tokens, self.rounds = torch.zeros(2, 2, dtype=torch.float64)
 
-    def add(self, head: EagleHead, batch: Batch, steps: Sequence[Step], output: Tensor) -> None:
+    def add(
+        self, head: EagleHead, batch: TextBatch, steps: Sequence[UnrolledStep], output: Tensor
+    ) -> None:
         """Count the steps of all chains of a batch; `output` are the target's output layer's rows
         of the draft vocabulary."""
         kinds = torch.stack([batch.temperatures == 0, batch.temperatures == 1])
@@ -141,7 +143,9 @@ class AcceptanceCounts:
         )
 
 
-def _judge(head: EagleHead, batch: Batch, step: Step, output: Tensor) -> tuple[Tensor, Tensor]:
+def _judge(
+    head: EagleHead, batch: TextBatch, step: UnrolledStep, output: Tensor
+) -> tuple[Tensor, Tensor]:
     """The probability that the candidate after each row is accepted, and that the text's own token
     is, (rows,) each."""
     accepted, follows = torch.empty(2, len(step.texts))

@@ -20,7 +20,7 @@ from specdec_core.training.eagle.finished import EagleTrainingCard
 from specdec_core.training.eagle.settings import EagleEvaluation, EagleTrainingSettings
 from specdec_core.training.eagle.start import start_head
 from specdec_core.training.eagle.unrolled import unroll
-from specdec_core.training.recorded.batch import Batch
+from specdec_core.training.recorded.batch import TextBatch
 from specdec_core.training.recorded.features import RecordedTexts
 from specdec_core.training.recorded.finished import CARD, card_values
 from specdec_core.training.recorded.loss import cross_entropy, probabilities
@@ -46,7 +46,7 @@ class EagleTraining(RecordedTraining[EagleTrainingSettings, EagleEvaluation, Eag
         )
         return start_head(shape, tables, proposable, self.settings.seed)
 
-    def _loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
+    def _loss(self, batch: TextBatch, generator: torch.Generator) -> Tensor:
         """The mean over chains of the sum over steps."""
         settings = self.settings
         steps = unroll(self.model, self._typed(batch), settings.steps, settings.share, generator)
@@ -57,7 +57,7 @@ class EagleTraining(RecordedTraining[EagleTrainingSettings, EagleEvaluation, Eag
         places = torch.cat([first[step.texts] + step.positions for step in steps])
         return cross_entropy(states, self.model.lm_head.weight, target, places) / len(target)
 
-    def _judge(self, batches: Iterator[Batch]) -> dict[str, Any]:
+    def _judge(self, batches: Iterator[TextBatch]) -> dict[str, Any]:
         counts = AcceptanceCounts(self.settings.steps)
         for batch in batches:
             steps = unroll(self.model, self._typed(batch), self.settings.steps)
@@ -78,5 +78,5 @@ class EagleTraining(RecordedTraining[EagleTrainingSettings, EagleEvaluation, Eag
             save_head(head, new, facts)
             (new / CARD).write_text(card.model_dump_json(indent=1))
 
-    def _typed(self, batch: Batch) -> Batch:
+    def _typed(self, batch: TextBatch) -> TextBatch:
         return replace(batch, features=batch.features.to(self.type))

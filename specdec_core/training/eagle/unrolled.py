@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import rotate_half
 
 from specdec_core.models.eagle import EagleHead
-from specdec_core.training.recorded.batch import Batch
+from specdec_core.training.recorded.batch import TextBatch
 
 
 @dataclass(frozen=True)
-class Step:
+class UnrolledStep:
     """A step of the chains that reach it.
 
     Attributes:
@@ -39,23 +39,23 @@ class Step:
 
 def unroll(
     head: EagleHead,
-    batch: Batch,
+    batch: TextBatch,
     steps: int,
     share: float = 1.0,
     generator: torch.Generator | None = None,
-) -> list[Step]:
+) -> list[UnrolledStep]:
     """The head's steps from every token of the answers whose next one is known.
 
     Of the chains of each step only a random `share` goes on. A loss over what is left is the loss
     over all chains with weight share^k at step k, in expectation, and costs as much less.
     """
-    layer = _Layer(head, batch)
+    layer = _UnrolledLayer(head, batch)
     chains = torch.arange(batch.chains).expand(len(batch.tokens), -1)
     going = chains < batch.lengths[:, None]
     state = layer.fused_before(chains)
     keys: list[Tensor] = []
     values: list[Tensor] = []
-    done: list[Step] = []
+    done: list[UnrolledStep] = []
     for step in range(steps):
         if step:
             going &= chains + step < batch.lengths[:, None]
@@ -69,14 +69,14 @@ def unroll(
         state = layer(chains, step, state, keys, values)
         texts, columns = going.nonzero(as_tuple=True)
         starts = chains[texts, columns]
-        done.append(Step(state[texts, columns], texts, starts + step, starts))
+        done.append(UnrolledStep(state[texts, columns], texts, starts + step, starts))
     return done
 
 
-class _Layer:
+class _UnrolledLayer:
     """The head's layer over a batch, with the keys and values of step 0."""
 
-    def __init__(self, head: EagleHead, batch: Batch) -> None:
+    def __init__(self, head: EagleHead, batch: TextBatch) -> None:
         assert head.embed_tokens is not None
         self.head, self.batch = head, batch
         self.embed: nn.Module = head.embed_tokens

@@ -19,7 +19,7 @@ import numpy as np
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
-from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
+from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.modules import HeadKind
 
 if TYPE_CHECKING:
@@ -146,21 +146,13 @@ def _joined(
         top_k=header.top_k,
         pair={"target": header.fingerprints["target"], "draft": header.fingerprints[draft]},
         sampling=header.sampling,
-        recordings=tuple(_digest(each, draft, kind, source) for each in recordings),
+        recordings=tuple(_digest(each) for each in recordings),
         source=source,
     )
 
 
-def _digest(recording: Recording, draft: str, kind: HeadKind, source: Source) -> str:
-    header, prompts = recording.header, recording.prompts
-    content = f"{header.model_dump_json()} {recording.shards}"
-    # Earlier versions read and split these otherwise: their heads are to be trained anew.
-    if draft in header.eagle_heads and (kind, source) == ("specdecpp", "trajectory"):
-        content += " after continuations"
-    if any(
-        first is not own for first, own in zip(prompts.first_turns, prompts.tokens, strict=True)
-    ):
-        content += " by conversation"
+def _digest(recording: Recording) -> str:
+    content = f"{recording.header.model_dump_json()} {recording.shards}"
     return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -232,7 +224,7 @@ def _keys(prompt: np.ndarray, position: np.ndarray, step: np.ndarray) -> np.ndar
     return np.asarray((prompt.astype(np.int64) << 40) | low)
 
 
-def training_digest(spec: HeadSpec, examples: Examples, settings: TrainingSettings) -> str:
+def training_digest(spec: HeadSpec, examples: Examples, settings: HeadTrainingSettings) -> str:
     """Names a training: the same digest gives the same head."""
     content = {
         "spec": spec.model_dump(),

@@ -10,7 +10,7 @@ from specdec_core.drafting.heads.card import HeadCard
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedHead:
     """A trained head, its folder and its card. The label is its name, in a search with the
     learning rate."""
 
@@ -22,5 +22,5 @@ class Finished:
 class HeadObserver(Observer):
     """Follows the training of a grid."""
 
-    def head_finished(self, head: Finished) -> None:
+    def head_finished(self, head: FinishedHead) -> None:
         """A head is trained and on disk, now or earlier."""

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from specdec_core.drafting.heads.card import Epoch, HeadCard, HeadSpec, TrainingSettings
+from specdec_core.drafting.heads.card import Epoch, HeadCard, HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.metrics import (
     auc,
     binary_kl,
@@ -42,7 +42,7 @@ class HeadTraining:
         self,
         spec: HeadSpec,
         examples: Examples,
-        settings: TrainingSettings,
+        settings: HeadTrainingSettings,
         device: str = "cpu",
     ) -> None:
         self.spec, self.examples, self.settings, self.device = spec, examples, settings, device

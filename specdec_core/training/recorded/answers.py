@@ -46,7 +46,7 @@ class AnswersCard(Document):
 
 
 @dataclass(frozen=True)
-class Answer:
+class RecordedAnswer:
     """A prompt and the target's answer at a temperature, as tokens."""
 
     id: str
@@ -103,7 +103,7 @@ def write_answers(
                 on_finish(chunk.finished)
 
 
-def read_answers(folder: Path) -> Iterator[Answer]:
+def read_answers(folder: Path) -> Iterator[RecordedAnswer]:
     """The answers in a folder, in the order of their prompts; of a folder that is still being
     written, those that are there."""
     for shard in answer_shards(folder):
@@ -115,12 +115,12 @@ def answer_shards(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in folder.glob("*.parquet"))
 
 
-def read_shard(folder: Path, shard: int) -> list[Answer]:
+def read_shard(folder: Path, shard: int) -> list[RecordedAnswer]:
     """The answers in a shard. Raises :class:`UserError` where the folder has no card."""
     temperatures = read_card(folder).temperatures
     rows = parquet.read_table(_path(folder, shard * SHARD)).to_pylist()
     return [
-        Answer(**row, temperature=temperatures[number % len(temperatures)])
+        RecordedAnswer(**row, temperature=temperatures[number % len(temperatures)])
         for number, row in enumerate(rows, start=shard * SHARD)
     ]
 

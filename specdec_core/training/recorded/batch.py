@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Batch:
+class TextBatch:
     """Prompts with their answers, padded on the right.
 
     The tokens of an answer whose next token is known are numbered from 0; of text b there are

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -28,8 +28,13 @@ from specdec_core.models.features import LayerInputs, decoder_layers
 from specdec_core.models.fingerprints import TARGET, fingerprint
 from specdec_core.models.pair import Pair
 from specdec_core.training.heads.examples import held_out_prompts
-from specdec_core.training.recorded.answers import Answer, answer_shards, read_card, read_shard
-from specdec_core.training.recorded.batch import Batch
+from specdec_core.training.recorded.answers import (
+    RecordedAnswer,
+    answer_shards,
+    read_card,
+    read_shard,
+)
+from specdec_core.training.recorded.batch import TextBatch
 
 TABLES = "target.safetensors"
 _CARD = "features.json"
@@ -48,8 +53,7 @@ class FeaturesCard(Document):
     layers: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
     config: dict[str, Any]  # the target's
-    # Of the answers' card. Unknown of features that earlier versions recorded.
-    identity: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    identity: str  # of the answers' card
 
 
 def missing_bytes(answers: Path, folder: Path, layers: int, width: int) -> int:
@@ -118,7 +122,7 @@ def check_folder(folder: Path, answers: Path, fingerprint: str, layers: Sequence
     found = read_features_card(folder)
     if (found.fingerprint, found.layers) != (fingerprint, tuple(layers)):
         raise UserError(f"{folder}: holds other features ({_CARD} differs); name another --out")
-    if found.identity not in (None, card.identity):
+    if found.identity != card.identity:
         raise UserError(
             f"{folder}: holds the features of other answers than those in {answers}; name another"
             " --out"
@@ -175,7 +179,7 @@ class _Reader:
         self.output = target.get_output_embeddings()
         self._check()
 
-    def read(self, answers: Sequence[Answer]) -> dict[str, Tensor]:
+    def read(self, answers: Sequence[RecordedAnswer]) -> dict[str, Tensor]:
         """The tensors of a shard, text after text."""
         texts = [[*answer.prompt, *answer.answer] for answer in answers]
         order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
@@ -272,7 +276,7 @@ class RecordedTexts:
             start = text.token + text.prompt
             yield self._rows(text, "tokens", start, text.answer).tolist()
 
-    def batch(self, numbers: Sequence[int], features: bool = True) -> Batch:
+    def batch(self, numbers: Sequence[int], features: bool = True) -> TextBatch:
         """These texts side by side, with or without their features."""
         texts = [self.texts[number] for number in numbers]
         whole = [text.prompt + text.answer for text in texts]
@@ -280,7 +284,7 @@ class RecordedTexts:
         def of_answers(name: str) -> Tensor:
             return _padded([self._rows(t, name, t.last, t.length) for t in texts])
 
-        return Batch(
+        return TextBatch(
             tokens=_padded(
                 [self._rows(t, "tokens", t.token, n) for t, n in zip(texts, whole, strict=True)]
             ).long(),

@@ -71,9 +71,7 @@ class TrainingObserver(Observer):
 def training_digest(texts: RecordedTexts, settings: TrainingSettings) -> str:
     """Names a training: the same settings, on the same texts."""
     card = texts.card
-    read: list[Any] = [card.fingerprint, card.layers, sorted(texts.files), len(texts.texts)]
-    if card.identity is not None:
-        read.append(card.identity)
+    read = [card.fingerprint, card.layers, sorted(texts.files), len(texts.texts), card.identity]
     return hashlib.sha256(f"{settings.model_dump_json()} {read}".encode()).hexdigest()
 
 

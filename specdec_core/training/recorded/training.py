@@ -15,7 +15,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path
-from specdec_core.training.recorded.batch import Batch
+from specdec_core.training.recorded.batch import TextBatch
 from specdec_core.training.recorded.features import RecordedTexts, read_tables
 from specdec_core.training.recorded.precision import working_type
 from specdec_core.training.recorded.schedule import plan_epoch, rate
@@ -91,11 +91,11 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         """The model to train, which proposes these tokens of the target's with these tables."""
 
     @abstractmethod
-    def _loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
+    def _loss(self, batch: TextBatch, generator: torch.Generator) -> Tensor:
         """The mean loss of a batch, in autocast."""
 
     @abstractmethod
-    def _judge(self, batches: Iterator[Batch]) -> dict[str, Any]:
+    def _judge(self, batches: Iterator[TextBatch]) -> dict[str, Any]:
         """An evaluation's own fields, of texts held out; in autocast, without gradients."""
 
     @abstractmethod
@@ -218,8 +218,7 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         self.curve = self._read_curve(state)
         for name in _COUNTERS:
             setattr(self, name, state[name])
-        # Places in the order of an earlier version would not be places in another.
-        self.order_seed = state.get("order_seed", self.settings.seed)
+        self.order_seed = state["order_seed"]
         self._plan()
 
     def _begin_after(self, earlier: Path) -> None:
@@ -228,7 +227,7 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         state: dict[str, Any] = torch.load(earlier, weights_only=True)
         self.model.load_state_dict(state["best"], strict=False)
         self.curve, self.tokens = self._read_curve(state), state["tokens"]
-        self.seconds_before = state["seconds"] + state.get("seconds_before", 0.0)
+        self.seconds_before = state["seconds"] + state["seconds_before"]
 
     def _read_curve(self, state: Mapping[str, Any]) -> list[E]:
         kind: Any = self.evaluation_type

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 from specdec_core.base.files import atomic_folder
 from specdec_core.models.reduced_draft import ReducedDraft
 from specdec_core.models.reduced_draft.storing import Reduced, save_reduced
-from specdec_core.training.recorded.batch import Batch
+from specdec_core.training.recorded.batch import TextBatch
 from specdec_core.training.recorded.features import RecordedTexts
 from specdec_core.training.recorded.finished import CARD, TrainingCard, card_values
 from specdec_core.training.recorded.loss import cross_entropy, probabilities
@@ -60,14 +60,14 @@ class DraftTraining(RecordedTraining[DraftTrainingSettings, DraftEvaluation, Red
             return copied_draft(name, config, tables, proposable, self.settings)
         return start_draft(config, tables, proposable, self.settings)
 
-    def _loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
+    def _loss(self, batch: TextBatch, generator: torch.Generator) -> Tensor:
         answered = batch.answered
         target = probabilities(batch.last[answered], batch.normaliser[answered], self.output)
         weight = self.model.lm_head.linear.weight
         states, places = self._states(batch), torch.arange(len(target))
         return cross_entropy(states, weight, target, places) / len(target)
 
-    def _judge(self, batches: Iterator[Batch]) -> dict[str, Any]:
+    def _judge(self, batches: Iterator[TextBatch]) -> dict[str, Any]:
         agreed = overlap = count = 0.0
         for batch in batches:
             answered = batch.answered
@@ -83,7 +83,7 @@ class DraftTraining(RecordedTraining[DraftTrainingSettings, DraftEvaluation, Red
                 overlap += float(torch.minimum(p, q).sum())
         return {"agreement": agreed / count, "overlap": overlap / count}
 
-    def _states(self, batch: Batch) -> Tensor:
+    def _states(self, batch: TextBatch) -> Tensor:
         """What the output layer reads after each token of the answers, (tokens, width)."""
         # Padding on the right is behind all that is read, and needs no mask.
         states = self.model.model(input_ids=batch.tokens[:, :-1], use_cache=False).last_hidden_state

@@ -15,8 +15,8 @@ from cluster.serving.server_process import free_port, running
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine, Request
+from specdec_core.evidence.load.requests import LoadRequest
 from specdec_core.models.pair import Pair
-from specdec_core.studies.load.requests import LoadRequest
 from tests.local_server import LocalServer, engine_server
 
 CHAIN = Configuration(drafter=DraftModelSettings())

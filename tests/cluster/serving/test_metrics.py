@@ -25,7 +25,7 @@ from specdec_core.engine import Chunk, Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Generation, Round
-from specdec_core.tokens.token_tree import Origin
+from specdec_core.tokens.token_tree import TokenOrigin
 
 FIXED = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
 PROMPTS = ["def main(", "import", "class A:"]
@@ -139,7 +139,7 @@ def test_the_time_of_reading_prompts_is_counted(tiny_pair: Pair) -> None:
 def test_an_oracle_drafts_up_to_the_last_accepted_candidate(engine: Engine) -> None:
     def chunk(drafted: int, accepted: int) -> Chunk:
         step = Round(0, drafted, accepted, accepted + 1, 4, 8.0, 2.0, 1.0, depth=drafted)
-        return Chunk(str(drafted), "", [1], [Origin.BONUS], step)
+        return Chunk(str(drafted), "", [1], [TokenOrigin.BONUS], step)
 
     deployment = Deployment(pair=engine.pair.spec, configuration=FIXED)
     metrics = Metrics("tiny", Rollout(Served(EngineLoop(engine), deployment)))
@@ -178,7 +178,7 @@ def test_time_between_rounds_and_of_a_token_are_counted_as_vllm_does(
         for now, tokens in steps:
             done = Generation(name, 1, [1] * 6, "", [], [step], "length")
             finished = done if (now, tokens) == steps[-1] else None
-            chunk = Chunk(name, "", [1] * tokens, [Origin.BONUS] * tokens, step, finished)
+            chunk = Chunk(name, "", [1] * tokens, [TokenOrigin.BONUS] * tokens, step, finished)
             metrics.stepped(FIXED, [chunk])
     assert counted("inter_token_latency") == (4, 0.5 + 0.5 + 2.5 + 0.5)
     assert counted("request_time_per_output_token") == (2, 1.0 / 5 + 3.0 / 5)

@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 from cluster.sharded_target.exchange import SocketExchange, all_agree
 from cluster.sharded_target.messages import LARGEST
 from specdec_core.base.files import write_atomically
-from specdec_core.base.wire import Listener
+from specdec_core.base.wire import WireListener
 
 RANKS = 3
 SILENT: list[socket.socket] = []
@@ -21,7 +21,7 @@ LARGE = 1 << 21  # 8 MB: more than sockets hold
 
 def connected(rank: int, ranks: int, folder: Path) -> SocketExchange:
     """All ranks know all addresses, as Ray tells them."""
-    listener = Listener("127.0.0.1", LARGEST, patience=None)
+    listener = WireListener("127.0.0.1", LARGEST, patience=None)
     write_atomically(folder / str(rank), f"{listener.port} {listener.key.hex()}")
     addresses = []
     for other in range(ranks):

@@ -33,7 +33,7 @@ from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.runner import Batch
-from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.statistics import TokenOrigin
 from tests.conftest import tiny_tokenizer
 
 VOCABULARY = 320
@@ -168,8 +168,8 @@ def test_a_draft_beside_it_changes_no_token(both: Both) -> None:
     try:
         assert link.wait(30)
         engine = Engine(both.sharded, PEARL, slots=2, open_link=lambda: link)
-        origins: set[Origin] = set()
-        while Origin.DRAFT not in origins:  # it needs a moment to get ready
+        origins: set[TokenOrigin] = set()
+        while TokenOrigin.DRAFT not in origins:  # it needs a moment to get ready
             found = engine.generate(requests)
             assert [g.tokens for g in found] == expected
             origins = {origin for g in found for origin in g.origins}

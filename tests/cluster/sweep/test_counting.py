@@ -14,8 +14,8 @@ import ray
 from ray.cloudpickle import register_pickle_by_value
 
 from cluster.sweep.counting import count_all
-from cluster.sweep.idle_trial import IdleTask, IdleTrial
 from cluster.sweep.starting import PATIENCE, Gathering
+from research.scale.idle_trial import IdleTask, IdleTrial
 from specdec_core.base.errors import UserError
 from specdec_core.cost import Hardware
 from specdec_core.prompts.prompt_sets import PromptSet
@@ -23,7 +23,7 @@ from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import Plan
 from specdec_core.search.results import SweepResult, Trial
-from specdec_core.search.round_tables import Rounds
+from specdec_core.search.round_tables import RoundTable
 from tests.full_disk import SmallDisk
 
 PLAN = Plan.model_validate(
@@ -41,7 +41,7 @@ class PidTrial(IdleTrial):
     def step(self) -> dict[str, Any]:
         result = super().step()
         if self.configurations:
-            result["rounds"] = Rounds.of(pd.DataFrame({"pid": [os.getpid()]}))
+            result["rounds"] = RoundTable.of(pd.DataFrame({"pid": [os.getpid()]}))
         return result
 
 

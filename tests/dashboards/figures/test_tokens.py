@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 import pytest
 
 from dashboards.figures.tokens import acceptance_by_confidence, entropy_by_outcome, entropy_table
-from specdec_core.studies.confidence_products import by_confidence
+from specdec_core.recordings.confidence_products import by_confidence
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from dashboards.outputs.files import write
 from dashboards.outputs.markdown import document, part
 from dashboards.outputs.mlflow_runs import log
 from dashboards.reports.bench import findings, report, sections
+from specdec_core.evidence.bench.result import BenchResult
+from specdec_core.evidence.bench.spec_bench import read_answers, write_answers
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.studies.bench.result import BenchResult
-from specdec_core.studies.bench.spec_bench import read_answers, write_answers
 
 
 def test_the_report_has_every_row_and_says_who_wins(

@@ -6,8 +6,8 @@ import pytest
 
 from dashboards.outputs.markdown import part
 from dashboards.reports.bench import findings, sections
-from specdec_core.studies.bench.result import BenchResult, OracleLimit
-from tests.specdec_core.studies.bench.test_sets import race
+from specdec_core.evidence.bench.result import BenchResult, OracleLimit
+from tests.specdec_core.evidence.bench.test_sets import race
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from dashboards.outputs.files import write
 from dashboards.outputs.markdown import document
 from dashboards.outputs.mlflow_runs import log
 from dashboards.reports.load import findings, report
+from specdec_core.evidence.load.result import summary_frame
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.studies.load.result import summary_frame
 from tests.load_result import CHAIN, REQUESTS, load_result, load_row, open_result
 
 

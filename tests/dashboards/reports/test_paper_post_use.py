@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from dashboards.outputs.markdown import part
-from dashboards.reports.paper_sections import SECTIONS
 from dashboards.sections import Section
-from specdec_core.studies.component_times import CONTROLLER, M_D, M_T, REST
-from specdec_core.studies.draft_reuse import DRAFT_CALL, DRAFTED, REJECTED, TARGET_CALL
+from research.papers.component_times import CONTROLLER, M_D, M_T, REST
+from research.papers.draft_reuse import DRAFT_CALL, DRAFTED, REJECTED, TARGET_CALL
+from research.papers.sections import SECTIONS
 
 ROUNDS = pd.DataFrame(
     {

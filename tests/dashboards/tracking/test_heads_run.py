@@ -15,19 +15,19 @@ from dashboards.tracking import delivered_run
 from dashboards.tracking.delivered_run import Undelivered
 from dashboards.tracking.heads_run import HeadsRun
 from specdec_core.config import PairSpec
-from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
+from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.storage import save_head
-from specdec_core.training.heads.finished import Finished
+from specdec_core.training.heads.finished import FinishedHead
 from specdec_core.training.heads.training import HeadTraining
 from tests.dashboards.tracking.test_delivery import server
 from tests.specdec_core.drafting.heads.examples import learnable
 
-SETTINGS = TrainingSettings(learning_rate=1e-2, batch_size=256, epochs=3)
+SETTINGS = HeadTrainingSettings(learning_rate=1e-2, batch_size=256, epochs=3)
 PARAMS = {"recordings": ["training"], "settings": SETTINGS.model_dump()}
 
 
 @pytest.fixture(scope="module")
-def heads(tmp_path_factory: pytest.TempPathFactory) -> list[Finished]:
+def heads(tmp_path_factory: pytest.TempPathFactory) -> list[FinishedHead]:
     root, heads = tmp_path_factory.mktemp("heads"), []
     for spec in (HeadSpec(depth=0), HeadSpec(depth=1)):
         training = HeadTraining(spec, learnable(), SETTINGS)
@@ -36,7 +36,7 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> list[Finished]:
         trained = training.result()
         folder = root / f"small-{spec.label}"
         heads.append(
-            Finished(folder.name, folder, save_head(trained.weights, trained.card, folder))
+            FinishedHead(folder.name, folder, save_head(trained.weights, trained.card, folder))
         )
     return heads
 
@@ -48,7 +48,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
     return MlflowClient(tracking_uri())
 
 
-def test_the_reliability_diagram_holds_the_bins(heads: list[Finished]) -> None:
+def test_the_reliability_diagram_holds_the_bins(heads: list[FinishedHead]) -> None:
     figure = reliability_diagram({head.label: head.card for head in heads})
     traces = {trace.name: trace for trace in figure.data}
     for head in heads:
@@ -59,7 +59,7 @@ def test_the_reliability_diagram_holds_the_bins(heads: list[Finished]) -> None:
         assert sum(counts) == head.card.examples["test"]
 
 
-def test_the_curves_hold_every_epoch_and_mark_the_one_kept(heads: list[Finished]) -> None:
+def test_the_curves_hold_every_epoch_and_mark_the_one_kept(heads: list[FinishedHead]) -> None:
     head = heads[1]
     figure = training_curves({head.label: head.card})
     evaluated = figure.data[0]
@@ -68,7 +68,7 @@ def test_the_curves_hold_every_epoch_and_mark_the_one_kept(heads: list[Finished]
     assert kept == head.card.metrics["epoch"]
 
 
-def test_the_table_marks_the_least_eval_kl(heads: list[Finished]) -> None:
+def test_the_table_marks_the_least_eval_kl(heads: list[FinishedHead]) -> None:
     section = fits(heads)
     best = min(range(2), key=lambda i: heads[i].card.metrics["eval_kl"])
     assert section.best == [(best, list(FITS).index("eval/KL"))]
@@ -76,7 +76,7 @@ def test_the_table_marks_the_least_eval_kl(heads: list[Finished]) -> None:
 
 
 def test_each_head_is_one_run_with_its_curves_figures_and_files(
-    heads: list[Finished], store: MlflowClient, tmp_path: Path
+    heads: list[FinishedHead], store: MlflowClient, tmp_path: Path
 ) -> None:
     pair = PairSpec()
     with HeadsRun(pair, "small", PARAMS) as first:
@@ -115,7 +115,7 @@ def test_each_head_is_one_run_with_its_curves_figures_and_files(
 
 
 def test_other_settings_are_another_run(
-    heads: list[Finished], store: MlflowClient, tmp_path: Path
+    heads: list[FinishedHead], store: MlflowClient, tmp_path: Path
 ) -> None:
     with HeadsRun(PairSpec(), "small", PARAMS) as first:
         first.finish(tmp_path)
@@ -126,7 +126,7 @@ def test_other_settings_are_another_run(
 
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, "KILLED"), (OSError, "FAILED")])
 def test_a_training_that_breaks_off_is_marked(
-    heads: list[Finished],
+    heads: list[FinishedHead],
     store: MlflowClient,
     error: type[BaseException],
     status: str,
@@ -140,7 +140,7 @@ def test_a_training_that_breaks_off_is_marked(
     assert store.get_run(run.run_id).info.status == status
 
 
-def delivered(client: MlflowClient, heads: list[Finished]) -> bool:
+def delivered(client: MlflowClient, heads: list[FinishedHead]) -> bool:
     """Whether `client` has one finished run for each head and one for all, and each head's curve
     once."""
     runs = client.search_runs([client.get_experiment_by_name(PairSpec().name).experiment_id])
@@ -155,7 +155,7 @@ def delivered(client: MlflowClient, heads: list[Finished]) -> bool:
 
 
 def test_a_server_that_is_away_holds_no_training_up_and_gets_everything_later(
-    heads: list[Finished], store: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    heads: list[FinishedHead], store: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]  # nobody listens there afterwards
@@ -179,7 +179,7 @@ def test_a_server_that_is_away_holds_no_training_up_and_gets_everything_later(
 
 @pytest.mark.long
 def test_what_a_killed_server_missed_of_a_training_is_delivered_when_it_is_back(
-    heads: list[Finished], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    heads: list[FinishedHead], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

@@ -36,11 +36,7 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.retrieval import RetrievalSettings
 from specdec_core.drafting.states import save_state
 from specdec_core.drafting.suffix import SuffixSettings
-from specdec_core.models.fingerprints import fingerprints
-from specdec_core.prompts.prompt_sets import Prompt, PromptSet
-from specdec_core.search.folder import SweepFolder
-from specdec_core.search.results import SweepResult, Trial
-from specdec_core.studies.certificate.certificate import (
+from specdec_core.evidence.certificate.certificate import (
     Certificate,
     Checks,
     GreedyIdentity,
@@ -48,6 +44,10 @@ from specdec_core.studies.certificate.certificate import (
     SampledDistribution,
     find_certificate,
 )
+from specdec_core.models.fingerprints import fingerprints
+from specdec_core.prompts.prompt_sets import Prompt, PromptSet
+from specdec_core.search.folder import SweepFolder
+from specdec_core.search.results import SweepResult, Trial
 
 PROMPTS = [Prompt("a", "def f(x):"), Prompt("b", "import os")]
 

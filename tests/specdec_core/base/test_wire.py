@@ -11,19 +11,19 @@ from contextlib import ExitStack, closing, suppress
 import pytest
 
 from specdec_core.base import wire as module
-from specdec_core.base.wire import LinkLost, Listener, Wire, connect
+from specdec_core.base.wire import LinkLost, Wire, WireListener, connect
 
 LIMIT = 8 << 20
 
 
 @pytest.fixture
-def listener() -> Iterator[Listener]:
-    with closing(Listener("127.0.0.1", limit=LIMIT)) as listener:
+def listener() -> Iterator[WireListener]:
+    with closing(WireListener("127.0.0.1", limit=LIMIT)) as listener:
         yield listener
 
 
 @pytest.fixture
-def ends(listener: Listener) -> Iterator[tuple[Wire, Wire]]:
+def ends(listener: WireListener) -> Iterator[tuple[Wire, Wire]]:
     """Both ends of a wire, the listener's first."""
     there = connect("127.0.0.1", listener.port, listener.key, limit=LIMIT)
     here = listener.accept(10)
@@ -59,7 +59,7 @@ def test_clocks_of_one_machine_are_one_clock(ends: tuple[Wire, Wire]) -> None:
     assert 0 <= ends[0].apart < 1
 
 
-def test_another_key_opens_nothing(listener: Listener) -> None:
+def test_another_key_opens_nothing(listener: WireListener) -> None:
     with pytest.raises(LinkLost, match=f"127.0.0.1:{listener.port}: it closed the connection"):
         connect("127.0.0.1", listener.port, b"guessed")
     assert listener.accept(0.2) is None
@@ -93,7 +93,7 @@ def drip(stranger: socket.socket) -> None:
 
 
 def test_strangers_keep_no_process_waiting_and_are_dropped(
-    listener: Listener, monkeypatch: pytest.MonkeyPatch
+    listener: WireListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Silent ones, ones that send a byte now and then, and more than may be greeted at a time."""
     monkeypatch.setattr(module, "GREETING", 1.0)
@@ -117,7 +117,7 @@ def test_strangers_keep_no_process_waiting_and_are_dropped(
         assert listener.accept(0) is None
 
 
-def between(listener: Listener, change: Callable[[bytes], bytes], stack: ExitStack) -> int:
+def between(listener: WireListener, change: Callable[[bytes], bytes], stack: ExitStack) -> int:
     """A port that leads to `listener`; `change` is made to what comes after the handshake."""
     server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
 
@@ -145,7 +145,7 @@ def between(listener: Listener, change: Callable[[bytes], bytes], stack: ExitSta
     ids=["a byte", "sent twice", "its length"],
 )
 def test_a_message_that_was_changed_on_its_way_is_not_read(
-    listener: Listener, change: Callable[[bytes], bytes], reason: str
+    listener: WireListener, change: Callable[[bytes], bytes], reason: str
 ) -> None:
     with ExitStack() as stack:
         port = between(listener, change, stack)
@@ -163,6 +163,6 @@ def test_a_message_that_is_too_long_is_not_sent(ends: tuple[Wire, Wire]) -> None
         ends[0].send(bytes(LIMIT + 1))
 
 
-def test_it_listens_at_its_own_address_alone(listener: Listener) -> None:
+def test_it_listens_at_its_own_address_alone(listener: WireListener) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", listener.port), timeout=5)

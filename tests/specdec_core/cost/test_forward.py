@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from specdec_core.cost import ForwardCost, Kind, Measurement, nonnegative_least_squares
+from specdec_core.cost import ForwardCost, ForwardKind, Measurement, nonnegative_least_squares
 from tests.specdec_core.cost.examples import TRUTH, measure
 
 
@@ -40,7 +40,7 @@ class TestForwardCost:
         assert cost.r2 == pytest.approx(1)
         assert cost.worst_error < 1e-6
         for w, c, b in [(1, 1000, 1), (1, 300, 8), (9, 128, 2), (40, 2000, 16)]:
-            truth = TRUTH[Kind.of(w, b)].seconds(w, c, b)
+            truth = TRUTH[ForwardKind.of(w, b)].seconds(w, c, b)
             assert cost.seconds(w, c, b) == pytest.approx(truth)
 
     def test_noise_lowers_r2_and_shows_in_the_worst_error(self):

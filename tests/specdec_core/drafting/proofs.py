@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from research.drift.drift import goodness_of_fit
+from research.drift.toy_pair import exact_distribution, sample_counts, toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Configuration, DrafterSettings, Sampling
 from specdec_core.drafting.drafter import Lookup, LookupResult, SlotState
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.studies.drift import goodness_of_fit
-from specdec_core.studies.toy_pair import exact_distribution, sample_counts, toy_pair
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import ROOT, TokenTree

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from research.drift.drift import goodness_of_fit
+from research.drift.toy_pair import exact_distribution, sample_counts, toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Configuration, DrafterSettings, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.studies.drift import goodness_of_fit
-from specdec_core.studies.toy_pair import exact_distribution, sample_counts, toy_pair
-from specdec_core.tokens.acceptance import Reading, rule_of
+from specdec_core.tokens.acceptance import VerifierOutput, rule_of
 from specdec_core.tokens.sampling import draw
-from specdec_core.tokens.statistics import Generation, Origin
+from specdec_core.tokens.statistics import Generation, TokenOrigin
 from specdec_core.tokens.token_tree import ROOT
 from specdec_core.tokens.verification import Verdict
 from tests.specdec_core.fits import alike_behind_the_first
@@ -56,7 +56,7 @@ def same_as_the_target_alone(pair: Pair, drafter: DrafterSettings, sampling: Sam
 
 def from_cache(generations: list[Generation]) -> int:
     """Tokens of the output that were cached phrases."""
-    return sum(origin is Origin.CACHE for g in generations for origin in g.origins)
+    return sum(origin is TokenOrigin.CACHE for g in generations for origin in g.origins)
 
 
 REJECTION = type(rule_of(Sampling(temperature=1.0)))
@@ -65,7 +65,7 @@ REJECTION = type(rule_of(Sampling(temperature=1.0)))
 class AnyPossibleGuess(REJECTION):
     """A wrong rule for what a draft model draws: a guess wherever it is possible at all."""
 
-    def verify(self, reading: Reading, choices: list[int]) -> Verdict:
+    def verify(self, reading: VerifierOutput, choices: list[int]) -> Verdict:
         tree, _, probs, random, _ = reading
         guesses = tree.children().get(ROOT, [])
         possible = [node for node in guesses if probs[0, tree.tokens[node]] > 0]

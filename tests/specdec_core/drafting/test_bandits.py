@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, identity, parse
+from specdec_core.config import Configuration, parse
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.rules import Bandit, EXP3Spec, Thompson, UCBSpec
 from specdec_core.drafting.bandit.settings import BanditSettings
@@ -192,20 +192,6 @@ def test_by_time_less_than_two_percent_is_lost_where_arms_cost_differently() -> 
     assert printed < 0.97
 
 
-def test_an_old_state_without_second_moments_deviates_as_far_as_it_can() -> None:
-    bandit = UCBSpec(2, 4, reward="time")
-    for arm, tokens, seconds in [(0, 5, 0.03), (0, 3, 0.01), (0, 1, 0.01), (1, 2, 0.01)]:
-        bandit.update(arm, tokens, seconds)
-    old = bandit.state()
-    for name in ("tokens_squared", "products", "seconds_squared"):
-        del old[name]
-    restored = UCBSpec(2, 4, reward="time")
-    restored.restore(old)
-    assert restored.deviations(0) == pytest.approx(3 * 4)
-    assert restored.deviations(1) == pytest.approx(1 * 4)
-    assert restored.paces() == bandit.paces()
-
-
 @pytest.mark.parametrize("make", RULES)
 @settings(max_examples=40, deadline=None)
 @given(before=plays, after=plays)
@@ -294,25 +280,6 @@ def test_a_state_follows_its_arms(tmp_path: Path) -> None:
     assert other.tokens == bandit.tokens[::-1]
     with pytest.raises(UserError, match="of other arms: prompt lookup"):
         build_bandit(BanditSettings(arms=[*arms[:2], 6])).restore(state)
-
-
-def test_a_state_of_before_knows_its_arms_by_their_names() -> None:
-    settings = BanditSettings(arms=[1, 4])
-    before = {
-        "rule": "ucb",
-        "reward": "tokens",
-        "arms": ["draft · fixed K=1", "draft · fixed K=4"],
-        "longest": 4,
-        "selections": 5,
-        "rounds": [2, 3],
-        "tokens": [3, 9],
-        "seconds": [0.5, 0.25],
-        "losses": [0.0, 0.0],
-    }
-    bandit = build_bandit(settings)
-    bandit.restore(before)
-    assert (bandit.rounds, bandit.tokens) == ([2, 3], [3, 9])
-    assert bandit.state()["arms"] == [identity(arm) for arm in settings.arms]
 
 
 def test_settings_build_the_bandit_that_they_describe(

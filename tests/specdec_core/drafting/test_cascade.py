@@ -30,7 +30,7 @@ from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import RandomStream, warp
-from specdec_core.tokens.statistics import Counts, Generation, Origin
+from specdec_core.tokens.statistics import Counts, Generation, TokenOrigin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from tests.specdec_core.drafting.reuse import (
     AnyPossibleGuess,
@@ -190,8 +190,8 @@ class Foreseeing(GuessedChain):
 
     def guess(self, sequence: SlotState, drafted: list[int], room: int) -> TokenTree:
         tree = TokenTree()
-        tree.graft(ROOT, [5], Origin.CACHE)
-        tree.graft(ROOT, self.guesses[sequence.slot][len(drafted) :][:room], Origin.CACHE)
+        tree.graft(ROOT, [5], TokenOrigin.CACHE)
+        tree.graft(ROOT, self.guesses[sequence.slot][len(drafted) :][:room], TokenOrigin.CACHE)
         return tree
 
 

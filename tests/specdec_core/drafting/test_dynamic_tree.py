@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from research.drift.drift import goodness_of_fit
+from research.drift.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PolicySettings, Sampling
 from specdec_core.drafting.dynamic_tree.drafter import rerank
 from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
@@ -27,8 +29,6 @@ from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
 from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.studies.drift import goodness_of_fit
-from specdec_core.studies.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from tests.specdec_core.fits import alike_behind_the_first
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from research.drift.toy_pair import FAR, NEAR
 from specdec_core.config import Configuration, DrafterSettings, Sampling
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -23,8 +24,7 @@ from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.studies.toy_pair import FAR, NEAR
-from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from tests.specdec_core.drafting.proofs import assert_exact, assert_greedy_identity, paths, requests
 
@@ -50,7 +50,7 @@ HYBRIDS = {
 
 
 @st.composite
-def trees(draw: st.DrawFn, origin: Origin) -> TokenTree:
+def trees(draw: st.DrawFn, origin: TokenOrigin) -> TokenTree:
     """Small trees of few tokens, siblings unlike each other."""
     tree = TokenTree()
     for _ in range(draw(st.integers(0, 8))):
@@ -59,14 +59,14 @@ def trees(draw: st.DrawFn, origin: Origin) -> TokenTree:
     return tree
 
 
-@given(trees(Origin.DRAFT), trees(Origin.LOOKUP))
+@given(trees(TokenOrigin.DRAFT), trees(TokenOrigin.LOOKUP))
 def test_a_merged_tree_has_the_paths_of_both_once(drafted: TokenTree, found: TokenTree) -> None:
     tree = merged(drafted, (ROOT, found))
     assert set(paths(tree)) == {*paths(drafted), *paths(found)}
     assert len(set(paths(tree))) == len(tree)
     assert tree.tokens[: len(drafted)] == drafted.tokens
     assert tree.parents[: len(drafted)] == drafted.parents
-    assert set(tree.origins[len(drafted) :]) <= {Origin.LOOKUP}
+    assert set(tree.origins[len(drafted) :]) <= {TokenOrigin.LOOKUP}
 
 
 @pytest.mark.parametrize("hybrid", HYBRIDS)
@@ -74,7 +74,7 @@ def test_greedy_output_is_the_targets_own(tiny_pair: Pair, hybrid: str) -> None:
     generations = assert_greedy_identity(tiny_pair, HYBRIDS[hybrid])
     if hybrid in ("else", "merged", "extended"):
         origins = {origin for g in generations for origin in g.origins}
-        assert origins >= {Origin.DRAFT, Origin.LOOKUP}, "one of the two was never right"
+        assert origins >= {TokenOrigin.DRAFT, TokenOrigin.LOOKUP}, "one of the two was never right"
 
 
 def watch(engine: Engine) -> list[tuple[SlotState, Outcome]]:
@@ -100,7 +100,7 @@ def test_the_other_drafter_learns_its_own_part_of_the_rounds(tiny_pair: Pair, me
     cut = 0
     for text, outcome in seen:
         tree, path = outcome.tree, outcome.path
-        assert set(tree.origins) <= {Origin.DRAFT}
+        assert set(tree.origins) <= {TokenOrigin.DRAFT}
         assert len(outcome.choices) >= len(tree) + 1
         tokens = [tree.tokens[node] for node in path]
         end = path[-1] if path else -1
@@ -144,7 +144,7 @@ def test_a_draft_goes_on_with_what_is_found_behind_it(tiny_pair: Pair) -> None:
     text = (*range(10, 30), 5)
     engine = Engine(tiny_pair, Configuration(drafter=HYBRIDS["extended"]))
     hybrid, shown = engine.drafter, []
-    drafted = TokenTree.chain([10, 11, 12], Origin.DRAFT)
+    drafted = TokenTree.chain([10, 11, 12], TokenOrigin.DRAFT)
     hybrid.otherwise.propose = lambda sequences: [drafted]
     propose = hybrid.propose
     hybrid.propose = lambda sequences: [shown.append(t := propose(sequences)) or t[0]]
@@ -154,7 +154,7 @@ def test_a_draft_goes_on_with_what_is_found_behind_it(tiny_pair: Pair) -> None:
     engine.step()
     [[tree]] = shown
     assert tree.tokens == [10, 11, 12, 13, 14, 15]  # as deep as the request has room
-    assert tree.origins[3:] == [Origin.LOOKUP] * 3
+    assert tree.origins[3:] == [TokenOrigin.LOOKUP] * 3
     assert tree.is_chain
 
 

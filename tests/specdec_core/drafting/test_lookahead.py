@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.drafter import Outcome, SlotState
-from specdec_core.drafting.lookahead import LookaheadDrafter, LookaheadSettings, Window
+from specdec_core.drafting.lookahead import LookaheadDrafter, LookaheadSettings, LookaheadWindow
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.token_tree import TokenTree
@@ -37,7 +37,7 @@ def last_plus_ten(path: tuple[int, ...]) -> int:
 
 
 def test_a_window_of_three_columns_by_hand() -> None:
-    window = Window(columns=3, ngram=4, text=[9])
+    window = LookaheadWindow(columns=3, ngram=4, text=[9])
     assert window.levels == [[9, 9, 9]]
     window.levels = [[0, 1, 2]]  # level 0; its first token is the text's last
 
@@ -72,7 +72,7 @@ def test_a_window_of_three_columns_by_hand() -> None:
 def test_the_guess_of_level_i_and_column_j_is_read_i_plus_j_places_on(
     columns: int, ngram: int, text: list[int]
 ) -> None:
-    window = Window(columns, ngram, text)
+    window = LookaheadWindow(columns, ngram, text)
     for _ in range(2 * ngram):
         tree, levels = TokenTree(), [list(level) for level in window.levels]
         window.plant(tree, text[-1], room=100)

@@ -18,7 +18,7 @@ from specdec_core.drafting.post_use.settings import PostUseSettings
 from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.tokens.statistics import Counts, Origin
+from specdec_core.tokens.statistics import Counts, TokenOrigin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from tests.specdec_core.drafting.reuse import fit, from_cache, generate, same_as_the_target_alone
 
@@ -138,7 +138,7 @@ def test_phrases_follow_the_last_anchors_as_far_as_there_is_room(tiny_pair: Pair
     # Four of the chain; behind the third all that the room of seven allows; behind the fourth too.
     assert tree.tokens == [*chain, 201, 202, 203, 204, 316, 311, 312, 313]
     assert tree.parents == [ROOT, 0, 1, 2, 2, 4, 5, 6, 3, 3, 9, 10]
-    assert tree.origins == [Origin.DRAFT] * 4 + [Origin.CACHE] * 8
+    assert tree.origins == [TokenOrigin.DRAFT] * 4 + [TokenOrigin.CACHE] * 8
     assert tree.depth == sequence.room
 
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from research.drift.toy_pair import toy_pair
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.drafter import Resources
 from specdec_core.drafting.retrieval import RetrievalDrafter, RetrievalSettings, most_frequent
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.studies.toy_pair import toy_pair
 from specdec_core.training.datastores.build import write_datastore
 from tests.specdec_core.drafting.datastores.test_datastore import SMALL
 from tests.specdec_core.drafting.proofs import (

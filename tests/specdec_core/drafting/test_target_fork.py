@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from research.drift.drift import goodness_of_fit
+from research.drift.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PolicySettings, Sampling
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
@@ -14,8 +16,6 @@ from specdec_core.drafting.target_fork.settings import TargetForkSettings
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.studies.drift import goodness_of_fit
-from specdec_core.studies.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
 from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import ROOT
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from research.drift.drift import goodness_of_fit
+from research.drift.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.studies.drift import goodness_of_fit
-from specdec_core.studies.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
-from specdec_core.tokens.statistics import Counts, Generation, Origin
+from specdec_core.tokens.statistics import Counts, Generation, TokenOrigin
 
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
 
@@ -80,9 +80,9 @@ def test_more_beginnings_have_longer_accepted_paths(tiny_pair: Pair) -> None:
 def test_every_round_but_the_first_has_one_token_of_the_targets(tiny_pair: Pair) -> None:
     for generation in generate(tiny_pair, (2, 2, 1), temperature=0.7):
         assert generation.rounds[0].generated == generation.rounds[0].drafted == 0
-        assert generation.origins.count(Origin.TARGET) == len(generation.rounds) - 1
+        assert generation.origins.count(TokenOrigin.TARGET) == len(generation.rounds) - 1
         for round_ in generation.rounds[1:]:
-            assert generation.origins[round_.position] == Origin.TARGET
+            assert generation.origins[round_.position] == TokenOrigin.TARGET
             assert round_.generated == round_.accepted + 1
             assert round_.drafted <= 2 * 2 + 2 * 2 * 1
 

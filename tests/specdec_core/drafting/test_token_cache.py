@@ -14,7 +14,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens import verification as verify
 from specdec_core.tokens.sampling import RandomStream
-from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from tests.specdec_core.drafting.reuse import fit, from_cache, generate, same_as_the_target_alone
 
@@ -138,7 +138,7 @@ def test_phrases_behind_a_draft_share_their_beginnings_in_the_tree() -> None:
     assert found.match == 1
     assert found.tree.tokens == [9, 9, 4, 7, 5]
     assert found.tree.parents == [ROOT, 0, ROOT, 2, 2]
-    assert set(found.tree.origins) == {Origin.CACHE}
+    assert set(found.tree.origins) == {TokenOrigin.CACHE}
     assert len(cache.find(own, [2, 4], room=2).tree) == 0
 
 
@@ -157,7 +157,7 @@ def test_what_a_request_learned_serves_others_only_with_memory_for_all() -> None
 
 def test_a_rejected_drafts_useful_run_ends_with_the_targets_own_token() -> None:
     # Text … 9; the target wants 1 and then, behind the rejected 2, agrees with 3 and 4.
-    tree = TokenTree.chain([2, 3, 4], Origin.DRAFT)
+    tree = TokenTree.chain([2, 3, 4], TokenOrigin.DRAFT)
     outcome = Outcome(tree, path=[], choices=[1, 3, 4, 5], seconds=0.0)
     assert sorted(useful_phrases(outcome, 9, 5)) == [(2, [3, 4, 5]), (3, [4, 5])]
     assert sorted(useful_phrases(outcome, 9, 2)) == [(2, [3, 4]), (3, [4, 5])]

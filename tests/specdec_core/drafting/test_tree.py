@@ -18,7 +18,7 @@ from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.coupling import SharedNoise
 from specdec_core.tokens.sampling import warp
-from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from specdec_core.tokens.topology import fork, k_configuration, static_tree
 
@@ -96,7 +96,7 @@ def test_a_greedy_tree_holds_the_most_likely_tokens_of_every_node(tiny_pair: Pai
             best = logits.topk(len(nodes)).indices.tolist()
             assert [tree.tokens[node] for node in nodes] == best
         assert set(tree.draft_probs) <= {None}
-        assert set(tree.origins) <= {Origin.DRAFT}
+        assert set(tree.origins) <= {TokenOrigin.DRAFT}
 
 
 @pytest.mark.parametrize("replacement", [False, True])

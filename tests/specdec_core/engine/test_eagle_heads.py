@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from research.drift.drift import goodness_of_fit
+from research.drift.toy_pair import exact_distribution, sample_counts, toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling, parse
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
-from specdec_core.studies.drift import goodness_of_fit
-from specdec_core.studies.toy_pair import exact_distribution, sample_counts, toy_pair
 from specdec_core.tokens.token_tree import TokenTree
 from tests.specdec_core.fits import alike_behind_the_first
 from tests.specdec_core.models.eagle.pair_heads import head_of, taught_head_of

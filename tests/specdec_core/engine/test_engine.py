@@ -18,7 +18,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair, check_pair, load_pair
 from specdec_core.models.runner import Batch, Output
-from specdec_core.tokens.statistics import Counts, Origin
+from specdec_core.tokens.statistics import Counts, TokenOrigin
 
 CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
 SAMPLED = CHAIN.model_copy(update={"sampling": Sampling(temperature=0.9)})
@@ -218,8 +218,8 @@ def test_lemma_3_1_holds_on_live_counts(
 def test_every_token_carries_its_origin(tiny_pair: Pair) -> None:
     for configuration, drafted in (
         (AUTOREGRESSIVE, None),
-        (CHAIN, Origin.DRAFT),
-        (Configuration(drafter=PromptLookupSettings()), Origin.LOOKUP),
+        (CHAIN, TokenOrigin.DRAFT),
+        (Configuration(drafter=PromptLookupSettings()), TokenOrigin.LOOKUP),
     ):
         for generation in Engine(tiny_pair, configuration, 2).generate(requests()):
             assert len(generation.origins) == len(generation.tokens)
@@ -228,7 +228,7 @@ def test_every_token_carries_its_origin(tiny_pair: Pair) -> None:
                 assert r.position == start
                 own = generation.origins[start : start + r.generated]
                 assert own[: r.accepted] == [drafted] * r.accepted
-                expected = Origin.CORRECTION if r.accepted < r.drafted else Origin.BONUS
+                expected = TokenOrigin.CORRECTION if r.accepted < r.drafted else TokenOrigin.BONUS
                 assert own[r.accepted :] == [expected]
                 start += r.generated
             assert start == len(generation.tokens)

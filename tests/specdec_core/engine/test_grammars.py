@@ -22,7 +22,7 @@ from specdec_core.engine import Chunk, Engine, Request
 from specdec_core.engine.active_request import ActiveRequest, Addition
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.grammar import Grammar, Matcher
-from specdec_core.tokens.token_tree import Origin
+from specdec_core.tokens.token_tree import TokenOrigin
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.engine.test_text_warpers import DRAFTERS, PROMPTS
 
@@ -186,7 +186,7 @@ def p_value(
     engine = Engine(pair, under(drafter, Sampling(temperature=1.0)), 128)
     asked = [Request(str(n), PROMPTS[0], 12, seed=n, grammar=grammar) for n in range(samples)]
     generations = engine.generate(asked)
-    forced = sum(origin == Origin.GRAMMAR for g in generations for origin in g.origins)
+    forced = sum(origin == TokenOrigin.GRAMMAR for g in generations for origin in g.origins)
     assert (forced > samples / 10) == (right and grammar == FORCED)
     counts = Counter(tuple(g.tokens) for g in generations)
     wanted = {text: samples * chance for text, chance in exact(pair, grammar).items()}
@@ -212,7 +212,7 @@ def test_tokens_that_the_grammar_forces_are_free_and_harmless(
     account = ActiveRequest.account
 
     def counted(self: ActiveRequest, addition: Addition, *rest: Any) -> Chunk:
-        if Origin.GRAMMAR in addition.tree.origins:
+        if TokenOrigin.GRAMMAR in addition.tree.origins:
             rounds.append((len(addition.tree), len(addition.path), addition.tree.draft_forwards))
         return account(self, addition, *rest)
 

@@ -15,7 +15,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Generation
-from specdec_core.tokens.token_tree import Origin
+from specdec_core.tokens.token_tree import TokenOrigin
 from tests.specdec_core.engine.test_text_warpers import DRAFTERS, PROMPTS
 
 NEW = 24
@@ -201,8 +201,11 @@ def test_requests_of_one_batch_speculate_as_they_like(
         ({"logprobs": -1}, "logprobs must be between 0"),
         ({"prompt_logprobs": True}, "prompt_logprobs needs logprobs"),
         ({"stop": ("x", "")}, "stop: an empty string is everywhere"),
-        ({"written": ((5, Origin.DRAFT),) * (NEW + 1)}, "tokens are written already, more than"),
-        ({"written": ((10_000, Origin.DRAFT),)}, "tokens outside 0"),
+        (
+            {"written": ((5, TokenOrigin.DRAFT),) * (NEW + 1)},
+            "tokens are written already, more than",
+        ),
+        ({"written": ((10_000, TokenOrigin.DRAFT),)}, "tokens outside 0"),
         ({"speculate": -1}, "speculate must be at least 0"),
         ({"stop_tokens": frozenset({10_000})}, "stop_tokens: 10000 is no token"),
         ({"sampling": Sampling(logit_bias={10_000: 1})}, "logit_bias: 10000 is no token"),

@@ -7,10 +7,10 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec_core.engine.scheduler import BLOCK, Limits, Scheduler, Step
+from specdec_core.engine.scheduler import BLOCK, Limits, Scheduler, StepPlan
 
 
-def decoded(scheduler: Scheduler, step: Step, left: Counter[str]) -> None:
+def decoded(scheduler: Scheduler, step: StepPlan, left: Counter[str]) -> None:
     """Every decoding request of the step writes a token, and leaves after its last."""
     scheduler.fed([0] * len(step.decoding))
     for request in list(scheduler.running.values()):
@@ -25,7 +25,7 @@ def decoded(scheduler: Scheduler, step: Step, left: Counter[str]) -> None:
 def test_a_long_prompt_is_read_in_chunks_beside_those_that_decode() -> None:
     scheduler = Scheduler(Limits(2, step_tokens=100))
     scheduler.add("short", 11)
-    assert scheduler.plan() == Step([0], {0: 11}, [], {0: "short"})
+    assert scheduler.plan() == StepPlan([0], {0: 11}, [], {0: "short"})
     scheduler.grew("short", 12)
     scheduler.fed([3])
     scheduler.add("long", 301)
@@ -44,7 +44,7 @@ def test_a_short_prompt_overtakes_a_long_one_which_goes_on() -> None:
     scheduler.plan()
     scheduler.add("middle", 401)
     scheduler.add("short", 21)
-    assert scheduler.plan() == Step([2], {0: 50, 1: 29, 2: 21}, [], {1: "middle", 2: "short"})
+    assert scheduler.plan() == StepPlan([2], {0: 50, 1: 29, 2: 21}, [], {1: "middle", 2: "short"})
 
 
 def test_beside_a_prompt_that_ends_others_are_read_whole_or_not_at_all() -> None:
@@ -75,7 +75,7 @@ def test_a_prompt_is_read_also_where_those_that_decode_fill_a_small_step() -> No
 def test_alone_a_prompt_is_read_at_once() -> None:
     scheduler = Scheduler(Limits(1))
     scheduler.add("only", 5001)
-    assert scheduler.plan() == Step([0], {0: 5001}, [], {0: "only"})
+    assert scheduler.plan() == StepPlan([0], {0: 5001}, [], {0: "only"})
 
 
 def test_nobody_enters_before_one_who_waits_longer() -> None:

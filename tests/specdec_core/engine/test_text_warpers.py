@@ -19,11 +19,11 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
+from research.drift.toy_pair import NEAR, PROMPT, VOCABULARY, toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling, parse
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.studies.toy_pair import NEAR, PROMPT, VOCABULARY, toy_pair
 from specdec_core.tokens.text_warper import TextWarper
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.models.eagle.pair_heads import head_of

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from research.drift.drift import goodness_of_fit
+from research.drift.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_pair
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine import Chunk, Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
-from specdec_core.studies.drift import goodness_of_fit
-from specdec_core.studies.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_pair
 from specdec_core.tokens import sampling as sampling_module
 
 CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=2)))

@@ -17,7 +17,7 @@ DRAFTERS = [{"kind": "suffix"}, {"kind": "prompt_lookup"}, None]
 def test_a_scan_of_vllm_has_suffixes_only_where_their_package_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("specdec_core.studies.peers.vllm.VENV", tmp_path)
+    monkeypatch.setattr("specdec_core.evidence.peers.vllm.VENV", tmp_path)
     options = [parse(Configuration, {"drafter": drafter}, "test") for drafter in DRAFTERS]
     ranked = [Trial(configuration=option, counts={}, metrics={}) for option in options]
     assert startable(SERVERS["vllm"], ranked) == ranked[1:]

@@ -16,7 +16,6 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 
 from specdec_core.models.compiled import CompiledRunner
 from specdec_core.models.compiled.packed import captured as packed
-from specdec_core.models.compiled.padded import captured as padded
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.runner import Batch
 from tests.conftest import tiny_llama
@@ -56,25 +55,21 @@ NEEDS_GPU = pytest.mark.skipif(not GPU, reason="needs a GPU")
 
 
 @pytest.fixture(
-    params=["packed", "windows", "padded", pytest.param("fused", marks=[NEEDS_GPU])],
+    params=["packed", "windows", pytest.param("fused", marks=[NEEDS_GPU])],
 )
 def runners(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[EagerRunner]:
-    """An eager runner, and one of captured graphs: of rows that are packed or padded, of kernels as
-    they are or, which takes long to compile, fused."""
-    model, packs = model_of(request.param), request.param != "padded"
+    """An eager runner, and one of captured graphs: of kernels as they are or, which takes long to
+    compile, fused."""
+    model = model_of(request.param)
     if request.param != "fused":
         monkeypatch.setattr(packed, "fused", lambda step, *_: step)
     if not GPU:
         monkeypatch.setattr(packed, "Captured", AtOnce)
-        monkeypatch.setattr(padded, "Captured", AtOnce)
-        monkeypatch.setattr("specdec_core.models.compiled.runner._on_cpu", lambda eager: False)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="running without")
-        below = EagerRunner(
-            model, 3, POSITIONS, packs=packs, compact=True, pooled=packs, cache_tokens=1
-        )
+        below = EagerRunner(model, 3, POSITIONS, compact=True, pooled=True, cache_tokens=1)
         captured = CompiledRunner(below, "weights")
-    assert captured.mixes == packs
+    assert captured.mixes
     return [EagerRunner(model, 3, POSITIONS, packs=False), captured]
 
 

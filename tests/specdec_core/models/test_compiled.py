@@ -71,15 +71,12 @@ def both(pair: Pair, slots: int = 3) -> tuple[EagerRunner, CompiledRunner]:
     return EagerRunner(pair.target, slots, pair.max_length, compact=True), compiled
 
 
-@pytest.fixture(
-    params=["packed", *(pytest.param(way, marks=pytest.mark.long) for way in ("windows", "padded"))]
-)
+@pytest.fixture(params=["packed", pytest.param("windows", marks=pytest.mark.long)])
 def runners(
     request: pytest.FixtureRequest, compiled_pair: Pair
 ) -> tuple[EagerRunner, CompiledRunner]:
     """An eager and a compiled runner, as of a draft, of the target or of a model whose layers have
-    two kinds of masks; their rows are packed or, as those of a model that attends by itself,
-    padded."""
+    two kinds of masks."""
     model, length = compiled_pair.target, compiled_pair.max_length
     if request.param == "windows":
         torch.manual_seed(0)
@@ -88,10 +85,9 @@ def runners(
         kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3}
         model = Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads, **kinds)).eval()
     weights = {"packed": compiled_pair.fingerprints["target"]}
-    packs = request.param != "padded"
-    eager = EagerRunner(model, 3, length, packs=packs, compact=True)
+    eager = EagerRunner(model, 3, length, compact=True)
     compiled = CompiledRunner(eager, weights.get(request.param, request.param), draft=True)
-    assert compiled.mixes == packs
+    assert compiled.mixes
     return EagerRunner(model, 3, length), compiled
 
 
@@ -376,3 +372,14 @@ def test_a_broken_graph_is_one_warning_and_the_eager_tokens(
         runners = both(compiled_pair)
     expected, found = forwards(runners, [0], [[3, 4]])
     assert_close(found, expected, atol=0)
+
+
+def test_a_model_whose_rows_have_to_be_padded_runs_eagerly_after_a_warning(
+    compiled_pair: Pair,
+) -> None:
+    eager = EagerRunner(compiled_pair.target, 2, 64, packs=False)
+    with pytest.warns(match="running without compiled graphs: graphs are of packed rows"):
+        compiled = CompiledRunner(eager, "padded")
+    plain = EagerRunner(compiled_pair.target, 2, 64, packs=False)
+    batch = Batch([0, 1], [[5, 6, 7], [8, 9]])
+    assert compiled.forward(batch).choices() == plain.forward(batch).choices()

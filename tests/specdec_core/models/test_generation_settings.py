@@ -15,10 +15,10 @@ from transformers import GenerationMixin
 
 from specdec_core.config import PairSpec
 from specdec_core.engine import Engine, Request
+from specdec_core.evidence.peers.choose import peers_of
 from specdec_core.models.generation_settings import NEUTRAL
 from specdec_core.models.loading import load_skeleton
 from specdec_core.models.pair import load_pair
-from specdec_core.studies.peers.choose import peers_of
 
 PROMPT, NEW = (7, 8, 9, 10) * 3, 12
 ASKED = {

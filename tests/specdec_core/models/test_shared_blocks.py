@@ -12,7 +12,7 @@ import torch
 from specdec_core.base.errors import UserError
 from specdec_core.models.cache import MappedCache, PooledCache, SlotCache, mapped
 from specdec_core.models.cache import pooled as pool_cache
-from specdec_core.models.cache.blocks import BLOCK, Blocks, PooledBlocks, Run
+from specdec_core.models.cache.blocks import BLOCK, BlockRun, Blocks, PooledBlocks
 
 LAYERS, SLOTS, HEADS, SIZE, POSITIONS = 2, 4, 2, 64, 8 * BLOCK
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux alone")
@@ -174,15 +174,15 @@ def test_a_row_that_is_cut_gives_back_its_own_where_only_features_share(
 def test_a_block_returns_home_once_that_is_free() -> None:
     blocks = Blocks(rows=3, count=4)
     moved, unused = blocks.share(0, 1, 3)
-    assert moved == [Run(1, 0, 0, 0, 3)]
-    assert unused == [Run(1, 0, 1, 0, 3)]
+    assert moved == [BlockRun(1, 0, 0, 0, 3)]
+    assert unused == [BlockRun(1, 0, 1, 0, 3)]
     assert blocks.saved == 3
-    assert blocks.own(1, 1, 4) == [Run(1, 1, 1, 1, 2)]
+    assert blocks.own(1, 1, 4) == [BlockRun(1, 1, 1, 1, 2)]
     assert blocks.saved == 1
     # The first owner writes anew, while another reads: it has the free home.
-    assert blocks.own(0, 0, 1) == [Run(0, 0, 1, 0, 1)]
+    assert blocks.own(0, 0, 1) == [BlockRun(0, 0, 1, 0, 1)]
     assert blocks.saved == 0
-    assert blocks.runs(1) == [Run(1, 0, 0, 0, 1), Run(1, 1, 1, 1, 3)]
+    assert blocks.runs(1) == [BlockRun(1, 0, 0, 0, 1), BlockRun(1, 1, 1, 1, 3)]
 
 
 def test_a_pool_holds_a_common_beginning_once_and_grows_for_what_is_written_after_it() -> None:

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.generation import BaseStreamer
 
+from research.drift.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_pair
 from specdec_core.base.errors import UserError
 from specdec_core.config import (
     Configuration,
@@ -26,8 +27,7 @@ from specdec_core.engine import Engine, Request, forward_costs
 from specdec_core.models.pair import Pair
 from specdec_core.plugins import transformers as plug_in
 from specdec_core.plugins.text_drafter import TextDrafter
-from specdec_core.plugins.transformers import Candidates, forget, of_pair, speculative
-from specdec_core.studies.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_pair
+from specdec_core.plugins.transformers import DraftCandidates, forget, of_pair, speculative
 from tests.specdec_core.engine.test_eagle_heads import HEAD, pair_with_head
 from tests.specdec_core.plugins.branches import Branches
 
@@ -261,10 +261,10 @@ def test_samples_have_exactly_the_models_distribution(drafter: dict[str, Any]) -
 def test_candidates_with_another_distribution_would_be_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def uniform(self: Candidates, tree: Any) -> torch.Tensor:
+    def uniform(self: DraftCandidates, tree: Any) -> torch.Tensor:
         return torch.zeros(1, len(tree), VOCABULARY)
 
-    monkeypatch.setattr(Candidates, "_logits", uniform)
+    monkeypatch.setattr(DraftCandidates, "_logits", uniform)
     pair = toy_pair()
     shift = enumerated(pair, FAR_CHAIN, SAMPLING, 3) - exact_distribution(pair, SAMPLING, 3)
     assert np.abs(shift).max() > 1e-2

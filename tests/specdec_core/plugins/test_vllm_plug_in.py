@@ -17,10 +17,10 @@ import torch
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairConfiguration, PairSpec, RunnerSettings, parse
 from specdec_core.engine import Engine, Request
+from specdec_core.evidence.peers.choose import peers_of
+from specdec_core.evidence.peers.vllm import VENV, VllmPeer, plug_in
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.plugins import step_times, vllm
-from specdec_core.studies.peers.choose import peers_of
-from specdec_core.studies.peers.vllm import VENV, VllmPeer, plug_in
 from tests.conftest import save_random_head
 
 PRODUCT = {"kind": "confidence_product", "threshold": 0.3, "max_tokens": 5}

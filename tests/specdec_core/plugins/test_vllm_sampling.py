@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec_core.evidence.peers.vllm import VENV, inherited_environment, library_environment
 from specdec_core.plugins.vllm_sampling import (
     ENTRY_POINT,
     GROUP,
@@ -23,7 +24,6 @@ from specdec_core.plugins.vllm_sampling import (
     expanded,
     repair,
 )
-from specdec_core.studies.peers.vllm import VENV, inherited_environment, library_environment
 
 PROGRAM = Path(__file__).with_name("vllm_sampling_counts.py")
 LOGITS = [[1.0, 0.2, -0.5, 0.7], [0.0, 1.5, 0.3, -1.0], [0.4, -0.2, 0.9, 0.1]]  # after 0, 1, 2

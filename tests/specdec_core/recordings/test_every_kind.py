@@ -92,7 +92,7 @@ def test_every_drafter_is_replayed_as_it_decodes_or_says_why_not(
     tiny_pair: Pair, replay: Replay, requests: list[Request], kind: str
 ) -> None:
     configuration = Configuration(drafter=drafter(kind, **KNOWN.get(kind, {})))
-    reason = configuration.unknown_to(replay.facts)
+    reason = configuration.unsupported_reason(replay.facts)
     assert (reason is not None) == (kind in UNKNOWN)
     if reason is None:
         assert_replayed(replay, tiny_pair, configuration, requests)

@@ -16,7 +16,7 @@ from specdec_core.drafting.policies.policy import build_policy
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import Header, Prompts, Recording, Trace
+from specdec_core.recordings.schema import Header, RecordedPrompts, Recording, Trace
 from specdec_core.recordings.track import Track
 from specdec_core.recordings.verified import verified
 from tests.specdec_core.recordings.test_record import record
@@ -72,7 +72,7 @@ class Chains:
         }
         changes = {"max_new_tokens": TEXT + LONGEST, "max_draft": LONGEST, "top_k": top_k}
         header = header.model_copy(update={"eos_token_ids": (), **changes})
-        prompts = Prompts([0], ["text"], [np.array([0])], [np.array(text[1:])])
+        prompts = RecordedPrompts([0], ["text"], [np.array([0])], [np.array(text[1:])])
         return Trace(header, prompts, columns)
 
     def decoded(self, longest: int, threshold: float) -> tuple[float, float, float]:

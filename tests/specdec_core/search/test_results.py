@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cluster.sweep.trial import assess, replayed
+from research.policies.study import replay_search
 from specdec_core.config import Configuration, PairSpec, RunnerSettings, parse
 from specdec_core.cost import Hardware
 from specdec_core.cost.steps import ForwardTerms, StepTimes
@@ -22,7 +23,6 @@ from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.simulator import asks_of, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.results import SECONDS, for_as_many_tokens
-from specdec_core.studies.policies import replay_search
 from specdec_core.training.heads.evaluation import prompt_seconds
 from tests.jobs.conftest import record_prompts
 

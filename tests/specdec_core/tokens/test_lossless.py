@@ -30,7 +30,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.tokens import acceptance, topology
 from specdec_core.tokens import verification as verify
 from specdec_core.tokens.sampling import RandomStream, draw_siblings, warp
-from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from tests.specdec_core.fits import alike_behind_the_first
 from tests.specdec_core.models.reduced_draft.drafts import draft_of
@@ -156,7 +156,7 @@ def test_siblings_are_verified_losslessly(replacement: bool) -> None:
         tree, left = TokenTree(), q
         for _ in range(3):
             token = int(torch.multinomial(left, 1, generator=generator))
-            tree.add(token, ROOT, Origin.DRAFT, left)
+            tree.add(token, ROOT, TokenOrigin.DRAFT, left)
             if not replacement:
                 left = left.clone()
                 left[token] = 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from research.drift.drift import goodness_of_fit
+from research.drift.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_pair
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.engine import Engine, Request
-from specdec_core.studies.drift import goodness_of_fit
-from specdec_core.studies.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_pair
 from specdec_core.tokens import sampling as sampling_module
 
 COUNTED = 2  # tokens; the last one's candidate comes from the earlier request

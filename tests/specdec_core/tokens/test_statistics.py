@@ -6,16 +6,16 @@ import pytest
 from specdec_core.tokens.statistics import (
     Counts,
     Generation,
-    Origin,
     Ratio,
     Round,
+    TokenOrigin,
     paired_difference,
     paired_ratio,
     path_rate,
     rounds_frame,
 )
 
-D, C, B = Origin.DRAFT, Origin.CORRECTION, Origin.BONUS
+D, C, B = TokenOrigin.DRAFT, TokenOrigin.CORRECTION, TokenOrigin.BONUS
 
 
 def round_of(position: int, drafted: int, accepted: int, generated: int) -> Round:
@@ -112,7 +112,7 @@ class TestPathRate:
     def test_tokens_that_the_target_began_with_count_on_neither_side(self):
         begun = generation()
         begun.rounds.insert(0, round_of(0, 0, 0, 0))
-        begun.origins = [Origin.TARGET, D, D, B, Origin.TARGET, C, Origin.TARGET, D]
+        begun.origins = [TokenOrigin.TARGET, D, D, B, TokenOrigin.TARGET, C, TokenOrigin.TARGET, D]
         assert path_rate([begun], depth=4) == pytest.approx(3 / 12)
 
     def test_a_round_that_only_begins_the_first_tree_does_not_count(self):

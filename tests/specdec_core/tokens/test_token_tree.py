@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 
 phrases = st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=8)
@@ -24,7 +24,7 @@ def paths(tree: TokenTree) -> set[tuple[int, ...]]:
 def test_grafted_phrases_make_the_trie_of_their_prefixes(phrases: list[list[int]]) -> None:
     tree = TokenTree()
     for phrase in phrases:
-        last = tree.graft(ROOT, phrase, Origin.CACHE)
+        last = tree.graft(ROOT, phrase, TokenOrigin.CACHE)
         assert last == ROOT if not phrase else tree.tokens[last] == phrase[-1]
     prefixes = {tuple(phrase[:n]) for phrase in phrases for n in range(1, len(phrase) + 1)}
     assert paths(tree) == prefixes
@@ -36,20 +36,20 @@ def test_grafted_phrases_make_the_trie_of_their_prefixes(phrases: list[list[int]
 def test_children_lists_every_node_once_in_the_order_added(phrases: list[list[int]]) -> None:
     tree = TokenTree()
     for phrase in phrases:
-        tree.graft(ROOT, phrase, Origin.CACHE)
+        tree.graft(ROOT, phrase, TokenOrigin.CACHE)
     children = tree.children()
     assert sorted(node for own in children.values() for node in own) == list(range(len(tree)))
     assert all(own == sorted(own) for own in children.values())
 
 
 def test_a_phrase_grafted_onto_a_drawn_node_keeps_the_distribution_it_was_drawn_from() -> None:
-    tree = TokenTree.chain([5, 6], Origin.DRAFT)
-    last = tree.graft(0, [6, 7], Origin.CACHE)
+    tree = TokenTree.chain([5, 6], TokenOrigin.DRAFT)
+    last = tree.graft(0, [6, 7], TokenOrigin.CACHE)
     assert tree.tokens == [5, 6, 7]
     assert tree.parents == [ROOT, 0, 1]
     assert last == 2
-    assert tree.origins == [Origin.DRAFT, Origin.DRAFT, Origin.CACHE]
+    assert tree.origins == [TokenOrigin.DRAFT, TokenOrigin.DRAFT, TokenOrigin.CACHE]
     assert tree.is_chain
-    tree.graft(0, [9], Origin.CACHE)
+    tree.graft(0, [9], TokenOrigin.CACHE)
     assert not tree.is_chain
     assert tree.depths() == [0, 1, 2, 1]

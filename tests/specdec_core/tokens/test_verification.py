@@ -4,7 +4,7 @@ import torch
 
 from specdec_core.tokens import verification as verify
 from specdec_core.tokens.sampling import RandomStream
-from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import ROOT, RemoteDistribution, TokenTree
 
 VOCAB = 7
@@ -17,7 +17,7 @@ def tree_and_target(seed: int) -> tuple[TokenTree, torch.Tensor]:
         q = torch.rand(VOCAB, generator=generator).softmax(0)
         token = int(torch.randint(VOCAB, (), generator=generator))
         sources = (q, None, RemoteDistribution(float(q[token]), lambda q=q: q))
-        tree.add(token, parent, Origin.DRAFT, sources[node % 3])
+        tree.add(token, parent, TokenOrigin.DRAFT, sources[node % 3])
     p = (3 * torch.rand(len(parents) + 1, VOCAB, generator=generator)).softmax(1)
     return tree, p
 

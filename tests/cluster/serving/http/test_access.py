@@ -264,7 +264,7 @@ def test_a_file_of_keys_has_hashes(tmp_path: Path) -> None:
     path.write_text("# none\n")
     with pytest.raises(UserError, match="no keys"):
         read_keys(path)
-    with pytest.raises(UserError, match="make-key"):
+    with pytest.raises(UserError, match="serve keys"):
         read_keys(tmp_path / "missing")
 
 

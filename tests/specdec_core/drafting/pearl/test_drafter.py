@@ -12,12 +12,12 @@ from specdec_core.config import Configuration, Sampling, parse
 from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.pearl.draft_forward import DraftForward
 from specdec_core.drafting.pearl.drafter import PearlDrafter
-from specdec_core.drafting.pearl.messages import Begin, Drafted, End, Pause, Ready
+from specdec_core.drafting.pearl.messages import Begin, Drafted, DraftReady, End, Pause
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import RandomStream
-from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import RemoteDistribution, TokenTree
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.tokens.test_lossless import counted, joint, p_value, toy_pair
@@ -141,8 +141,8 @@ def test_others_may_propose_for_some_rounds_or_some_candidates(
         found = Engine(tiny_pair, configuration, slots, open_link=link).generate(asked)
         assert [g.tokens for g in found] == [g.tokens for g in expected]
         accepted = {origin for g in found for origin in g.origins}
-        assert Origin.DRAFT in accepted
-        assert temperature or accepted & {Origin.LOOKUP, Origin.CACHE}
+        assert TokenOrigin.DRAFT in accepted
+        assert temperature or accepted & {TokenOrigin.LOOKUP, TokenOrigin.CACHE}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -188,7 +188,7 @@ def test_drafts_may_die_at_any_time(tiny_pair: Pair, temperature: float) -> None
         engine = Engine(tiny_pair, pearl(window=5), slots=2, open_link=partial(_same, link))
         found = engine.generate(requests(tiny_pair, sampling=sampling, seed=5))
         assert [g.tokens for g in found] == [g.tokens for g in expected]
-        assert any(Origin.DRAFT in g.origins for g in found)
+        assert any(TokenOrigin.DRAFT in g.origins for g in found)
         deaths += link.deaths
     assert deaths > 10
 
@@ -200,7 +200,7 @@ class Scripted:
 
     def __init__(self) -> None:
         self.heard: list = []
-        self.to_say: list = [Ready()]
+        self.to_say: list = [DraftReady()]
         self.timeouts: list[float] = []
 
     def send(self, message: object) -> None:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from specdec_core.drafting.pearl.pace import Pace
+from specdec_core.drafting.pearl.pace import DraftPace
 from specdec_core.drafting.pearl.timeline import Timeline, busy
 
 
-def pace(t_draft: float, t_target: float, acceptance: float, t_notice: float = 0.0) -> Pace:
-    found = Pace(12)
+def pace(t_draft: float, t_target: float, acceptance: float, t_notice: float = 0.0) -> DraftPace:
+    found = DraftPace(12)
     found.drafted(t_draft)
     found.verified(t_target)
     found.waited(0, t_notice)
@@ -20,7 +20,7 @@ def test_one_waits_for_cheap_candidates_that_are_likely_accepted() -> None:
     assert pace(0.5, 4.0, 0.02).wait() == 0
     assert pace(3.0, 4.0, 0.8).wait() == 0
     assert pace(0.5, 4.0, 0.8, t_notice=8.0).wait() == 0
-    assert Pace(12).wait() == 12  # nothing was seen yet
+    assert DraftPace(12).wait() == 12  # nothing was seen yet
 
 
 def test_rates_are_those_of_the_rounds_written_out() -> None:
@@ -33,7 +33,7 @@ def test_rates_are_those_of_the_rounds_written_out() -> None:
 
 
 def test_acceptance_and_times_are_what_was_seen() -> None:
-    found = Pace(12)
+    found = DraftPace(12)
     for _ in range(2000):
         found.judged(3, rejected=True)
         found.drafted(0.25)

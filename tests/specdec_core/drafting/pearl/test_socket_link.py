@@ -17,7 +17,7 @@ from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.pearl.socket_link import SocketLink, serve
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.tokens.statistics import Origin
+from specdec_core.tokens.statistics import TokenOrigin
 
 PEARL = Configuration.model_validate({"drafter": {"kind": "pearl", "window": 4, "wait": 2}})
 
@@ -52,7 +52,7 @@ def wait_until_ready(engine: Engine) -> None:
     """A draft that has come still needs a moment, in which decoding is autoregressive."""
     assert engine.drafter.prepare(30)
     [first, *_] = engine.generate(requests(engine.pair, Sampling())[:1])
-    assert Origin.DRAFT in first.origins
+    assert TokenOrigin.DRAFT in first.origins
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, coupling="gumbel")])
@@ -72,7 +72,7 @@ def test_output_is_the_targets_though_the_draft_is_killed(
         for round in range(10_000):
             chunks = engine.step()
             found |= {c.request_id: c.finished for c in chunks if c.finished}
-            if not killed_at and any(Origin.DRAFT in c.origins for c in chunks) and round > 4:
+            if not killed_at and any(TokenOrigin.DRAFT in c.origins for c in chunks) and round > 4:
                 os.kill(process.pid, signal.SIGKILL)
                 process.join()
                 killed_at = round
@@ -98,8 +98,8 @@ def test_sampled_rejections_fetch_their_distribution(tiny_pair: Pair, link: Sock
         wait_until_ready(engine)
         found = engine.generate(requests(tiny_pair, sampling))
     origins = [origin for g in found for origin in g.origins]
-    assert Origin.CORRECTION in origins
-    assert Origin.DRAFT in origins
+    assert TokenOrigin.CORRECTION in origins
+    assert TokenOrigin.DRAFT in origins
 
 
 def test_who_does_not_know_the_key_is_not_heard(tiny_pair: Pair, link: SocketLink) -> None:

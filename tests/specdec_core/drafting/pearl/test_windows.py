@@ -35,7 +35,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.tokens.sampling import RandomStream
-from specdec_core.tokens.statistics import Generation, Origin
+from specdec_core.tokens.statistics import Generation, TokenOrigin
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 
 HEADS = {"specdecpp": "bundled:small-specdecpp-d3-w1", "decision": "bundled:small-joint"}
@@ -246,7 +246,7 @@ def test_rounds_that_others_propose_for_judge_windows_too(
     hybrid = HybridSettings(lookup=SuffixSettings(), otherwise=pearl, min_match=1)
     watched, found = drafting.asynchronously(hybrid, Sampling(), 1, monkeypatch)
     assert [g.tokens for g in found] == [g.tokens for g in drafting.alone(Sampling())]
-    assert any(Origin.LOOKUP in g.origins for g in found)
+    assert any(TokenOrigin.LOOKUP in g.origins for g in found)
     request = -1
     for window in watched.windows:
         if window is None:

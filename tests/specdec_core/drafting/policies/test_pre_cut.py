@@ -21,7 +21,7 @@ from specdec_core.models.eagle.runner import EagleRunner
 from specdec_core.models.loading import load_skeleton
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch
-from specdec_core.tokens.token_tree import Origin, TokenTree
+from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
 from tests.conftest import tiny_llama
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
@@ -377,7 +377,7 @@ def test_a_policy_is_told_what_the_target_chooses_behind_a_rejection(
     def watch(sequences: list[SlotState]) -> list[TokenTree]:
         trees = propose(sequences)
         [sequence], [tree] = sequences, trees
-        drafted = [node for node, origin in enumerate(tree.origins) if origin is Origin.DRAFT]
+        drafted = [node for node, origin in enumerate(tree.origins) if origin is TokenOrigin.DRAFT]
         chains.append((list(sequence.tokens), [tree.tokens[node] for node in drafted]))
         return trees
 
@@ -402,10 +402,10 @@ def test_a_policy_is_told_what_the_target_chooses_behind_a_rejection(
 def test_matches_are_not_in_a_recording_and_not_told_by_every_drafter() -> None:
     facts = RecordingFacts(("draft",), Sampling(), max_draft=20, max_new_tokens=50)
     chain = DraftModelSettings(policy=MATCHES)
-    assert "candidates that it rejects are not recorded" in str(chain.unknown_to(facts))
+    assert "candidates that it rejects are not recorded" in str(chain.unsupported_reason(facts))
     assert chain.reads_rejected
     plain = MATCHES.model_copy(update={"useful": "accepted"})
-    assert DraftModelSettings(policy=plain).unknown_to(facts) is None
+    assert DraftModelSettings(policy=plain).unsupported_reason(facts) is None
     for kind in ("fork", "target_fork", "dynamic_tree"):
         with pytest.raises(UserError, match="does not tell its policy the matches"):
             with_matches({"kind": kind})

@@ -30,7 +30,7 @@ def target_of(name: str) -> str:
     try:
         metadata.version(package)
     except metadata.PackageNotFoundError:
-        pytest.skip(f"{package} is not installed (specdec fetch)")
+        pytest.skip(f"{package} is not installed (python -m jobs.fetch)")
     return target
 
 

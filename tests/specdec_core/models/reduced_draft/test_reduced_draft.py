@@ -127,18 +127,16 @@ def test_greedy_output_is_the_targets_own(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("packs", [True, False], ids=["packed", "padded"])
 def test_compiled_logits_are_those_of_eager_forwards(
     tiny_spec: PairSpec,
     either: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    packs: bool,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     draft = loaded(tiny_spec, either, pack=False)
-    eager, inner = (EagerRunner(draft, 2, 96, packs=packs, compact=True) for _ in range(2))
-    compiled = CompiledRunner(inner, f"{fingerprint(str(either))}-{packs}")
+    eager, inner = (EagerRunner(draft, 2, 96, compact=True) for _ in range(2))
+    compiled = CompiledRunner(inner, fingerprint(str(either)))
     assert compiled._forwards is not None
     for batch in (Batch([0, 1], [[5, 6, 7], [8, 9]]), Batch([0, 1], [[10], [11]])):
         found, expected = compiled.forward(batch).logits, eager.forward(batch).logits

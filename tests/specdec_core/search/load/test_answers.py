@@ -16,9 +16,9 @@ from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.answers import drafters_by_load, replayed_answers
+from specdec_core.search.load.check import run_clients
 from specdec_core.search.load.simulator import asks_of, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
-from specdec_core.studies.load_check import run_clients
 from tests.jobs.conftest import record_prompts
 
 TIMES = StepTimes(target=ForwardTerms(fixed=0.01), drafts={"draft": ForwardTerms(fixed=0.001)})

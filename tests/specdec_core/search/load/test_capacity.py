@@ -10,7 +10,7 @@ import pytest
 from specdec_core.cost.steps import ForwardTerms, StepTimes
 from specdec_core.engine.scheduler import Limits
 from specdec_core.search.load.answers import InOrder, SimulatedRound
-from specdec_core.search.load.capacity import Service, greatest_rate, least_replicas
+from specdec_core.search.load.capacity import ServedTraffic, greatest_rate, least_replicas
 from specdec_core.search.load.measures import measure
 from specdec_core.search.load.simulator import Router
 from specdec_core.search.load.trace import TraceRequest
@@ -22,8 +22,8 @@ TEN = InOrder([10], [[SimulatedRound(0, 1, 0, 0)] * 10], None)  # an answer take
 SLO = Slo(ttft=0.05)
 
 
-def service(router: Router | None = None, slots: int = 2) -> Service:
-    return Service(TEN, TIMES, Limits(slots), router or Router(), seconds=5)
+def service(router: Router | None = None, slots: int = 2) -> ServedTraffic:
+    return ServedTraffic(TEN, TIMES, Limits(slots), router or Router(), seconds=5)
 
 
 def test_the_fewest_replicas_are_enough_and_one_less_is_not() -> None:
@@ -94,7 +94,7 @@ def test_a_queue_that_grows_is_not_carried_where_the_limits_leave_waiting_out() 
 
 
 def test_as_many_replicas_as_keep_up_are_found_however_short_the_simulation() -> None:
-    short = Service(TEN, TIMES, Limits(2), seconds=0.01)
+    short = ServedTraffic(TEN, TIMES, Limits(2), seconds=0.01)
     found = least_replicas(short, 2_010, Slo(tpot=2 * T))
     assert found.chosen is not None
     assert found.chosen.replicas == 101
@@ -103,7 +103,7 @@ def test_as_many_replicas_as_keep_up_are_found_however_short_the_simulation() ->
 def test_what_keeps_the_limits_for_long_answers_keeps_them_in_the_long_run() -> None:
     """For as long as answers take replicas fill, and at the end they empty."""
     slow = StepTimes(target=ForwardTerms(fixed=70 * T, per_row=7 * T))
-    long = Service(TEN, slow, Limits(16), arrivals="constant")  # an answer takes 8 to 18 s
+    long = ServedTraffic(TEN, slow, Limits(16), arrivals="constant")  # an answer takes 8 to 18 s
     slo = Slo(tpot=140 * T)
     for found in (least_replicas(long, 20, slo), greatest_rate(long, 16, slo)):
         assert found.chosen is not None
@@ -113,10 +113,10 @@ def test_what_keeps_the_limits_for_long_answers_keeps_them_in_the_long_run() -> 
         assert measure(later[later["sent"] > found.seconds], slo).good_share >= found.share
 
 
-def of_trace(arrivals: Iterable[float], **more: int) -> Service:
+def of_trace(arrivals: Iterable[float], **more: int) -> ServedTraffic:
     """Replicas that answer one request at a time."""
     asked = (TraceRequest(arrival=each, prompt_tokens=10, **more) for each in arrivals)
-    return Service(TEN, TIMES, Limits(1), trace=tuple(asked))
+    return ServedTraffic(TEN, TIMES, Limits(1), trace=tuple(asked))
 
 
 def test_the_beginning_of_a_trace_counts() -> None:

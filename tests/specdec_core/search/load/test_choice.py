@@ -17,12 +17,12 @@ from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.choice import choose_for_load, finalists_at
+from specdec_core.search.load.engine_timer import EngineTimer
 from specdec_core.search.load.live_runs import LiveRuns
 from specdec_core.search.load.schedule import drafter_at
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import LiveSettings, Load, Workload
-from specdec_core.studies.load_timer import EngineTimer
 from tests.load_timer import ALWAYS_FREE, UP_TO_A_DOZEN, Machine, recorded
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec_core.search.load.comparison import Comparison
+from specdec_core.search.load.comparison import LoadComparison
 from specdec_core.search.load.measures import COLUMNS, measure
 from specdec_core.search.load.workload import Load, Slo
 
@@ -30,7 +30,7 @@ def runs(seconds: float, noise: float = 0.0, turns: int = 3, requests: int = 24)
 
 
 def test_tokens_a_second_of_clients_that_always_wait_are_those_of_the_run() -> None:
-    comparison = Comparison({"a": runs(2.0), "b": runs(1.0)}, FOUR, "tokens_per_second")
+    comparison = LoadComparison({"a": runs(2.0), "b": runs(1.0)}, FOUR, "tokens_per_second")
     ratio = comparison.ratio("b", "a")
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2, 2, 2))
     whole = [measure(runs(seconds)[0]).tokens_per_second for seconds in (1.0, 2.0)]
@@ -40,7 +40,7 @@ def test_tokens_a_second_of_clients_that_always_wait_are_those_of_the_run() -> N
 
 def test_the_least_expected_cost_decides_among_those_in_question() -> None:
     noisy = {"slow": runs(2.0, 0.1), "fast": runs(1.0, 0.1), "same": runs(1.01, 0.1)}
-    comparison = Comparison(noisy, FOUR, "tokens_per_second")
+    comparison = LoadComparison(noisy, FOUR, "tokens_per_second")
     assert set(comparison.in_question(noisy)) == {"fast", "same"}
     chosen = comparison.choose(noisy)
     assert chosen in ("fast", "same")
@@ -52,7 +52,7 @@ def test_the_least_expected_cost_decides_among_those_in_question() -> None:
 
 def test_what_is_kept_has_to_be_in_question_and_to_cost_little() -> None:
     noisy = {"slow": runs(2.0, 0.1), "fast": runs(1.0, 0.1), "same": runs(1.01, 0.1)}
-    comparison = Comparison(noisy, FOUR, "tokens_per_second")
+    comparison = LoadComparison(noisy, FOUR, "tokens_per_second")
     assert comparison.decision("slow", tolerance=1)[0] != "slow"
     (best, _), others = comparison.decision(), {"same", "fast"}
     (other,) = others - {best}
@@ -66,7 +66,7 @@ def test_what_is_kept_has_to_be_in_question_and_to_cost_little() -> None:
 def test_intervals_of_several_looks_hold_together() -> None:
     noisy = {"a": runs(1.0, 0.3), "b": runs(1.01, 0.3)}
     once, often = (
-        Comparison(noisy, FOUR, "tokens_per_second", looks=looks).ratio("b", "a")
+        LoadComparison(noisy, FOUR, "tokens_per_second", looks=looks).ratio("b", "a")
         for looks in (1, 5)
     )
     assert often.value == once.value
@@ -77,7 +77,7 @@ def test_whoever_left_is_compared_over_the_turns_that_it_had() -> None:
     """The machine is three times slower from the third turn on."""
     measured = {"left": runs(1.1, turns=2), "stayed": [*runs(1.0, turns=2), *runs(3.0, turns=3)],
                 "too": [*runs(1.0, turns=2), *runs(2.0, turns=3)]}  # fmt: skip
-    comparison = Comparison(measured, FOUR, "tokens_per_second")
+    comparison = LoadComparison(measured, FOUR, "tokens_per_second")
     ratio = comparison.ratio("stayed", "left")
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1.1, 1.1, 1.1))
     assert comparison.cost("stayed", ["stayed", "left"]).high == 0
@@ -89,11 +89,11 @@ def test_whoever_left_is_compared_over_the_turns_that_it_had() -> None:
 
 def test_goodput_counts_requests_within_the_objective() -> None:
     measured = {"late": runs(2.0), "in time": runs(1.0)}
-    comparison = Comparison(measured, FOUR, "goodput", Slo(latency=1.5))
+    comparison = LoadComparison(measured, FOUR, "goodput", Slo(latency=1.5))
     assert comparison.ratio("in time", "late").value == float("inf")
     assert comparison.ratio("late", "in time").high == 0
     assert comparison.choose(measured) == "in time"
-    nobody = Comparison(measured, FOUR, "goodput", Slo(latency=0.5))
+    nobody = LoadComparison(measured, FOUR, "goodput", Slo(latency=0.5))
     assert nobody.ratio("in time", "late").tied
     assert nobody.cost("late", measured).high == 0
 
@@ -101,6 +101,6 @@ def test_goodput_counts_requests_within_the_objective() -> None:
 def test_an_open_loop_has_a_share_of_its_requests_within_the_objective() -> None:
     load = Load(rate=3.0, requests=24)
     halves = [pd.concat([runs(1.0)[0][:12], runs(2.0)[0][12:]])]
-    comparison = Comparison({"half": halves, "all": runs(1.0, turns=1)}, load, "goodput",
+    comparison = LoadComparison({"half": halves, "all": runs(1.0, turns=1)}, load, "goodput",
                             Slo(latency=1.5))  # fmt: skip
     assert comparison.ratio("all", "half").value == pytest.approx(2)

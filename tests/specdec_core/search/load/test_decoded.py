@@ -20,6 +20,7 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.rounds import ReplayedRounds
 from specdec_core.search.load import decoded
 from specdec_core.search.load.answers import replayed_answers
+from specdec_core.search.load.check import run_clients
 from specdec_core.search.load.choice import choose_for_load
 from specdec_core.search.load.decoded import (
     Decode,
@@ -28,12 +29,11 @@ from specdec_core.search.load.decoded import (
     recorded_requests,
     with_decoded,
 )
+from specdec_core.search.load.live_rounds import PromptDecoder
 from specdec_core.search.load.schedule import drafter_at
 from specdec_core.search.load.simulator import Simulation, asks_of, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.workload import Workload
-from specdec_core.studies.live_rounds import PromptDecoder
-from specdec_core.studies.load_check import run_clients
 from tests.load_timer import ALWAYS_FREE, recorded
 
 TREE = {"kind": "dynamic_tree", "policy": {"kind": "fixed", "max_tokens": 6}}

@@ -11,7 +11,7 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.search.load.comparison import Comparison
+from specdec_core.search.load.comparison import LoadComparison
 from specdec_core.search.load.live_race import LiveRace, looks_within
 from specdec_core.search.load.live_runs import LiveRuns
 from specdec_core.search.load.measures import COLUMNS
@@ -55,7 +55,7 @@ def race(
     disturbed: str | None = None,
     repeats: int = 3,
     cost: float = 0.01,
-) -> tuple[Comparison, list[int]]:
+) -> tuple[LoadComparison, list[int]]:
     """What came out, and how many runs each had."""
     clock = Clock({each.id: s for each, s in zip(FIELD, paces, strict=True)}, noise, disturbed)
     settings, by = LiveSettings(repeats=repeats, cost=cost), "tokens_per_second"
@@ -88,7 +88,7 @@ def test_the_error_is_shared_among_the_looks() -> None:
     clock = Clock(seconds, noise=0.3, disturbed=None)
     race = LiveRace(settings, clock, LiveRuns(), Observer(), "tokens_per_second", None)
     comparison = race.run(ONE, FIELD[2:])
-    single = Comparison(comparison.runs, ONE, "tokens_per_second")
+    single = LoadComparison(comparison.runs, ONE, "tokens_per_second")
     ratios = [each.ratio(*ids) for each in (single, comparison)]
     assert ratios[1].low < ratios[0].low < ratios[0].high < ratios[1].high
 

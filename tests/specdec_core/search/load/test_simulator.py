@@ -13,7 +13,7 @@ from specdec_core.cost.steps import EngineTerms, ForwardTerms, StepTimes
 from specdec_core.engine.scheduler import STEP_TOKENS, Limits, Scheduler
 from specdec_core.search.load.answers import Answers, ByLoad, InOrder, SimulatedRound
 from specdec_core.search.load.simulator import (
-    Ask,
+    RequestShape,
     Router,
     Routing,
     Simulation,
@@ -139,10 +139,10 @@ def test_each_of_several_drafts_takes_its_own_time() -> None:
     answers = InOrder([10, 10], rounds, "medium")
     answers.lazy = True
     for asks, draft_seconds in (
-        ([Ask(0, 10, 9)], 3 * 0.1 + 3 * 0.001),
-        ([Ask(1, 10, 9)], 6 * 0.001),
+        ([RequestShape(0, 10, 9)], 3 * 0.1 + 3 * 0.001),
+        ([RequestShape(1, 10, 9)], 6 * 0.001),
         # The drafts of a step take turns.
-        ([Ask(0, 10, 9), Ask(1, 10, 9)], 3 * 0.1 + 6 * 0.001),
+        ([RequestShape(0, 10, 9), RequestShape(1, 10, 9)], 3 * 0.1 + 6 * 0.001),
     ):
         simulation = simulate_clients(StepCosts(answers, costs), asks, len(asks), Limits(2))
         assert simulation.seconds == pytest.approx(3 * T + draft_seconds)
@@ -202,7 +202,7 @@ def test_an_overloaded_engine_queues() -> None:
 def test_a_round_stays_within_what_is_asked_for() -> None:
     answers = drafted(rounds=3)
     simulation = simulate_clients(
-        StepCosts(answers, CONSTANT), [Ask(0, 10, 7)], 1, Limits(2), log=True
+        StepCosts(answers, CONSTANT), [RequestShape(0, 10, 7)], 1, Limits(2), log=True
     )
     assert simulation.records["tokens"].tolist() == [7]
     assert [step.candidates for step in simulation.log] == [[0], [3], [1]]
@@ -216,7 +216,7 @@ def test_an_answer_longer_than_the_recorded_one_begins_it_again() -> None:
         TraceRequest(arrival=0, prompt_tokens=10),
     ]
     asks = asks_of_trace(answers, trace, new_tokens=64)
-    assert asks == [Ask(0, 99, 12), Ask(0, 10, 2), Ask(0, 10, 5)]
+    assert asks == [RequestShape(0, 99, 12), RequestShape(0, 10, 2), RequestShape(0, 10, 5)]
     simulation = simulate_arrivals(
         StepCosts(answers, CONSTANT), asks, [0.0] * 3, Limits(4), log=True
     )
@@ -365,7 +365,7 @@ UNEVEN = StepTimes(
     drafts={name: TERMS.model_copy(update={"fixed": 0.001}) for name in ("medium", "small")},
     engine=EngineTerms(per_step=1e-4, per_row=1e-5, per_candidate=1e-5, per_lookup=1e-5),
 )
-Run = Callable[[StepCosts, list[Ask]], Simulation]
+Run = Callable[[StepCosts, list[RequestShape]], Simulation]
 RUNS: dict[str, Run] = {
     "one client": lambda c, asks: simulate_clients(c, asks, 1, Limits(6), log=True),
     "clients": lambda c, asks: simulate_clients(c, asks, 6, Limits(6), log=True),

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from specdec_core.models.eagle import EagleHead, EagleSettings
-from specdec_core.training.eagle.unrolled import Step, unroll
-from specdec_core.training.recorded.batch import Batch
+from specdec_core.training.eagle.unrolled import UnrolledStep, unroll
+from specdec_core.training.recorded.batch import TextBatch
 
 WIDTH, VOCABULARY, STEPS = 16, 40, 4
 SETTINGS = EagleSettings(
@@ -39,12 +39,12 @@ def made_head(settings: EagleSettings = SETTINGS) -> EagleHead:
     return head
 
 
-def made_batch(lengths: list[tuple[int, int]]) -> Batch:
+def made_batch(lengths: list[tuple[int, int]]) -> TextBatch:
     """Texts of so many tokens of prompt and answer, with random features."""
     generator = torch.Generator().manual_seed(1)
     longest, answer = max(map(sum, lengths)), max(a for _, a in lengths)
     tokens = torch.randint(VOCABULARY, (len(lengths), longest), generator=generator)
-    return Batch(
+    return TextBatch(
         tokens=tokens,
         features=torch.randn(len(lengths), longest - 1, 2 * WIDTH, generator=generator),
         prompts=torch.tensor([p for p, _ in lengths]),
@@ -57,7 +57,7 @@ def made_batch(lengths: list[tuple[int, int]]) -> Batch:
 
 
 @torch.no_grad()
-def drafted(head: EagleHead, batch: Batch, text: int, start: int, steps: int) -> list[Tensor]:
+def drafted(head: EagleHead, batch: TextBatch, text: int, start: int, steps: int) -> list[Tensor]:
     """The states of a chain as a drafter makes them: true features up to its first token, then the
     head's own states."""
     first = int(batch.prompts[text]) + start  # the token that the chain starts at
@@ -76,7 +76,7 @@ def drafted(head: EagleHead, batch: Batch, text: int, start: int, steps: int) ->
     return states
 
 
-def found(steps: list[Step], text: int, start: int) -> list[Tensor]:
+def found(steps: list[UnrolledStep], text: int, start: int) -> list[Tensor]:
     return [
         step.states[(step.texts == text) & (step.starts == start)]
         for step in steps

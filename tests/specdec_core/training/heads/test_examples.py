@@ -16,7 +16,13 @@ from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import turn_id
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.recordings.record import Recorder
-from specdec_core.recordings.schema import Header, Prompts, Recording, save_header, write_shard
+from specdec_core.recordings.schema import (
+    Header,
+    RecordedPrompts,
+    Recording,
+    save_header,
+    write_shard,
+)
 from specdec_core.training.heads.examples import (
     DEV,
     TEST,
@@ -168,10 +174,8 @@ def test_turns_of_a_conversation_are_in_one_split(
     # A conversation is where its first turn alone is; other prompts stay where they were.
     np.testing.assert_array_equal(found.split[prompt % 2 == 0], single.split[prompt % 2 == 0])
     assert (found.split != single.split).any()
-    # Neither is a head of the one reading taken for one of the other.
-    assert found.recordings != single.recordings
     # One whose first turn is lost is still whole.
-    later = Prompts([1, 2], ["a, turn 2", "a, turn 3"], [*map(np.array, PROMPTS[:2])], [])
+    later = RecordedPrompts([1, 2], ["a, turn 2", "a, turn 3"], [*map(np.array, PROMPTS[:2])], [])
     assert [tuple(tokens) for tokens in later.first_turns] == [PROMPTS[0]] * 2
 
 

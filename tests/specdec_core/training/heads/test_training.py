@@ -7,17 +7,17 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from specdec_core.drafting.heads.card import HeadSpec, TrainingSettings
+from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.training.heads.examples import DEV, TEST
 from specdec_core.training.heads.training import HeadTraining, TrainedHead
 from tests.specdec_core.drafting.heads.examples import learnable
 
-SETTINGS = TrainingSettings(learning_rate=3e-2, batch_size=128, epochs=6)
+SETTINGS = HeadTrainingSettings(learning_rate=3e-2, batch_size=128, epochs=6)
 
 
-def train(spec: HeadSpec, settings: TrainingSettings = SETTINGS) -> TrainedHead:
+def train(spec: HeadSpec, settings: HeadTrainingSettings = SETTINGS) -> TrainedHead:
     training = HeadTraining(spec, learnable(spec.kind), settings)
     while not training.done:
         training.epoch()
@@ -71,7 +71,7 @@ def test_a_larger_weight_of_rejections_lowers_predictions() -> None:
 
 def test_the_weights_of_the_epoch_with_the_least_eval_loss_are_kept() -> None:
     # So large a rate that the loss goes up and down.
-    settings = TrainingSettings(learning_rate=1.0, batch_size=128, epochs=6)
+    settings = HeadTrainingSettings(learning_rate=1.0, batch_size=128, epochs=6)
     trained = train(HeadSpec(depth=2), settings)
     card = trained.card
     losses = [epoch.eval_loss for epoch in card.curve]

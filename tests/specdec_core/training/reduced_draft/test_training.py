@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from itertools import chain
 from pathlib import Path
 
@@ -105,16 +104,6 @@ def test_an_interrupted_training_ends_with_the_same_weights(
         torch.testing.assert_close(part.finished().state_dict()[name], weight, rtol=0, atol=0)
 
 
-def test_features_of_earlier_versions_give_trainings_the_names_that_they_had(
-    recorded: Recorded,
-) -> None:
-    texts = RecordedTexts(recorded.features)
-    texts.card = texts.card.model_copy(update={"fingerprint": "0", "identity": None})
-    settings = DraftTrainingSettings()
-    named = f"{settings.model_dump_json()} ['0', (0, 1, 2), [0], 200]"
-    assert training_digest(texts, settings) == hashlib.sha256(named.encode()).hexdigest()
-
-
 def test_a_training_goes_on_from_what_an_earlier_one_reached(
     recorded: Recorded, tmp_path: Path
 ) -> None:
@@ -136,12 +125,6 @@ def test_a_training_goes_on_from_what_an_earlier_one_reached(
     assert sorted(chain(*further.batches)) == sorted(chain(*order))
     assert further.batches != order
     further.advance(1e-9)
-    # One that an earlier version began keeps its order: its place would be another in this one.
-    state = torch.load(further.checkpoint, weights_only=True)
-    del state["order_seed"]
-    (tmp_path / "begun").mkdir()
-    torch.save(state, tmp_path / "begun" / CHECKPOINT)
-    assert DraftTraining(recorded.texts, again, tmp_path / "begun" / CHECKPOINT).batches == order
     resumed = run(DraftTraining(recorded.texts, again, tmp_path / "further" / CHECKPOINT))
     assert resumed.tokens == 2 * earlier.tokens
     assert resumed.curve[:2] == earlier.curve

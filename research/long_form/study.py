@@ -1,0 +1,284 @@
+"""Speculative decoding along a long text: speed, accepted tokens and entropy by context (SVIP, §3.1
+and Figs. 1 and 3).
+
+Every configuration writes texts that fill the context, each round is put down where its text stood,
+and texts are cut into ranges of context. Sampling is coupled: a text depends on the target, its
+prompt and its seed alone, so that all configurations write the same one (in float32; elsewhere
+near-ties may part them) and a range compares like with like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from pydantic import PositiveInt
+from transformers import DynamicCache, PreTrainedModel
+
+from research.long_form.parts import LongText, LongTexts
+from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
+from specdec_core.config import (
+    AUTOREGRESSIVE,
+    Configuration,
+    Sampling,
+    Temperature,
+    distinct_labels,
+)
+from specdec_core.engine import Engine, Request
+from specdec_core.evidence.bench.benchmark import BenchPlan
+from specdec_core.models.pair import Pair
+from specdec_core.search.plan import PromptSource
+from specdec_core.tokens.sampling import tempered
+from specdec_core.tokens.statistics import Generation, paired_ratio, rounds_frame
+
+EDGES = (128, 256, 512, 1024, 2048, 4096, 8192)
+_READ = 256  # tokens read together: their logits are the largest thing in memory
+_WARM_UP = 32
+
+Tokens = tuple[int, ...]
+
+
+class LongFormPlan(BenchPlan):
+    """What to measure: the benchmark's rows at one temperature, on a few prompts, up to the last of
+    `contexts`, which end the ranges; unset, :func:`ranges_for` the pair. No peers take part."""
+
+    prompts: PromptSource = PromptSource(limit=2)
+    repeats: PositiveInt = 1
+    temperatures: tuple[Temperature] = (1.0,)
+    peers: tuple[()] = ()
+    contexts: tuple[PositiveInt, ...] = ()
+
+
+@dataclass(frozen=True)
+class LongForm:
+    """What was decoded. `rounds` has a row a round: `configuration` (its label), `text`, `repeat`,
+    `context` (tokens before the round) and :class:`specdec_core.tokens.statistics.Round`'s fields.
+    `entropies` has a row a new token of the target's own texts: `model`, `context`, `entropy` in
+    nats at temperature 1. `edges` end the ranges of context."""
+
+    configurations: list[Configuration]
+    rounds: pd.DataFrame
+    entropies: pd.DataFrame
+    edges: tuple[int, ...]
+
+    @property
+    def labels(self) -> list[str]:
+        """The configurations' labels, autoregressive decoding's first."""
+        return list(distinct_labels(self.configurations).values())
+
+    def table(self) -> pd.DataFrame:
+        """A row a range of context (`up_to`) and `configuration`: `tokens`, `seconds_per_token`,
+        `mat`, `drafted` tokens a round, `acceptance`, `rest_seconds` (a round's, beyond both
+        models' forwards), and how many times as fast as autoregressive decoding it is, with the 95
+        % interval over texts and repeats: `speedup` (`low`, `high`) in this range, `so_far` (…)
+        from the text's beginning to the range's end. Ranges that a configuration did not reach in
+        every text are left out."""
+        cut = self._in_ranges()
+        base = self.labels[0]
+        rows = []
+        for number, edge in enumerate(self.edges):
+            for label in self.labels:
+                until = list(range(number + 1))
+                if not (_whole(cut, label, number) and _whole(cut, base, number)):
+                    continue
+                rounds = cut[(cut["configuration"] == label) & (cut["range"] == number)]
+                tokens, forwards = rounds["generated"].sum(), len(rounds)
+                spent = rounds["draft_forward_seconds"] + rounds["target_forward_seconds"]
+                seconds = rounds["seconds"].sum()
+                alone = paired_ratio(_pace(cut, base, [number]), _pace(cut, label, [number]))
+                so_far = paired_ratio(_pace(cut, base, until), _pace(cut, label, until))
+                rows.append(
+                    {
+                        "up_to": edge,
+                        "configuration": label,
+                        "tokens": int(tokens),
+                        "seconds_per_token": seconds / tokens,
+                        "mat": tokens / forwards,
+                        "drafted": rounds["drafted"].mean(),
+                        "acceptance": _share(rounds["accepted"].sum(), rounds["drafted"].sum()),
+                        "rest_seconds": (seconds - spent.sum()) / forwards,
+                        "speedup": alone.value,
+                        "low": alone.low,
+                        "high": alone.high,
+                        "so_far": so_far.value,
+                        "so_far_low": so_far.low,
+                        "so_far_high": so_far.high,
+                    }
+                )
+        return pd.DataFrame(rows)
+
+    def entropy_table(self) -> pd.DataFrame:
+        """A row a range of context and `model`: the `mean` entropy and its quartiles, nats."""
+        cut = self.entropies.assign(range=_ranges(self.entropies["context"], self.edges))
+        rows = []
+        for number, model in cut[["range", "model"]].drop_duplicates().itertuples(index=False):
+            tokens = cut[(cut["range"] == number) & (cut["model"] == model)]
+            low, middle, high = np.percentile(tokens["entropy"], [25, 50, 75])
+            rows.append(
+                {
+                    "up_to": self.edges[number],
+                    "model": model,
+                    "tokens": len(tokens),
+                    "mean": tokens["entropy"].mean(),
+                    "low": low,
+                    "median": middle,
+                    "high": high,
+                }
+            )
+        return pd.DataFrame(rows).sort_values("up_to", kind="stable", ignore_index=True)
+
+    def _in_ranges(self) -> pd.DataFrame:
+        rounds = self.rounds
+        seconds = rounds[["draft_seconds", "target_seconds", "other_seconds"]].sum(axis=1)
+        return rounds.assign(range=_ranges(rounds["context"], self.edges), seconds=seconds)
+
+
+def ranges_for(max_length: int, prompts: Sequence[Tokens]) -> tuple[int, ...]:
+    """The ends of :data:`EDGES` that lie between the longest prompt and what a pair holds, which is
+    the last end."""
+    longest = max(map(len, prompts))
+    return (*(edge for edge in EDGES if longest < edge < max_length), max_length)
+
+
+def measure_long_form(
+    pair: Pair,
+    configurations: Sequence[Configuration],
+    prompts: Sequence[Tokens],
+    edges: Sequence[int],
+    temperature: float = 1.0,
+    repeats: int = 1,
+    observer: Observer | None = None,
+    kept: Path | None = None,
+    fresh: bool = False,
+) -> LongForm:
+    """Let autoregressive decoding and each of `configurations` continue `prompts`, in turns, until
+    the last of `edges` tokens are in the context, whatever ends the text before.
+
+    Texts are kept in the folder `kept` until all are there: interrupted, the same call goes on
+    after those, unless it is to be `fresh`.
+
+    Raises:
+        UserError: the pair holds less, or a prompt is as long as the first range.
+    """
+    edges = tuple(sorted(set(edges)))
+    if edges[-1] > pair.max_length:
+        raise UserError(
+            f"a context of {edges[-1]} tokens is more than the {pair.max_length} that the pair"
+            " holds (--max-length, up to what its models do)"
+        )
+    if (longest := max(map(len, prompts))) >= edges[0]:
+        raise UserError(
+            f"a prompt has {longest} tokens: expected fewer than the end of the first range of"
+            f" context, {edges[0]}"
+        )
+    sampling = Sampling(temperature=temperature, coupling="gumbel" if temperature else "rejection")
+    asked = [AUTOREGRESSIVE, *configurations]
+    sampled = [c.model_copy(update={"sampling": sampling}) for c in asked]
+    everyone = list({c.id: c for c in sampled}.values())
+    labels = distinct_labels(everyone)
+    engine, observer = Engine(pair), observer or Observer()
+    turns = list(_turns(everyone, prompts, edges[-1], repeats))
+    store = LongTexts(kept, pair) if kept is not None else None
+    found = {n: store.get(*turn) for n, turn in enumerate(turns)} if store and not fresh else {}
+    missing = [turn for number, turn in enumerate(turns) if not found.get(number)]
+    for configuration in {c.id: c for c, _, _ in missing}.values():
+        engine.configure(configuration)
+        engine.generate([Request("warm-up", prompts[0], _WARM_UP, ignore_eos=True)])
+    already = len(turns) - len(missing)
+    observer.stage(f"{len(everyone)} configurations in turns", len(turns), done=already)
+    frames, texts = [], dict[int, Tokens]()
+    for place, (configuration, request, repeat) in enumerate(turns):
+        written = found.get(place)
+        if written is None:
+            engine.configure(configuration)
+            [generation] = engine.generate([request])
+            written = LongText(_rounds(generation), tuple(generation.tokens))
+            if store:
+                store.keep(configuration, request, repeat, written)
+            observer.step()
+        where = {"text": request.seed, "repeat": repeat}
+        frames.append(written.rounds.assign(configuration=labels[configuration.id], **where))
+        if configuration.drafter is None:
+            texts[request.seed] = (*request.tokens, *written.tokens)
+    read = {"target": pair.target, **pair.draft_models}
+    observer.stage("reading the texts for their entropy", len(read) * len(texts))
+    entropies = []
+    for name, model in read.items():
+        for number, text in texts.items():
+            begin = len(prompts[number])
+            entropies.append(
+                pd.DataFrame(
+                    {
+                        "model": name,
+                        "context": np.arange(begin, len(text)),
+                        "entropy": entropy(model, text)[begin - 1 : -1],
+                    }
+                )
+            )
+            observer.step()
+    if store:
+        for turn in turns:
+            store.remove(*turn)
+    return LongForm(everyone, pd.concat(frames), pd.concat(entropies), edges)
+
+
+@torch.inference_mode()
+def entropy(model: PreTrainedModel, text: Sequence[int]) -> np.ndarray:
+    """The entropy (tokens,) in nats, at temperature 1, of what a model expects after each token of
+    `text`; read in parts, so that memory does not grow with its length."""
+    cache, parts = DynamicCache(config=model.config), []
+    ids = torch.tensor([list(text)], device=model.device)
+    for part in ids.split(_READ, dim=1):
+        logits = model(input_ids=part, past_key_values=cache, use_cache=True).logits[0]
+        logs = tempered(logits, 1.0).log_softmax(dim=-1)
+        parts.append(-(logs.exp() * logs.clamp(min=-1e30)).sum(dim=-1).cpu().numpy())
+    return np.concatenate(parts)
+
+
+def _turns(
+    everyone: Sequence[Configuration], prompts: Sequence[Tokens], end: int, repeats: int
+) -> Iterator[tuple[Configuration, Request, int]]:
+    """Who writes which text in which repeat, each up to `end` tokens; a text's number is its seed.
+    Every text begins with another configuration."""
+    for repeat in range(repeats):
+        for number, prompt in enumerate(prompts):
+            shift = (repeat * len(prompts) + number) % len(everyone)
+            room = end - len(prompt)
+            request = Request("text", prompt, room, seed=number, ignore_eos=True)
+            for configuration in [*everyone[shift:], *everyone[:shift]]:
+                yield configuration, request, repeat
+
+
+def _rounds(generation: Generation) -> pd.DataFrame:
+    """Without the first round, which reads the prompt."""
+    frame = rounds_frame([generation]).iloc[1:]
+    return frame.assign(context=generation.prompt_tokens + frame["position"])
+
+
+def _ranges(contexts: pd.Series, edges: Sequence[int]) -> np.ndarray:
+    """The number of the range that each context is in."""
+    return np.searchsorted(edges, contexts.to_numpy(), side="right").clip(max=len(edges) - 1)
+
+
+def _whole(cut: pd.DataFrame, label: str, number: int) -> bool:
+    """Whether a configuration has rounds in the range of this number of every text."""
+    of_all = cut[["text", "repeat"]].drop_duplicates()
+    mine = cut[(cut["configuration"] == label) & (cut["range"] == number)]
+    return len(mine[["text", "repeat"]].drop_duplicates()) == len(of_all)
+
+
+def _pace(cut: pd.DataFrame, label: str, ranges: Sequence[int]) -> np.ndarray:
+    """Seconds a token (repeats, texts) in these ranges."""
+    mine = cut[(cut["configuration"] == label) & cut["range"].isin(ranges)]
+    sums = mine.groupby(["repeat", "text"])[["seconds", "generated"]].sum()
+    pace = (sums["seconds"] / sums["generated"]).unstack("text")
+    return np.asarray(pace.to_numpy(), dtype=float)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else float("nan")

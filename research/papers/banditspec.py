@@ -1,0 +1,37 @@
+"""BanditSpec's second setting: requests of several kinds at once, and draft lengths as arms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice, zip_longest
+
+import pandas as pd
+
+from research.bandits.comparison import ArmsPlan, race
+from research.papers.studies import DecodedPrompts
+from specdec_core.config import parse
+from specdec_core.models.pair import eagle_heads_of, load_pair
+from specdec_core.recordings.schema import Recording
+
+SLOTS = 4  # requests at once
+MOST = 16  # requests
+LENGTHS = (1, 2, 3, 4)  # γ
+BANDITS = {"EXP3Spec": "exp3", "UCBSpec": "ucb"}
+
+
+def together(greedy: Mapping[str, Recording], tables: DecodedPrompts) -> pd.DataFrame:
+    """Live, `SLOTS` requests at once, prompts of the recorded sets in turn: a row an entrant
+    (:meth:`research.bandits.comparison.ArmComparison.table`), with the `draft`: the tables' first
+    EAGLE head or, for a pair without one, its first draft model."""
+    spec = tables.result.pair
+    draft = next(iter((*eagle_heads_of(spec), *spec.drafts)))
+    sets = [recording.prompts.tokens for recording in greedy.values()]
+    mixed = (tuple(t.tolist()) for turn in zip_longest(*sets) for t in turn if t is not None)
+    chain = {"kind": "draft_model", "draft": draft}
+    arms = [{**chain, "policy": {"kind": "fixed", "max_tokens": k}} for k in LENGTHS]
+    bandits = [{"rule": rule, "memory": "request"} for rule in BANDITS.values()]
+    plan = parse(ArmsPlan, {"pair": spec, "arms": arms, "bandits": bandits}, "bandits")
+    longest = next(iter(greedy.values())).header.max_new_tokens
+    found = race(load_pair(spec), plan, [*islice(mixed, MOST)], longest, slots=SLOTS)
+    names = ["autoregressive", *(f"γ = {k}" for k in LENGTHS), *BANDITS]
+    return found.table().assign(name=names, draft=draft)

@@ -1,0 +1,143 @@
+"""The inputs of the papers' tables: prompt sets, and datastores built where missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from research.papers.plan import PaperPlan, PlannedDatastore, PromptsOf
+from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
+from specdec_core.drafting.datastores.datastore import open_datastore, resolve_datastore
+from specdec_core.drafting.heads.storage import load_head
+from specdec_core.models.fingerprints import fingerprint, tokenizer_digest
+from specdec_core.models.pair import eagle_heads_of
+from specdec_core.prompts.prompt_sets import Prompt, load_prompts
+from specdec_core.training.datastores.build import write_datastore
+from specdec_core.training.datastores.corpus import encode, read_texts
+
+
+def load_sets(
+    plan: PaperPlan, tokenizer: Any, home: Path, observer: Observer | None = None
+) -> dict[str, tuple[str, list[Prompt]]]:
+    """The prompts of each set that the tables use, and their source. Missing optional sets are left
+    out with a warning, and so are mixtures with them."""
+    observer = observer or Observer()
+    used = dict.fromkeys(name for table in plan.tables.values() for name in table.prompts)
+    parts = dict.fromkeys(part for name in used for part in plan.prompts[name].mix or (name,))
+    loaded: dict[str, tuple[str, list[Prompt]]] = {}
+    for name in parts:
+        try:
+            loaded[name] = _load(plan.prompts[name], tokenizer, home)
+        except UserError as error:
+            if not plan.prompts[name].optional:
+                raise
+            warning = f"{name} is left out ({error}); --prompts '{name}=FILE' says where it is"
+            observer.warned(warning)
+    sets = {}
+    for name in used:
+        mix = plan.prompts[name].mix
+        if not mix and name in loaded:
+            sets[name] = loaded[name]
+        elif mix and all(part in loaded for part in mix):
+            sets[name] = _mixed({part: loaded[part][1] for part in mix}, plan.prompts[name].limit)
+    if not sets:
+        raise UserError("no prompts: none of the tables' sets is there")
+    return sets
+
+
+def _load(prompts: PromptsOf, tokenizer: Any, home: Path) -> tuple[str, list[Prompt]]:
+    """Prompts of the first source that is a file, here or in the workspace, or else of the last,
+    which may also be a bundled set or one of the hub's."""
+    source, place = place_of(prompts, home)
+    return source, load_prompts(place, prompts.limit, tokenizer, prompts.chat_template)
+
+
+def place_of(prompts: PromptsOf, home: Path) -> tuple[str, str]:
+    """The source that a set is loaded from, and where that is: a file, a bundled set or a hub's."""
+    for source in prompts.sources:
+        for place in (Path(source), home / source):
+            if place.is_file():
+                return source, str(place)
+    return prompts.sources[-1], prompts.sources[-1]
+
+
+def _mixed(sets: Mapping[str, list[Prompt]], limit: int | None) -> tuple[str, list[Prompt]]:
+    """The sets' prompts in turn."""
+    longest = max(map(len, sets.values()))
+    mixed = [
+        replace(prompts[number], id=f"{name}/{prompts[number].id}")
+        for number in range(longest)
+        for name, prompts in sets.items()
+        if number < len(prompts)
+    ]
+    return " + ".join(sets), mixed[:limit]
+
+
+def with_datastores(plan: PaperPlan, tokenizer: Any, observer: Observer | None = None) -> PaperPlan:
+    """`plan` with all its datastores in the workspace: missing ones are built. Where the name is
+    taken by a datastore of another tokenizer, the new one gets another name.
+
+    Raises :class:`UserError` for a datastore that is neither there nor described."""
+    observer = observer or Observer()
+    digest = tokenizer_digest(tokenizer)
+    names = {}
+    for name in plan.needs():
+        if name not in plan.datastores:
+            open_datastore(name, digest)
+            continue
+        names[name] = name
+        if resolve_datastore(name).exists() and open_datastore(name).card.tokenizer != digest:
+            names[name] = f"{name}-{digest[:8]}"
+        if not resolve_datastore(names[name]).exists():
+            observer.stage(f"building the datastore {names[name]}")
+            _build(plan.datastores[name], tokenizer, resolve_datastore(names[name]))
+    return plan.renamed(names)
+
+
+def with_own_heads(plan: PaperPlan, observer: Observer | None = None) -> PaperPlan:
+    """`plan` without the rows whose trained heads are of another pair, or not there, and without
+    the tables of EAGLE heads for a pair that has none; each is left out with a warning. Raises
+    :class:`UserError` where nothing is left."""
+    observer = observer or Observer()
+    tables, prints = {}, cache(fingerprint)
+    plan = with_eagle_heads(plan, observer)
+    for key, table in plan.tables.items():
+        rows = []
+        for number, row in enumerate(table.rows):
+            try:
+                for draft, head in plan.trained_heads(key, number):
+                    load_head(head, prints(plan.pair.drafts[draft]), prints(plan.pair.target))
+                rows.append(row)
+            except UserError as error:
+                observer.warned(f"{table.title}: {row.name} is left out ({error})")
+        if rows:
+            tables[key] = table.model_copy(update={"rows": tuple(rows)})
+    if not tables:
+        raise UserError("no table is left: none of their heads is there for this pair")
+    return plan.model_copy(update={"tables": tables})
+
+
+def with_eagle_heads(plan: PaperPlan, observer: Observer | None = None) -> PaperPlan:
+    """`plan` with the pair's first EAGLE head as the draft of the tables for one; they are left out
+    with a warning where there is none."""
+    observer = observer or Observer()
+    tables, names = {}, list(plan.pair.drafts)
+    heads = eagle_heads_of(plan.pair) if any(t.eagle for t in plan.tables.values()) else ()
+    for key, table in plan.tables.items():
+        if not table.eagle:
+            tables[key] = table
+        elif heads:
+            draft = names.index(heads[0]) + 1
+            tables[key] = table.model_copy(update={"draft": draft})
+        else:
+            observer.warned(f"{table.title}: left out (the pair has no EAGLE head)")
+    return plan.model_copy(update={"tables": tables})
+
+
+def _build(datastore: PlannedDatastore, tokenizer: Any, folder: Path) -> None:
+    documents = encode(read_texts(datastore.source), tokenizer)
+    write_datastore(documents, [datastore.source], tokenizer, folder)

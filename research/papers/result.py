@@ -1,0 +1,180 @@
+"""The measurements behind the papers' tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pandas as pd
+from pydantic import Field
+
+from research.papers.plan import Method, PaperPlan, Quantity, Table
+from specdec_core.base.files import write_atomically
+from specdec_core.config import Configuration, Document, PairSpec
+from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
+from specdec_core.prompts.prompt_sets import PromptSet
+from specdec_core.search.results import Timing
+from specdec_core.tokens.statistics import Counts, Generation, path_rate
+
+
+class Measured(Document):
+    """A configuration on a prompt set. `timing`, against autoregressive decoding with the same
+    sampling, where a table shows a time."""
+
+    prompts: str
+    configuration: Configuration
+    counts: dict[str, int]
+    metrics: dict[str, float]
+    forwards: dict[str, list[int]] = Field(default={})  # n_draft and n_target of each prompt
+    timing: Timing | None = None
+
+    @classmethod
+    def of(
+        cls,
+        prompts: str,
+        configuration: Configuration,
+        generations: Sequence[Generation],
+        timing: Timing | None,
+    ) -> Measured:
+        counts = Counts.of(generations)
+        metrics = counts.metrics()
+        if configuration.drafter is None:
+            metrics = {name: metrics[name] for name in ("mat", "verification_rate")}
+        else:
+            metrics["path_rate"] = path_rate(generations, configuration.drafter.depth)
+            metrics["accepted_per_round"] = counts.n_accepted / max(counts.n_target, 1)
+            if not counts.n_draft:
+                del metrics["utilisation"]  # of a draft model
+        if timing is not None:
+            metrics["tokens_per_second"] = timing.tokens_per_second
+            metrics["speedup"] = timing.speedup
+        return cls(
+            prompts=prompts,
+            configuration=configuration,
+            counts=counts.as_dict(),
+            metrics=metrics,
+            forwards={
+                name: [getattr(Counts.of([each]), name) for each in generations]
+                for name in ("n_draft", "n_target")
+            },
+            timing=timing,
+        )
+
+
+class PapersResult(Document):
+    """All measurements of a plan's tables."""
+
+    name: str
+    started: datetime
+    plan: PaperPlan
+    pair: PairSpec  # with concrete data types
+    sets: dict[str, PromptSet]
+    measured: list[Measured]
+    environment: dict[str, str] = Field(default={})
+    target_costs: dict[str, float] = Field(
+        default={}, description="a target forward in steps of a draft, where a policy asks for it"
+    )
+
+    def tables(self) -> dict[str, Table]:
+        """The tables of which at least one prompt set was measured."""
+        return {key: table for key, table in self.plan.tables.items() if self.sets_of(table)}
+
+    def sets_of(self, table: Table) -> list[str]:
+        """The prompt sets of a table that were measured."""
+        return [name for name in table.prompts if name in self.sets]
+
+    def find(self, prompts: str, configuration: Configuration) -> Measured | None:
+        """The measurement of `configuration` on a set; None where there is none."""
+        return self._index.get((prompts, configuration))
+
+    def value(self, prompts: str, configuration: Configuration, quantity: Quantity) -> float:
+        """One quantity of :meth:`find`; NaN where there is none."""
+        measured = self.find(prompts, configuration)
+        return math.nan if measured is None else measured.metrics.get(quantity, math.nan)
+
+    def frame(self, key: str) -> pd.DataFrame:
+        """A table's numbers, one row for each method, prompt set and value of the varied parameter:
+        every measured quantity, the speedup's interval, the counts."""
+        table = self.plan.tables[key]
+        return pd.DataFrame(
+            _row(table, method, number, measured)
+            for method in self.plan.methods(key)
+            for number, configuration in enumerate(method.configurations)
+            for prompts in self.sets_of(table)
+            if (measured := self.find(prompts, configuration)) is not None
+        )
+
+    def forward_times(self, key: str) -> pd.DataFrame:
+        """Seconds of a forward by regression over all decodings of a table (SpecDec++, §5.2 and
+        Table 2): T = t_draft·N_draft + t_target·N_target + what a prompt costs, for each prompt set
+        and family of configurations. Columns prompts, setting, t_draft and t_target (seconds),
+        decodings, r2; autoregressive decoding is the stand-alone target. A family whose decodings
+        do not determine its times is left out."""
+        methods = self.plan.methods(key)
+        configurations = list(dict.fromkeys(c for m in methods for c in m.configurations))
+        alone = dict.fromkeys(Configuration(sampling=c.sampling) for c in configurations)
+        rows = []
+        for prompts in self.sets_of(self.plan.tables[key]):
+            families: dict[str, list[Measured]] = {}
+            for configuration in (*alone, *configurations):
+                measured = self.find(prompts, configuration)
+                if measured is not None and measured.timing is not None and measured.forwards:
+                    families.setdefault(configuration.family, []).append(measured)
+            rows += [_regressed(prompts, *family) for family in families.items()]
+        return pd.DataFrame([row for row in rows if row])
+
+    @cached_property
+    def _index(self) -> dict[tuple[str, Configuration], Measured]:
+        return {(m.prompts, m.configuration): m for m in self.measured}
+
+    def save(self, folder: Path) -> Path:
+        return write_atomically(folder / "papers.json", self.model_dump_json(indent=1))
+
+    @classmethod
+    def load(cls, folder: Path) -> PapersResult:
+        return cls.model_validate_json((Path(folder) / "papers.json").read_text())
+
+
+def _regressed(prompts: str, family: str, measured: Sequence[Measured]) -> dict[str, Any]:
+    """The forward times of a family of configurations on a prompt set; empty where decodings are
+    too few, or too much alike, to tell."""
+    forwards = [
+        np.concatenate([m.forwards[name] for m in measured]) for name in ("n_draft", "n_target")
+    ]
+    seconds = np.concatenate([np.median(m.timing.seconds, axis=0) for m in measured if m.timing])
+    columns = np.stack([*forwards, np.ones(len(seconds))], axis=1).astype(float)
+    used = columns[:, columns.any(axis=0)]
+    if not len(seconds) > used.shape[1] == np.linalg.matrix_rank(used):
+        return {}
+    solution = nonnegative_least_squares(columns, seconds)
+    return {
+        "prompts": prompts,
+        "setting": family,
+        "t_draft": solution[0] if forwards[0].any() else math.nan,
+        "t_target": solution[1],
+        "decodings": len(seconds),
+        "r2": r_squared(seconds, columns @ np.array(solution)),
+    }
+
+
+def _row(table: Table, method: Method, number: int, measured: Measured) -> dict[str, Any]:
+    timing, configuration = measured.timing, measured.configuration
+    return {
+        "method": method.label,
+        "prompts": measured.prompts,
+        **({table.varied: table.values[number]} if table.varied else {}),
+        "temperature": configuration.sampling.temperature,
+        "lossless": configuration.lossless,
+        **{name: measured.metrics.get(name, math.nan) for name in get_args(Quantity)},
+        "speedup_low": timing.low if timing else math.nan,
+        "speedup_high": timing.high if timing else math.nan,
+        "differing_outputs": timing.differing_outputs if timing else math.nan,
+        **measured.counts,
+        "configuration": configuration.label,
+        "config_id": configuration.id,
+    }

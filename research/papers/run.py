@@ -1,0 +1,371 @@
+"""Measuring the papers' tables: every configuration live, in one process, in turns.
+
+All configurations decode a prompt before the next one comes, so that the machine's load falls on
+all alike. A block is one repeat of one prompt set. It is written when it is complete, and an
+interrupted run resumes with the next. Policies and drafters that learn start every block anew.
+
+    papers/<name>/plan.yaml            the plan as it was given, and its digest
+                  pair.json            the pair with concrete data types
+                  blocks/<set>-<repeat>.json
+                  papers.json          the result
+                  logged               the run in MLflow that has it
+                  finished             written last
+    papers/sections/<key>-….parquet    the page's sections (:func:`study_tables`)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import ray
+from pydantic import TypeAdapter
+
+from cluster.recording import Planned, RecordingPlan, planned, run_recordings
+from cluster.session import get, ray_session, resources
+from cluster.sweep.timing import InterleavedTimes, RemoteTimer, alone, start_bench
+from research.long_form.study import (
+    LongForm,
+    LongFormPlan,
+    measure_long_form,
+    ranges_for,
+)
+from research.papers.inputs import (
+    load_sets,
+    place_of,
+    with_datastores,
+    with_own_heads,
+)
+from research.papers.plan import PaperPlan, RecordingNeeded
+from research.papers.result import Measured, PapersResult
+from research.papers.studies import (
+    LONG_FORM,
+    LONG_FORM_GREEDY,
+    OWN_HEADS,
+    TABLES,
+    TIMES,
+    DecodedPrompts,
+    Input,
+)
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import write_atomically
+from specdec_core.base.observer import Observer
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.drafting.trained import head_digest, trained_digests, weights_here
+from specdec_core.engine import Request
+from specdec_core.engine.turns import requests_of
+from specdec_core.measure.forward_times import forward_times
+from specdec_core.models.fingerprints import fingerprints
+from specdec_core.models.loading import load_tokenizer
+from specdec_core.models.pair import check_pair, eagle_heads_of, load_pair
+from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
+from specdec_core.recordings.observer import RecordingObserver
+from specdec_core.recordings.schema import Recording
+from specdec_core.search.folder import SweepFolder
+from specdec_core.search.plan import PromptSource
+from specdec_core.search.results import Timing
+
+_TIMES = TypeAdapter(InterleavedTimes)
+
+
+@dataclass(frozen=True)
+class PapersFolder(SweepFolder):
+    """The folder of the blocks and the result."""
+
+    @classmethod
+    def measured(cls, root: Path, digest: str) -> Self | None:
+        """The latest finished folder of this digest under `root`; None where there is none."""
+        folders = [cls(path.parent) for path in root.glob("*/finished")]
+        same = [folder for folder in folders if folder.digest == digest and folder.papers()]
+        return max(
+            same, key=lambda folder: (folder.path / "finished").stat().st_mtime_ns, default=None
+        )
+
+    @property
+    def sections(self) -> Path:
+        """The tables of the page's sections, of all runs."""
+        return self.path.parent / "sections"
+
+    def papers(self) -> PapersResult | None:
+        return PapersResult.load(self.path) if (self.path / "papers.json").exists() else None
+
+    def is_of_these_weights(self, result: PapersResult) -> bool:
+        """Whether its models, heads and datastores are as they were when it was measured. Raises
+        :class:`UserError` for models that are not there."""
+        trained = trained_digests(each.configuration for each in result.measured)
+        return self.weights() == fingerprints(result.plan.pair) | trained
+
+    def block(self, prompts: str, repeat: int) -> Path:
+        name = re.sub(r"[^\w.-]+", "-", prompts)
+        return self.path / "blocks" / f"{name}-{repeat}.json"
+
+    def save_block(self, prompts: str, repeat: int, watch: InterleavedTimes) -> None:
+        write_atomically(self.block(prompts, repeat), _TIMES.dump_json(watch, indent=None).decode())
+
+    def load_block(self, prompts: str, repeat: int) -> InterleavedTimes:
+        return _TIMES.validate_json(self.block(prompts, repeat).read_text())
+
+
+def run_papers(
+    plan: PaperPlan,
+    home: Path,
+    name: str | None = None,
+    fresh: bool = False,
+    observer: Observer | None = None,
+    again: bool = True,
+) -> tuple[PapersResult, PapersFolder]:
+    """Measure `plan` in `<home>/papers/<name>`, or resume an interrupted run there. The caller
+    marks the folder finished once it has used the result. Unless `again`, a finished run of the
+    same plan and prompts is taken instead, if there is one; its words are those of `plan`.
+
+    Raises :class:`UserError` for bad input, before anything is written.
+    """
+    observer = observer or Observer()
+    plan.check()
+    tokenizer = check_pair(plan.pair)
+    plan = with_own_heads(plan, observer)  # a head that is trained later makes another plan
+    prompts = load_sets(plan, tokenizer, home, observer)
+    sets = {
+        key: PromptSet.of(source, loaded, plan.prompts[key].chat_template)
+        for key, (source, loaded) in prompts.items()
+    }
+    identity = plan.digest({key: prompt_set.digest for key, prompt_set in sets.items()})
+    done = None if again or fresh or name else PapersFolder.measured(home / "papers", identity)
+    if (
+        done is not None
+        and (result := done.papers()) is not None
+        and done.is_of_these_weights(result)
+    ):
+        observer.stage(f"reading {done.path}")
+        plan = with_datastores(plan, tokenizer, observer)
+        return result.model_copy(update={"plan": plan}), done
+    folder = PapersFolder.claim(
+        home / "papers", name or f"{plan.pair.name}-{identity[:8]}", identity, fresh
+    )
+    plan = with_datastores(plan, tokenizer, observer)
+    if (result := folder.papers()) is not None:
+        measured = [each.configuration for each in result.measured]
+        folder.check_weights(weights_here(result.plan.pair, measured))
+        return result.model_copy(update={"plan": plan}), folder
+    work = plan.work(list(sets))
+    observer.stage("connecting to Ray, loading the pair")
+    with ray_session():
+        runner = plan.pair.runner
+        gpus = resources(runner.threads, runner.device)["GPU"]
+        bench = start_bench(folder.pair() or plan.pair, gpus)
+        requests = {
+            key: get(bench.requests.remote(loaded, plan.max_new_tokens))
+            for key, (_, loaded) in prompts.items()
+            if key in work
+        }
+        pair = get(bench.spec.remote())
+        distinct = list(dict.fromkeys(c for timed in work.values() for c in timed))
+        observer.stage(f"warming {len(distinct)} configurations up")
+        get(bench.warm_up.remote(distinct, next(iter(requests.values()))[0]))
+        weights = get(bench.fingerprints.remote()) | trained_digests(distinct)
+        with folder.lock():
+            folder.keep_weights(weights)
+            folder.begin(plan.model_dump(mode="json"), identity)
+            folder.save_pair(pair)
+            with alone(bench, gpus, observer):
+                _measure(plan, bench, work, requests, folder, observer)
+            result = PapersResult(
+                name=folder.name,
+                started=datetime.now(UTC),
+                plan=plan,
+                pair=pair,
+                sets={key: sets[key] for key in sets if key in work},
+                measured=[m for key, timed in work.items() for m in _read(folder, key, timed)],
+                environment=get(bench.environment.remote()),
+                target_costs=get(bench.__ray_call__.remote(lambda own: own.engine.costs.calls)),
+            )
+            result.save(folder.path)
+        ray.kill(bench)
+    return result, folder
+
+
+def study_inputs(
+    plan: PaperPlan,
+    result: PapersResult,
+    folder: PapersFolder,
+    home: Path,
+    wanted: Collection[str],
+    observer: RecordingObserver,
+    long_form: LongFormPlan | None = None,
+) -> dict[str, Input]:
+    """The inputs among `wanted` of the page's sections: what the tables decoded, the workspace's
+    forward times, measured if missing, the plan's trained heads by name, long texts by the plan
+    `long_form`, also greedy, and the plan's recordings, each made or resumed in `<home>/traces`.
+    Optional prompt sets that are missing are left out with a warning, and so are the recordings of
+    a pair without draft models."""
+    inputs = {}
+    if TIMES in wanted:
+        times = forward_times(result.pair, [], None, None, observer)
+        key = hashlib.sha256(times.model_dump_json().encode()).hexdigest()
+        inputs[TIMES] = Input(key, lambda: times)
+    if TABLES in wanted:
+        inputs[TABLES] = Input(
+            f"{folder.digest} {folder.weights()}", lambda: decoded(result, folder)
+        )
+    if OWN_HEADS in wanted:
+        trained = [(name, head_digest(head)) for name, head in plan.heads.items()]
+        inputs[OWN_HEADS] = Input(str(trained), lambda: plan.heads)
+    if long_form is not None:
+        greedy = long_form.model_copy(update={"temperatures": (0.0,)})
+        by_name = {LONG_FORM: long_form, LONG_FORM_GREEDY: greedy}
+        for name, texts in by_name.items():
+            if name not in wanted:
+                continue
+            weights = fingerprints(plan.pair) | trained_digests(texts.configurations(name))
+            prints = str(sorted(weights.items()))
+            content = [texts.model_dump_json(), prints, digest(_long_prompts(texts))]
+            key = hashlib.sha256("".join(content).encode()).hexdigest()
+            inputs[name] = Input(key, partial(_write_long, texts, home, observer))
+    asked = {name: each for name, each in plan.recordings.items() if name in wanted}
+    if asked and not _draft_models(plan.pair):
+        observer.warned("nothing is recorded: the pair has no draft model")
+        asked = {}
+    for name, sets in _record(plan, asked, home, observer).items():
+        digests = [(key, recording.header.digest) for key, recording in sets.items()]
+        inputs[name] = Input(str(digests), partial(dict, sets))
+    return inputs
+
+
+def decoded(result: PapersResult, folder: PapersFolder) -> DecodedPrompts:
+    """What the tables decoded, from the folder's blocks."""
+    return DecodedPrompts(
+        result, {name: folder.load_block(name, 0).generations for name in result.sets}
+    )
+
+
+def _long_prompts(plan: LongFormPlan) -> list[Prompt]:
+    asked, tokenizer = plan.prompts, load_tokenizer(plan.pair.target)
+    return load_prompts(asked.source, asked.limit, tokenizer, asked.chat_template)
+
+
+def _write_long(plan: LongFormPlan, home: Path, observer: Observer) -> LongForm:
+    """Long texts by `plan`, in this process; those of an interrupted run are not written again."""
+    observer.stage(f"loading {plan.pair.name}")
+    pair = load_pair(plan.pair)
+    tokens = [request.tokens for request in requests_of(_long_prompts(plan), pair, 1)]
+    return measure_long_form(
+        pair,
+        plan.configurations("long_form"),
+        tokens,
+        plan.contexts or ranges_for(pair.max_length, tokens),
+        plan.temperatures[0],
+        plan.repeats,
+        observer,
+        home / "long-form" / ".texts",
+    )
+
+
+def _record(
+    plan: PaperPlan, asked: Mapping[str, RecordingNeeded], home: Path, observer: RecordingObserver
+) -> dict[str, dict[str, Recording]]:
+    """The recordings by the names of what is `asked` for and of its sets, all made together."""
+    wanted: dict[tuple[str, str], Planned] = {}
+    for key, recorded in asked.items():
+        for name in recorded.prompts:
+            try:
+                wanted[key, name] = planned(recording_plan(plan, recorded, name, home), home)
+            except UserError as error:
+                if not plan.prompts[name].optional:
+                    raise
+                observer.warned(f"{name} is not recorded ({error})")
+    made: dict[str, dict[str, Recording]] = {}
+    for (key, name), recording in zip(
+        wanted, run_recordings(list(wanted.values()), observer), strict=True
+    ):
+        made.setdefault(key, {})[name] = recording
+    return made
+
+
+def recording_plan(
+    plan: PaperPlan, recorded: RecordingNeeded, name: str, home: Path
+) -> RecordingPlan:
+    """The recording of the set `name`. It is of the pair's draft models alone: no section looks at
+    an EAGLE head, which would have to draft anew from every position."""
+    prompts = plan.prompts[name]
+    limits = [limit for limit in (prompts.limit, recorded.limit) if limit]
+    return RecordingPlan(
+        pair=plan.pair.model_copy(update={"drafts": _draft_models(plan.pair)}),
+        prompts=PromptSource(
+            source=place_of(prompts, home)[1],
+            limit=min(limits, default=None),
+            chat_template=prompts.chat_template,
+        ),
+        sampling=recorded.sampling,
+        max_new_tokens=recorded.max_new_tokens or plan.max_new_tokens,
+        max_draft=recorded.max_draft,
+        mixing=recorded.mixing,
+    )
+
+
+def _draft_models(pair: PairSpec) -> dict[str, str]:
+    """The drafts of a pair that are no EAGLE heads."""
+    heads = eagle_heads_of(pair)
+    return {name: model for name, model in pair.drafts.items() if name not in heads}
+
+
+def _measure(
+    plan: PaperPlan,
+    bench: ray.actor.ActorHandle,
+    work: Mapping[str, Mapping[Configuration, int]],
+    requests: Mapping[str, Sequence[Request]],
+    folder: PapersFolder,
+    observer: Observer,
+) -> None:
+    """Decode every block that is not on disk."""
+    blocks = [(key, repeat) for repeat in range(plan.repeats) for key in work]
+    missing = [block for block in blocks if not folder.block(*block).exists()]
+    done = sum(len(requests[key]) for key, repeat in blocks if (key, repeat) not in missing)
+    observer.stage("decoding", sum(len(requests[key]) for key, _ in blocks), done)
+    for key, repeat in missing:
+        # Counts do not change with the repeat: untimed configurations are decoded once.
+        taken = [c for c, times in work[key].items() if repeat < max(times, 1)]
+        watch = InterleavedTimes(turns=repeat * len(requests[key]))
+        get(bench.forget.remote())
+        for request in requests[key] if taken else ():
+            watch.take(RemoteTimer(bench), taken, request, 0)
+            observer.step()
+        if repeat:
+            watch.generations.clear()  # as in the first repeat
+        for generations in watch.generations.values():
+            for generation in generations:
+                generation.token_seconds = []
+        folder.save_block(key, repeat, watch)
+
+
+def _read(folder: PapersFolder, key: str, work: Mapping[Configuration, int]) -> list[Measured]:
+    """The measurements in the blocks of a prompt set."""
+    first = folder.load_block(key, 0)
+    blocks = [first]
+    while folder.block(key, len(blocks)).exists():
+        blocks.append(folder.load_block(key, len(blocks)))
+    watch = InterleavedTimes(generations=first.generations)
+    for configuration, times in work.items():
+        decoded = blocks[: max(times, 1)]
+        watch.seconds[configuration.id] = [block.seconds[configuration.id][0] for block in decoded]
+    return [
+        Measured.of(
+            key,
+            configuration,
+            watch.generations[configuration.id],
+            _timing(watch, configuration, times) if times else None,
+        )
+        for configuration, times in work.items()
+    ]
+
+
+def _timing(watch: InterleavedTimes, configuration: Configuration, times: int) -> Timing:
+    """Against autoregressive decoding in the same repeats."""
+    baseline = Configuration(sampling=configuration.sampling)
+    seconds = {c.id: watch.seconds[c.id][:times] for c in (configuration, baseline)}
+    return InterleavedTimes(seconds, watch.generations).timing(configuration, baseline)

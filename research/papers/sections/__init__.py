@@ -1,0 +1,16 @@
+"""The sections of the page on the papers that are made from recordings or decoded texts.
+
+A new one is a :class:`~research.papers.sections.section.PaperSection` in the tuple of its
+paper.
+"""
+
+from research.papers.sections.mcsd import MCSD
+from research.papers.sections.post_use import POST_USE
+from research.papers.sections.replayed import REPLAYED
+from research.papers.sections.section import PaperSection
+from research.papers.sections.specdecpp import SPECDECPP
+from research.papers.sections.svip import SVIP
+
+SECTIONS: tuple[PaperSection, ...] = (*SPECDECPP, *POST_USE, *MCSD, *REPLAYED, *SVIP)
+
+__all__ = ["SECTIONS", "PaperSection"]

@@ -1,0 +1,246 @@
+"""Post-use & Pre-cut's figures and tables that are made from recordings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from dashboards import cells
+from dashboards.figures.svg import SvgLine, lines_svg
+from dashboards.look import DRAFT_COLOURS, MUTED, OTHER_COLOURS
+from dashboards.sections import Section
+from research.papers import post_use
+from research.papers.component_times import CACHE, CONTROLLER, M_D, M_T, ROLL_BACK
+from research.papers.draft_reuse import DRAFT_CALL, DRAFTED, LENGTH, TARGET_CALL
+from research.papers.sections.section import PaperSection
+from research.papers.studies import TIMES, Study
+from specdec_core.recordings.confidence_products import LONGEST
+
+PAPER = "Post-use & Pre-cut"
+DRAFTS = "each draft model of the pair, on greedy texts of the prompt sets named"
+SHOWN = 60  # rounds in a row
+SET = {"prompts": cells.text("prompts"), "draft": cells.text("draft")}
+LENGTHS = {
+    **SET,
+    "rounds": cells.count("rounds"),
+    "best fixed": cells.text("fixed"),
+    "best of each round: mean": cells.number("mean", ".1f"),
+    "deviation": cells.number("deviation", ".1f"),
+    "median": cells.number("median", ".0f"),
+    "shorter than fixed": cells.number("shorter", ".0%"),
+    "longer": cells.number("longer", ".0%"),
+}
+OF_PAPER = {  # Llama-2-Chat 7B and 70B on four A6000
+    M_D: "21 ms",
+    M_T: "152 ms",
+    CACHE: "0.1 ms",
+    ROLL_BACK: "2 ms",
+    CONTROLLER: "< 0.1 ms",
+}
+COMPONENTS = {
+    "component": cells.text("component"),
+    "paper, each": lambda row: OF_PAPER.get(row["component"], cells.NONE),
+    "here, each, ms": cells.number("each", ".3f"),
+    "a round": cells.number("a_round", ".1f"),
+    "share": cells.number("share", ".1%"),
+}
+
+
+def lengths(table: pd.DataFrame) -> Section:
+    """How the best length varies from round to round: a row a set and draft."""
+    rows = [
+        {
+            "prompts": prompts,
+            "draft": draft,
+            "rounds": len(each),
+            "fixed": fixed,
+            "mean": each["length"].mean(),
+            "deviation": each["length"].std(),
+            "median": each["length"].median(),
+            "shorter": (each["length"] < fixed).mean(),
+            "longer": (each["length"] > fixed).mean(),
+        }
+        for prompts, draft, fixed, each in _fixed(table)
+    ]
+    prompts, draft, fixed, first = next(_fixed(table))
+    shown = first["length"].head(SHOWN).tolist()
+    places = [*range(1, len(shown) + 1)]
+    return Section(
+        key="",
+        note="The best length of a round is the number of candidates that the target would accept."
+        " Rounds that the output's end cuts are left out.",
+        svg=lines_svg(
+            "Best draft length, round by round",
+            f"the candidates that the target would accept; {prompts}, {draft}",
+            [
+                SvgLine("best of the round", DRAFT_COLOURS[0], places, shown),
+                SvgLine(f"best fixed, {fixed}", MUTED, places, [fixed] * len(places), "5 3"),
+            ],
+            ("round", "candidates"),
+            {float(place): str(place) for place in places if place == 1 or place % 10 == 0},
+        ),
+        shown=cells.table(rows, LENGTHS),
+    )
+
+
+def _fixed(table: pd.DataFrame) -> Iterator[tuple[str, str, int, pd.DataFrame]]:
+    for (prompts, draft, _), rows in table.groupby(["prompts", "draft", "fixed"], sort=False):
+        yield str(prompts), str(draft), int(rows["fixed"].iloc[0]), rows
+
+
+def phrases(table: pd.DataFrame) -> Section:
+    """How often phrases come again, by their length: a row a set, draft, call, and what phrases are
+    of; lines of the first set and draft."""
+    groups = ["prompts", "draft", "call", "of"]
+    wide = table.pivot_table("share", groups, "tokens", sort=False).reset_index()
+    first = table[["prompts", "draft"]].iloc[0]
+    drawn = table[(table["prompts"] == first["prompts"]) & (table["draft"] == first["draft"])]
+    colours = dict(zip((DRAFT_CALL, TARGET_CALL), OTHER_COLOURS, strict=False))
+    sizes = sorted(set(table["tokens"]))
+    return Section(
+        key="",
+        note="The share of the calls after which a phrase of so many tokens comes again that an"
+        " earlier round drafted after the same token: of all that was drafted, and of what was"
+        " rejected alone.",
+        svg=lines_svg(
+            "Phrases of earlier rounds that come again",
+            f"share of the calls, by the tokens of a phrase; {first['prompts']}, {first['draft']}",
+            [
+                SvgLine(
+                    f"after a {call}, {of}",
+                    colours[call],
+                    rows["tokens"].tolist(),
+                    rows["share"].tolist(),
+                    "" if of == DRAFTED else "5 3",
+                )
+                for (call, of), rows in drawn.groupby(["call", "of"])
+            ],
+            ("tokens of a phrase", "share of the calls"),
+        ),
+        shown=cells.table(
+            wide,
+            {
+                **SET,
+                "after a": cells.text("call"),
+                "phrases": cells.text("of"),
+                **{f"{n} token{'s' * (n > 1)}": cells.number(n, ".0%") for n in sizes},
+            },
+        ),
+        ruled=cells.group_ends(zip(wide["prompts"], wide["draft"], strict=True)),
+    )
+
+
+def confidences(table: pd.DataFrame) -> Section:
+    """The share accepted as a whole over the product of confidences, a line a set and draft."""
+    drafts = list(dict.fromkeys(table["draft"]))
+    colours = dict(zip(dict.fromkeys(table["prompts"]), DRAFT_COLOURS, strict=False))
+    lines = [
+        SvgLine.of(
+            f"{name}, {draft}", colours[name], rows, "product", "acceptance",
+            "5 3" * drafts.index(draft),
+        )
+        for (name, draft), rows in table.groupby(["prompts", "draft"], sort=False)
+    ]  # fmt: skip
+    lines.append(SvgLine("the product itself", MUTED, [0.0, 1.0], [0.0, 1.0], "2 3"))
+    wide = table.pivot_table("acceptance", ["prompts", "draft"], "low", sort=False).reset_index()
+    lows = sorted(set(table["low"]))
+    return Section(
+        key="",
+        note=f"Drafts of up to {LONGEST} tokens from everywhere, in ranges of the product.",
+        svg=lines_svg(
+            "Acceptance of whole drafts by the product of confidences",
+            "share accepted as a whole; means of ranges",
+            lines,
+            ("product of confidences", "accepted"),
+            {place / 10: f"{place / 10:g}" for place in range(0, 11, 2)},
+        ),
+        shown=cells.table(
+            wide, {**SET, **{f"from {low:.1f}": cells.number(low, ".0%") for low in lows}}
+        ),
+    )
+
+
+def components(table: pd.DataFrame) -> Section:
+    """A row a component, and how much was recycled meanwhile."""
+    first = table.iloc[0]
+    tokens, drafted, recycled, suffixes = (
+        int(first[name]) for name in ("tokens", "drafted", "recycled", "suffixes")
+    )
+    return Section(
+        key="",
+        note="Live, one request at a time: milliseconds of a call, calls in a mean round, and the"
+        " share of the time of all rounds but each request's first.",
+        lines=[
+            f"Of {drafted:,} drafted tokens, {recycled:,} ({recycled / max(drafted, 1):.0%}) were"
+            f" cached phrases and took no draft call; of {tokens:,} tokens of the output,"
+            f" {suffixes:,} ({suffixes / max(tokens, 1):.0%}) were cached phrases behind a draft.",
+        ],
+        shown=cells.table(table, COMPONENTS),
+    )
+
+
+def other_lengths(table: pd.DataFrame) -> str:
+    """The share of all rounds with another best length than the fixed one."""
+    return f"{(table['length'] != table['fixed']).mean():.0%} of the rounds want another length"
+
+
+def again(table: pd.DataFrame) -> str:
+    """The range of shares, after a target call, of phrases of three tokens."""
+    rows = table[(table["call"] == TARGET_CALL) & (table["tokens"] == 3) & (table["of"] == DRAFTED)]
+    return f"after {rows['share'].min():.0%}–{rows['share'].max():.0%} of the target calls"
+
+
+def forwards(table: pd.DataFrame) -> str:
+    """Milliseconds of both models' forwards."""
+    each = table.set_index("component")["each"]
+    return f"M_d {each[M_D]:.1f} ms, M_t {each[M_T]:.1f} ms"
+
+
+POST_USE = (
+    PaperSection(
+        study=Study("post-use-f2a", ("greedy", TIMES), post_use.rounds),
+        paper=PAPER,
+        source="§4.1, Fig. 2a",
+        title="Best draft length, round by round",
+        reported="the best length “exhibits significant variation across different SD iterations”;"
+        " a figure, on Alpaca, without numbers in the text.",
+        setting=f"{DRAFTS}; the best fixed length is by Eq. 3, at this machine's forward times.",
+        show=lengths,
+        ours=other_lengths,
+    ),
+    PaperSection(
+        study=Study("post-use-f2b", ("greedy",), post_use.phrases),
+        paper=PAPER,
+        source="§4.1, Fig. 2b",
+        title="Phrases of earlier rounds that come again",
+        reported="“a considerable proportion” of phrases longer than 2; a figure, on Alpaca,"
+        " without numbers in the text.",
+        setting=f"{DRAFTS}; plain drafting with λ = {LENGTH}, and no bound on what is kept.",
+        show=phrases,
+        ours=again,
+    ),
+    PaperSection(
+        study=Study("post-use-f2c", ("greedy",), post_use.confidences),
+        paper=PAPER,
+        source="§4.2, Fig. 2c and Eq. 6",
+        title="Acceptance of whole drafts by the product of confidences",
+        reported="“a strong positive correlation”; a figure, on Alpaca, without numbers in the"
+        " text.",
+        setting=f"{DRAFTS}.",
+        show=confidences,
+        ours=lambda table: f"correlation {table['product'].corr(table['acceptance']):.2f}",
+    ),
+    PaperSection(
+        study=Study("post-use-9", ("greedy",), post_use.components),
+        paper=PAPER,
+        source="E.1, Table 9",
+        title="Latency by component",
+        reported="M_d 21 ms, M_t 152 ms, cache fetch and verify 0.1 ms, roll back 2 ms, controller"
+        " step < 0.1 ms.",
+        setting="this pair with its first draft on this machine, in place of Llama-2-Chat 7B and"
+        f" 70B on A6000 GPUs; the first {post_use.MOST} prompts of the first set.",
+        show=components,
+        ours=forwards,
+    ),
+)

@@ -1,0 +1,203 @@
+"""Sections of several papers whose rounds are replayed on recordings, or decoded anew."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from dashboards import cells
+from dashboards.figures.svg import SvgBar, SvgLine, bars_svg, lines_svg
+from dashboards.look import DRAFT_COLOURS
+from dashboards.sections import Section
+from research.papers import banditspec, replayed
+from research.papers.sections.section import PaperSection, shown_range
+from research.papers.studies import OWN_HEADS, TABLES, TIMES, Study
+
+SETTING = "the pair's first draft, greedy texts of the prompt sets named, by replay"
+SET = {"prompts": cells.text("prompts")}
+
+
+def policies(table: pd.DataFrame) -> Section:
+    """The best of each family, beside the oracle."""
+    sets = dict(zip(dict.fromkeys(table["recording"]), DRAFT_COLOURS, strict=False))
+    bars = [
+        SvgBar(f"{row['family'].replace('_', ' ')}, {row['recording']}", row["recording"],
+               row["speedup"], row["speedup"], row["speedup"], f"{row['speedup']:.2f}×")
+        for row in table.to_dict("records")
+    ]  # fmt: skip
+    return Section(
+        key="",
+        note="The fastest configuration of each family; speedups are modelled (Eq. 3.1).",
+        svg=bars_svg(
+            "The best of each family of length policies",
+            "modelled speedup over autoregressive decoding",
+            bars,
+            sets,
+            one=True,
+        ),
+        shown=cells.table(
+            table,
+            {
+                "prompts": cells.text("recording"),
+                "family": lambda row: row["family"].replace("_", " "),
+                "best configuration": cells.text("configuration"),
+                "speedup": cells.number("speedup", ".2f×"),
+                "over best fixed K": cells.number("over_fixed", "+.1%"),
+                "of the oracle's": cells.number("of_oracle", ".1%"),
+                "discard rate": cells.number("discard_rate", ".3f"),
+                "verific. rate": cells.number("verification_rate", ".3f"),
+            },
+        ),
+        ruled=cells.group_ends(table["recording"]),
+    )
+
+
+def regret(table: pd.DataFrame) -> Section:
+    """MAT and regret of bandits and their arms."""
+    return Section(
+        key="",
+        note="Regret in rounds, stopping-time: against the arm that is best for all prompts, and"
+        " against the best for each prompt, i*(pt, ν). The latter is what Theorems 1 and 2 bound:"
+        " the bound is their order for each prompt, summed, with 1 for the constant that they leave"
+        " out. They cover neither what goes on learning nor rewards by time.",
+        shown=cells.table(
+            table,
+            {
+                **SET,
+                "": cells.text("name"),
+                "MAT": cells.number("mat", ".2f"),
+                "regret": cells.number("regret_rounds", ",.0f"),
+                "against each prompt's best": cells.number("each_rounds", ",.0f"),
+                "rounds of the best arm": cells.count("best_rounds"),
+                "order of the bound": cells.number("bound", ",.0f"),
+            },
+        ),
+        ruled=cells.group_ends(table["prompts"]),
+    )
+
+
+def together(table: pd.DataFrame) -> Section:
+    """Draft lengths, and bandits over them."""
+    return Section(
+        key="",
+        note=f"{banditspec.SLOTS} requests at once, drafts of {table['draft'][0]}.",
+        shown=cells.table(
+            table,
+            {
+                "": cells.text("name"),
+                "MAT": cells.number("mat", ".2f"),
+                "tokens/s": cells.number("tokens_per_second", ".1f"),
+                "over the best length": cells.ratio("over_best", "low", "high"),
+                "regret": cells.number("regret_rounds", "+.0f"),
+            },
+        ),
+        ruled=cells.group_ends(table["kind"]),
+    )
+
+
+def trees(table: pd.DataFrame) -> Section:
+    best = table.groupby("prompts")["mat"].idxmax()
+    return Section(
+        key="",
+        note="α: accepted path over depth.",
+        shown=cells.table(
+            table,
+            {
+                **SET,
+                "k-configuration": cells.text("shape"),
+                "nodes": cells.count("nodes"),
+                "α": cells.number("path_rate", ".2f"),
+                "MAT": cells.number("mat", ".2f"),
+                "modelled speedup": cells.number("speedup", ".2f×"),
+            },
+        ),
+        marked=[int(row) for row in best],
+        legend="Bold: the most tokens a round of a set.",
+        ruled=cells.group_ends(table["prompts"]),
+    )
+
+
+def ranks(table: pd.DataFrame) -> Section:
+    names = dict.fromkeys(zip(table["prompts"], table["draft"], strict=True))
+    drafts = list(dict.fromkeys(table["draft"]))
+    colours = dict(zip(dict.fromkeys(table["prompts"]), DRAFT_COLOURS, strict=False))
+    lines = []
+    for name, draft in names:
+        each = table[(table["prompts"] == name) & (table["draft"] == draft)]
+        dash = "5 3" * drafts.index(draft)
+        lines.append(SvgLine.of(f"{name}, {draft}", colours[name], each, "rank", "share", dash))
+    wide = table.pivot(index=["prompts", "draft"], columns="rank", values="share").reset_index()
+    places = {str(n): cells.number(n, ".1%") for n in range(1, replayed.RANKS + 1)}
+    return Section(
+        key="",
+        note="How often the target's token has this rank in the draft's distribution.",
+        svg=lines_svg(
+            "The rank of the target's token in the draft's distribution",
+            "share of places",
+            lines,
+            ("rank", "share"),
+        ),
+        shown=cells.table(wide, {**SET, "draft": cells.text("draft"), **places}),
+    )
+
+
+def _bandits(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table["kind"] == "bandit"]
+
+
+REPLAYED = (
+    PaperSection(
+        Study("specdecpp-oracle", ("greedy", TIMES, OWN_HEADS), replayed.policies, version=2),
+        "SpecDec++",
+        "Table 1 and Thm 4.1",
+        "Length policies against the oracle",
+        "7.2–11.1 % over the best fixed K; the oracle's N_target/N is 0.164.",
+        f"{SETTING}; with fewer thresholds than `specdec lab policies`; policies' own time left"
+        " out. Beside SpecDec++'s head improved MCSD's decision models, asked of one candidate or"
+        " of all together.",
+        policies,
+        lambda table: (
+            "over fixed K "
+            + shown_range(table.loc[table["family"] == "specdecpp", "over_fixed"], "+.1%")
+        ),
+    ),
+    PaperSection(
+        Study("banditspec-regret", ("greedy", TIMES), replayed.regret, version=3),
+        "BanditSpec",
+        "Thms 1 and 2, main table",
+        "Regret of bandits, against one arm and against each prompt's",
+        "MAT of UCBSpec 3.93–5.10 and of EXP3Spec 3.65–4.90; regret within the bounds' order.",
+        f"{SETTING}; arms: prompt lookup, suffix, and K = {replayed.LENGTH} of the draft model, as"
+        " dynamic trees cannot be replayed.",
+        regret,
+        lambda table: f"MAT {shown_range(_bandits(table)['mat'], '.2f')}",
+    ),
+    PaperSection(
+        Study("banditspec-batch", ("greedy", TABLES), banditspec.together),
+        "BanditSpec",
+        "setting two",
+        "Draft lengths as arms, several requests at once",
+        "fixed lengths γ of 1 to 4 of an Eagle-1 head beside both algorithms (a drawing only).",
+        "live, greedy, the prompt sets in turn; the pair's first EAGLE head, else its first draft.",
+        together,
+        lambda table: f"over the best length {shown_range(_bandits(table)['over_best'], '.2f×')}",
+    ),
+    PaperSection(
+        Study("mcsd-trees", ("greedy", TIMES), replayed.trees),
+        "Improving MCSD",
+        "Table 2, MCSD",
+        "k-configurations of draft-initialised trees",
+        "α 0.21–0.35 (MCSD, 4×2×2×1).",
+        f"{SETTING}; temperature 0, not 0.7.",
+        trees,
+        lambda table: f"α {shown_range(table['path_rate'], '.2f')}",
+    ),
+    PaperSection(
+        Study("mcsd-ranks", ("greedy",), replayed.ranks),
+        "Improving MCSD",
+        "§2 and Fig. 4",
+        "How drafts rank the target's token",
+        "not shown; it is what a k-configuration's widths can gain.",
+        f"{SETTING}, both drafts.",
+        ranks,
+    ),
+)

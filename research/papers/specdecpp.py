@@ -1,0 +1,119 @@
+"""SpecDec++'s Table 3: heads of every depth and weight, each with its thresholds, by replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from specdec_core.config import PolicySettings
+from specdec_core.cost import Profile
+from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
+from specdec_core.drafting.heads.loaded import LoadedHead
+from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Recording
+from specdec_core.training.heads.evaluation import chosen, judging_prompts, unseen
+from specdec_core.training.heads.examples import load_examples
+from specdec_core.training.heads.training import HeadTraining
+
+WEIGHTS = (1.0, 3.0, 6.0, 12.0)
+DEPTHS = (0, 1, 2, 3, 4)
+THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
+SETTINGS = HeadTrainingSettings(epochs=30)  # the best of them, on dev, is kept
+DEV, TEST = "dev", "test"
+FIXED, PRODUCT = "best fixed K", "confidence product"  # what a head has to beat
+BASELINES: Mapping[str, Mapping[float, PolicySettings]] = {
+    FIXED: {k: FixedSettings(max_tokens=k) for k in range(1, 15)},
+    PRODUCT: {h: ConfidenceProductSettings(threshold=h) for h in THRESHOLDS},
+}
+
+Recordings = Mapping[str, Recording]
+
+
+def heads(mixed: Recordings, judged: Recordings, times: Profile) -> pd.DataFrame:
+    """A row for each head (`name`, `w_rej`, `depth`, the `examples` that it learned from, its KL on
+    the splits: `train_kl`, `eval_kl`, `test_kl`), threshold (`setting`) and set of prompts
+    (`prompts`): the modelled `speedup` there.
+    The baselines have rows, too. Heads learn from the first of the `mixed` recordings; its dev and
+    test prompts are the sets of these names, the others those of `judged`, less what was learned
+    from. Policies' own time is left out. Raises :class:`UserError` where prompts are too few, or
+    the pair has no draft model."""
+    recording = next(iter(mixed.values()))
+    draft, trained = recording.draft_name(), recording.prompts.first_turns
+    found = _train(recording, draft)
+    loaded = {name: head for name, (_, head) in found.items()}
+    sets = {
+        name: (_replay(each, loaded), np.flatnonzero(unseen(each.prompts.first_turns, trained)))
+        for name, each in judged.items()
+    }
+    dev, test = judging_prompts(trained, trained)
+    own = _replay(recording, loaded)
+    sets = {DEV: (own, dev), TEST: (own, test), **sets}
+    steered = {
+        name: {h: SpecDecPlusPlusSettings(head=name, threshold=h) for h in THRESHOLDS}
+        for name in found
+    }
+    return pd.DataFrame(
+        {
+            "name": name,
+            **(found[name][0] if name in found else {}),
+            "setting": float(setting),
+            "prompts": prompts,
+            "speedup": chosen(replay, times, draft, [policy], (numbers, numbers)).speedup,
+        }
+        for name, policies in {**steered, **BASELINES}.items()
+        for setting, policy in policies.items()
+        for prompts, (replay, numbers) in sets.items()
+        if len(numbers)
+    )
+
+
+def chosen_settings(table: pd.DataFrame) -> pd.DataFrame:
+    """Of each `name` of :func:`heads` and set but dev: the speedup at the setting that is fastest
+    on dev (`setting`, `speedup`), and the set's own best (`best_setting`, `best`)."""
+    rows = []
+    for name, each in table.groupby("name", sort=False):
+        wide = each.pivot(index="setting", columns="prompts", values="speedup")
+        place = int(wide[DEV].argmax())
+        for prompts in each["prompts"].drop_duplicates():
+            if prompts == DEV:
+                continue
+            rows.append(
+                {
+                    "name": name,
+                    "prompts": prompts,
+                    "setting": wide.index[place],
+                    "speedup": wide[prompts].iloc[place],
+                    "best_setting": wide[prompts].idxmax(),
+                    "best": wide[prompts].max(),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def _train(recording: Recording, draft: str) -> dict[str, tuple[dict[str, Any], LoadedHead]]:
+    """The heads by name, with their weights, depths and divergences."""
+    examples = load_examples([recording], draft, ["specdecpp"])["specdecpp"]
+    found = {}
+    for spec in _specs():
+        training = HeadTraining(spec, examples, SETTINGS)
+        while not training.done:
+            training.epoch()
+        card = training.result().card
+        facts = {"w_rej": spec.w_rej, "depth": spec.depth, "examples": card.examples["train"]}
+        kl = {key: card.metrics[key] for key in ("train_kl", "eval_kl", "test_kl")}
+        found[spec.label] = ({**facts, **kl}, LoadedHead(training.head, card))
+    return found
+
+
+def _specs() -> Sequence[HeadSpec]:
+    return [HeadSpec(depth=depth, w_rej=weight) for weight in WEIGHTS for depth in DEPTHS]
+
+
+def _replay(recording: Recording, loaded: Mapping[str, LoadedHead]) -> Replay:
+    return Replay(recording, lambda draft, head: loaded[head], drawn=True)

@@ -1,0 +1,400 @@
+"""SVIP's figures and tables that recordings hold: entropies, divergences and acceptance along
+texts, and by replay the lengths that policies draft.
+
+Recordings come by prompt set. Their first draft model is looked at, at every position of the
+target's text; whether its candidate there is accepted follows from the text (greedy decoding), or
+is drawn once (rejection sampling, :mod:`specdec_core.recordings.verified`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from research.long_form.study import LongForm
+from specdec_core.config import Configuration, parse
+from specdec_core.cost import Profile
+from specdec_core.cost.bounds import (
+    GaussianFit,
+    RatioFit,
+    approximation_bound,
+    divergence,
+    entropy_ratio,
+    oracle_bound,
+)
+from specdec_core.models.loading import load_tokenizer
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.rounds import ReplayedRounds
+from specdec_core.recordings.schema import Recording
+from specdec_core.recordings.track import Track
+
+PAPER_C = 0.18  # Fig. 4
+CONSTANTS = (0.05, 0.18, 0.5, 1.0, 2.0)
+EDGES = (64, 128, 256, 512, 1024)  # ends of ranges of context
+BEFORE = 4  # tokens before a rejection, Fig. 3a
+LEAST = 20  # times that a token is drafted, to be in Table 4
+SHOWN = 4  # tokens of the least and of the greatest acceptance in Table 4
+EXAMPLE_ROUNDS = 40  # Fig. 8
+ORACLE = "Oracle"
+POLICIES: dict[str, dict[str, Any]] = {
+    **{f"Constant, K={k}": {"kind": "fixed", "max_tokens": k} for k in (2, 3, 4, 5)},
+    "Heuristic": {"kind": "heuristic", "start": 5, "max_tokens": 40},
+    "SVIP, h=0.3": {"kind": "svip", "threshold": 0.3, "max_tokens": 40},
+    "SVIP, h=1.2": {"kind": "svip", "threshold": 1.2, "max_tokens": 40},
+}
+COMPARED = ("Constant, K=5", "Heuristic", "SVIP, h=0.3", "SVIP, h=1.2")  # Figs. 6 and 8
+
+Recordings = Mapping[str, Recording]
+
+
+def oracle_lengths(greedy: Recordings, sampled: Recordings, long: Recordings) -> pd.DataFrame:
+    """Fig. 1: the oracle's draft lengths by context. A row a set, its sampling, and range of
+    context that ends at `up_to` tokens: `rounds` of the oracle, `mean` and `variance` of the tokens
+    that they accept, and the variance's 95 % interval over prompts (`variance_low`,
+    `variance_high`). An output's last round, which its end cuts, is left out. Of the `long` texts a
+    set has rows of its own."""
+    rows = []
+    apart = {f"{name}, long": recording for name, recording in long.items()}
+    for name, recording, track in _each(greedy, sampled, apart):
+        prompt, start, length = _oracle_rounds(track)
+        prompt_tokens = np.array([len(tokens) for tokens in recording.prompts.tokens])
+        context = prompt_tokens[prompt] + track.position[start]
+        which = np.searchsorted(EDGES, context)
+        for number, edge in enumerate(EDGES):
+            inside = which == number
+            if inside.sum() < LEAST:
+                continue
+            low, high = _variance_interval(length[inside], prompt[inside])
+            rows.append(
+                {
+                    "prompts": name,
+                    "sampling": _sampling(recording),
+                    "up_to": edge,
+                    "rounds": int(inside.sum()),
+                    "mean": length[inside].mean(),
+                    "variance": length[inside].var(ddof=1),
+                    "variance_low": low,
+                    "variance_high": high,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def entropies(*recordings: Recordings) -> pd.DataFrame:
+    """Table 1: a row a set and sampling with the draft's mean entropy at `accepted` and at
+    `rejected` candidates (nats), and how many there are of each."""
+    rows = []
+    for name, recording, track in _each(*recordings):
+        accepted, entropy = track.trace.agrees, track.trace.entropy[track.trace.trajectory]
+        rows.append(
+            {
+                "prompts": name,
+                "sampling": _sampling(recording),
+                "accepted": entropy[accepted].mean(),
+                "rejected": entropy[~accepted].mean(),
+                "n_accepted": int(accepted.sum()),
+                "n_rejected": int((~accepted).sum()),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def divergence_before_rejections(*recordings: Recordings) -> pd.DataFrame:
+    """Fig. 3a: mean KL(q‖p), nats, at rejected candidates (`offset` 0) and at the four accepted
+    ones before them (-4 … -1). Rejections behind fewer accepted candidates are left out."""
+    rows = []
+    for name, recording, track in _each(*recordings):
+        trace = track.trace
+        at = trace.trajectory
+        kl = divergence(trace.entropy[at], trace.cross_entropy[at])
+        # Accepted candidates in a row before each position, within its text.
+        before = np.zeros(len(at), int)
+        for s in range(1, len(at)):
+            same = track.prompt[s] == track.prompt[s - 1]
+            before[s] = before[s - 1] + 1 if same and trace.agrees[s - 1] else 0
+        rejected = np.flatnonzero(~trace.agrees & (before >= BEFORE))
+        for offset in range(-BEFORE, 1):
+            rows.append(
+                {
+                    "prompts": name,
+                    "sampling": _sampling(recording),
+                    "offset": offset,
+                    "kl": kl[rejected + offset].mean() if len(rejected) else np.nan,
+                    "rejections": len(rejected),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def sorted_probabilities(*recordings: Recordings) -> pd.DataFrame:
+    """Fig. 3b: the mean log probability of the draft's `rank`-th most likely token, at accepted
+    and at rejected candidates (`outcome`). Recordings hold the ten most likely."""
+    rows = []
+    for name, recording, track in _each(*recordings):
+        trace = track.trace
+        log_q = np.log(np.maximum(trace.top_probs[trace.trajectory], 1e-12))
+        for outcome, chosen in (("accepted", trace.agrees), ("rejected", ~trace.agrees)):
+            for rank, value in enumerate(log_q[chosen].mean(axis=0), start=1):
+                rows.append(
+                    {
+                        "prompts": name,
+                        "sampling": _sampling(recording),
+                        "outcome": outcome,
+                        "rank": rank,
+                        "log_probability": value,
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def bounds(*recordings: Recordings, bins: int = 40) -> pd.DataFrame:
+    """Fig. 4: the acceptance probability β of positions, sorted by it and in `bins` equal parts,
+    with the mean of Pinsker's bound (Eq. 4) and of 1 - sqrt(c H), c = 0.18 (Eq. 6), both at least
+    0. `holds` is the part's share of positions with the latter below β."""
+    rows = []
+    for name, recording, track in _each(*recordings):
+        trace, at = track.trace, track.trace.trajectory
+        beta, entropy = trace.overlap[at].astype(float), trace.entropy[at]
+        oracle = np.maximum(oracle_bound(entropy, trace.cross_entropy[at]), 0)
+        alone = np.maximum(approximation_bound(entropy, PAPER_C), 0)
+        parts = np.array_split(np.argsort(beta, kind="stable"), bins)
+        for number, part in enumerate(parts):
+            rows.append(
+                {
+                    "prompts": name,
+                    "sampling": _sampling(recording),
+                    "share": (number + 0.5) / bins,
+                    "beta": beta[part].mean(),
+                    "oracle_bound": oracle[part].mean(),
+                    "approximation": alone[part].mean(),
+                    "holds": np.mean(alone[part] <= beta[part] + 1e-6),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def ratio_fits(*recordings: Recordings) -> pd.DataFrame:
+    """Eqs. 9 and 14: how often γ ≤ 2c + 1, so that the approximation is a bound, by `c`: as
+    `measured`, by the Gaussian and by the shifted Gamma fitted to γ, with their parameters."""
+    rows = []
+    for name, recording, track in _each(*recordings):
+        trace, at = track.trace, track.trace.trajectory
+        entropy, cross = trace.entropy[at], trace.cross_entropy[at]
+        ratio = entropy_ratio(entropy, cross)
+        ratio = ratio[np.isfinite(ratio)]
+        gaussian, gamma = GaussianFit.of(entropy, cross), RatioFit.of(entropy, cross)
+        for c in CONSTANTS:
+            rows.append(
+                {
+                    "prompts": name,
+                    "sampling": _sampling(recording),
+                    "c": c,
+                    "measured": np.mean(ratio <= 2 * c + 1),
+                    "gaussian": float(gaussian.reliability(c)),
+                    "gamma": float(gamma.reliability(c)),
+                    "mean": gaussian.mean,
+                    "deviation": gaussian.deviation,
+                    "shape": gamma.shape,
+                    "rate": gamma.rate,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def lengths(*recordings: Recordings) -> pd.DataFrame:
+    """Figs. 6 and 7: what policies draft, by replay. A row a set, sampling and policy: tokens
+    `drafted` a round, share `accepted`, `mat`, and the mean of drafted minus the oracle's tokens
+    (`delta`), its size (`distance`) and how often it is 0 (`exact`). All are of the rounds in which
+    the policy was free to draft 40."""
+    rows = []
+    for name, recording, track in _each(*recordings):
+        for policy, rounds in _replayed(recording, POLICIES):
+            free, delta = _deltas(track, rounds)
+            if not free.any():
+                continue
+            rows.append(
+                {
+                    "prompts": name,
+                    "sampling": _sampling(recording),
+                    "policy": policy,
+                    "drafted": rounds.drafted[free].mean(),
+                    "accepted": rounds.accepted[free].sum() / max(rounds.drafted[free].sum(), 1),
+                    "mat": rounds.generated[free].mean(),
+                    "delta": delta.mean(),
+                    "distance": np.abs(delta).mean(),
+                    "exact": np.mean(delta == 0),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def speedups(sampled: Recordings, long: Recordings, times: Profile) -> pd.DataFrame:
+    """Table 3 and Fig. 7a: by set and policy the modelled `speedup` at this machine's forward
+    times, and the `tokens` of a text in the mean. Of the `long` texts a set has rows of its own.
+    Policies' own time is left out."""
+    apart = {f"{name}, long": recording for name, recording in long.items()}
+    return pd.DataFrame(
+        {
+            "prompts": name,
+            "tokens": np.mean([len(output) for output in recording.prompts.outputs]),
+            "policy": policy,
+            "speedup": times.speedup(
+                rounds.counts, recording.draft_name(), recording.prompts.context
+            ),
+        }
+        for name, recording in {**sampled, **apart}.items()
+        for policy, rounds in _replayed(recording, POLICIES)
+    )
+
+
+def lengths_by_context(*recordings: Recordings) -> pd.DataFrame:
+    """Fig. 6: tokens `drafted` a round and the share `accepted`, by policy and range of context
+    that ends at `up_to`."""
+    rows = []
+    for name, recording, track in _each(*recordings):
+        prompt_tokens = np.array([len(tokens) for tokens in recording.prompts.tokens])
+        for policy, rounds in _replayed(recording, {key: POLICIES[key] for key in COMPARED}):
+            free, _ = _deltas(track, rounds)
+            which = np.searchsorted(EDGES, prompt_tokens[rounds.prompt] + rounds.position)
+            for number, edge in enumerate(EDGES):
+                inside = free & (which == number)
+                if inside.sum() < LEAST:
+                    continue
+                drafted, accepted = rounds.drafted[inside], rounds.accepted[inside]
+                rows.append(
+                    {
+                        "prompts": name,
+                        "sampling": _sampling(recording),
+                        "policy": policy,
+                        "up_to": edge,
+                        "rounds": int(inside.sum()),
+                        "drafted": drafted.mean(),
+                        "accepted": accepted.sum() / max(drafted.sum(), 1),
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def long_texts(long_form: LongForm) -> pd.DataFrame:
+    """Fig. 5 and Table 5: how many times as fast as autoregressive decoding, timed, from a text's
+    beginning to each context (:meth:`LongForm.table`)."""
+    return long_form.table()
+
+
+def example(recordings: Recordings) -> pd.DataFrame:
+    """Fig. 8: the tokens `drafted` in the first rounds of the first set's first text, by policy,
+    and beside them the oracle's own rounds."""
+    name, recording, track = next(_each(recordings))
+    rows = []
+    for policy, rounds in _replayed(recording, {key: POLICIES[key] for key in COMPARED}):
+        of_first = (rounds.prompt == 0) & (rounds.position > 0)
+        rows += _numbered(name, policy, rounds.drafted[of_first])
+    prompt, _, length = _oracle_rounds(track)
+    rows += _numbered(name, ORACLE, length[prompt == 0])
+    return pd.DataFrame(rows)
+
+
+def tokens(*recordings: Recordings) -> pd.DataFrame:
+    """Table 4: drafted tokens with the draft's mean `entropy` and the share `accepted`, over all
+    sets together: all of them, and of those drafted at least 20 times the four least and the four
+    most often accepted."""
+    drafted, entropy, accepted = [], [], []
+    for _, _, track in _each(*recordings):
+        at = track.trace.trajectory
+        drafted.append(track.trace.draft_token[at])
+        entropy.append(track.trace.entropy[at])
+        accepted.append(track.trace.agrees)
+    frame = pd.DataFrame(
+        {
+            "token": np.concatenate(drafted),
+            "entropy": np.concatenate(entropy),
+            "accepted": np.concatenate(accepted),
+        }
+    )
+    means = frame.groupby("token").agg(
+        entropy=("entropy", "mean"), accepted=("accepted", "mean"), count=("accepted", "size")
+    )
+    means = means[means["count"] >= LEAST].sort_values(["accepted", "count"])
+    ends = pd.concat([means.head(SHOWN), means.tail(SHOWN)]) if len(means) > 2 * SHOWN else means
+    recording = next(iter(recordings[0].values()))
+    tokenizer = load_tokenizer(recording.header.pair.target)
+    names = [repr(tokenizer.decode([token])) for token in ends.index]
+    whole = pd.DataFrame(
+        {
+            "entropy": [frame["entropy"].mean()],
+            "accepted": [frame["accepted"].mean()],
+            "count": [len(frame)],
+        }
+    )
+    shown = pd.concat([whole, ends], ignore_index=True)
+    return shown.assign(token=["all tokens", *names])
+
+
+def _each(*recordings: Recordings) -> Iterator[tuple[str, Recording, Track]]:
+    """The recordings with their sets' names and the tracks of their first drafts."""
+    for sets in recordings:
+        for name, recording in sets.items():
+            yield name, recording, Replay(recording, hidden=False, drawn=True).track()
+
+
+def _sampling(recording: Recording) -> str:
+    sampling = recording.header.sampling
+    return "greedy" if sampling.greedy else f"T={sampling.temperature:g}"
+
+
+def _oracle_rounds(track: Track) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The rounds of a policy that always drafts what will be accepted: prompt, start and accepted
+    candidates of each. The first begins behind the target's first token; the last is left out."""
+    rounds = []
+    ends = np.append(track.firsts[1:], len(track.position))
+    for prompt, (first, end) in enumerate(zip(track.firsts, ends, strict=True)):
+        start = first + 1
+        while start < end and (length := track.agreeing[start]) < end - start:
+            rounds.append((prompt, start, length))
+            start += length + 1
+    columns = np.array(rounds, dtype=np.int64).reshape(-1, 3).T
+    return columns[0], columns[1], columns[2]
+
+
+def _variance_interval(
+    values: np.ndarray, groups: np.ndarray, draws: int = 500
+) -> tuple[float, float]:
+    """A bootstrap over groups of the values' variance, from sums by group."""
+    index = np.unique(groups, return_inverse=True)[1]
+    n, total, squares = (np.bincount(index, values.astype(float) ** power) for power in (0, 1, 2))
+    picked = np.random.default_rng(0).integers(len(n), size=(draws, len(n)))
+    n, total, squares = (sums[picked].sum(axis=1) for sums in (n, total, squares))
+    variance = (squares - total**2 / n) / np.maximum(n - 1, 1)
+    low, high = np.percentile(variance, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _replayed(
+    recording: Recording, policies: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, ReplayedRounds]]:
+    """The rounds of chains of the first draft, by policy."""
+    replay = Replay(recording, hidden=False, drawn=True)
+    header = recording.header
+    for name, policy in policies.items():
+        drafter = {"kind": "draft_model", "draft": recording.draft_name(), "policy": policy}
+        content = {"drafter": drafter, "sampling": header.sampling.model_dump()}
+        yield name, replay.run(parse(Configuration, content, name))
+
+
+def _deltas(track: Track, rounds: ReplayedRounds) -> tuple[np.ndarray, np.ndarray]:
+    """Which rounds could have drafted as many tokens as a recording holds, and of these the drafted
+    tokens minus those that would have been accepted at most."""
+    start = track.firsts[rounds.prompt] + rounds.position
+    free = (rounds.position > 0) & (track.room[start] >= track.header.max_draft)
+    oracle = np.minimum(track.agreeing[start], track.header.max_draft)
+    return free, (rounds.drafted - oracle)[free]
+
+
+def _numbered(name: str, policy: str, drafted: Sequence[int]) -> list[dict[str, object]]:
+    return [
+        {"prompts": name, "policy": policy, "round": number, "drafted": int(length)}
+        for number, length in enumerate(drafted[:EXAMPLE_ROUNDS], start=1)
+    ]

@@ -1,0 +1,53 @@
+"""Measure how counting scales over nodes, and what a driver keeps up with.
+
+The nodes are Ray nodes of this machine, each with its own scheduler and object store.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Option
+
+from jobs.console import console, run
+from jobs.options import sizes
+from specdec_core.base.workspace import scratch_workspace
+
+
+def main(
+    nodes: Annotated[str, Option(help="Nodes to count on, as 1,2.")] = "1,2",
+    slots: Annotated[int, Option(min=1, help="Trials that a node runs at a time.")] = 1,
+    trials: Annotated[int, Option(min=1, help="Configurations to count.")] = 24,
+    idle: Annotated[
+        float | None,
+        Option(min=0, help="Seconds that a trial sleeps; unset, it decodes with the bundled pair."),
+    ] = None,
+    prompts: Annotated[int, Option(min=1, help="Held-out prompts that a trial decodes.")] = 4,
+) -> None:
+    """Count configurations as a sweep does (Tune, folder, MLflow) on 1, 2, … nodes of this machine.
+    Show trials a second, the driver's memory, MLflow's rate, and the bottleneck. Run it on an
+    otherwise idle machine."""
+    counts = sizes(nodes, "--nodes")
+
+    # Ray and MLflow take seconds to import.
+    from dashboards.outputs.console import show
+    from dashboards.progress import SweepProgress
+    from dashboards.tracking.sweep_run import SweepRun
+    from research.scale.nodes import check_memory
+    from research.scale.report import section
+    from research.scale.run import count_on_nodes
+
+    check_memory(max(counts), slots, idle is not None)
+    results = []
+    for count in counts:
+        with scratch_workspace(), SweepProgress(console) as progress, SweepRun(progress) as logged:
+            results.append(
+                count_on_nodes(
+                    count, slots, trials, idle, prompts, progress, logged, logged.waiting
+                )
+            )
+    show(console, [section(results)])
+
+
+if __name__ == "__main__":
+    run(main)

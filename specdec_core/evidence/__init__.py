@@ -1,0 +1,1 @@
+"""What a claim rests on: benches, loads on servers, certificates."""

@@ -1,0 +1,321 @@
+"""The benchmark from plan to result: load, race at every temperature, measure the limits.
+
+It runs in the calling process, on a laptop or as the driver of a Ray job: times are those of one
+process that decodes alone, so there is nothing to distribute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import Field, PositiveInt
+
+from specdec_core.base.environment import environment
+from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
+from specdec_core.config import (
+    AUTOREGRESSIVE,
+    Configuration,
+    PairSpec,
+    Sampling,
+    Temperature,
+    Value,
+    distinct_labels,
+    load_yaml,
+    overridden,
+    parse,
+)
+from specdec_core.drafting.trained import trained_digests
+from specdec_core.engine import Engine
+from specdec_core.evidence.bench.limits import ForwardClock, oracle_limits, widths_of
+from specdec_core.evidence.bench.race import (
+    BenchContestant,
+    EngineContestant,
+    PeerContestant,
+    WarmUp,
+    race,
+    take,
+)
+from specdec_core.evidence.bench.result import BenchResult, BenchRow, Profiled, Take, fastest
+from specdec_core.evidence.parts import Parts
+from specdec_core.evidence.peers.choose import NAMES, peers_of
+from specdec_core.evidence.peers.vllm import VllmMode
+from specdec_core.measure.time_shares import sample_stacks
+from specdec_core.models.pair import Pair
+from specdec_core.plugins.text_drafter import check_chains
+from specdec_core.prompts.conversation import Conversation, conversations
+from specdec_core.prompts.prompt_sets import Prompt, PromptSet
+from specdec_core.search.plan import Plan, PromptSource
+
+PROFILED = 4  # prompts decoded once more to profile the fastest row
+
+
+class BenchPlan(Value):
+    """What to measure.
+
+    `rows` are configurations of this engine, in the grammar of a sweep's `search`: a list of values
+    means a row for each, and an entry that names no draft a row for each of the pair's. `chosen`
+    are further, whole configurations, such as a champion. `peers` are other libraries, which also
+    run this library's plug-in with each of `plug_ins`, written like `rows`. `only`, where there are
+    any, are parts of the names to measure beside this engine's autoregressive decoding.
+    """
+
+    pair: PairSpec = PairSpec()
+    prompts: PromptSource = PromptSource(limit=16)
+    max_new_tokens: PositiveInt = 128
+    repeats: PositiveInt = 3
+    temperatures: tuple[Temperature, ...] = Field(default=(0.0,), min_length=1)
+    peers: tuple[str, ...] = NAMES
+    rows: tuple[dict[str, Any], ...] = ()
+    plug_ins: tuple[dict[str, Any], ...] = ()
+    chosen: tuple[Configuration, ...] = ()
+    only: tuple[str, ...] = ()
+
+    def wants(self, name: str) -> bool:
+        """Whether what has that name is to be measured."""
+        return not self.only or any(part in name for part in self.only)
+
+    def wanted(self, source: str = "bench") -> dict[str, Configuration]:
+        """This engine's rows that are measured, by their names; errors as for
+        :meth:`configurations`."""
+        named = distinct_labels(configurations := self.configurations(source))
+        return {
+            named[c.id]: c for c in configurations if c.drafter is None or self.wants(named[c.id])
+        }
+
+    def configurations(self, source: str = "bench") -> list[Configuration]:
+        """This engine's rows, autoregressive decoding first, each once; the race sets their
+        sampling. Raises :class:`UserError`, naming `source`, for malformed or lossy ones."""
+        configurations = [AUTOREGRESSIVE, *self.chosen]
+        if self.rows:
+            plan = Plan(pair=self.pair, search=self.rows).resolve(source)
+            configurations += plan.configurations or ()
+        return self._checked(configurations, source)
+
+    def plugged_in(self, source: str = "bench") -> list[Configuration]:
+        """The configurations of the plug-ins, each once; errors as above, also for those that the
+        plug-ins cannot draft by."""
+        plan = Plan(pair=self.pair, search=self.plug_ins)
+        if plan.empty:
+            return []
+        chosen = self._checked(plan.resolve(source).configurations or (), source)
+        for configuration in chosen:
+            check_chains(configuration, f"{source}: a plug-in", measured=True)
+        return chosen
+
+    def weights(self, pair: Pair) -> dict[str, str]:
+        """A digest of each of the pair's models, and of all that the plan's configurations read
+        beside them."""
+        return pair.fingerprints | trained_digests([*self.configurations(), *self.plugged_in()])
+
+    def _checked(self, configurations: Sequence[Configuration], source: str) -> list[Configuration]:
+        greedy = dict.fromkeys(configuration.greedily for configuration in configurations)
+        for configuration in greedy:
+            if not configuration.lossless:
+                raise UserError(
+                    f"{source}: {configuration.label} is lossy; a benchmark compares what writes"
+                    " the same (`specdec lab drift` measures how far lossy drafting drifts)"
+                )
+            if (draft := configuration.foreign_draft(self.pair.drafts)) is not None:
+                known = ", ".join(self.pair.drafts) or "none"
+                raise UserError(
+                    f"{source}: {configuration.label}: the pair has no draft {draft!r}"
+                    f" (it has: {known})"
+                )
+        return list(greedy)
+
+
+AnyPlan = TypeVar("AnyPlan", bound=BenchPlan)
+
+
+def load_bench_plan(path: Path, **overrides: Any) -> BenchPlan:
+    """:func:`read_bench_plan` for the benchmark of one request at a time."""
+    return read_bench_plan(BenchPlan, path, **overrides)
+
+
+def read_bench_plan(kind: type[AnyPlan], path: Path, **overrides: Any) -> AnyPlan:
+    """Read a benchmark's file; `overrides` replace its top-level values
+    (:func:`specdec_core.config.overridden`). Raises :class:`UserError` for anything wrong in it."""
+    content = load_yaml(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a mapping with rows in it")
+    plan = parse(kind, overridden(content, overrides), str(path))
+    plan.configurations(str(path))
+    plan.plugged_in(str(path))
+    return plan
+
+
+def run_bench(
+    plan: BenchPlan,
+    prompts: Sequence[Prompt],
+    pair: Pair,
+    peers: Sequence[BenchContestant],
+    name: str,
+    command: str,
+    observer: Observer | None = None,
+    parts: Parts[Take] | None = None,
+) -> BenchResult:
+    """Race this engine's rows on `pair` and `peers` at every temperature. Repeats that are in
+    `parts` are not made again.
+
+    Raises :class:`UserError` for prompts that do not fit.
+    """
+    observer = observer or Observer()
+    texts = conversations(prompts, pair.tokenizer, plan.max_new_tokens, pair.max_length)
+    facts = environment()
+    engine = Engine(pair)
+    version = f"specdec {facts.get('specdec', '')} {facts.get('git_commit', '')[:10]}".strip()
+    ours = [EngineContestant(engine, c, version, name) for name, c in plan.wanted().items()]
+    contestants: list[BenchContestant] = [*ours, *peers]
+    clock = ForwardClock(pair, _typical_context(texts, plan.max_new_tokens))
+    warm_up = WarmUp(contestants, texts, plan.max_new_tokens)
+    rows: list[BenchRow] = []
+    resumed = parts.notes if parts else []
+    for number, temperature in enumerate(plan.temperatures):
+        at = f" at temperature {temperature:g}" if len(plan.temperatures) > 1 else ""
+        steps = len(contestants) * len(texts) * plan.repeats
+        observer.stage(f"{len(contestants)} contestants in turns{at}", steps)
+        rows += race(
+            contestants,
+            texts,
+            plan.max_new_tokens,
+            Sampling(temperature=temperature),
+            plan.repeats,
+            observer.step,
+            lambda so_far: clock.measure(widths_of([r for r in so_far if r.ours], pair)),
+            parts,
+            number * plan.repeats,
+            warm_up,
+        )
+    forwards = clock.forwards()
+    observer.stage("profiling our best, measuring the oracle")
+    greedy = next((r for r in rows if r.ours and r.autoregressive and not r.temperature), None)
+    return BenchResult(
+        name=name,
+        started=datetime.now(UTC),
+        command=command,
+        pair=pair.spec,
+        prompts=PromptSet.of(plan.prompts.source, prompts, plan.prompts.chat_template),
+        ids=[prompt.id for prompt in prompts],
+        categories=[prompt.category for prompt in prompts],
+        max_new_tokens=plan.max_new_tokens,
+        repeats=plan.repeats,
+        rows=rows,
+        forwards=forwards,
+        oracles=oracle_limits(pair, _outputs(texts, greedy), forwards) if greedy else [],
+        profiled=profiled(ours, rows, texts[:PROFILED], plan.max_new_tokens),
+        notes=[*_notes(texts), *resumed],
+        environment=facts,
+    )
+
+
+def profiled(
+    ours: Sequence[EngineContestant],
+    rows: Sequence[BenchRow],
+    prompts: Sequence[Conversation],
+    new_tokens: int,
+) -> Profiled | None:
+    """A profile of our fastest row at the first temperature, decoding `prompts` again."""
+    best = fastest([r for r in rows if r.ours and r.temperature == rows[0].temperature])
+    if best is None:
+        return None
+    contestant = next(c for c in ours if c.configuration == best.configuration)
+    sampling = Sampling(temperature=best.temperature)
+
+    def decode() -> None:
+        for number, prompt in enumerate(prompts):
+            take(contestant, prompt, new_tokens, sampling, seed=number)
+
+    contestant.begin()
+    stacks = sample_stacks(decode)
+    return Profiled(
+        contestant=best.name,
+        temperature=best.temperature,
+        seconds={";".join(stack): seconds for stack, seconds in stacks.items()},
+    )
+
+
+@contextmanager
+def open_peers(
+    plan: BenchPlan,
+    pair: Pair,
+    explicit: bool,
+    observer: Observer | None = None,
+    ours: Sequence[VllmMode] = (),
+) -> Iterator[list[PeerContestant]]:
+    """Every mode of a plan's libraries that it wants, and their plug-ins of this library, loaded;
+    closed at the end. `ours` are modes of vLLM beside its own.
+
+    A mode that does not start is left out with a warning, and with the first one all of its
+    library; or, if the user named that (`explicit`), a :class:`UserError` is raised. So it is for
+    a part of `only` that is in no name.
+    """
+    observer = observer or Observer()
+    plug_ins = plan.plugged_in()
+    modes = {group: peers_of(pair, [group], plug_ins=plug_ins, ours=ours) for group in plan.peers}
+    names = [*distinct_labels(plan.configurations()).values()]
+    names += [peer.name for peers in modes.values() for peer in peers]
+    for part in plan.only:
+        if not any(part in name for name in names):
+            raise UserError(f"--only {part}: no name contains it (they are: {', '.join(names)})")
+    with ExitStack() as opened:
+        contestants: list[PeerContestant] = []
+        for group, peers in modes.items():
+            wanted = {n: peer for n, peer in enumerate(peers) if plan.wants(peer.name)}
+            if not wanted:
+                continue
+            observer.stage(f"loading {group}", len(wanted))
+            for number, peer in wanted.items():
+                try:
+                    ready = opened.enter_context(peer)
+                except UserError as error:
+                    if explicit:
+                        raise
+                    first = peer is next(iter(wanted.values()))
+                    observer.warned(f"without {group if first else peer.name}: {error}")
+                    if first:
+                        break
+                else:
+                    # The first mode of every library is its autoregressive decoding.
+                    contestants.append(PeerContestant(ready, group, autoregressive=not number))
+                observer.step()
+        yield contestants
+
+
+def _typical_context(texts: Sequence[Conversation], new_tokens: int) -> int:
+    """Tokens in the cache half-way through a first turn's output."""
+    lengths = [len(conversation.tokens()) for conversation in texts]
+    return max(round(sum(lengths) / len(lengths) + new_tokens / 2), 1)
+
+
+def _outputs(
+    texts: Sequence[Conversation], row: BenchRow
+) -> list[tuple[tuple[int, ...], list[int]]]:
+    """Prompt and output of every turn in a row's first repeat."""
+    turns = []
+    for conversation, taken in zip(texts, row.takes[0], strict=True):
+        answers: list[str] = []
+        for output in taken.outputs:
+            turns.append((conversation.tokens(answers), output))
+            answers.append(conversation.answer(output))
+    return turns
+
+
+def _notes(texts: Sequence[Conversation]) -> list[str]:
+    """How prompts with several turns are decoded."""
+    several = [c for c in texts if len(c.prompt.turns) > 1]
+    if not several:
+        return []
+    if any(conversation.turns > 1 for conversation in several):
+        return [
+            "Conversations are asked turn by turn in a chat template, each contestant behind its"
+            " own answers; a prompt's time is that of all its turns."
+        ]
+    return [
+        "Without a chat template, of prompts with several turns only the first is asked, its text"
+        " as it stands."
+    ]

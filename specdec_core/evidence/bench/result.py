@@ -1,0 +1,307 @@
+"""A benchmark's result, and what follows from it: ratios, equal outputs, the best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+from pydantic import Field
+
+from specdec_core.config import Document
+from specdec_core.measure.comparison import (
+    OURS,
+    UNKNOWN,
+    Comparison,
+    Contender,
+    Lead,
+    lead_over,
+    ratio_columns,
+)
+from specdec_core.tokens.statistics import Ratio, paired_ratio
+
+
+class Effort(Document):
+    """This engine's work for one prompt: seconds of the prefill and of each part of its rounds (as
+    :class:`specdec_core.tokens.statistics.Round` names them), and the forwards. `widths` counts the
+    target's forwards by their input tokens; the draft model ran `draft_forwards`, with
+    `draft_tokens` distributions together."""
+
+    seconds: dict[str, float]
+    widths: dict[int, int]
+    draft_forwards: int = 0
+    draft_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Take(Document):
+    """One contestant decodes one prompt, once: seconds and tokens of each of its turns. `steps`
+    are the tokens that each target forward of each turn added, where known."""
+
+    seconds: list[float]
+    outputs: list[list[int]]
+    steps: list[list[int]] | None = None
+    effort: Effort | None = None
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.outputs))
+
+    @property
+    def accepted(self) -> list[int]:
+        """All turns' steps; empty where unknown."""
+        return [n for turn in self.steps or () for n in turn]
+
+    @property
+    def written(self) -> list[int]:
+        """All turns' tokens, one after the other."""
+        return [token for output in self.outputs for token in output]
+
+
+class Agreement(Document):
+    """How many of `compared` greedy outputs equal a reference's, and the first token (from 0) at
+    which any of the others differs; None where none does."""
+
+    compared: int
+    equal: int
+    first: int | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.equal == self.compared
+
+
+class BenchRow(Contender):
+    """A contestant at one temperature, and its takes [repeat][prompt]."""
+
+    temperature: float
+    takes: list[list[Take]] = Field(default=[])
+
+    @property
+    def seconds_per_token(self) -> np.ndarray:
+        """Shape (repeats, prompts), prefill included."""
+        return np.array(
+            [[sum(t.seconds) / max(t.tokens, 1) for t in repeat] for repeat in self.takes]
+        )
+
+    @property
+    def tokens_per_second(self) -> float:
+        return speed(self.seconds_per_token)
+
+    def agreement(self, reference: BenchRow) -> Agreement:
+        """With the first repeat of `reference`, over every repeat."""
+        expected = [take.written for take in reference.takes[0]]
+        differences = [
+            first_difference(take.written, output)
+            for repeat in self.takes
+            for take, output in zip(repeat, expected, strict=True)
+        ]
+        positions = [position for position in differences if position is not None]
+        return Agreement(
+            compared=len(differences),
+            equal=len(differences) - len(positions),
+            first=min(positions, default=None),
+        )
+
+    def mean_accepted(self) -> float | None:
+        """Tokens a target forward, over all repeats; None where unknown."""
+        steps = [n for repeat in self.takes for take in repeat for n in take.accepted]
+        return float(np.mean(steps)) if steps else None
+
+    def accepted_by_position(self) -> list[float]:
+        """The share of the target's forwards, behind each turn's first, that accepted a first, a
+        second, … candidate in a row; as far as any did. Empty where unknown."""
+        turns = [turn for repeat in self.takes for take in repeat for turn in take.steps or ()]
+        accepted = np.array([n - 1 for turn in turns for n in turn[1:]])
+        most = int(accepted.max(initial=0))
+        return [float((accepted >= position).mean()) for position in range(1, most + 1)]
+
+
+class Best(Lead):
+    """Our best against another group's at a temperature."""
+
+    temperature: float
+
+
+class ForwardMilliseconds(Document):
+    """Median seconds of one model's forwards by width, measured alone between the repeats with
+    `context` tokens in the cache."""
+
+    context: int
+    seconds: dict[int, float]
+
+    def at(self, width: float) -> float:
+        """Seconds at `width`, interpolated linearly."""
+        widths = sorted(self.seconds)
+        return float(np.interp(width, widths, [self.seconds[w] for w in widths]))
+
+
+class OracleLimit(Document):
+    """SpecDec++ Thm 4.1 on this run's outputs with a draft: a chain that always stops before its
+    next rejection, at the cost of its forwards alone."""
+
+    draft: str
+    verification_rate: float
+    seconds_per_token: float
+
+
+class Profiled(Document):
+    """The time of one of our rows by function: seconds of each stack, its functions joined by ";",
+    the outermost first. Decoded once more for this, outside the race."""
+
+    contestant: str
+    temperature: float
+    seconds: dict[str, float]
+
+
+class BenchResult(Comparison[BenchRow]):
+    """A benchmark of one request at a time."""
+
+    FILE: ClassVar[str] = "bench.json"
+    WHAT: ClassVar[str] = "benchmark"
+
+    ids: list[str]  # [prompt]
+    categories: list[str | None]  # [prompt]
+    forwards: dict[str, ForwardMilliseconds] = Field(default={})  # by "target" and drafts' names
+    oracles: list[OracleLimit] = Field(default=[])
+    profiled: Profiled | None = None
+    mlflow_run_id: str | None = None
+
+    @property
+    def temperatures(self) -> list[float]:
+        return list(dict.fromkeys(row.temperature for row in self.rows))
+
+    def at(self, temperature: float, group: str | None = None) -> list[BenchRow]:
+        """The rows of a temperature, of one group or all."""
+        rows = [row for row in self.rows if row.temperature == temperature]
+        return [row for row in rows if group in (None, row.group)]
+
+    def autoregressive(self, temperature: float, group: str = OURS) -> BenchRow | None:
+        """The baseline of a group's rows, whose outputs they must equal."""
+        return next((row for row in self.at(temperature, group) if row.autoregressive), None)
+
+    def best(self, temperature: float, group: str) -> BenchRow | None:
+        """The fastest lossless row of a group on all prompts, none :attr:`Contender.with_ours`."""
+        return fastest(self.at(temperature, group))
+
+    def headlines(self) -> list[Best]:
+        """For each temperature, the best of ours against the best of every other group."""
+        found = []
+        for temperature in self.temperatures:
+            for group in self.others:
+                lead = self._against(temperature, group)
+                if lead is not None:
+                    found.append(Best(temperature=temperature, **lead.model_dump()))
+        return found
+
+    def _against(self, temperature: float, group: str) -> Lead | None:
+        def best(whose: str, prompts: slice) -> BenchRow | None:
+            return fastest(self.at(temperature, whose), prompts)
+
+        return lead_over(group, len(self.ids), best, over)
+
+    def unequal(self) -> list[BenchRow]:
+        """Our lossless rows whose greedy output in float32 is not autoregressive decoding's."""
+        baseline = self.autoregressive(0.0)
+        if self.pair.runner.target_dtype != "float32" or baseline is None:
+            return []
+        lossless = [row for row in self.at(0.0, OURS) if row.lossless]
+        return [row for row in lossless if not row.agreement(baseline).complete]
+
+
+def speed(seconds_per_token: np.ndarray) -> float:
+    """Tokens a second from seconds a token (repeats, prompts): the median over the repeats, then
+    the mean over prompts, so that ratios of speeds are :func:`paired_ratio`'s."""
+    return float(1 / np.median(seconds_per_token, axis=0).mean())
+
+
+def over(candidate: BenchRow, baseline: BenchRow, prompts: slice = slice(None)) -> Ratio:
+    """How many times faster `candidate` is, in seconds a token, on some of the prompts."""
+    if candidate is baseline:
+        return Ratio(1.0, 1.0, 1.0)
+    return paired_ratio(
+        baseline.seconds_per_token[:, prompts], candidate.seconds_per_token[:, prompts]
+    )
+
+
+def fastest(rows: Iterable[BenchRow], prompts: slice = slice(None)) -> BenchRow | None:
+    """The fastest lossless row on some of the prompts, of a library by itself; None where there is
+    none."""
+    lossless = [row for row in rows if row.lossless and not row.with_ours]
+    return max(lossless, key=lambda r: speed(r.seconds_per_token[:, prompts]), default=None)
+
+
+def first_difference(output: Sequence[int], expected: Sequence[int]) -> int | None:
+    """The first position at which they differ, or the end of the shorter; None if equal."""
+    if output == expected:
+        return None
+    pairs = zip(output, expected, strict=False)
+    unlike = (place for place, (a, b) in enumerate(pairs) if a != b)
+    return next(unlike, min(len(output), len(expected)))
+
+
+def times_frame(result: BenchResult) -> pd.DataFrame:
+    """One row a contestant, temperature, repeat and prompt: seconds, tokens, and the target's
+    forwards where known."""
+    return pd.DataFrame(
+        {
+            "contestant": row.name,
+            "group": row.group,
+            "temperature": row.temperature,
+            "repeat": repeat,
+            "prompt": id,
+            "category": category or "",
+            "seconds": sum(take.seconds),
+            "tokens": take.tokens,
+            "rounds": None if take.steps is None else len(take.accepted),
+        }
+        for row in result.rows
+        for repeat, takes in enumerate(row.takes)
+        for id, category, take in zip(result.ids, result.categories, takes, strict=True)
+    )
+
+
+def positions_frame(result: BenchResult, temperature: float, most: int = 8) -> pd.DataFrame:
+    """One row a contestant that accepts candidates: `contestant`, `group`, and under 1 … `most` its
+    :meth:`Row.accepted_by_position`."""
+    rows = [row for row in result.rows if row.temperature == temperature]
+    shares = [(row, row.accepted_by_position()[:most]) for row in rows]
+    return pd.DataFrame(
+        {"contestant": row.name, "group": row.group, **dict(enumerate(accepted, 1))}
+        for row, accepted in shares
+        if accepted
+    )
+
+
+def summary_frame(result: BenchResult) -> pd.DataFrame:
+    """One row a contestant and temperature: tokens/s, the ratios with their intervals to our
+    autoregressive decoding and to the best of every other group, and equal outputs."""
+    rows = []
+    for row in result.rows:
+        at = row.temperature
+        summary: dict[str, Any] = {
+            "contestant": row.name,
+            "group": row.group,
+            "version": row.version,
+            "temperature": at,
+            "lossless": row.lossless,
+            "tokens_per_second": row.tokens_per_second,
+            "mean_accepted": row.mean_accepted(),
+        }
+        against = {"autoregressive": result.autoregressive(at)}
+        against |= {group: result.best(at, group) for group in result.others}
+        for name, baseline in against.items():
+            ratio = over(row, baseline) if baseline is not None else UNKNOWN
+            summary |= ratio_columns(f"over_{name}", ratio)
+        for name, group in (("own", row.group), ("ours", OURS)):
+            reference = result.autoregressive(at, group)
+            agreement = row.agreement(reference) if reference is not None and at == 0 else None
+            summary |= {
+                f"equal_{name}": agreement.equal if agreement else None,
+                f"compared_{name}": agreement.compared if agreement else None,
+                f"first_difference_{name}": agreement.first if agreement else None,
+            }
+        rows.append(summary)
+    return pd.DataFrame(rows)

@@ -1,0 +1,96 @@
+"""All checks that a certificate needs, on real prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from specdec_core.base.observer import Observer
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
+from specdec_core.engine.turns import requests_of
+from specdec_core.evidence.bench.race import EngineContestant, race
+from specdec_core.evidence.certificate.certificate import Checks, LiveSpeed
+from specdec_core.evidence.certificate.decoding import Links, here_alone, opened
+from specdec_core.evidence.certificate.distribution import check_distribution
+from specdec_core.evidence.certificate.greedy import check_greedy
+from specdec_core.models.pair import Pair, load_pair
+from specdec_core.prompts.conversation import conversations
+from specdec_core.prompts.prompt import Prompt
+from specdec_core.tokens.statistics import paired_ratio
+
+FLOAT32 = {"target_dtype": "float32", "draft_dtype": "float32"}
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is decoded: `texts` are sampled for each prompt, `slots` requests at a time; `timed`
+    prompts are decoded `repeats` times."""
+
+    max_new_tokens: int = 64
+    texts: int = 4
+    slots: int = 4
+    timed: int = 12
+    repeats: int = 3
+
+
+def check_all(
+    pair: Pair,
+    configuration: Configuration,
+    prompts: Sequence[Prompt],
+    extent: Extent,
+    observer: Observer,
+    links: Links = here_alone,
+) -> Checks:
+    """Check a configuration on the loaded `pair` and `prompts` for its tokenizer; `links` connects
+    to a draft on a device of its own. Raises :class:`UserError` where it cannot be decoded here."""
+    exact = in_float32(pair)
+    requests = requests_of(prompts, exact, extent.max_new_tokens)
+    repeated = [
+        replace(request, id=f"{request.id} {n}", seed=number * extent.texts + n)
+        for number, request in enumerate(requests)
+        for n in range(extent.texts)
+    ]
+    return Checks(
+        greedy=check_greedy(exact, configuration, requests, extent.slots, observer, links),
+        sampled=check_distribution(exact, configuration, repeated, extent.slots, observer, links),
+        speed=time_live(pair, configuration, prompts[: extent.timed], extent, observer, links),
+    )
+
+
+def in_float32(pair: Pair) -> Pair:
+    """The pair with all models in float32: itself where they are."""
+    runner = pair.spec.runner.model_copy(update=FLOAT32)
+    return pair if pair.spec.runner == runner else load_pair(_with(pair.spec, runner))
+
+
+def _with(spec: PairSpec, runner: object) -> PairSpec:
+    return spec.model_copy(update={"runner": runner})
+
+
+def time_live(
+    pair: Pair,
+    configuration: Configuration,
+    prompts: Sequence[Prompt],
+    extent: Extent,
+    observer: Observer,
+    links: Links = here_alone,
+) -> LiveSpeed:
+    """Time the configuration in turns with autoregressive decoding."""
+    engine, sampling = opened(pair, configuration, 1, links), configuration.sampling
+    contestants = [EngineContestant(engine, c, "") for c in (AUTOREGRESSIVE, configuration)]
+    asked = conversations(prompts, pair.tokenizer, extent.max_new_tokens, pair.max_length)
+    observer.stage("timed in turns with autoregressive", 2 * len(asked) * extent.repeats)
+    baseline, ours = race(
+        contestants, asked, extent.max_new_tokens, sampling, extent.repeats, observer.step
+    )
+    ratio = paired_ratio(baseline.seconds_per_token, ours.seconds_per_token)
+    return LiveSpeed(
+        prompts=len(asked),
+        repeats=extent.repeats,
+        ratio=ratio.value,
+        low=ratio.low,
+        high=ratio.high,
+        tokens_per_second=ours.tokens_per_second,
+        target_dtype=pair.spec.runner.target_dtype,
+        draft_dtype=pair.spec.runner.draft_dtype,
+    )

@@ -1,0 +1,191 @@
+"""Sampled tokens have the target's probabilities.
+
+On real prompts no text comes twice, so texts cannot be counted. But each sampled token y has a
+known distribution p, the target's given the text before it, and for a function f in [0, 1] that is
+chosen before y is known, f(y) − E_p f is a martingale difference of known variance. Their sum over
+all tokens of all texts, in units of its standard deviation, is normal (the martingale central limit
+theorem) where sampling is lossless. For the indicator of a set of tokens the mean difference is by
+how much too often they are sampled: at most the total variation from p.
+
+The sets are those that a fault of verification would favour: what a draft proposes more often than
+the target would (for a law (1 − λ)p + λq the shift of these is all of λ TV(p, q)), what a lookup
+would copy, what the target likes best. The law of the first token is not touched by drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+
+import torch
+from scipy.stats import norm
+from torch import Tensor
+
+from specdec_core.base.observer import Observer
+from specdec_core.config import Configuration, Sampling
+from specdec_core.engine import Request
+from specdec_core.evidence.certificate.certificate import Favour, SampledDistribution
+from specdec_core.evidence.certificate.decoding import Links, decoded, here_alone
+from specdec_core.models.pair import Pair
+from specdec_core.tokens.sampling import warp
+from specdec_core.tokens.text_warper import TextRules, TextWarper
+
+LEVEL = 1e-3  # false alarms of all sets together
+_POWER = 0.99
+_MATCH = 3  # tokens that a copied one comes after, at most
+_SLACK = 1e-3  # of top-p and min-p, at whose border rounding decides
+
+Text = tuple[tuple[int, ...], list[int]]  # a prompt and its output
+# The set of tokens (positions, vocabulary) of each position of an output, by the prompt, the output
+# and the target's probabilities (positions, vocabulary); only what comes before a position is used.
+Favoured = Callable[[Sequence[int], Sequence[int], Tensor], Tensor]
+
+
+def check_distribution(
+    pair: Pair,
+    configuration: Configuration,
+    requests: Sequence[Request],
+    slots: int,
+    observer: Observer,
+    links: Links = here_alone,
+) -> SampledDistribution:
+    """Sample a text for each of `requests`, whose seeds must differ, as `configuration` does, at
+    temperature 1 where that is greedy, and compare each token with the target's probabilities."""
+    sampling = configuration.sampling
+    if sampling.greedy:
+        sampling = sampling.model_copy(update={"temperature": 1.0})
+    sampled = configuration.model_copy(update={"sampling": sampling})
+    observer.stage("sampled texts", len(requests))
+    found = decoded(pair, sampled, requests, slots, observer, links)
+    texts = [(r.tokens, g.tokens) for r, g in zip(requests, found, strict=True)]
+    return compare(pair, sampling, texts, observer)
+
+
+@torch.inference_mode()
+def compare(
+    pair: Pair, sampling: Sampling, texts: Sequence[Text], observer: Observer
+) -> SampledDistribution:
+    """Compare the tokens of sampled `texts` behind the first with the target's probabilities, read
+    from one plain forward over each text."""
+    kinds = _kinds(pair, sampling)
+    sums = {kind: _Sum() for kind in kinds}
+    tokens = impossible = 0
+    observer.stage("the target's probabilities", len(texts))
+    for prompt, output in texts:
+        observer.step()
+        if len(output) < 2:
+            continue
+        logits = _edited(_logits(pair.target, prompt, output), sampling, prompt, output)
+        probs = warp(logits, sampling).double()
+        drawn = torch.tensor(output[1:], device=probs.device)[:, None]
+        impossible += int((warp(logits, _looser(sampling)).gather(1, drawn) == 0).sum())
+        tokens += len(output) - 1
+        for kind, favoured in kinds.items():
+            sums[kind].add(favoured(prompt, output, probs), probs, drawn)
+    favours = tuple(sums[kind].favour(kind, tokens, len(sums)) for kind in kinds)
+    return SampledDistribution(
+        sampling=sampling,
+        texts=len(texts),
+        tokens=tokens,
+        level=LEVEL,
+        favours=favours,
+        impossible=impossible,
+    )
+
+
+@dataclass
+class _Sum:
+    """Of the indicators of a set over all tokens: how often it was drawn beyond its probability,
+    and the variance of that."""
+
+    excess: float = 0.0
+    variance: float = field(default=0.0)
+
+    def add(self, members: Tensor, probs: Tensor, drawn: Tensor) -> None:
+        expected = (probs * members).sum(dim=-1) / probs.sum(dim=-1)
+        self.excess += float((members.gather(1, drawn)[:, 0].double() - expected).sum())
+        self.variance += float((expected * (1 - expected)).clamp(min=0).sum())
+
+    def favour(self, kind: str, tokens: int, sets: int) -> Favour:
+        deviation = sqrt(self.variance)
+        # Nothing can be found where the set is never in doubt.
+        p_value = 2 * float(norm.sf(abs(self.excess) / deviation)) if deviation else 1.0
+        found = float(norm.isf(LEVEL / sets / 2) + norm.ppf(_POWER)) * deviation
+        count = max(tokens, 1)
+        return Favour(
+            kind=kind,
+            shift=self.excess / count,
+            error=deviation / count,
+            p_value=p_value,
+            detectable=found / count,
+        )
+
+
+def _kinds(pair: Pair, sampling: Sampling) -> dict[str, Favoured]:
+    """The sets of tokens that are counted, by what they are called."""
+    kinds: dict[str, Favoured] = {
+        "the target's most likely": _most_likely,
+        "copies from the text": _copies,
+    }
+    for name, draft in pair.draft_models.items():
+
+        def preferred(
+            prompt: Sequence[int], output: Sequence[int], probs: Tensor, draft: object = draft
+        ) -> Tensor:
+            q = warp(_logits(draft, prompt, output), sampling)
+            members = torch.zeros_like(probs, dtype=torch.bool)
+            # A draft model may lack the target's padding entries.
+            members[:, : q.shape[-1]] = q > probs[:, : q.shape[-1]]
+            return members
+
+        kinds[f"preferred by the draft {name}"] = preferred
+    return kinds
+
+
+def _most_likely(prompt: Sequence[int], output: Sequence[int], probs: Tensor) -> Tensor:
+    return torch.zeros_like(probs, dtype=torch.bool).scatter_(1, probs.argmax(1, True), True)
+
+
+def _copies(prompt: Sequence[int], output: Sequence[int], probs: Tensor) -> Tensor:
+    """What came after the latest of the longest matches with the text's end."""
+    members = torch.zeros_like(probs, dtype=torch.bool)
+    after: dict[tuple[int, ...], int] = {}  # the token behind some tokens
+    text = [*prompt, *output]
+    for end, token in enumerate(text):
+        row = end - len(prompt) - 1
+        endings = [tuple(text[end - n : end]) for n in range(min(_MATCH, end), 0, -1)]
+        if row >= 0 and (match := next((e for e in endings if e in after), None)):
+            members[row, after[match]] = True
+        after |= dict.fromkeys(endings, token)
+    return members
+
+
+def _logits(model: object, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
+    """The logits (positions, vocabulary) for each token of an output behind its first."""
+    assert isinstance(model, torch.nn.Module)
+    ids = torch.tensor([[*prompt, *output[:-1]]], device=next(model.parameters()).device)
+    logits: Tensor = model(input_ids=ids).logits[0, len(prompt) :]
+    return logits
+
+
+def _edited(
+    logits: Tensor, sampling: Sampling, prompt: Sequence[int], output: Sequence[int]
+) -> Tensor:
+    """`logits` (positions, vocabulary) with the penalties and biases of the text before each."""
+    if not sampling.edits_logits:
+        return logits
+    return TextWarper(TextRules(sampling, len(prompt))).warp(
+        logits, prompt, [output[:n] for n in range(1, len(output))]
+    )
+
+
+def _looser(sampling: Sampling) -> Sampling:
+    """The same, but for a border where rounding decides what is cut off."""
+    return sampling.model_copy(
+        update={
+            "top_k": sampling.top_k + 1 if sampling.top_k else 0,
+            "top_p": min(sampling.top_p + _SLACK, 1.0),
+            "min_p": sampling.min_p * (1 - _SLACK),
+        }
+    )

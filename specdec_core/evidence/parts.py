@@ -1,0 +1,134 @@
+"""What is measured of a comparison, kept until it is whole.
+
+    <folder>/comparison.json        what is compared; the folder's name is the digest of it
+    <folder>/pair.json              the pair with the data types that every run uses
+    <folder>/<turn>-<who>.json      the run of a contestant in a turn: its records or takes
+
+Every file is written whole or not at all, so a run is there or was not made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import TypeAdapter
+
+from specdec_core.base.files import locked, write_atomically
+from specdec_core.config import PairSpec, Value
+from specdec_core.measure.comparison import Contender
+from specdec_core.prompts.prompt_sets import PromptSet
+
+Item = TypeVar("Item")
+
+
+def described(
+    name: str | None,
+    plan: Value,
+    weights: Mapping[str, str],
+    prompts: PromptSet,
+    told: Sequence[Any],
+    environment: Mapping[str, str],
+    **more: Any,
+) -> dict[str, Any]:
+    """What two runs must have in common for one to go on with the other's parts: the `name` that
+    was given, if any, the plan, the `weights` by their digests, the prompts, what other
+    libraries are `told` of ours, and the machine and code."""
+    return {
+        "name": name,
+        "plan": plan.model_dump(mode="json"),
+        "weights": dict(weights),
+        "prompts": prompts.digest,
+        "told": list(told),
+        "environment": dict(environment),
+        **more,
+    }
+
+
+@dataclass(frozen=True)
+class Parts(Generic[Item]):
+    """The runs of one comparison in a folder of their own, each a list of `kind`."""
+
+    folder: Path
+    kind: type[Item]
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls, root: Path, what: Mapping[str, Any], kind: type[Item], fresh: bool = False
+    ) -> Iterator[Parts[Item]]:
+        """The runs of the comparison that `what` describes, all of it in JSON: those that an
+        interrupted one left below `root`, unless `fresh`. Another description has other runs.
+        Raises :class:`UserError` where another process measures the same."""
+        text = json.dumps(what, sort_keys=True, indent=1)
+        parts = cls(root / f".{_digest(text)}", kind)
+        with locked(parts.folder, "comparison"):
+            if fresh:
+                for file in parts.folder.glob("*.json"):
+                    file.unlink()
+            write_atomically(parts.folder / "comparison.json", text)
+            try:
+                yield parts
+            finally:
+                if not parts.times:
+                    parts.remove()
+                    if not any(root.iterdir()):
+                        root.rmdir()
+
+    def pair(self, resolved: PairSpec) -> PairSpec:
+        """The pair with the data types that the first run had; `resolved` where there was none.
+        Automatic ones are measured, so they may be others each time."""
+        path = self.folder / "pair.json"
+        if path.exists():
+            return PairSpec.model_validate_json(path.read_bytes())
+        write_atomically(path, resolved.model_dump_json(indent=1))
+        return resolved
+
+    def get(self, turn: int, who: Contender) -> list[Item] | None:
+        """A run that was kept; None of one that was not."""
+        path = self._path(turn, who)
+        return self._content.validate_json(path.read_bytes()) if path.exists() else None
+
+    def keep(self, turn: int, who: Contender, run: Sequence[Item]) -> None:
+        """Keep a run."""
+        write_atomically(self._path(turn, who), self._content.dump_json(list(run)).decode())
+
+    @property
+    def notes(self) -> list[str]:
+        """That some runs are of another time, where they are: to be asked before others are
+        kept."""
+        if not self.times:
+            return []
+        until = f"{self.times[-1]:%-d %B %Y, %H:%M} UTC"
+        runs = f"of the runs, {len(self.times)} had been measured until {until}"
+        return [f"interrupted and resumed: {runs}"]
+
+    @property
+    def times(self) -> list[datetime]:
+        """When each kept run ended, in order."""
+        return sorted(datetime.fromtimestamp(p.stat().st_mtime, UTC) for p in self._runs())
+
+    def remove(self) -> None:
+        """Forget the runs."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def _content(self) -> TypeAdapter[list[Item]]:
+        return TypeAdapter(list[self.kind])  # type: ignore[name-defined]  # known here alone
+
+    def _runs(self) -> list[Path]:
+        return list(self.folder.glob("[0-9]*-*.json"))
+
+    def _path(self, turn: int, who: Contender) -> Path:
+        return self.folder / f"{turn}-{_digest(f'{who.group} {who.name} {who.version}')}.json"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,122 @@
+"""Completes prompts with vLLM: one JSON line in, one JSON line out.
+
+Runs in vLLM's own virtual environment, so it imports of this project only what needs torch alone.
+The first line in is {"engine": keyword arguments of vllm.LLM}, answered by {"version", "settings"}
+once the model is loaded. Each further line is {"prompt", "max_new_tokens", "temperature", "seed",
+"eos"}, answered by {"tokens", "steps"}: new tokens, and how many each step of the engine added; or
+{"measure": arguments of StepClock.measure}, answered by {"times"}; or {"read": arguments of
+StepClock.read}, answered by {"seconds"}; or {"forget": true}, answered by
+{} once the drafter has forgotten what it learned from earlier requests. {"length": K} with a prompt
+sets how many candidates a step proposes, where the engine was started with lengths by load.
+{"error"} instead of an answer says in one line why there is none, and ends the process; so does the
+end of the input, whatever it is doing then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.engine.core_client import InprocClient
+
+
+def read_lines(lines: SimpleQueue[str]) -> None:
+    """Hand on what comes in. A parent that is gone needs no answer."""
+    for line in sys.stdin:
+        lines.put(line)
+    os._exit(0)
+
+
+def counted(core: InprocClient) -> list[int]:
+    """A list that grows by the new tokens of every step in which `core` decodes. vLLM's own
+    counters of accepted tokens come with further statistics, whose making would be timed."""
+    steps: list[int] = []
+    step = core.get_output
+
+    def get_output() -> EngineCoreOutputs:
+        outputs = step()
+        steps.extend(len(o.new_token_ids) for o in outputs.outputs if o.new_token_ids)
+        return outputs
+
+    core.get_output = get_output
+    return steps
+
+
+def serve(lines: SimpleQueue[str], answers: TextIO) -> None:
+    engine_settings = json.loads(lines.get())["engine"]
+
+    import torch
+    import vllm
+    from vllm import LLM, SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    from specdec_core.evidence.peers.vllm_steps import StepClock, forget
+    from specdec_core.plugins import vllm_sampling
+
+    llm = LLM(**engine_settings)
+    config = llm.llm_engine.vllm_config
+    # By the entry point, which vLLM has called.
+    repaired = vllm_sampling.repaired()
+    version = f"vllm {vllm.__version__}" + (" (its sampling repaired)" if repaired else "")
+    hello = {
+        "version": f"{version}, torch {torch.__version__}",
+        "settings": {
+            "compilation": config.compilation_config.mode.name,
+            "model_runner": "v2" if config.use_v2_model_runner else "v1",
+            "async_scheduling": bool(config.scheduler_config.async_scheduling),
+            "threads": torch.get_num_threads(),
+            "repaired": ["expand_batch_to_tokens"] if repaired else [],
+        },
+    }
+    print(json.dumps(hello), file=answers)
+    steps, clock = counted(llm.llm_engine.engine_core), StepClock(llm)
+    while True:
+        request = json.loads(lines.get())
+        if "measure" in request:
+            print(json.dumps({"times": clock.measure(**request["measure"])}), file=answers)
+            continue
+        if "read" in request:
+            print(json.dumps({"seconds": clock.read(**request["read"])}), file=answers)
+            continue
+        if "forget" in request:
+            forget(llm)
+            print(json.dumps({}), file=answers)
+            continue
+        if "length" in request:
+            clock.set_length(request["length"])
+        sampling = SamplingParams(
+            max_tokens=request["max_new_tokens"],
+            temperature=request["temperature"],
+            seed=request["seed"],
+            ignore_eos=True,
+            stop_token_ids=request["eos"],
+            detokenize=False,
+        )
+        prompt = TokensPrompt(prompt_token_ids=request["prompt"])
+        steps.clear()
+        [output] = llm.generate([prompt], sampling, use_tqdm=False)
+        answer = {"tokens": list(output.outputs[0].token_ids), "steps": steps}
+        print(json.dumps(answer), file=answers)
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever is printed must not be taken for an answer
+    lines: SimpleQueue[str] = SimpleQueue()
+    Thread(target=read_lines, args=(lines,), daemon=True).start()
+    try:
+        serve(lines, answers)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        print(json.dumps({"error": reason}), file=answers)
+        raise
+
+
+if __name__ == "__main__":
+    main()

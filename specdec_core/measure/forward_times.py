@@ -1,0 +1,102 @@
+"""The forward times that a study models with: another machine's, a saved profile's, or measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from specdec_core.base.environment import machine
+from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
+from specdec_core.base.workspace import workspace
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.cost import Profile, load_hardware, policy_key
+from specdec_core.measure.profiling import measure_policies, profile_pair
+from specdec_core.models.fingerprints import TARGET, fingerprints
+from specdec_core.models.pair import load_pair
+
+
+def forward_times(
+    pair: PairSpec,
+    configurations: Sequence[Configuration],
+    hardware: Path | None,
+    profile: Path | None,
+    observer: Observer | None = None,
+    weights: Mapping[str, str] | None = None,
+) -> Profile:
+    """The times of the machine in the file `hardware`, of the file `profile`, or of the workspace's
+    for the pair, whose data types are known, and whose models had these `weights` when they were
+    recorded; unset, those that are here. What the workspace's lack, the configurations' policies
+    included, is measured now. Raises :class:`UserError` for a profile that lacks a draft, and where
+    models are to be measured that are not there."""
+    if hardware is not None:
+        return load_hardware(hardware).profile(list(pair.drafts))
+    path = profile or workspace_profile(pair, weights)
+    if profile is None and weights is not None and not path.exists():
+        path = workspace_profile(pair)  # what is measured now is of the models that are here
+    times = load_profile(path, pair) if profile is not None or path.exists() else None
+    if times is not None and profile is not None:
+        return times
+    measured = times.policies if times else {}
+    missing = [c for c in configurations if _policies(pair, c) - measured.keys()]
+    if times is None or missing:
+        observer = observer or Observer()
+        observer.stage(f"loading {pair.name}")
+        loaded = load_pair(pair)
+        times = times or profile_pair(loaded, observer=observer)
+        observer.stage("measuring policies")
+        priced = [each.priced(times) for each in missing]
+        policies = {**measured, **measure_policies(loaded, priced)}
+        times = times.model_copy(update={"policies": policies})
+        times.save(path)
+    return times
+
+
+def load_profile(path: Path, pair: PairSpec) -> Profile:
+    """The forward times in a file. Raises :class:`UserError` for one that lacks a draft."""
+    times = Profile.load(path)
+    for draft in pair.drafts:
+        if draft not in times.drafts:
+            there = ", ".join(times.drafts) or "none"
+            raise UserError(f"{path}: no forward time of draft {draft!r} (it has: {there})")
+    return times
+
+
+def timed(pair: PairSpec, path: Path, observer: Observer) -> PairSpec:
+    """The pair with the drafts whose forward times are in a file; the observer is warned of others,
+    as of those that another engine has no place for."""
+    there = Profile.load(path).drafts
+    for draft in (name for name in pair.drafts if name not in there):
+        observer.warned(f"{path}: no forward time of draft {draft!r}, which is not ranked")
+    drafts = {name: model for name, model in pair.drafts.items() if name in there}
+    return pair.model_copy(update={"drafts": drafts})
+
+
+def workspace_profile(pair: PairSpec, weights: Mapping[str, str] | None = None) -> Path:
+    """Where the workspace has the times of a pair: of these models, run in this way, on a machine
+    of this kind. The models' `weights` are by their fingerprints, of which there may be more;
+    unset, they are looked up, which raises :class:`UserError` for models that are not there."""
+    names = (TARGET, *pair.drafts)
+    prints = fingerprints(pair) if weights is None else {name: weights.get(name) for name in names}
+    run = pair.runner.model_dump(mode="json", exclude={"max_length"})
+    content = json.dumps([prints, run, list(machine().values())], sort_keys=True)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return workspace() / "profiles" / f"{pair.name}-{digest[:8]}.json"
+
+
+def origin(times: Profile, hardware: Path | None) -> str:
+    """A description of the machine whose times they are."""
+    where = " (not this machine)" if hardware else f", target in {times.target_dtype}"
+    return f"forward times: {times.device}{where}"
+
+
+def _policies(pair: PairSpec, configuration: Configuration) -> set[str]:
+    """The keys of the policies whose time is measured: those that can decode."""
+    first = next(iter(pair.drafts), "")
+    return {
+        policy_key(draft or first, policy)
+        for draft, policy in configuration.policies
+        if policy.decodes
+    }

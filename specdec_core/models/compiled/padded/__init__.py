@@ -1,1 +1,0 @@
-"""Forwards of rows that are padded to one width."""

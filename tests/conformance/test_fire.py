@@ -1,0 +1,84 @@
+"""Clients that leave cost the server nothing that lasts, and JSON answers follow their schemas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fastapi import FastAPI
+
+from cluster.serving.engine_process import EngineProcess
+from cluster.serving.http.app import build_app
+from cluster.serving.http.service import CompletionService
+from cluster.serving.server_process import running
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.engine import Engine
+from specdec_core.engine.engine import EngineStatus
+from specdec_core.engine.scheduler import Limits
+from specdec_core.models.pair import Pair
+from tests.conformance import fire
+from tests.conformance.fire import Fire, JsonAnswers, json_answers, under_fire
+from tests.local_server import LocalServer, engine_server
+
+
+def test_clients_that_leave_take_nothing_with_them(chat_url: str) -> None:
+    found = under_fire(chat_url, None, 24)
+    assert (found.failed, found.running, found.cache) == ([], 0, 0)
+    assert found.answered + found.left == 48
+    assert 6 <= found.left <= 28
+    assert found.memory is None or found.memory[0] > 0
+
+
+def test_what_they_took_would_be_found(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug: a request whose client has left keeps some of the cache."""
+    monkeypatch.setattr(fire, "_SETTLE", 0.5)
+
+    class Kept(Engine):
+        lost = 0
+
+        def cancel(self, request_id: str) -> None:
+            super().cancel(request_id)
+            self.lost += 1
+
+        def status(self) -> EngineStatus:
+            status = super().status()
+            return replace(status, cache_usage=status.cache_usage + 0.01 * self.lost)
+
+    monkeypatch.setattr("tests.local_server.Engine", Kept)
+    with running(engine_server(tiny_pair, AUTOREGRESSIVE, 2)) as url:
+        found = under_fire(url, None, 12)
+    assert found.left
+    assert any("were lost" in fault for fault in found.faults)
+
+
+@pytest.mark.long
+def test_a_thousand_requests_lose_nothing(tiny_spec: PairSpec) -> None:
+    """With the engine in a process of its own, as `specdec serve` has it. The server's process is
+    the clients', too, so memory is measured by `python -m tests.conformance` alone."""
+
+    def served() -> FastAPI:
+        engine = EngineProcess(tiny_spec, Configuration(drafter=DraftModelSettings()), Limits(8))
+        return build_app(CompletionService(engine, "tiny"))
+
+    with running(LocalServer(served)) as url:
+        found = under_fire(url, None, 1000)
+        answers = json_answers(url, None, 500)
+    assert (found.failed, found.running, found.cache) == ([], 0, 0)
+    assert answers.faults == []
+
+
+def test_json_answers_follow_their_schemas(chat_url: str) -> None:
+    found = json_answers(chat_url, None, 8)
+    assert found.invalid == []
+    assert 0 < found.ended <= found.asked == 16
+    assert found.speedup.value > 0
+
+
+def test_what_is_wrong_is_said() -> None:
+    assert Fire(memory=(100.0, 101.9)).faults == []
+    [grown] = Fire(memory=(100.0, 103.0)).faults
+    assert grown == "memory grew by 3.0%"
+    assert JsonAnswers(asked=500, ended=495).faults == []
+    assert JsonAnswers(asked=500, ended=494).faults == ["494 of 500 ended"]
+    assert JsonAnswers(1, 1, ["'{'"]).faults == ["1 invalid: '{'"]

@@ -1,0 +1,187 @@
+"""Bandits and their arms are compared on the same prompts, decoded as alone or replayed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from research.bandits.comparison import ArmComparison, ArmsPlan, race, replay_all, state_name
+from specdec_core.base.errors import UserError
+from specdec_core.config import AUTOREGRESSIVE, parse
+from specdec_core.cost import Hardware
+from specdec_core.drafting.bandit.drafter import build_bandit
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Recording
+from tests.dashboards.conftest import NEW_TOKENS, REQUESTS, record
+
+PLAN = parse(
+    ArmsPlan,
+    {
+        "arms": [1, 4, {"kind": "prompt_lookup"}],
+        "bandits": [{}, {"rule": "exp3", "seed": 3}, {"reward": "time", "exploration": 0.1}],
+    },
+    "plan",
+)
+PROMPTS = [request.tokens for request in REQUESTS]
+
+
+@pytest.fixture(scope="module")
+def raced(tiny_pair: Pair) -> ArmComparison:
+    return race(tiny_pair, PLAN, PROMPTS, NEW_TOKENS, repeats=2)
+
+
+def test_everybody_decodes_as_the_engine_does(raced: ArmComparison, tiny_pair: Pair) -> None:
+    kinds = [entrant.kind for entrant in raced.entrants]
+    assert kinds == ["baseline", *["arm"] * 3, *["bandit"] * 3]
+    [baseline] = raced.of("baseline")
+    assert baseline.configuration == AUTOREGRESSIVE
+    for entrant in raced.of("arm"):
+        engine = Engine(tiny_pair, entrant.configuration)
+        for request, turn in zip(REQUESTS, entrant.turns, strict=True):
+            (expected,) = engine.generate([request])
+            assert [r.generated for r in turn[0]] == [r.generated for r in expected.rounds]
+    for entrant in raced.entrants:
+        assert entrant.outputs == baseline.outputs
+        assert np.shape(entrant.seconds) == (2, len(PROMPTS))
+        assert entrant.tokens.tolist() == [len(output) for output in entrant.outputs]
+
+
+def test_a_bandit_goes_on_learning_and_its_state_is_the_first_repeats(raced, tiny_pair) -> None:
+    for entrant in raced.of("bandit"):
+        told = [r for turn in entrant.turns for rounds in turn for r in rounds[1:-1]]
+        assert sum(entrant.state["rounds"]) == len(told)
+        assert entrant.state["tokens"] == [
+            sum(r.generated for r in told if r.arm == arm) for arm in range(3)
+        ]
+    build_bandit(PLAN.bandits[1].drafter).restore(raced.of("bandit")[1].state)
+
+
+def test_the_table_is_what_the_rounds_say(raced: ArmComparison) -> None:
+    table = raced.table().set_index("name")
+    for entrant in raced.entrants:
+        rounds = len(entrant.rounds)
+        assert table.loc[entrant.name, "mat"] == pytest.approx(entrant.tokens.sum() / rounds)
+        if entrant.kind != "baseline":
+            fewest = min(len(arm.rounds) for arm in raced.of("arm"))
+            assert table.loc[entrant.name, "regret_rounds"] == pytest.approx(rounds - fewest)
+    assert table.loc["autoregressive", "speedup"] == 1
+    assert table.loc[raced.fastest.name, "over_best"] == 1
+    assert table["differing"].sum() == 0
+    arms = table[table["kind"] == "arm"]
+    assert (arms["regret_rounds"] >= 0).all()
+    assert (arms["regret_seconds"] >= 0).all()
+    fewest = sum(
+        min(len(arm.turns[turn][0]) for arm in raced.of("arm")) for turn in range(len(PROMPTS))
+    )
+    for entrant in [*raced.of("arm"), *raced.of("bandit")]:
+        assert table.loc[entrant.name, "each_rounds"] == pytest.approx(len(entrant.rounds) - fewest)
+    assert (arms["each_rounds"] >= arms["regret_rounds"]).all()
+    assert (arms["each_seconds"] >= arms["regret_seconds"] - 1e-9).all()
+    shares = raced.shares()
+    assert shares.groupby("bandit")["share"].sum().tolist() == pytest.approx([1, 1, 1])
+    frame = raced.frame()
+    assert len(frame) == sum(len(entrant.rounds) for entrant in raced.entrants)
+    assert frame.loc[frame["name"] == "autoregressive", "arm"].isna().all()
+
+
+def test_turns_of_several_prompts_are_decoded_together(tiny_pair: Pair) -> None:
+    together = race(tiny_pair, PLAN, PROMPTS[:3], NEW_TOKENS, slots=2)
+    alone = race(tiny_pair, PLAN, PROMPTS[:3], NEW_TOKENS)
+    for entrant, same in zip(together.of("arm"), alone.of("arm"), strict=True):
+        assert [len(turn) for turn in entrant.turns] == [2, 1]
+        assert entrant.outputs == same.outputs
+        assert len(entrant.rounds) == len(same.rounds)
+        assert entrant.mat == same.mat
+        # a step of two requests is one step
+        steps = [len(course.cost) for course in entrant.courses(timed=True)]
+        assert steps == [max(len(rounds) for rounds in turn) for turn in entrant.turns]
+
+
+def test_replayed_rounds_are_the_decoded_ones(
+    raced: ArmComparison, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    folder = record(tiny_pair, tmp_path)
+    profile = Hardware(name="other", target=0.1, drafts={"*": 0.01}).profile(["draft"])
+    replayed = replay_all(Replay(Recording.open(folder), profile=profile), PLAN, profile)
+    assert replayed.modelled
+    for ours, theirs in zip(replayed.entrants, raced.entrants, strict=True):
+        if getattr(ours.configuration.drafter, "reward", "") == "time":
+            continue  # live by the clock, here by the profile
+        assert [(r.generated, r.drafted, r.arm) for r in ours.rounds] == [
+            (r.generated, r.drafted, r.arm) for r in theirs.rounds
+        ]
+        if ours.kind == "bandit":
+            timed = ("seconds", "products", "seconds_squared")
+            timeless = [
+                {k: v for k, v in e.state.items() if k not in timed} for e in (ours, theirs)
+            ]
+            assert timeless[0] == timeless[1]
+    seconds = sum(0.1 + 0.01 * r.draft_forwards for r in replayed.of("arm")[1].rounds)
+    assert np.sum(replayed.of("arm")[1].seconds) == pytest.approx(seconds)
+    assert np.isfinite(replayed.table()["tokens_per_second"]).all()
+
+
+def test_a_prompt_that_does_not_fit_is_refused(tiny_pair: Pair) -> None:
+    with pytest.raises(UserError, match="the context holds"):
+        race(tiny_pair, PLAN, [tuple(range(5, 105))], 250)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"arms": [4]}, "at least two arms"),
+        ({"arms": [1, 2], "bandits": [{"rule": "greedy"}]}, "rule"),
+        (
+            {"arms": [1, 2], "bandits": [{}, {"arms": [3, 4]}]},
+            "have the same arms and sampling",
+        ),
+        ({"arms": [1, 2], "rules": []}, "rules: unknown key"),
+        ({}, "bandits"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_one_line(plan: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        parse(ArmsPlan, plan, "plan.yaml")
+    assert str(caught.value).startswith("plan.yaml: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_arms_that_are_whole_configurations_sample_alike() -> None:
+    def arm(drafter: object, temperature: float) -> dict:
+        return {"drafter": drafter, "sampling": {"temperature": temperature}}
+
+    lookup, chain = {"kind": "prompt_lookup"}, {"kind": "draft_model"}
+    plan = parse(ArmsPlan, {"arms": [arm(lookup, 0.7), arm(chain, 0.7)]}, "plan")
+    assert plan.sampling.temperature == 0.7
+    with pytest.raises(UserError, match="different sampling settings"):
+        parse(ArmsPlan, {"arms": [arm(lookup, 0.7), arm(chain, 1.0)]}, "plan")
+
+
+def test_requests_keep_their_seeds(tiny_pair: Pair) -> None:
+    sampled = parse(ArmsPlan, {"arms": [1, 2], "sampling": {"temperature": 1.0}}, "plan")
+    found = race(tiny_pair, sampled, PROMPTS[:2], NEW_TOKENS)
+    [baseline] = found.of("baseline")
+    engine = Engine(tiny_pair, baseline.configuration)
+    for number, output in enumerate(baseline.outputs):
+        request = Request("0", PROMPTS[number], NEW_TOKENS, seed=number)
+        assert engine.generate([request])[0].tokens == output
+
+
+def test_bandits_start_from_what_they_learned_before(
+    raced: ArmComparison, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    for bandit in raced.of("bandit"):
+        (tmp_path / state_name(bandit.configuration)).write_text(json.dumps(bandit.state))
+    plan = PLAN.starting_from(tmp_path)
+    again = race(tiny_pair, plan, PROMPTS[:2], NEW_TOKENS)
+    for before, after in zip(raced.of("bandit"), again.of("bandit"), strict=True):
+        told = [r for turn in after.turns for rounds in turn for r in rounds[1:-1]]
+        assert sum(after.state["rounds"]) == sum(before.state["rounds"]) + len(told)
+        assert state_name(after.configuration) == state_name(before.configuration)
+    with pytest.raises(UserError, match="no state of UCB of"):
+        PLAN.starting_from(tmp_path / "elsewhere")

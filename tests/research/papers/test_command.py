@@ -1,0 +1,649 @@
+"""`specdec lab papers` writes every table, repeats no work when resumed, and refuses bad plans."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+from research.long_form.study import LongFormPlan
+from research.papers import __main__ as papers
+from research.papers.__main__ import PAPERS, parse_sources
+from research.papers.inputs import (
+    load_sets,
+    with_datastores,
+    with_eagle_heads,
+    with_own_heads,
+)
+from research.papers.plan import PaperPlan, load_paper_plan
+from research.papers.result import PapersResult
+from research.papers.run import PapersFolder, recording_plan, run_papers, study_inputs
+from research.papers.studies import LONG_FORM
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PairSpec, parse
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.drafting.datastores.datastore import open_datastore
+from specdec_core.models.fingerprints import fingerprints, tokenizer_digest
+from specdec_core.models.loading import load_tokenizer
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.observer import RecordingObserver
+from tests.commands import Command
+from tests.conftest import chat_tokenizer, save_random_head
+
+ROOT = Path(__file__).parents[3]
+CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
+LOOKUP = {"kind": "prompt_lookup", "max_tokens": 4}
+
+
+def plan(folder: Path, spec: PairSpec) -> dict[str, Any]:
+    """Three small tables: one timed, over two sets and their mixture, one timed once, sampled, one
+    counted, over a number."""
+    texts = {"sums": ["x = 1 + 1", "y = 2 + 2"], "loops": ["for i in x:", "while True:"]}
+    for name, prompts in texts.items():
+        lines = [json.dumps({"prompt": text}) for text in prompts]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    return {
+        "pair": spec.model_dump(),
+        "prompts": {
+            "sums": {"source": ["nowhere.jsonl", str(folder / "sums.jsonl")]},
+            "loops": {"source": str(folder / "loops.jsonl")},
+            "absent": {"source": "absent.jsonl", "optional": True},
+            "mixture": {"mix": ["sums", "loops"]},
+        },
+        "max_new_tokens": 16,
+        "repeats": 2,
+        "tables": {
+            "methods": {
+                "title": "Methods by task",
+                "paper": "Paper, Table 1",
+                "prompts": ["sums", "loops", "absent", "mixture"],
+                "columns": ["tokens_per_second", "speedup", "mat"],
+                "rows": [
+                    {"name": "AR"},
+                    {"name": "chain", "drafter": CHAIN},
+                    {"name": "lookup", "drafter": LOOKUP},
+                    {"name": "bandit", "drafter": {"kind": "bandit", "arms": [3, LOOKUP]}},
+                ],
+            },
+            "once": {
+                "title": "Sampled",
+                "paper": "Paper, Fig. 1",
+                "prompts": ["loops"],
+                "columns": ["speedup"],
+                "temperatures": [1],
+                "repeats": 1,
+                "rows": [{"name": "chain", "drafter": CHAIN}],
+            },
+            "lengths": {
+                "title": "By λ",
+                "paper": "Paper, Table 2",
+                "prompts": ["sums"],
+                "columns": ["path_rate"],
+                "temperatures": [0, 1],
+                "vary": {"λ": [2, 4]},
+                "rows": [
+                    {
+                        "name": "chain",
+                        "drafter": {
+                            "kind": "draft_model",
+                            "policy": {"kind": "fixed", "max_tokens": "λ"},
+                        },
+                    }
+                ],
+            },
+        },
+    }
+
+
+def environment(home: Path) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
+    return {**kept, "SPECDEC_HOME": str(home), "COLUMNS": "120"}
+
+
+@pytest.mark.long
+def test_tables_are_measured_and_written_and_an_interrupted_run_goes_on(
+    command: Command, ray_running: None, tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    config, home = tmp_path / "papers.yaml", tmp_path / "home"
+    config.write_text(json.dumps(plan(tmp_path, tiny_spec)))  # JSON is YAML
+    blocks = home / "papers" / "mine" / "blocks"
+    arguments = ["--config", str(config), "--name", "mine"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "research.papers", *arguments],
+        cwd=ROOT,
+        env=environment(home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as driver:
+        deadline = time.monotonic() + 240
+        while not list(blocks.glob("*.json")):
+            assert driver.poll() is None, driver.communicate()[0]
+            assert time.monotonic() < deadline, "no block was written"
+            time.sleep(0.01)
+        driver.send_signal(signal.SIGKILL)
+        driver.communicate(timeout=60)
+    before = {path: path.stat().st_mtime_ns for path in blocks.glob("*.json")}
+
+    done = command(papers.main, home, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"resuming: \d+ of 16 done", done.stdout)
+    assert "absent is left out" in done.stdout
+    after = {path: path.stat().st_mtime_ns for path in blocks.glob("*.json")}
+    assert after.items() >= before.items()  # nothing was written again
+    assert {path.name for path in after} == {
+        f"{name}-{repeat}.json" for name in ("sums", "loops", "mixture") for repeat in (0, 1)
+    }
+
+    folder = home / "papers" / "mine"
+    result = PapersResult.load(folder)
+    methods = pd.read_csv(folder / "methods.csv")
+    assert set(zip(methods["method"], methods["prompts"], strict=True)) == {
+        (method, prompts)
+        for method in ("AR", "chain", "lookup", "bandit")
+        for prompts in ("sums", "loops", "mixture")
+    }
+    vanilla = methods[methods["method"] == "AR"]
+    assert (vanilla["speedup"] == 1).all()
+    assert (vanilla["mat"] == 1).all()
+    assert (methods["differing_outputs"] == 0).all()  # float32
+    assert (methods[methods["method"] == "chain"]["mat"] > 1.2).all()
+    lengths = pd.read_csv(folder / "lengths.csv")
+    assert list(lengths["λ"]) == [2, 4, 2, 4]
+    assert list(lengths["temperature"]) == [0, 0, 1, 1]
+    assert lengths["path_rate"].between(0.05, 1).all()
+    assert lengths["speedup"].isna().all()  # what no table times is decoded once
+    assert (folder / "once.md").exists()
+    for measured in result.measured:
+        if measured.timing is not None:
+            repeats = 2 if measured.configuration.sampling.greedy else 1
+            assert len(measured.timing.seconds) == repeats
+    page = (folder / "papers.md").read_text()
+    for shown in (
+        "## Methods by task",
+        "## By λ",
+        "| chain |",
+        "**",
+        "mixture: against the best arm",
+    ):
+        assert shown in page
+    assert (folder / "papers.html").stat().st_size > 1_000_000
+    assert "tables    " in done.stdout
+
+    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name(tiny_spec.name)
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    rate = lengths.set_index(["method", "λ"]).loc[("chain, T=1", 4), "path_rate"]
+    logged = run.data.metrics["lengths.chain__T_1.sums.lambda_4.path_rate"]
+    assert logged == pytest.approx(rate)
+    files = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert files >= {"papers.md", "papers.html", "methods.csv", "lengths.md", "figures"}
+
+
+@pytest.mark.long
+def test_the_page_records_what_its_sections_need_and_takes_what_is_there(
+    command: Command, ray_running: None, tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    config, home, page = tmp_path / "papers.yaml", tmp_path / "home", tmp_path / "page.md"
+    content = plan(tmp_path, tiny_spec)
+    content["tables"] = {"once": content["tables"]["once"]}
+    pre_cut = {"kind": "draft_model", "policy": {"kind": "pre_cut", "max_tokens": 3}}
+    content["tables"]["once"]["rows"].append({"name": "Pre-cut", "drafter": pre_cut})
+    content["recordings"] = {"greedy": {"prompts": ["loops", "absent"], "max_draft": 6}}
+    content["recordings"]["sampled"] = {"prompts": ["sums"], "sampling": {"temperature": 1}}
+    config.write_text(json.dumps(content))
+    arguments = ["--config", str(config), "--page", str(page)]
+    arguments += ["--section", "svip-t1", "--section", "mcsd-ranks"]
+    done = command(papers.main, home, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "absent is not recorded" in done.stdout
+    [folder] = home.glob("papers/*/finished")
+    costs = PapersResult.load(folder.parent).target_costs
+    assert list(costs) == ["draft"]
+    text = page.read_text()
+    assert f"a target forward costs {costs['draft']:g} steps of draft: measured." in text
+    assert "### The draft's entropy at accepted and rejected tokens" in text
+    assert "| loops | greedy |" in text
+    assert "| sums | T=1 |" in text
+    assert (tmp_path / "mcsd-ranks.svg").exists()
+    kept = {p: p.stat().st_mtime_ns for p in home.glob("papers/sections/*.parquet")}
+    assert len(kept) == 2
+    blocks = {p: p.stat().st_mtime_ns for p in home.glob("papers/*/blocks/*.json")}
+    for finished in home.glob("papers/*/finished"):
+        finished.unlink()  # as if it was interrupted while it made the page
+
+    data = tmp_path / "data.parquet"
+    again = command(papers.main, home, *arguments, "--section", "svip-f3a", "--data", str(data))
+    assert again.returncode == 0, again.stdout + again.stderr
+    after = {p: p.stat().st_mtime_ns for p in home.glob("papers/sections/*.parquet")}
+    assert after.items() >= kept.items()
+    assert len(after) == 3
+    assert set(pd.read_parquet(data)["table"]) == {"once", "svip-t1", "mcsd-ranks", "svip-f3a"}
+    assert {p: p.stat().st_mtime_ns for p in home.glob("papers/*/blocks/*.json")} == blocks
+    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name(tiny_spec.name)
+    runs = client.search_runs([experiment.experiment_id])
+    assert [run.data.tags["mlflow.source.name"] for run in runs].count("specdec lab papers") == 1
+
+
+BROKEN = {
+    "unknown": (("tables", "methods", "colums"), ["mat"], r"tables\.methods\.colums: unknown key"),
+    "column": (("tables", "methods", "columns"), ["speed"], r"tables\.methods\.columns\.0: "),
+    "set": (("tables", "methods", "prompts"), ["sum"], r"tables\.methods\.prompts: no set 'sum'"),
+    "drafter": (
+        ("tables", "methods", "rows"),
+        [{"name": "x", "drafter": {"kind": "prompt_lookup", "ngram": 3}}],
+        r"tables\.methods\.rows\.0: .*ngram: unknown key",
+    ),
+    "draft": (
+        ("tables", "methods", "rows"),
+        [{"name": "x", "drafter": {"kind": "draft_model", "draft": "big"}}],
+        r"tables\.methods\.rows\.0: the pair has no draft 'big' \(it has: draft\)",
+    ),
+    "twice": (
+        ("tables", "methods", "rows"),
+        [{"name": "x"}, {"name": "x"}],
+        r"tables\.methods\.rows: 'x' is there twice",
+    ),
+    "against": (("tables", "once", "against"), "x", r"tables\.once\.against: no row 'x'"),
+    "two": (("tables", "lengths", "vary"), {"λ": [1], "w": [1]}, r"tables\.lengths\.vary: "),
+    "value": (("tables", "lengths", "vary"), {"λ": [0]}, r"max_tokens: .* \(got 0\)"),
+    "mix": (("prompts", "mixture"), {"mix": ["sums", "x"]}, r"prompts\.mixture\.mix: no set 'x'"),
+    "both": (("prompts", "sums"), {"mix": ["loops"], "source": "x"}, "either source or mix"),
+    "folder": (("tables", "a/b"), {}, r"tables\.a/b"),
+    "recording": (
+        ("recordings",),
+        {"greedy": {"prompts": ["mixture"]}},
+        r"recordings\.greedy\.prompts: no set 'mixture' to record",
+    ),
+    "missing": (("prompts", "loops"), {"source": "missing.jsonl"}, r"missing\.jsonl: no such file"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_bad_plan_is_one_line(case: str, tiny_spec: PairSpec, tmp_path: Path) -> None:
+    (*path, last), value, message = BROKEN[case]
+    content = plan(tmp_path, tiny_spec)
+    place = content
+    for key in path:
+        place = place[key]
+    if case == "folder":
+        value = content["tables"]["lengths"]
+    place[last] = value
+    config = tmp_path / "papers.yaml"
+    config.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=message) as caught:
+        load_sets(load_paper_plan(config), None, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config", "none.yaml"], r"none\.yaml: no such file"),
+        (["--table", "none"], r"--table none: .* has no such table"),
+        (["--section", "svip-t1"], "--section goes with --page"),
+        (
+            ["--section", "none", "--page", "x.md"],
+            r"--section none: no such section \(.*svip-t1.*\)",
+        ),
+        (["--prompts", "HumanEval"], "expected NAME=source"),
+        (["--prompts", "x=y.jsonl"], r"--prompts x=y\.jsonl: .* has no such set"),
+        (["--repeats", "0"], r"repeats: .* \(got 0\)"),
+        (["--name", "a/b"], "expected a folder's name"),
+    ],
+)
+def test_bad_options_are_one_line_with_exit_code_2(
+    command: Command, arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    done = command(papers.main, tmp_path, *arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.fullmatch(rf"error: .*{message}.*\n", done.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_papers_plan_holds_for_any_pair() -> None:
+    plan = load_paper_plan(PAPERS)
+    assert set(plan.needs()) <= set(plan.datastores)
+    other = load_paper_plan(PAPERS, pair={"target": "org/large", "drafts": {"mini": "org/mini"}})
+    drafts = {
+        part.draft
+        for key in other.tables
+        for method in other.methods(key)
+        for configuration in method.configurations
+        if configuration.drafter
+        for part in configuration.drafter.walk()
+        if hasattr(part, "draft")
+    }
+    assert drafts == {"mini"}
+    alone = load_paper_plan(PAPERS, pair={"target": "org/large", "drafts": {}})
+    names = {method.name for method in alone.methods("banditspec")}
+    assert {"Vanilla", "PLD", "Suffix Tree"} <= names
+    assert "Dynamic tree" not in names
+
+
+def test_a_plan_may_extend_another(tiny_spec: PairSpec, tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(plan(tmp_path, tiny_spec)))
+    config = tmp_path / "own.yaml"
+    own = {
+        "extends": "base.yaml",
+        "pair": {"runner": {"max_length": 77}},
+        "prompts": {"absent": None, "sums": {"limit": 1}},
+        "tables": {"once": None, "methods": {"prompts": ["loops"]}},
+        "repeats": 5,
+    }
+    config.write_text(yaml.safe_dump(own))
+    base, extended = load_paper_plan(tmp_path / "base.yaml"), load_paper_plan(config)
+    assert set(extended.tables) == {"methods", "lengths"}
+    assert extended.tables["methods"].prompts == ("loops",)
+    assert extended.tables["methods"].rows == base.tables["methods"].rows
+    assert extended.tables["lengths"] == base.tables["lengths"]
+    assert extended.prompts["sums"].sources == base.prompts["sums"].sources
+    assert extended.prompts["sums"].limit == 1
+    assert "absent" not in extended.prompts
+    assert extended.pair.target == base.pair.target
+    assert extended.pair.runner.max_length == 77
+    assert extended.repeats == 5
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ("own.yaml", "own.yaml: extends: it extends itself"),
+        (3, "own.yaml: extends: expected the path of a file"),
+        ("missing.yaml", "missing.yaml: no such file"),
+    ],
+)
+def test_a_plan_that_extends_nothing_is_refused(other: Any, message: str, tmp_path: Path) -> None:
+    config = tmp_path / "own.yaml"
+    config.write_text(yaml.safe_dump({"extends": other}))
+    with pytest.raises(UserError) as caught:
+        load_paper_plan(config)
+    assert str(caught.value).endswith(message)
+
+
+def test_the_chat_models_plan_has_the_papers_tables_on_its_prompts() -> None:
+    chat = load_paper_plan(PAPERS.with_name("papers-llm.yaml"))
+    assert set(chat.tables) < set(load_paper_plan(PAPERS).tables)
+    asked = {name for table in chat.tables.values() for name in table.prompts}
+    assert not asked & {"stdlib", "corpus"}  # Python alone, which no chat model is asked for
+    names = {part for name in asked for part in chat.prompts[name].mix or (name,)}
+    assert all(chat.prompts[name].chat_template == "always" for name in names)
+
+
+def test_tables_of_eagle_heads_are_for_pairs_that_have_one(
+    tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    config, content = tmp_path / "papers.yaml", plan(tmp_path, tiny_spec)
+    content["tables"]["methods"]["eagle"] = True
+    config.write_text(json.dumps(content))
+    observer = Warned()
+    without = with_eagle_heads(load_paper_plan(config), observer)
+    assert list(without.tables) == ["once", "lengths"]
+    assert observer.lines == ["Methods by task: left out (the pair has no EAGLE head)"]
+    head = {"drafts": {**tiny_spec.drafts, "eagle": "bundled:smollm2-eagle"}}
+    found = with_eagle_heads(load_paper_plan(config, pair=head))
+    assert found.methods("methods")[1].configurations[0].draft == "eagle"
+    assert found.methods("once")[0].configurations[0].draft == "draft"
+    content["tables"] = {"methods": content["tables"]["methods"]}
+    config.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="no table is left"):
+        with_own_heads(load_paper_plan(config))
+
+
+def test_sections_are_computed_from_recordings_of_draft_models(
+    tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    config, content = tmp_path / "papers.yaml", plan(tmp_path, tiny_spec)
+    content["pair"]["drafts"]["eagle"] = "bundled:smollm2-eagle"
+    name = next(iter(content["prompts"]))
+    content["recordings"] = {"texts": {"prompts": [name], "limit": 1, "mixing": 0.15}}
+    config.write_text(json.dumps(content))
+    asked = load_paper_plan(config)
+    wanted = recording_plan(asked, asked.recordings["texts"], name, tmp_path)
+    assert wanted.pair.drafts == tiny_spec.drafts
+    assert (wanted.prompts.limit, wanted.max_new_tokens) == (1, asked.max_new_tokens)
+    assert wanted.mixing == 0.15  # without which there are no examples of SpecDec++'s head
+
+
+def test_what_was_measured_of_other_weights_is_not_taken_for_the_page(
+    tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    config = tmp_path / "papers.yaml"
+    config.write_text(json.dumps(plan(tmp_path, tiny_spec)))
+    asked = load_paper_plan(config)
+    result = PapersResult(
+        name="x", started=datetime.now(UTC), plan=asked, pair=tiny_spec, sets={}, measured=[]
+    )
+    before, now, retrained = (PapersFolder(tmp_path / name) for name in ("before", "now", "other"))
+    weights = fingerprints(tiny_spec)
+    now.keep_weights(weights)
+    retrained.keep_weights({**weights, "draft": "0" * 16})
+    taken = [folder.is_of_these_weights(result) for folder in (before, now, retrained)]
+    assert taken == [False, True, False]
+
+
+def test_a_result_of_other_weights_is_not_delivered(tiny_spec: PairSpec, tmp_path: Path) -> None:
+    """Interrupted between its last block and its end, a run has only to be delivered."""
+    config = tmp_path / "papers.yaml"
+    config.write_text(json.dumps(plan(tmp_path, tiny_spec)))
+    asked, weights = load_paper_plan(config), fingerprints(tiny_spec)
+    result = PapersResult(
+        name="x", started=datetime.now(UTC), plan=asked, pair=tiny_spec, sets={}, measured=[]
+    )
+    for name, kept in (("before", None), ("now", weights), ("other", {**weights, "draft": "0"})):
+        folder = PapersFolder(tmp_path / "papers" / name)
+        result.save(folder.path)
+        if kept is not None:
+            folder.keep_weights(kept)
+    for name in ("before", "now"):
+        assert run_papers(asked, tmp_path, name)[0] == result
+    with pytest.raises(UserError, match="begun with other weights of draft; give --fresh"):
+        run_papers(asked, tmp_path, "other")
+
+
+def test_other_words_are_no_other_measurement(tiny_spec: PairSpec, tmp_path: Path) -> None:
+    config, content = tmp_path / "papers.yaml", plan(tmp_path, tiny_spec)
+    config.write_text(json.dumps(content))
+    asked = load_paper_plan(config)
+    table = content["tables"]["methods"]
+    table["title"], table["notes"], content["notes"] = "Other", ["Said so."], ["And so."]
+    table["rows"][0]["reported"] = "9.99×"
+    config.write_text(json.dumps(content))
+    reworded = load_paper_plan(config)
+    assert reworded.digest({}) == asked.digest({})
+    result = PapersResult(
+        name="x", started=datetime.now(UTC), plan=asked, pair=tiny_spec, sets={}, measured=[]
+    )
+    folder = PapersFolder(tmp_path / "papers" / "x")
+    result.save(folder.path)
+    folder.keep_weights(fingerprints(tiny_spec))
+    assert run_papers(reworded, tmp_path, "x")[0].plan == reworded
+    table["columns"] = ["mat"]
+    config.write_text(json.dumps(content))
+    assert load_paper_plan(config).digest({}) != asked.digest({})
+
+
+def test_a_head_that_was_trained_since_has_its_rows_measured(
+    tiny_spec: PairSpec, tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = {"kind": "specdecpp", "head": str(tmp_path / "head"), "threshold": 0.5}
+    config, content = tmp_path / "papers.yaml", plan(tmp_path, tiny_spec)
+    content["tables"]["methods"]["rows"].append(
+        {"name": "H", "drafter": {**CHAIN, "policy": policy}}
+    )
+    config.write_text(json.dumps(content))
+    asked, looked_for = load_paper_plan(config), []
+
+    def measured(root: Path, digest: str) -> None:
+        looked_for.append(digest)
+        raise InterruptedError
+
+    monkeypatch.setattr(PapersFolder, "measured", measured)
+    for trained in (False, False, True):
+        if trained:
+            save_random_head(tiny_pair, "specdecpp", tmp_path / "head")
+        with pytest.raises(InterruptedError):
+            run_papers(asked, tmp_path, again=False)
+    assert looked_for[0] == looked_for[1] != looked_for[2]
+
+
+def test_sections_of_recordings_are_left_out_for_a_pair_without_draft_models(
+    tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    config, content = tmp_path / "papers.yaml", plan(tmp_path, tiny_spec)
+    content["pair"]["drafts"] = {"eagle": "bundled:smollm2-eagle"}
+    content["recordings"] = {"texts": {"prompts": ["sums"], "limit": 1}}
+    config.write_text(json.dumps(content))
+    asked, observer = load_paper_plan(config), Warned()
+    result = PapersResult(
+        name="x", started=datetime.now(UTC), plan=asked, pair=asked.pair, sets={}, measured=[]
+    )
+    folder = PapersFolder(tmp_path / "papers" / "x")
+    assert study_inputs(asked, result, folder, tmp_path, {"texts"}, observer) == {}
+    assert observer.lines == ["nothing is recorded: the pair has no draft model"]
+
+
+def test_long_texts_are_written_again_for_a_head_that_was_trained_anew(
+    tiny_spec: PairSpec, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    config = tmp_path / "papers.yaml"
+    config.write_text(json.dumps(plan(tmp_path, tiny_spec)))
+    asked = load_paper_plan(config)
+    policy = {"kind": "specdecpp", "head": str(tmp_path / "head"), "threshold": 0.5}
+    drafting = parse(Configuration, {"drafter": {**CHAIN, "policy": policy}}, "test")
+    source = {"source": str(tmp_path / "sums.jsonl")}
+    texts = LongFormPlan(pair=tiny_spec, prompts=source, chosen=(drafting,))
+    result = PapersResult(
+        name="x", started=datetime.now(UTC), plan=asked, pair=tiny_spec, sets={}, measured=[]
+    )
+    folder, digests = PapersFolder(tmp_path / "papers" / "x"), []
+    for seed in (0, 0, 1):
+        save_random_head(tiny_pair, "specdecpp", tmp_path / "head", seed)
+        inputs = study_inputs(asked, result, folder, tmp_path, {LONG_FORM}, Warned(), texts)
+        digests.append(inputs[LONG_FORM].digest)
+    assert digests[0] == digests[1] != digests[2]
+
+
+class Warned(RecordingObserver):
+    """Keeps its warnings."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def warned(self, message: str) -> None:
+        self.lines.append(message)
+
+
+def test_bandits_choose_among_the_rows_of_their_table() -> None:
+    """The table can say how a bandit compares with its best arm."""
+    plan = load_paper_plan(PAPERS)
+    rows = [c for m in plan.methods("banditspec") for c in m.configurations]
+    bandits = [c.drafter for c in rows if isinstance(c.drafter, BanditSettings)]
+    assert bandits
+    for bandit in bandits:
+        assert {Configuration(drafter=arm) for arm in bandit.arms} <= set(rows)
+
+
+def test_tables_and_prompts_can_be_fewer(tiny_spec: PairSpec, tmp_path: Path) -> None:
+    config = tmp_path / "papers.yaml"
+    config.write_text(json.dumps(plan(tmp_path, tiny_spec)))
+    few = load_paper_plan(config, only=["lengths"], limit=1, repeats=1)
+    assert list(few.tables) == ["lengths"]
+    assert list(few.work(list(few.prompts))) == ["sums"]
+    ((_, prompts),) = load_sets(few, None, tmp_path).values()
+    assert [prompt.text for prompt in prompts] == ["x = 1 + 1"]
+    mixed = load_sets(load_paper_plan(config, limit=1), None, tmp_path)["mixture"]
+    assert [prompt.text for prompt in mixed[1]] == ["x = 1 + 1", "for i in x:"]
+
+
+@pytest.mark.parametrize("config", ["papers.yaml", "papers-llm.yaml"])
+def test_a_limit_leaves_enough_prompts_to_learn_from(config: str, tmp_path: Path) -> None:
+    """A split into train, dev and test is not possible with four."""
+    few = load_paper_plan(PAPERS.with_name(config), limit=4)
+    limits = {
+        key: recording_plan(few, each, each.prompts[0], tmp_path).prompts.limit
+        for key, each in few.recordings.items()
+    }
+    assert limits.pop("heads") == limits.pop("mixed") == 64
+    assert max(limits.values()) == 4
+
+
+def test_datastores_are_built_where_they_are_missing(
+    tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "for i in range(9): print(i)"}')
+    content = plan(tmp_path, tiny_spec)
+    content["datastores"] = {"mine": {"source": str(texts)}}
+    retrieval = {"kind": "retrieval", "datastore": "mine"}
+    hybrid = {"kind": "hybrid", "lookup": retrieval, "otherwise": CHAIN}
+    content["tables"]["methods"]["rows"] = [
+        {"name": "REST", "drafter": retrieval},
+        {"name": "bandit", "drafter": {"kind": "bandit", "arms": [hybrid, retrieval]}},
+    ]
+    config = tmp_path / "papers.yaml"
+    config.write_text(json.dumps(content))
+    needing = load_paper_plan(config)
+    assert needing.needs() == ["mine"]
+    tokenizer = load_tokenizer(tiny_spec.target)
+    assert with_datastores(needing, tokenizer) == needing
+    card = open_datastore("mine", tokenizer_digest(tokenizer)).card
+    assert card.documents == 1
+    built = (tmp_path / "datastores" / "mine" / "datastore.json").stat().st_mtime_ns
+    with_datastores(needing, tokenizer)
+    assert (tmp_path / "datastores" / "mine" / "datastore.json").stat().st_mtime_ns == built
+
+    other = load_tokenizer("bundled:target")  # one of the name is there, of another vocabulary
+    (name,) = with_datastores(needing, other).needs()
+    assert name.startswith("mine-")
+    assert open_datastore(name).card.tokenizer == tokenizer_digest(other)
+
+    with pytest.raises(UserError, match="no datastore gone"):
+        with_datastores(needing.renamed({"mine": "gone"}), other)
+
+
+def test_sources_of_prompt_sets_are_given_by_name() -> None:
+    assert parse_sources(["HumanEval=a=b.jsonl", "GSM8K=org/set"]) == {
+        "HumanEval": "a=b.jsonl",
+        "GSM8K": "org/set",
+    }
+
+
+def test_one_template_may_render_all_sets_and_a_mixture_keeps_its_parts(
+    tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    config = tmp_path / "papers.yaml"
+    config.write_text(json.dumps(plan(tmp_path, tiny_spec)))
+    tokenizer = chat_tokenizer()
+    asked = load_paper_plan(config, chat_template="always", pair={"runner": {"max_length": 99}})
+    runner = asked.pair.runner
+    assert (runner.max_length, runner.target_dtype) == (99, tiny_spec.runner.target_dtype)
+    sets = load_sets(asked, tokenizer, tmp_path)
+    assert sets["sums"][1][0].text == "<|endoftext|>[user]x = 1 + 1\n[assistant]"
+    parts = [*sets["sums"][1], *sets["loops"][1]]
+    assert {prompt.text for prompt in sets["mixture"][1]} == {prompt.text for prompt in parts}
+    assert all(prompt.template for prompt in sets["mixture"][1])
+
+    left, mixed = plan(tmp_path, tiny_spec), plan(tmp_path, tiny_spec)
+    left["prompts"]["sums"]["chat_template"] = "auto"
+    assert load_paper_plan(config).digest({}) == parse(PaperPlan, left, "").digest({})
+    mixed["prompts"]["mixture"]["chat_template"] = "always"
+    config.write_text(json.dumps(mixed))
+    with pytest.raises(UserError, match=r"prompts\.mixture: the sets that are mixed have a chat_"):
+        load_paper_plan(config)

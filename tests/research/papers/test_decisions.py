@@ -1,0 +1,185 @@
+"""Thm 4.2: a run's decisions cost its time. Thm 4.3: stopping at its threshold is safe."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from research.papers.decisions import immediate_costs, implied_delta, stopping_threshold
+from specdec_core.config import Configuration
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.tokens.statistics import Counts, Generation, Round, rounds_frame
+from tests.specdec_core.cost.runs import POLICIES, decode, drafting, frequent_token
+
+# Whole numbers, so that sums are exact.
+T_DRAFT, T_TARGET = 3, 20
+C1, C2 = T_DRAFT, T_TARGET - T_DRAFT
+
+
+def round_of(drafted: int, accepted: int, generated: int, forwards: int | None = None) -> Round:
+    forwards = drafted if forwards is None else forwards
+    return Round(0, drafted, accepted, generated, forwards, 0.0, 0.0, 0.0)
+
+
+def assert_costs_are_the_time(generations: list[Generation]) -> None:
+    counts = Counts.of(generations)
+    rounds = [r for g in generations for r in g.rounds]
+    costs = immediate_costs(rounds, T_DRAFT, T_TARGET)
+    total = T_DRAFT * counts.n_draft + T_TARGET * counts.n_target  # Eq. 3.1
+    assert costs["seconds"].sum() == total
+    assert costs["cost"].sum() == total - T_DRAFT * counts.n  # T_0
+    assert costs["kept"].sum() == counts.n
+    wasted = counts.n_target - counts.n_target_tokens
+    assert costs["discarded"].sum() == counts.n_discarded + wasted
+    assert (costs["action"] == "stop").sum() == counts.n_target
+    assert (costs["candidate"] > 0).sum() == counts.n_draft
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.label)
+class TestCostsOfRealRuns:
+    def test_requests_ended_by_their_length(self, tiny_pair, policy, temperature):
+        generations = decode(tiny_pair, drafting(policy, temperature), ignore_eos=True)
+        assert_costs_are_the_time(generations)
+        for generation in generations:
+            assert_costs_are_the_time([generation])
+
+    def test_requests_ended_by_an_end_token(self, tiny_pair, policy, temperature, monkeypatch):
+        configuration = drafting(policy, temperature)
+        end = frequent_token(decode(tiny_pair, configuration, ignore_eos=True))
+        monkeypatch.setattr(tiny_pair.target.generation_config, "eos_token_id", end)
+        generations = decode(tiny_pair, configuration)
+        assert any(g.finish_reason == "stop" for g in generations)
+        for generation in generations:
+            assert_costs_are_the_time([generation])
+
+
+class TestCostsOfDecisions:
+    def table(self, *rounds: Round) -> list[tuple]:
+        costs = immediate_costs(rounds, T_DRAFT, T_TARGET)
+        names = ["round", "candidate", "action", "discarded", "kept", "cost"]
+        return list(costs[names].itertuples(index=False, name=None))
+
+    def test_every_candidate_from_the_first_rejection_on_costs_a_draft(self):
+        assert self.table(round_of(drafted=3, accepted=1, generated=2)) == [
+            (0, 1, "continue", 0, 1, 0),
+            (0, 2, "continue", 1, 0, C1),
+            (0, 3, "stop", 1, 1, C1 + C2),  # keeps the target's correction
+        ]
+
+    def test_a_stop_costs_the_verification(self):
+        assert self.table(round_of(2, 2, 3), round_of(1, 1, 2)) == [
+            (0, 1, "continue", 0, 1, 0),
+            (0, 2, "stop", 0, 2, C2),
+            (1, 1, "stop", 0, 2, C2),
+        ]
+
+    def test_a_round_that_drafted_nothing_is_a_stop(self):
+        assert self.table(round_of(0, 0, 1)) == [(0, 0, "stop", 0, 1, C2)]
+
+    def test_the_target_token_behind_an_accepted_end_is_thrown_away(self):
+        assert self.table(round_of(2, 2, 2)) == [
+            (0, 1, "continue", 0, 1, 0),
+            (0, 2, "stop", 1, 1, C1 + C2),
+        ]
+
+    def test_accepted_candidates_behind_the_end_are_thrown_away(self):
+        assert self.table(round_of(3, 1, 1)) == [
+            (0, 1, "continue", 0, 1, 0),
+            (0, 2, "continue", 1, 0, C1),
+            (0, 3, "stop", 2, 0, 2 * C1 + C2),
+        ]
+
+    def test_a_frame_of_rounds_gives_the_same_costs(self, tiny_pair):
+        generations = decode(tiny_pair, drafting(POLICIES[1]), ignore_eos=True)
+        rounds = [r for g in generations for r in g.rounds]
+        pd.testing.assert_frame_equal(
+            immediate_costs(rounds_frame(generations, config_id="x"), 0.1, 1.0),
+            immediate_costs(rounds, 0.1, 1.0),
+        )
+
+    def test_no_rounds_make_no_decisions(self):
+        assert len(immediate_costs([], T_DRAFT, T_TARGET)) == 0
+
+    def test_tokens_that_cost_no_draft_forward_are_refused(self, tiny_pair):
+        lookup = Configuration(drafter=PromptLookupSettings())
+        generations = decode(tiny_pair, lookup, ignore_eos=True)
+        with pytest.raises(ValueError, match="0 draft forwards"):
+            immediate_costs(rounds_frame(generations), T_DRAFT, T_TARGET)
+
+
+class Drafting:
+    """The MDP where every token is accepted with probability `alpha`, whatever came before it, and
+    `fixed` candidates are drafted each round; costs to go by dynamic programming."""
+
+    def __init__(self, alpha: float, fixed: int, length: int) -> None:
+        self.alpha, self.fixed = alpha, fixed
+        self.to_go = [0.0]
+        for left in range(1, length + 1):
+            self.to_go.append(self.cost(left, min(fixed, left - 1)))
+
+    def cost(self, left: int, drafted: int, accepted: int = 0) -> float:
+        """Of a round of `drafted` candidates, and of what follows, with `left` tokens to write,
+        where the first `accepted` candidates are known to be accepted."""
+        total = C2
+        for number in range(accepted, drafted + 1):
+            probability = self.alpha ** (number - accepted)
+            if number < drafted:
+                probability *= 1 - self.alpha
+            total += probability * (C1 * (drafted - number) + self.to_go[left - number - 1])
+        return total
+
+    def states(self):
+        """(left, k, candidates of the round after going on)"""
+        for left in range(3, len(self.to_go)):
+            for k in range(left - 2):
+                yield left, k, max(min(self.fixed, left - 1), k + 2)
+
+    def delta(self) -> float:
+        """The theorem's bound on what continuing makes dearer. A rejection does not matter to
+        what follows here, which leaves Δ2."""
+        return max(
+            self.to_go[left - k - 2] - self.cost(left, drafted, k + 2)
+            for left, k, drafted in self.states()
+        )
+
+
+class TestStoppingThreshold:
+    @pytest.mark.parametrize("alpha", [0.3, 0.7, 0.9])
+    @pytest.mark.parametrize("fixed", [1, 4, 8])
+    def test_stopping_at_the_threshold_is_never_dearer(self, alpha, fixed):
+        mdp = Drafting(alpha, fixed, length=30)
+        threshold = stopping_threshold(C1, C2, max(mdp.delta(), 0.0))
+        stopped = 0
+        for left, k, drafted in mdp.states():
+            if 1 - alpha**k >= threshold:
+                stopped += 1
+                assert mdp.cost(left, k + 1) <= mdp.cost(left, drafted)
+        assert stopped
+
+    def test_going_on_is_right_where_rejection_is_unlikely(self):
+        mdp = Drafting(0.9, fixed=8, length=30)
+        assert mdp.cost(30, 1) > mdp.cost(30, 8)
+
+    def test_is_the_papers_formula(self):
+        assert stopping_threshold(1.0, 3.0) == pytest.approx(3 / 4)
+        assert stopping_threshold(1.0, 3.0, delta=2.0) == pytest.approx(5 / 6)
+        # The paper's own forward times.
+        assert stopping_threshold(0.0234, 0.112 - 0.0234) == pytest.approx(0.791, abs=1e-3)
+
+    def test_a_draft_dearer_than_the_target_is_always_stopped(self):
+        assert stopping_threshold(2.0, -1.0) == 0
+
+    @pytest.mark.parametrize("delta", [0.0, 0.5, 4.0])
+    def test_the_implied_delta_is_the_one_the_threshold_was_made_of(self, delta):
+        threshold = stopping_threshold(1.0, 3.0, delta)
+        assert implied_delta(threshold, 1.0, 3.0) == pytest.approx(delta)
+
+    @pytest.mark.parametrize("arguments", [(0.0, 1.0), (1.0, 1.0, -1.0), (float("nan"), 1.0)])
+    def test_costs_that_make_no_sense_are_refused(self, arguments):
+        with pytest.raises(ValueError, match="c1 > 0"):
+            stopping_threshold(*arguments)
+
+    def test_a_threshold_on_a_probability_is_below_1(self):
+        with pytest.raises(ValueError, match=r"\[0, 1\)"):
+            implied_delta(1.0, 1.0, 3.0)

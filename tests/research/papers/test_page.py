@@ -1,0 +1,236 @@
+"""The page on the papers names what is there, and shows what was measured."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+from dashboards import cells
+from dashboards.sections import Section
+from research.papers.__main__ import METHODS, PAPERS
+from research.papers.figures import paper_figure
+from research.papers.inputs import with_own_heads
+from research.papers.methods import (
+    Ours,
+    OursOfSection,
+    Paper,
+    load_methods,
+    measured_range,
+)
+from research.papers.page import papers_page
+from research.papers.plan import PaperPlan, load_paper_plan
+from research.papers.result import PapersResult
+from research.papers.sections import SECTIONS, PaperSection
+from research.papers.studies import (
+    LONG_FORM,
+    LONG_FORM_GREEDY,
+    OWN_HEADS,
+    TABLES,
+    TIMES,
+    Study,
+)
+from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
+from tests.research.papers.test_tables import frontier, result  # noqa: F401 (fixtures)
+
+ROOT = Path(__file__).parents[3]
+EXHIBITS = {  # how many figures and tables the papers have
+    "SpecDec++": {"Fig.": 5, "Table": 4},
+    "Post-use & Pre-cut": {"Fig.": 6, "Table": 11},
+    "Improving MCSD": {"Fig.": 8, "Table": 4},
+    "BanditSpec": {},  # slides, without numbers
+    "SVIP": {"Fig.": 8, "Table": 5},
+}
+
+
+def test_every_method_has_its_code_its_test_and_its_row() -> None:
+    keys = [section.key for section in SECTIONS]
+    papers = load_methods(METHODS, load_paper_plan(PAPERS), keys)
+    assert len(papers) == 5
+    for paper in papers:
+        for each in paper.methods:
+            assert (ROOT / each.code).is_file()
+            assert (ROOT / each.test).is_file()
+    shown = [key for paper in papers for key in paper.tables]
+    assert sorted(shown) == sorted(load_paper_plan(PAPERS).tables)
+    assert len(set(keys)) == len(keys)
+    assert {section.paper for section in SECTIONS} <= {paper.title for paper in papers}
+    for paper in papers:
+        assert {
+            f"{kind} {number}"
+            for kind, most in EXHIBITS[paper.title].items()
+            for number in range(1, most + 1)
+        } <= {re.sub(r"(\d)[abc]$", r"\1", name) for name in paper.exhibits}
+    inputs = {LONG_FORM, LONG_FORM_GREEDY, OWN_HEADS, TABLES, TIMES}
+    known = {*inputs, *load_paper_plan(PAPERS).recordings}
+    assert {name for section in SECTIONS for name in section.study.needs} <= known
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("row: UCBSpec,", "row: UBCSpec,", "no row 'UBCSpec' in 'banditspec'"),
+        ("tables: [svip-1, svip-2]", "tables: [svip-9]", "no table 'svip-9'"),
+        ("row: UCBSpec, quantity: mat", "row: UCBSpec, quantity: path_rate", "has no path_rate"),
+        (
+            "Table 5: [svip-t5]",
+            "Table 5: [svip-t6]",
+            "SVIP: Table 5: no table or section 'svip-t6'",
+        ),
+        ("{section: svip-t4}", "{section: svip-t9}", "no section 'svip-t9'"),
+    ],
+)
+def test_a_method_of_no_table_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    file = tmp_path / "methods.yaml"
+    file.write_text(METHODS.read_text().replace(old, new))
+    with pytest.raises(UserError, match=said):
+        load_methods(file, load_paper_plan(PAPERS), [section.key for section in SECTIONS])
+
+
+PAPER = Paper.model_validate(
+    {
+        "title": "A paper",
+        "tables": ["methods", "lengths"],
+        "methods": [
+            {
+                "method": "Chains",
+                "source": "Eq. 1",
+                "code": "chain.py",
+                "test": "test_chain.py",
+                "reported": "2.0×",
+                "ours": {"table": "lengths", "row": "Chain", "quantity": "speedup"},
+            },
+            {"method": "Theory", "source": "Thm 1", "code": "theory.py", "test": "test_theory.py"},
+            {
+                "method": "Lengths",
+                "source": "Fig. 2",
+                "code": "lengths.py",
+                "test": "test_lengths.py",
+                "reported": "9",
+                "ours": {"section": "lengths-2"},
+            },
+        ],
+        "exhibits": {
+            "Fig. 1": "a drawing",
+            "Fig. 2": ["lengths-2"],
+            "Table 1": ["methods", "lengths"],
+            "Table 2": ["methods", "lengths"],
+        },
+        "errata": ["Eq. 1 has a wrong sign."],
+    }
+)
+
+
+def test_the_page_has_both_numbers_and_every_figure(result: PapersResult) -> None:  # noqa: F811
+    text, figures = papers_page(result, [PAPER], "specdec lab papers")
+    low, high = measured_range(result, PAPER.methods[0].ours)
+    assert low < high
+    row = next(line for line in text.splitlines() if line.startswith("| Chains"))
+    assert row.split(" | ")[-2:] == ["2.0×", f"{low:.2f}×–{high:.2f}× |"]
+    assert "| Theory | Thm 1 | `theory.py` | `test_theory.py` | – | – |" in text
+    assert "- Eq. 1 has a wrong sign." in text
+    assert "### Methods by task" in text
+    assert sorted(figures) == ["lengths.svg", "methods.svg"]
+    for name, svg in figures.items():
+        assert f"]({name})" in text
+        texts = [node.text for node in ElementTree.fromstring(svg).iter() if node.text]
+        assert any(text.startswith(("Chain", "chain")) for text in texts)
+
+
+def test_a_section_has_both_numbers_its_setting_and_its_figure(
+    result: PapersResult,  # noqa: F811
+) -> None:
+    section = PaperSection(
+        Study("lengths-2", ("greedy",), pd.DataFrame),
+        "A paper",
+        "Fig. 2",
+        "Lengths",
+        "nine.",
+        "another pair.",
+        lambda table: Section(key="", svg="<svg/>", shown=cells.everything(table)),
+        lambda table: f"{table['length'].max()}",
+    )
+    studied = {"lengths-2": pd.DataFrame({"length": [4, 7]})}
+    text, figures = papers_page(result, [PAPER], "specdec lab papers", studied, [section])
+    assert "| Lengths | Fig. 2 | `lengths.py` | `test_lengths.py` | 9 | 7 |" in text
+    assert "### Lengths\n\n![Lengths](lengths-2.svg)\n\nA paper, Fig. 2.\n" in text
+    assert "- In the paper: nine.\n- Here: another pair.\n" in text
+    assert figures["lengths-2.svg"] == "<svg/>"
+    text, figures = papers_page(result, [PAPER], "specdec lab papers", {}, [section])
+    assert "| `test_lengths.py` | 9 | – |" in text
+    assert "lengths-2.svg" not in figures
+
+
+def test_the_page_says_where_each_exhibit_is_or_why_it_is_not(
+    result: PapersResult,  # noqa: F811
+) -> None:
+    text, _ = papers_page(result, [PAPER], "specdec lab papers", {}, [])
+    assert "| A paper | Fig. 1 | not shown: a drawing |" in text
+    assert "| A paper | Fig. 2 | `lengths-2` (not made this time) |" in text
+    titles = [result.plan.tables[key].title for key in ("methods", "lengths")]
+    links = f"[{titles[0]}](#methods), [{titles[1]}](#lengths)"
+    assert f"| A paper | Table 1, Table 2 | {links} |" in text
+    assert f'<a id="lengths"></a>\n\n### {titles[1]}\n' in text
+
+
+def test_the_page_has_the_forward_times_behind_their_table(
+    frontier: PapersResult,  # noqa: F811
+) -> None:
+    fit = PAPER.methods[2].model_copy(update={"ours": OursOfSection(section="rates-forwards")})
+    paper = PAPER.model_copy(update={"tables": ("rates",), "methods": (fit,)})
+    text, _ = papers_page(frontier, [paper], "specdec lab papers")
+    assert text.index("### Rates") < text.index("### Forward times by regression: Rates")
+    assert "| t_draft, ms |" in text
+    assert "| 9 | R² 1.0000 |" in text
+
+
+def test_a_row_that_was_not_measured_has_no_number(result: PapersResult) -> None:  # noqa: F811
+    assert measured_range(result, Ours(table="gone", row="Chain", quantity="mat")) is None
+
+
+def test_a_heat_map_has_a_cell_for_each_row_and_value(result: PapersResult) -> None:  # noqa: F811
+    table = result.plan.tables["lengths"].model_copy(update={"heat": True})
+    plan = result.plan.model_copy(update={"tables": {**result.plan.tables, "lengths": table}})
+    drawn = paper_figure(result.model_copy(update={"plan": plan}), "lengths")
+    [cells] = drawn.data
+    [lines] = paper_figure(result, "lengths").data
+    assert cells.type == "heatmap"
+    assert list(cells.z[0]) == list(lines.y)
+
+
+def test_rows_with_the_head_of_another_pair_are_left_out() -> None:
+    class Watching(Observer):
+        def __init__(self) -> None:
+            self.warnings: list[str] = []
+
+        def warned(self, message: str) -> None:
+            self.warnings.append(message)
+
+    def rows(plan: PaperPlan) -> list[str]:
+        return [row.name for row in plan.tables["specdecpp-1"].rows]
+
+    watching = Watching()
+    own = load_paper_plan(PAPERS, only=["specdecpp-1"])
+    assert rows(with_own_heads(own, watching)) == rows(own)
+    assert not watching.warnings
+    # The other draft takes the first place, for which the head was not trained.
+    pair = own.pair.model_copy(update={"drafts": {"other": own.pair.drafts["medium"]}})
+    other = with_own_heads(own.model_copy(update={"pair": pair}), watching)
+    left_out = [f"SpecDec++, h={h}" for h in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    assert [name for name in rows(own) if name not in rows(other)] == left_out
+    assert "SpecDec++, h=0.1 is left out" in watching.warnings[0]
+
+
+def test_a_table_of_the_second_draft_uses_it_or_is_left_out(tmp_path: Path) -> None:
+    both = load_paper_plan(PAPERS, only=["specdecpp-4"])
+    drafts = [m.configurations[0].draft for m in both.methods("specdecpp-4")]
+    assert set(drafts) == {list(both.pair.drafts)[1]}
+    assert with_own_heads(both) == both
+    one = {**both.pair.model_dump(), "drafts": {"small": "bundled:draft-small"}}
+    assert "specdecpp-4" not in load_paper_plan(PAPERS, pair=one).tables
+    with pytest.raises(UserError, match="--table specdecpp-4: the pair has too few drafts"):
+        load_paper_plan(PAPERS, only=["specdecpp-4"], pair=one)

@@ -1,0 +1,61 @@
+"""Post-use's tables are computed from recordings, for every set and draft."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from research.papers.draft_reuse import best_lengths, recycled
+from research.papers.mcsd import values
+from research.papers.post_use import components, confidences, phrases, rounds
+from specdec_core.base.errors import UserError
+from specdec_core.cost import ForwardCost, Profile
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.confidence_products import prefixes
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Recording
+from tests.specdec_core.recordings.test_record import record
+
+PROMPTS = 4
+
+
+@pytest.fixture(scope="module")
+def greedy(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
+    folder = tmp_path_factory.mktemp("recording")
+    return {"texts": record(tiny_pair, folder, prompts=PROMPTS, max_draft=12)}
+
+
+def test_tables_are_those_of_each_set_and_draft(greedy: dict[str, Recording]) -> None:
+    times = Profile(
+        target=ForwardCost.constant(0.9), drafts={"draft": ForwardCost.constant(0.3)},
+        device="cpu", target_dtype="float32", draft_dtype="float32",
+    )  # fmt: skip
+    replay = Replay(greedy["texts"])
+    found, expected = rounds(greedy, times), best_lengths(replay, 3.0)
+    assert list(found["length"]) == list(expected.rounds["length"])
+    assert set(found["fixed"]) == {expected.fixed}
+    assert set(zip(found["prompts"], found["draft"], strict=True)) == {("texts", "draft")}
+    drafted = prefixes(replay.track())
+    assert confidences(greedy)["count"].sum() == len(drafted)
+    accepted = (confidences(greedy)["acceptance"] * confidences(greedy)["count"]).sum()
+    assert accepted == pytest.approx(drafted["accepted"].sum())
+    assert list(phrases(greedy)["share"]) == list(recycled(replay)["share"])
+
+
+def test_a_pair_of_heads_alone_has_no_such_tables(greedy: dict[str, Recording]) -> None:
+    header = greedy["texts"].header.model_copy(update={"eagle_heads": ("draft",)})
+    headed = {"texts": replace(greedy["texts"], header=header)}
+    for table in (phrases, confidences, values):
+        with pytest.raises(UserError, match="the pair has no draft model"):
+            table(headed)
+
+
+def test_components_are_timed_on_the_recorded_prompts(
+    greedy: dict[str, Recording], tmp_path: Path
+) -> None:
+    table = components(greedy)
+    assert table["share"].sum() == pytest.approx(1)
+    assert set(table["tokens"]) == {sum(map(len, greedy["texts"].prompts.outputs))}
+    table.to_parquet(tmp_path / "components.parquet")

@@ -1,0 +1,151 @@
+"""Sections of several papers say what the studies behind them say of the same recordings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+from research.papers import banditspec, replayed
+from research.papers.result import PapersResult
+from research.papers.sections.replayed import REPLAYED
+from research.papers.studies import OWN_HEADS, TABLES, TIMES, DecodedPrompts
+from specdec_core.config import Configuration, PairSpec, parse
+from specdec_core.cost import ForwardCost, Profile
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Recording
+from specdec_core.tokens.statistics import Generation
+from tests.conftest import save_random_head
+from tests.specdec_core.recordings.test_record import record
+
+Sets = dict[str, Recording]
+PROFILE = Profile(
+    target=ForwardCost.constant(1.0),
+    drafts={"draft": ForwardCost.constant(0.1)},
+    device="far",
+    target_dtype="unknown",
+    draft_dtype="unknown",
+)
+
+
+@pytest.fixture(scope="module")
+def greedy(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Sets:
+    return {"code": record(tiny_pair, tmp_path_factory.mktemp("greedy"), max_draft=40)}
+
+
+def test_no_policy_beats_the_oracle_and_heads_of_other_pairs_are_left_out(greedy: Sets) -> None:
+    others = {"other": "bundled:small-specdecpp-d3-w1"}
+    table = replayed.policies(greedy, PROFILE, others).set_index("family")
+    assert set(table.index) == {"fixed", "confidence_product", "svip", "oracle"}
+    assert table["speedup"].idxmax() == "oracle"
+    assert table.loc["oracle", "discard_rate"] == 0
+    assert table.loc["fixed", "over_fixed"] == 0
+
+
+def test_each_head_is_a_family_of_its_own(tiny_pair: Pair, tmp_path: Path) -> None:
+    prints = dict(tiny_pair.fingerprints)
+    sets = {"code": record(tiny_pair, tmp_path / "own", max_draft=40, fingerprints=prints)}
+    heads = {}
+    for kind in ("specdecpp", "t2", "joint"):
+        save_random_head(tiny_pair, kind, tmp_path / kind)
+        heads[f"own {kind}"] = str(tmp_path / kind)
+    table = replayed.policies(sets, PROFILE, heads).set_index("family")
+    assert set(heads) < set(table.index)
+    counts = len(replayed.THRESHOLDS)
+    assert table.loc[list(heads), "tried"].tolist() == [counts, 2 * counts, 2 * counts]
+    assert table["speedup"].idxmax() == "oracle"
+    assert table["speedup"].is_monotonic_decreasing
+    over = table["speedup"] / table.loc["fixed", "speedup"] - 1
+    assert table["over_fixed"].tolist() == pytest.approx(over.tolist())
+
+
+def test_regret_is_against_the_arm_with_the_fewest_rounds(greedy: Sets) -> None:
+    table = replayed.regret(greedy, PROFILE)
+    assert list(table["kind"]) == ["arm"] * len(replayed.ARMS) + ["bandit"] * 4
+    assert list(table["name"][-4:]) == list(replayed.BANDITS)
+    arms = table[table["kind"] == "arm"]
+    best = arms["mat"].idxmax()
+    assert arms.loc[best, "regret_rounds"] == 0
+    assert (arms["regret_rounds"] >= 0).all()
+    assert (table["each_rounds"] >= table["regret_rounds"]).all()
+    tokens = sum(map(len, greedy["code"].prompts.outputs))
+    assert arms.loc[best, "best_rounds"] == pytest.approx(tokens / arms.loc[best, "mat"])
+
+
+def test_bounds_add_up_over_prompts_for_bandits_that_the_theorems_cover(greedy: Sets) -> None:
+    table = replayed.regret(greedy, PROFILE).set_index("name")
+    assert list(table.index[table["bound"].notna()]) == ["EXP3Spec", "UCBSpec"]
+    replay = Replay(greedy["code"], hidden=False)
+    arms = [{**arm, "draft": "draft"} if "policy" in arm else arm for arm in replayed.ARMS]
+    runs = [replay.run(parse(Configuration, {"drafter": arm}, "arm")) for arm in arms]
+    longest = max(run.drafted.max() for run in runs)
+    exp3, ucb = 0.0, 0.0
+    for prompt, output in enumerate(greedy["code"].prompts.outputs):
+        rounds = [int((run.prompt == prompt).sum()) for run in runs]
+        means = [len(output) / n for n in rounds]
+        exp3 += longest * math.sqrt(min(rounds) * len(runs) * math.log(len(runs)))
+        hardness = sum(1 / (max(means) * (max(means) - m)) for m in means if m < max(means))
+        ucb += hardness * longest**2 * math.log(len(output))
+    assert table.loc["EXP3Spec", "bound"] == pytest.approx(exp3)
+    assert table.loc["UCBSpec", "bound"] == pytest.approx(ucb)
+
+
+def test_arms_are_priced_by_the_recorded_draft(greedy: Sets) -> None:
+    """Whatever the pair that is priced has first."""
+    drafts = {"head": ForwardCost.constant(10.0), **PROFILE.drafts}
+    with_head = PROFILE.model_copy(update={"drafts": drafts})
+    expected = replayed.regret(greedy, PROFILE)
+    pd.testing.assert_frame_equal(replayed.regret(greedy, with_head), expected)
+
+
+def test_a_chain_of_a_trees_depth_is_never_deeper_accepted(greedy: Sets) -> None:
+    table = replayed.trees(greedy, PROFILE).set_index("shape")
+    assert table.loc["4×2×2×1", "nodes"] == 4 + 8 + 16 + 16
+    assert table["path_rate"].between(0, 1).all()
+    assert table.loc["4×1×1×1", "mat"] >= table.loc["2×1×1×1", "mat"]
+
+
+def test_ranks_share_all_places(greedy: Sets) -> None:
+    table = replayed.ranks(greedy)
+    track = Replay(greedy["code"], hidden=False).track()
+    assert table["share"][0] == pytest.approx(track.agreeing.astype(bool).mean())
+    assert table["share"].sum() <= 1 + 1e-9
+
+
+def decoded(spec: PairSpec) -> DecodedPrompts:
+    result = PapersResult.model_construct(pair=spec)
+    return DecodedPrompts(result, {})
+
+
+def test_setting_two_decodes_several_requests_at_once(
+    greedy: Sets, tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches, generate = [], Engine.generate
+
+    def counted(self: Engine, requests: Sequence[Request]) -> list[Generation]:
+        batches.append(len(requests))
+        return generate(self, requests)
+
+    monkeypatch.setattr(Engine, "generate", counted)
+    table = banditspec.together(greedy, decoded(tiny_spec))
+    assert batches == [1] * 7 + [4] * 7 + [2] * 7  # warm-up, then six prompts
+    assert table["name"].tolist()[1:] == ["γ = 1", "γ = 2", "γ = 3", "γ = 4", "EXP3Spec", "UCBSpec"]
+    assert (table.loc[table["kind"] == "arm", "regret_rounds"] >= 0).all()
+
+
+def test_every_section_is_drawn_from_its_table(greedy: Sets, tiny_spec: PairSpec) -> None:
+    inputs = {"greedy": greedy, TIMES: PROFILE, TABLES: decoded(tiny_spec), OWN_HEADS: {}}
+    for section in REPLAYED:
+        table = section.study.measure(*(inputs[name] for name in section.study.needs))
+        shown = section.section(table)
+        assert shown.shown is not None
+        assert len(shown.shown)
+        assert section.ours(table)
+        if shown.svg:
+            ElementTree.fromstring(shown.svg)

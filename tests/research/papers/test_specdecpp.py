@@ -1,0 +1,95 @@
+"""Thresholds of SpecDec++'s Table 3 are chosen on dev, and shown on what no head has seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from research.papers import specdecpp
+from research.papers.sections.specdecpp import SPECDECPP
+from specdec_core.config import Sampling
+from specdec_core.cost import ForwardCost, Profile
+from specdec_core.drafting.heads.card import HeadTrainingSettings
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Recording
+from specdec_core.training.heads.evaluation import chosen
+from specdec_core.training.heads.examples import split_prompts
+from tests.specdec_core.recordings.test_record import record
+
+SAMPLING = Sampling(temperature=1, top_k=50)
+PROFILE = Profile(
+    target=ForwardCost.constant(1.0), drafts={"draft": ForwardCost.constant(0.2)},
+    device="far", target_dtype="unknown", draft_dtype="unknown",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def mixed(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """Twelve prompts, of which two are in dev and two in test."""
+    folder = tmp_path_factory.mktemp("mixed")
+    return record(tiny_pair, folder, 12, mixing=0.15, sampling=SAMPLING, max_draft=20)
+
+
+@pytest.fixture(scope="module")
+def judged(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """The same prompts and two more."""
+    folder = tmp_path_factory.mktemp("judged")
+    return record(tiny_pair, folder, 14, sampling=SAMPLING, max_draft=20)
+
+
+@pytest.fixture(scope="module")
+def table(mixed: Recording, judged: Recording) -> pd.DataFrame:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(specdecpp, "WEIGHTS", (1.0, 6.0))
+        patch.setattr(specdecpp, "DEPTHS", (0, 3))
+        patch.setattr(specdecpp, "SETTINGS", HeadTrainingSettings(epochs=2))
+        return specdecpp.heads({"corpus": mixed}, {"more": judged, "same": mixed}, PROFILE)
+
+
+def test_every_set_is_of_prompts_that_no_head_has_seen(
+    table: pd.DataFrame, mixed: Recording, judged: Recording
+) -> None:
+    assert set(table["prompts"]) == {"dev", "test", "more"}  # of "same" all were learned from
+    assert set(table["name"]) == {
+        *(f"specdecpp-d{d}-w{w}" for d in (0, 3) for w in (1, 6)),
+        specdecpp.FIXED,
+        specdecpp.PRODUCT,
+    }
+    split = split_prompts(mixed.prompts.first_turns)
+    numbers = {"dev": split == 1, "test": split == 2, "more": np.arange(14) >= 12}
+    fixed = table[table["name"] == specdecpp.FIXED]
+    for name, inside in numbers.items():
+        replay = Replay(judged if name == "more" else mixed, drawn=True)
+        prompts, policies = np.flatnonzero(inside), specdecpp.BASELINES[specdecpp.FIXED]
+        for k, policy in policies.items():
+            [row] = fixed[(fixed["setting"] == k) & (fixed["prompts"] == name)].to_dict("records")
+            expected = chosen(replay, PROFILE, "draft", [policy], (prompts, prompts))
+            assert row["speedup"] == pytest.approx(expected.speedup)
+
+
+def test_what_is_fastest_on_dev_is_shown_beside_each_sets_own_best() -> None:
+    speeds = {"dev": (1.2, 1.5), "test": (1.4, 1.3), "code": (1.0, 1.1)}
+    table = pd.DataFrame(
+        {"name": "head", "prompts": prompts, "setting": h, "speedup": speedup}
+        for prompts, pair in speeds.items()
+        for h, speedup in zip((0.3, 0.7), pair, strict=True)
+    )
+    found = specdecpp.chosen_settings(table).set_index("prompts")
+    assert list(found.loc["test", ["setting", "speedup", "best_setting", "best"]]) == [
+        0.7, 1.3, 0.3, 1.4,
+    ]  # fmt: skip
+    assert list(found.loc["code", ["setting", "speedup", "best"]]) == [0.7, 1.1, 1.1]
+    assert "dev" not in found.index
+
+
+def test_a_head_stands_beside_the_papers_numbers(table: pd.DataFrame) -> None:
+    [section] = SPECDECPP
+    shown = section.section(table).shown
+    assert shown is not None
+    assert list(shown[""])[-2:] == [specdecpp.FIXED, specdecpp.PRODUCT]
+    [row] = shown[(shown["w_rej"] == "6") & (shown["D"] == "3")].to_dict("records")
+    assert row["paper: train / eval KL"] == "0.617 / 0.582"
+    assert row["paper: tokens/s (h)"] == "18.80 (0.7), 20.47 (0.7), 20.95 (0.7)"
+    assert section.ours(table).startswith("over fixed K ")

@@ -1,0 +1,118 @@
+"""A study's table is kept as soon as it is there, and computed again only for other inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from research.papers.studies import Input, Study, study_tables
+from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
+
+
+class Counted:
+    """Doubles its input; says how often it was asked, and fails for 13."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __call__(self, number: int) -> pd.DataFrame:
+        if number == 13:
+            raise KeyboardInterrupt
+        self.asked.append(number)
+        return pd.DataFrame({"twice": [2 * number]})
+
+
+def inputs(**numbers: int) -> dict[str, Input]:
+    return {name: Input(f"is {n}", lambda n=n: n) for name, n in numbers.items()}
+
+
+def test_a_table_is_computed_once_for_the_same_inputs(tmp_path: Path) -> None:
+    measure = Counted()
+    study = Study("double", ("a",), measure)
+    first = study_tables([study], inputs(a=3), tmp_path)["double"]
+    assert list(first["twice"]) == [6]
+    pd.testing.assert_frame_equal(study_tables([study], inputs(a=3), tmp_path)["double"], first)
+    assert measure.asked == [3]
+    assert list(study_tables([study], inputs(a=4), tmp_path)["double"]["twice"]) == [8]
+    study_tables([study], inputs(a=3), tmp_path, fresh=True)
+    study_tables([Study("double", ("a",), measure, version=2)], inputs(a=3), tmp_path)
+    assert measure.asked == [3, 4, 3, 3]
+
+
+def test_an_interrupted_run_keeps_the_tables_that_it_has(tmp_path: Path) -> None:
+    measure = Counted()
+    studies = [Study("first", ("a",), measure), Study("second", ("b",), measure)]
+    with pytest.raises(KeyboardInterrupt):
+        study_tables(studies, inputs(a=3, b=13), tmp_path)
+    [kept] = tmp_path.iterdir()
+    assert kept.name.startswith("first-")
+    tables = study_tables(studies, inputs(a=3, b=5), tmp_path)
+    assert [*tables] == ["first", "second"]
+    assert measure.asked == [3, 5]
+
+
+def test_each_table_is_a_stage_after_those_of_its_inputs(tmp_path: Path) -> None:
+    seen = []
+
+    class Watching(Observer):
+        def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+            seen.append(name)
+
+    watching = Watching()
+
+    def make() -> int:
+        watching.stage("making a", 6)
+        return 3
+
+    studies = [Study("double", ("a",), Counted()), Study("again", ("b",), Counted())]
+    given = {"a": Input("3", make)} | inputs(b=4)
+    for _ in range(2):  # what there is already is no stage
+        study_tables(studies, given, tmp_path, observer=watching)
+    assert seen == ["making a", "computing double", "computing again"]
+
+
+def test_an_empty_table_is_no_section(tmp_path: Path) -> None:
+    warnings = []
+
+    class Watching(Observer):
+        def warned(self, message: str) -> None:
+            warnings.append(message)
+
+    study = Study("none", ("a",), lambda number: pd.DataFrame())
+    for _ in range(2):
+        assert not study_tables([study], inputs(a=1), tmp_path, observer=Watching())
+    assert warnings == ["none is left out: its inputs are too small"] * 2
+
+
+def test_what_lacks_an_input_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    warnings = []
+
+    class Watching(Observer):
+        def warned(self, message: str) -> None:
+            warnings.append(message)
+
+    tables = study_tables(
+        [Study("double", ("a", "long"), Counted())], inputs(a=1), tmp_path, observer=Watching()
+    )
+    assert not tables
+    assert warnings == ["double is left out: no long"]
+
+
+def test_what_cannot_do_with_an_input_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    warnings = []
+
+    class Watching(Observer):
+        def warned(self, message: str) -> None:
+            warnings.append(message)
+
+    def refuse(number: int) -> pd.DataFrame:
+        raise UserError(f"{number} prompts are too few")
+
+    studies = [Study("values", ("a",), refuse), Study("double", ("a",), Counted())]
+    tables = study_tables(studies, inputs(a=1), tmp_path, observer=Watching())
+    assert [*tables] == ["double"]
+    assert warnings == ["values is left out: 1 prompts are too few"]
+    assert [file.name.partition("-")[0] for file in tmp_path.iterdir()] == ["double"]

@@ -1,0 +1,189 @@
+"""SVIP's figures and tables from recordings say what the recordings hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from research.long_form.study import LongForm, measure_long_form
+from research.papers import svip
+from research.papers.sections.svip import SVIP
+from research.papers.studies import LONG_FORM, LONG_FORM_GREEDY, TIMES
+from specdec_core.config import Configuration, Sampling
+from specdec_core.cost import ForwardCost, Profile
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Recording
+from specdec_core.recordings.track import Track
+from tests.specdec_core.recordings.test_record import record
+
+Sets = dict[str, Recording]
+MOST = 8  # candidates that are recorded; texts have 40 tokens
+PROFILE = Profile(
+    target=ForwardCost.constant(1.0), drafts={"draft": ForwardCost.constant(0.5)},
+    device="far", target_dtype="unknown", draft_dtype="unknown",
+)  # fmt: skip
+
+
+def all_inputs(greedy: Sets, sampled: Sets, texts: LongForm) -> dict[str, Any]:
+    recorded = {"greedy": greedy, "sampled": sampled, "long": sampled}
+    return {**recorded, LONG_FORM: texts, LONG_FORM_GREEDY: texts, TIMES: PROFILE}
+
+
+@pytest.fixture(scope="module")
+def greedy(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Sets:
+    return {"code": record(tiny_pair, tmp_path_factory.mktemp("greedy"), max_draft=MOST)}
+
+
+@pytest.fixture(scope="module")
+def sampled(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Sets:
+    folder = tmp_path_factory.mktemp("sampled")
+    return {"code": record(tiny_pair, folder, sampling=Sampling(temperature=1), max_draft=MOST)}
+
+
+@pytest.fixture(scope="module")
+def long_form(tiny_pair: Pair) -> LongForm:
+    chain = {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 0.3, "max_tokens": 4}}
+    asked = [Configuration.model_validate({"drafter": chain})]
+    return measure_long_form(tiny_pair, asked, [(5, 6, 7), (8, 9)], (16, 32))
+
+
+@pytest.fixture(autouse=True)
+def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(svip, "LEAST", 1)
+    shorter = {
+        name: {**policy, "max_tokens": min(policy["max_tokens"], MOST)}
+        for name, policy in svip.POLICIES.items()
+    }
+    monkeypatch.setattr(svip, "POLICIES", shorter)
+
+
+def texts(sets: Sets) -> list[tuple[np.ndarray, Track]]:
+    """The places of each text in its track, and the track."""
+    [recording] = sets.values()
+    track = Replay(recording, hidden=False, drawn=True).track()
+    return [(np.flatnonzero(track.prompt == n), track) for n in np.unique(track.prompt)]
+
+
+def test_the_oracle_ends_a_round_at_each_rejection(sampled: Sets) -> None:
+    runs = []
+    for places, track in texts(sampled):
+        rejected = np.flatnonzero(~track.trace.agrees[places][1:])
+        runs += list(np.diff(np.concatenate([[-1], rejected])) - 1)
+    table = svip.oracle_lengths({}, sampled, {})
+    assert table["rounds"].sum() == len(runs)
+    mean = (table["mean"] * table["rounds"]).sum() / len(runs)
+    assert mean == pytest.approx(np.mean(runs))
+    assert (table["variance_low"] <= table["variance_high"]).all()
+
+
+def test_long_texts_have_rows_and_a_line_of_their_own(greedy: Sets, sampled: Sets) -> None:
+    table = svip.oracle_lengths(greedy, sampled, sampled)
+    assert not table.duplicated(["prompts", "sampling", "up_to"]).any()
+    figure = SVIP[0].section(table).svg
+    assert all(name in figure for name in ("code, greedy", "code, T=1", "code, long, T=1"))
+
+
+def test_divergence_is_of_the_rejected_token_and_of_those_before_it(sampled: Sets) -> None:
+    expected: dict[int, list[float]] = {offset: [] for offset in range(-4, 1)}
+    for places, track in texts(sampled):
+        trace = track.trace
+        rows = trace.trajectory[places]
+        kl = np.maximum(trace.cross_entropy[rows].astype(float) - trace.entropy[rows], 0)
+        agrees = trace.agrees[places]
+        for place in np.flatnonzero(~agrees):
+            if place >= 4 and agrees[place - 4 : place].all():
+                for offset, values in expected.items():
+                    values.append(float(kl[place + offset]))
+    table = svip.divergence_before_rejections(sampled).set_index("offset")
+    assert (table["rejections"] == len(expected[0])).all()
+    for offset, values in expected.items():
+        assert table.loc[offset, "kl"] == pytest.approx(
+            np.mean(values) if values else np.nan, nan_ok=True
+        )
+
+
+def test_outcomes_add_up_to_all_tokens(greedy: Sets, sampled: Sets) -> None:
+    for sets in (greedy, sampled):
+        [recording] = sets.values()
+        [row] = svip.entropies(sets).to_dict("records")
+        assert row["n_accepted"] + row["n_rejected"] == sum(map(len, recording.prompts.outputs))
+        table = svip.tokens(sets)
+        assert table["count"][0] == row["n_accepted"] + row["n_rejected"]
+        assert table["accepted"][0] == pytest.approx(row["n_accepted"] / table["count"][0])
+        assert table["accepted"][1:].is_monotonic_increasing
+
+
+def test_bounds_stay_below_what_they_bound(sampled: Sets) -> None:
+    table = svip.bounds(sampled, bins=4)
+    assert table["beta"].is_monotonic_increasing
+    assert (table["oracle_bound"] <= table["beta"] + 1e-3).all()
+    fits = svip.ratio_fits(sampled)
+    for column in ("measured", "gaussian", "gamma"):
+        assert fits[column].is_monotonic_increasing  # in c
+
+
+def test_lengths_are_those_of_replay_held_against_the_oracle(sampled: Sets) -> None:
+    [recording] = sampled.values()
+    most = recording.header.max_draft
+    policies = {"one": {"kind": "fixed", "max_tokens": 1}}
+    [(_, rounds)] = svip._replayed(recording, policies)
+    track = texts(sampled)[0][1]
+    free, delta = svip._deltas(track, rounds)
+    start = track.firsts[rounds.prompt] + rounds.position
+    assert (rounds.drafted[free] == 1).all()
+    assert (delta == 1 - np.minimum(track.agreeing[start[free]], most)).all()
+
+
+def test_a_row_of_lengths_is_of_the_same_rounds(sampled: Sets) -> None:
+    [recording] = sampled.values()
+    track = texts(sampled)[0][1]
+    table = svip.lengths(sampled).set_index("policy")
+    for policy, rounds in svip._replayed(recording, svip.POLICIES):
+        free, _ = svip._deltas(track, rounds)
+        assert not free.all()
+        row, accepted = table.loc[policy], rounds.accepted[free]
+        assert row["accepted"] == pytest.approx(accepted.sum() / rounds.drafted[free].sum())
+        assert row["mat"] == pytest.approx(row["drafted"] * row["accepted"] + 1)
+
+
+def test_a_speedup_is_that_of_the_rounds_counts(sampled: Sets) -> None:
+    table = svip.speedups(sampled, sampled, PROFILE)
+    assert list(dict.fromkeys(table["prompts"])) == ["code", "code, long"]
+    [(_, rounds), *_] = svip._replayed(sampled["code"], svip.POLICIES)
+    counts = rounds.counts
+    spent = counts.n_target + 0.5 * counts.n_draft
+    assert table["speedup"][0] == pytest.approx(counts.n / spent)
+    assert table["tokens"][0] == np.mean([len(o) for o in sampled["code"].prompts.outputs])
+
+
+def test_every_section_is_drawn_from_its_table(
+    greedy: Sets, sampled: Sets, long_form: LongForm
+) -> None:
+    inputs = all_inputs(greedy, sampled, long_form)
+    for section in SVIP:
+        table = section.study.measure(*(inputs[name] for name in section.study.needs))
+        assert isinstance(table, pd.DataFrame)
+        assert len(table), section.key
+        shown = section.section(table)
+        assert shown.shown is not None
+        assert shown.lines[0].startswith("In the paper: ")
+        assert section.ours(table)
+        if shown.svg:
+            ElementTree.fromstring(shown.svg)
+            assert "nan" not in shown.svg
+
+
+def test_tables_survive_being_written(
+    greedy: Sets, sampled: Sets, long_form: LongForm, tmp_path: Path
+) -> None:
+    inputs = all_inputs(greedy, sampled, long_form)
+    for section in SVIP:
+        table = section.study.measure(*(inputs[name] for name in section.study.needs))
+        table.to_parquet(tmp_path / "table.parquet", index=False)
+        pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table)

@@ -1,0 +1,131 @@
+"""`specdec lab plan-tree` plans on a recording what replay confirms, and refuses what it cannot."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from mlflow import MlflowClient
+
+from research.plan_tree import __main__ as plan_tree
+from research.plan_tree.comparison import GRID, PLANNED, TreeComparison, compare_trees
+from specdec_core.config import Configuration, Sampling, load_yaml
+from specdec_core.cost import load_hardware
+from specdec_core.drafting.tree.settings import TreeSettings
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Recording
+from specdec_core.search.plan import load_plan
+from specdec_core.tokens.statistics import Counts
+from tests.commands import Command
+from tests.jobs.conftest import record_prompts
+
+ROOT = Path(__file__).parents[3]
+TEXTS = [f"x{i} = {i} + " for i in range(6)]
+SAMPLINGS = {"greedy": Sampling(), "coupled": Sampling(temperature=1.0, coupling="gumbel")}
+
+
+@pytest.fixture(scope="module")
+def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with a greedy recording, one of sampling, and a hardware file."""
+    home = tmp_path_factory.mktemp("home")
+    hardware = {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}}
+    (home / "h.yaml").write_text(json.dumps(hardware))
+    prompts = home / "texts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in TEXTS))
+    for name, sampling in SAMPLINGS.items():
+        record_prompts(tiny_pair, prompts, home / "traces" / name, 24, sampling)
+    return home
+
+
+@pytest.fixture(scope="module")
+def comparison(home: Path) -> TreeComparison:
+    replay = Replay(Recording.open(home / "traces" / "greedy"), hidden=False)
+    profile = load_hardware(home / "h.yaml").profile(["draft"])
+    return compare_trees(replay, profile, nodes=12, depth=4)
+
+
+def test_nothing_in_the_grid_beats_the_grids_best(comparison: TreeComparison) -> None:
+    assert comparison.best(GRID)["speedup"] == comparison.grid["speedup"].max()
+    for budget, rows in comparison.budgets.groupby("budget"):
+        assert (rows["nodes"] <= budget).all()
+    assert (comparison.grid["nodes"] <= 12).all()
+    assert (comparison.grid["depth"] <= 4).all()
+    assert comparison.acceptance.sum() <= 1
+
+
+def test_the_proposal_is_the_fastest_planned_tree(comparison: TreeComparison) -> None:
+    planned = comparison.budgets[comparison.budgets["kind"] == PLANNED]
+    assert comparison.proposed["speedup"] >= planned["speedup"].max()
+    drafter = comparison.configuration.drafter
+    assert isinstance(drafter, TreeSettings)
+    assert drafter.nodes == comparison.proposed["nodes"] <= 12
+
+
+def test_the_proposed_tree_decodes_as_it_was_replayed(
+    home: Path, comparison: TreeComparison, tiny_pair: Pair
+) -> None:
+    recording = Recording.open(home / "traces" / "greedy")
+    requests = [
+        Request(f"{i}", tuple(tokens.tolist()), 24)
+        for i, tokens in enumerate(recording.prompts.tokens)
+    ]
+    live = Engine(tiny_pair, comparison.configuration, slots=3).generate(requests)
+    assert Counts.of(live).metrics()["mat"] == comparison.proposed["mat"]
+
+
+def test_a_command_leaves_tables_figures_and_a_run(command: Command, home: Path) -> None:
+    arguments = ("--budget", 10, "--depth", 4, "--hardware", home / "h.yaml", "--name", "own")
+    done = command(plan_tree.main, home, "--traces", "greedy", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for shown in ("rank of the target's token", "planned", "k-configurations", "far away"):
+        assert shown in done.stdout
+    folder = home / "trees" / "own"
+    budgets, grid = (pd.read_csv(folder / f"{name}.csv") for name in ("budgets", "grid"))
+    assert budgets["nodes"].max() <= 10
+    assert grid["speedup"].max() == budgets[budgets["kind"] == GRID]["speedup"].max()
+    assert "heatmap" in (folder / "trees.html").read_text()
+    assert "over the grid's best" in (folder / "trees.md").read_text()
+    proposed = Configuration.model_validate(load_yaml(folder / "draft.yaml"))
+    assert proposed.drafter.kind == "tree"
+
+    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+    experiments = [e.experiment_id for e in client.search_experiments() if e.name != "Default"]
+    (run,) = client.search_runs(experiments)
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["draft.grid.speedup"] == pytest.approx(grid["speedup"].max())
+    figures = {file.path for file in client.list_artifacts(run.info.run_id, "figures")}
+    assert "figures/trees.html" in figures
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--traces", "none"], "no such folder, and no recording of that name"),
+        (["--traces", "coupled"], "greedy decoding only"),
+        (["--traces", "greedy", "--draft", "none"], "no draft 'none' was recorded"),
+        (["--traces", "greedy", "--profile", "none.json"], r"none\.json: no such profile"),
+        (["--traces", "greedy", "--budget", "500"], "--budget 500: expected 1 … 128"),
+        (["--traces", "greedy", "--depth", "0"], "--depth 0: expected 1 … 16"),
+        (["--traces", "greedy", "--name", "a/b"], "expected a folder's name"),
+    ],
+)
+def test_bad_input_is_one_line_with_exit_code_2(
+    command: Command, home: Path, arguments: list[str], message: str
+) -> None:
+    done = command(plan_tree.main, home, *arguments)
+    assert done.returncode == 2
+    assert re.fullmatch(rf"error: .*{message}.*\n", done.stderr)
+
+
+def test_the_sweep_over_trees_stays_within_its_budget() -> None:
+    plan = load_plan(ROOT / "jobs" / "sweeps" / "trees.yaml")
+    drafters = [c.drafter for c in plan.space.draw(60, seed=0)]
+    trees = [drafter for drafter in drafters if drafter.kind == "tree"]
+    assert trees
+    assert all(drafter.nodes <= 44 for drafter in trees)  # 4·2·2·1 is named by itself
+    assert {drafter.draft for drafter in drafters} == set(plan.pair.drafts)

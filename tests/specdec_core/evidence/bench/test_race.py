@@ -1,0 +1,228 @@
+"""Everybody is timed alike, and what differs from a reference is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
+from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.engine import Engine
+from specdec_core.evidence.bench.race import (
+    FEW,
+    DecodedOnce,
+    EngineContestant,
+    PeerContestant,
+    WarmUp,
+    race,
+)
+from specdec_core.evidence.bench.result import BenchResult, BenchRow, Take
+from specdec_core.evidence.parts import Parts
+from specdec_core.evidence.peers.choose import peers_of
+from specdec_core.evidence.peers.peer import Peer
+from specdec_core.models.pair import Pair
+from specdec_core.prompts.chat import rendered
+from specdec_core.prompts.conversation import Conversation, conversations
+from specdec_core.prompts.prompt_sets import Prompt
+from tests.bench_race import CHAIN, NEW_TOKENS
+
+GREEDY = Sampling()
+
+
+class OffByOne(Peer):
+    """transformers' own decoding with one token altered."""
+
+    def __init__(self, peer: Peer, place: int) -> None:
+        self.name, self.version, self.settings = "altered", peer.version, peer.settings
+        self.peer, self.place = peer, place
+        self.forgot = 0
+
+    def open(self) -> None:
+        self.peer.open()
+
+    def decode(
+        self, prompt_tokens: tuple[int, ...], max_new_tokens: int, *asked: float
+    ) -> list[int]:
+        tokens = self.peer.decode(prompt_tokens, max_new_tokens, *asked)
+        tokens[self.place] += 1
+        return tokens
+
+    def forget(self) -> None:
+        self.forgot += 1
+
+
+def test_everybody_decodes_every_prompt_and_agrees_in_float32(bench_result: BenchResult) -> None:
+    ours, theirs = (bench_result.at(0.0, group) for group in ("specdec", "transformers"))
+    assert len(ours) == 2
+    assert len(theirs) == 3
+    for row in bench_result.rows:
+        assert row.seconds_per_token.shape == (2, 3)
+        assert (row.seconds_per_token > 0).all()
+    for row in (*ours, *theirs):
+        assert row.agreement(ours[0]).complete, row.name
+        assert row.agreement(theirs[0]).complete, row.name
+    assert not bench_result.unequal()
+
+
+def test_a_contestant_that_alters_a_token_is_caught(tiny_pair: Pair) -> None:
+    prompts = [Prompt("0", "def main("), Prompt("1", "x = 1 +")]
+    asked = conversations(prompts, tiny_pair.tokenizer, NEW_TOKENS, tiny_pair.max_length)
+    (peer, *_) = peers_of(tiny_pair, ["transformers"])
+    with OffByOne(peer, 4) as altered:
+        everybody = [
+            EngineContestant(Engine(tiny_pair), AUTOREGRESSIVE, ""),
+            PeerContestant(altered, "t", False),
+        ]
+        reference, row = race(everybody, asked, NEW_TOKENS, GREEDY, repeats=2)
+    found = row.agreement(reference)
+    assert (found.compared, found.equal, found.first) == (4, 0, 4)
+    assert altered.forgot == 3  # before the warm-up and before each repeat, in which no text recurs
+    assert reference.agreement(reference).complete
+
+
+class Noted:
+    """A contestant that puts its name down; from the `last` time on it fails."""
+
+    def __init__(self, name: str, order: list[str], last: int | None = None) -> None:
+        self.name, self.order, self.last = name, order, last
+
+    def row(self, temperature: float) -> BenchRow:
+        return EngineContestant(None, AUTOREGRESSIVE, self.name).row(temperature)
+
+    def begin(self) -> None:
+        pass
+
+    def decode(self, *_: object) -> DecodedOnce:
+        if len(self.order) == self.last:
+            raise KeyboardInterrupt
+        self.order.append(self.name)
+        return DecodedOnce([len(self.order)])
+
+
+def asked_of_noted(texts: str = "xy") -> list[Conversation]:
+    def whole(text: str) -> dict[str, list[int]]:
+        return {"input_ids": [ord(c) for c in text]}
+
+    return [Conversation(Prompt(text, text), whole) for text in texts]
+
+
+def test_another_one_begins_each_time() -> None:
+    order: list[str] = []
+    race([Noted(name, order) for name in "abc"], asked_of_noted(), 1, GREEDY, repeats=2)
+    assert "".join(order[6:]) == "abc" + "bca" + "cab" + "abc"  # behind the warm-up
+
+
+def test_a_second_temperature_warms_up_with_a_few_prompts() -> None:
+    order: list[str] = []
+    alone, asked = [Noted("a", order)], asked_of_noted("uvwxyz")
+    warm_up = WarmUp(alone, asked, 1)
+    race(alone, asked, 1, GREEDY, repeats=2, warm_up=warm_up)
+    assert len(order) == 6 + 2 * 6
+    race(alone, asked, 1, Sampling(temperature=1.0), repeats=2, warm_up=warm_up)
+    assert len(order) == 6 + 2 * 6 + FEW + 2 * 6
+
+
+def test_an_interrupted_race_goes_on_with_the_repeat_that_it_was_at(tmp_path: Path) -> None:
+    order: list[str] = []
+    several = [Noted(name, order, last=14) for name in "abc"]
+    with Parts.open(tmp_path, {}, Take) as parts, pytest.raises(KeyboardInterrupt):
+        race(several, asked_of_noted(), 1, GREEDY, repeats=3, parts=parts, first_turn=3)
+    again: list[str] = []
+    seen: list[int] = []
+    with Parts.open(tmp_path, {}, Take) as parts:
+        rows = race(
+            [Noted(name, again) for name in "abc"],
+            asked_of_noted(),
+            1,
+            GREEDY,
+            repeats=3,
+            on_repeat=lambda so_far: seen.append(len(so_far[0].takes)),
+            parts=parts,
+            first_turn=3,
+        )
+        assert "resumed" in parts.notes[0]
+    assert "".join(again[6:]) == "cab" + "abc" + "bca" + "cab"  # the first repeat is there
+    assert seen == [1, 2, 3]
+    outputs = [[take.outputs for take in takes] for takes in rows[0].takes]
+    assert outputs[0] == [[[order[:7].index("a", 6) + 1]], [[order.index("a", 7) + 1]]]
+    assert all(len(row.takes) == 3 for row in rows)
+    with Parts.open(tmp_path, {}, Take) as parts:  # another temperature has other turns
+        later: list[str] = []
+        race([Noted("a", later)], asked_of_noted(), 1, GREEDY, 1, parts=parts, first_turn=9)
+    assert later == ["a"] * 4
+
+
+def test_rounds_and_forwards_add_up(bench_result: BenchResult) -> None:
+    for row in bench_result.at(0.0, "specdec"):
+        for take in (take for own in row.takes for take in own):
+            assert sum(take.accepted) == take.tokens == NEW_TOKENS
+            # The first round is part of the prefill.
+            assert sum(take.effort.widths.values()) == len(take.accepted) - 1
+            assert sum(take.effort.seconds.values()) <= sum(take.seconds)
+    chain = bench_result.at(0.0, "specdec")[1]
+    drafted = [take.effort.drafted for take in chain.takes[0]]
+    assert all(drafted)
+    assert chain.mean_accepted() > bench_result.rows[0].mean_accepted() == 1
+    # What was accepted is counted once at each position that it reached.
+    shares = chain.accepted_by_position()
+    assert shares == sorted(shares, reverse=True)
+    assert len(shares) <= CHAIN.drafter.policy.max_tokens
+    behind = [n for takes in chain.takes for take in takes for n in take.accepted[1:]]
+    assert sum(shares) == pytest.approx(np.mean(behind) - 1)
+    assert bench_result.rows[0].accepted_by_position() == []
+
+
+def test_what_was_learned_is_forgotten_between_repeats(tiny_pair: Pair) -> None:
+    """Else the second repeat would find its own output, and be faster than any user's request."""
+    drafter = SuffixSettings(memory="all")
+    asked = conversations(
+        [Prompt("0", "def main("), Prompt("1", "def main(")], tiny_pair.tokenizer, 24, 256
+    )
+    own = EngineContestant(Engine(tiny_pair), Configuration(drafter=drafter), "")
+    (row,) = race([own], asked, 24, GREEDY, repeats=2)
+    first, second = ([len(take.accepted) for take in takes] for takes in row.takes)
+    assert first == second
+    assert first[1] < first[0]  # the same prompt again, within a repeat
+
+
+class Chat:
+    """A tokenizer of letters with a chat template."""
+
+    chat_template = "given"
+
+    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
+        return {"input_ids": [ord(c) for c in text]}
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> str:
+        return "".join(f"{m['role'][0]}:{m['content']};" for m in messages) + "a:"
+
+    def decode(self, tokens: list[int], **_: object) -> str:
+        return "".join(map(chr, tokens))
+
+
+def test_turns_follow_the_answers_so_far_where_there_is_a_chat_template() -> None:
+    (prompt,) = rendered([Prompt("7", "one", "qa", ("one", "two"))], Chat(), "auto", "set")
+    conversation = Conversation(prompt, Chat())
+    assert conversation.turns == 2
+    assert conversation.answer(conversation.tokens([])) == "u:one;a:"
+    assert conversation.answer(conversation.tokens(["yes"])) == "u:one;a:yes;u:two;a:"
+    with pytest.raises(UserError, match=r"prompt 7: 17 tokens and 2 × 20 new ones"):
+        conversation.check(20, 50)
+
+
+def test_without_a_chat_template_the_first_turn_is_gone_on_from(tiny_pair: Pair) -> None:
+    prompt = Prompt("7", "one", "qa", ("one", "two"))
+    conversation = Conversation(prompt, tiny_pair.tokenizer)
+    assert conversation.turns == 1
+    assert list(conversation.tokens([])) == tiny_pair.tokenizer("one")["input_ids"]
+
+
+def test_sampled_takes_are_drawn_anew_in_every_repeat(bench_result: BenchResult) -> None:
+    row = bench_result.at(1.0, "specdec")[1]
+    assert row.configuration == CHAIN
+    first, second = ([take.written for take in takes] for takes in row.takes)
+    assert first != second
+    assert np.isfinite(row.tokens_per_second)

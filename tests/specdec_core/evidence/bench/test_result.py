@@ -1,0 +1,160 @@
+"""Ratios, the best of each, and the limits follow from the takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specdec_core.base.errors import UserError
+from specdec_core.evidence.bench.limits import of_oracle, split, widths_of
+from specdec_core.evidence.bench.result import (
+    BenchResult,
+    BenchRow,
+    Effort,
+    ForwardMilliseconds,
+    OracleLimit,
+    Take,
+    first_difference,
+    over,
+    summary_frame,
+    times_frame,
+)
+from specdec_core.models.pair import Pair
+from tests.bench_race import CHAIN
+
+PARTS = ("target_forward", "draft_forward", "policy", "verify", "bookkeeping")
+
+
+def row(name: str, group: str, seconds: list[float], tokens: int = 10, **more: object) -> BenchRow:
+    """One repeat; a prompt's tokens are all zero."""
+    takes = [[Take(seconds=[s], outputs=[[0] * tokens]) for s in seconds]]
+    return BenchRow(name=name, group=group, temperature=0.0, takes=takes, **more)
+
+
+def result_of(template: BenchResult, rows: list[BenchRow]) -> BenchResult:
+    prompts = len(rows[0].takes[0])
+    changes = {"rows": rows, "ids": [*map(str, range(prompts))], "categories": [None] * prompts}
+    return template.model_copy(update={**changes, "oracles": [], "forwards": {}, "repeats": 1})
+
+
+def test_speeds_and_ratios_are_by_the_token() -> None:
+    slow, fast = row("slow", "a", [1.0, 3.0]), row("fast", "b", [1.0, 1.0], tokens=20)
+    assert slow.tokens_per_second == pytest.approx(1 / 0.2)
+    assert over(fast, slow).value == pytest.approx(0.2 / 0.05)
+    low, high = over(fast, slow).low, over(fast, slow).high
+    assert low == pytest.approx(2)  # both prompts the first
+    assert high == pytest.approx(6)  # both the second
+
+
+def test_the_best_is_chosen_on_other_prompts_than_it_is_reported_on(
+    bench_result: BenchResult,
+) -> None:
+    """A row that is lucky on the prompts that choose gains nothing from it."""
+    even, odd = [0.5, 1.0] * 4, [1.0, 0.8] * 4
+    rows = [
+        row("autoregressive", "specdec", [2.0] * 8, autoregressive=True),
+        row("lucky", "specdec", even),
+        row("steady", "specdec", odd),
+        row("lossy", "specdec", [0.01] * 8, lossless=False),
+        row("theirs", "transformers", [1.5] * 8),
+        row("theirs with ours", "transformers", [0.01] * 8, with_ours=True),
+    ]
+    (best,) = result_of(bench_result, rows).headlines()
+    assert (best.ours, best.theirs, best.prompts, best.held_out) == ("lucky", "theirs", 4, True)
+    assert best.ratio == pytest.approx(1.5)  # not 3, as on the prompts that chose it
+    few = [own.model_copy(update={"takes": [own.takes[0][:6]]}) for own in rows]
+    (best,) = result_of(bench_result, few).headlines()
+    assert not best.held_out
+    assert best.prompts == 6
+
+
+def test_the_first_difference_counts_a_shorter_output() -> None:
+    assert first_difference([1, 2, 3], [1, 2, 3]) is None
+    assert first_difference([1, 9, 3], [1, 2, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+
+
+def test_unequal_rows_of_ours_are_named_in_float32_only(bench_result: BenchResult) -> None:
+    other = row("other", "specdec", [1.0])
+    other.takes[0][0].outputs[0][3] = 7
+    rows = [row("autoregressive", "specdec", [1.0], autoregressive=True), other]
+    result = result_of(bench_result, rows)
+    assert [own.name for own in result.unequal()] == ["other"]
+    runner = result.pair.runner.model_copy(update={"target_dtype": "bfloat16"})
+    pair = result.pair.model_copy(update={"runner": runner})
+    assert not result.model_copy(update={"pair": pair}).unequal()
+
+
+def test_tables_have_every_take_and_every_row(bench_result: BenchResult) -> None:
+    times, summary = times_frame(bench_result), summary_frame(bench_result)
+    assert len(times) == len(bench_result.rows) * 2 * 3
+    assert (times.groupby(["contestant", "temperature"]).size() == 6).all()
+    assert len(summary) == len(bench_result.rows)
+    own = summary[summary["contestant"] == "autoregressive"]
+    assert (own["over_autoregressive"] == 1).all()
+    greedy, sampled = (summary[summary["temperature"] == t] for t in (0, 1))
+    assert (greedy["equal_own"] == 6).all()
+    assert (greedy["equal_ours"] == 6).all()
+    assert sampled["equal_own"].isna().all()
+    assert (summary["over_autoregressive_low"] <= summary["over_autoregressive"]).all()
+    assert (summary["over_autoregressive_high"] >= summary["over_autoregressive"]).all()
+    best = summary[(summary["temperature"] == 0) & (summary["group"] == "transformers")]
+    assert (best["over_transformers"] <= 1 + 1e-9).all()
+    assert (best["over_transformers"] == 1).any()
+
+
+def test_a_result_is_read_as_it_was_written(bench_result: BenchResult, tmp_path: Path) -> None:
+    bench_result.save(tmp_path)
+    assert BenchResult.load(tmp_path) == bench_result
+    with pytest.raises(UserError, match=r"no benchmark in it"):
+        BenchResult.load(tmp_path / "elsewhere")
+
+
+def test_a_split_adds_up_and_its_limit_is_what_the_forwards_take(
+    bench_result: BenchResult,
+) -> None:
+    effort = Effort(
+        seconds={
+            "prefill": 1.0, **dict(zip(PARTS, (4.0, 2.0, 0.5, 0.3, 0.2), strict=True)),
+        },
+        widths={1: 1, 3: 2},
+        draft_forwards=4,
+        draft_tokens=6,
+    )  # fmt: skip
+    take = Take(seconds=[10.0], outputs=[[0] * 5], effort=effort)
+    own = BenchRow(name="x", group="specdec", temperature=0, takes=[[take]], configuration=CHAIN)
+    forwards = {
+        "target": ForwardMilliseconds(context=9, seconds={1: 0.5, 2: 0.7, 4: 1.1}),
+        "draft": ForwardMilliseconds(context=9, seconds={1: 0.2, 2: 0.4}),
+    }
+    parts = split(own, forwards, "draft")
+    assert parts.whole == pytest.approx(10 / 5)
+    assert parts.outside == pytest.approx(2 / 5)
+    assert parts.beyond_forwards == pytest.approx(1 / 5)
+    # 0.5 + 2 × 0.9 for the target, 4 × 0.3 for the draft at 1.5 places, and the prefill
+    assert parts.alone == pytest.approx((1 + 2.3 + 1.2) / 5)
+    assert parts.of_forwards == pytest.approx(0.45)
+    assert split(own, {"target": forwards["target"]}, "draft") is None
+    oracle = OracleLimit(draft="draft", verification_rate=0.2, seconds_per_token=0.8)
+    result = bench_result.model_copy(update={"oracles": [oracle]})
+    assert of_oracle(result, own, "draft") == pytest.approx((0.8 + 0.2) / 2)
+    assert of_oracle(result, own, None) is None
+
+
+def test_the_limits_of_a_run_are_known_for_each_of_our_rows(
+    bench_result: BenchResult, tiny_pair: Pair
+) -> None:
+    drafts = tiny_pair.drafts
+    for own in bench_result.at(0.0, "specdec"):
+        draft = own.configuration.draft_of(drafts)
+        parts = split(own, bench_result.forwards, draft)
+        assert parts.whole == pytest.approx(np.sum([
+            sum(t.seconds) for takes in own.takes for t in takes
+        ]) / 60)  # fmt: skip
+    assert draft == "draft"
+    assert [oracle.draft for oracle in bench_result.oracles] == ["draft"]
+    assert 0.1 <= bench_result.oracles[0].verification_rate < 1
+    widths = widths_of(bench_result.at(0.0, "specdec"), tiny_pair)
+    assert set(bench_result.forwards["target"].seconds) >= widths["target"] > {1, 2}

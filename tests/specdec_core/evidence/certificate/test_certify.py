@@ -1,0 +1,147 @@
+"""A certificate is given to what is lossless, and to nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
+from specdec_core.config import Configuration, Sampling
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.engine import Request
+from specdec_core.evidence.certificate.certificate import (
+    Certificate,
+    Checks,
+    certificate_path,
+    find_certificate,
+)
+from specdec_core.evidence.certificate.certify import Extent, check_all
+from specdec_core.evidence.certificate.distribution import check_distribution
+from specdec_core.models.pair import Pair
+from specdec_core.prompts.prompt_sets import Prompt, PromptSet
+from specdec_core.tokens import verification
+
+CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
+LOSSY = Configuration(drafter=TargetTreeSettings(branching=(2, 2, 1)))
+TEXTS = ("def main(", "class A:", "import os", "x = 1", "return tokenizer.")
+EXTENT = Extent(max_new_tokens=32, texts=8, timed=1, repeats=1)
+
+
+def checks_of(pair: Pair, configuration: Configuration) -> Checks:
+    prompts = [Prompt(text, text) for text in TEXTS]
+    return check_all(pair, configuration, prompts, EXTENT, Observer())
+
+
+@pytest.fixture(scope="module")
+def certificate(tiny_pair: Pair) -> Certificate:
+    prompts = PromptSet(source="here", count=len(TEXTS), digest="d")
+    checks = checks_of(tiny_pair, CHAIN)
+    # How fast it is on a busy machine is not what is tested.
+    checks = checks.model_copy(update={"speed": checks.speed.model_copy(update={"high": 2.0})})
+    return Certificate(
+        pair=tiny_pair.spec,
+        fingerprints=tiny_pair.fingerprints,
+        configuration=CHAIN,
+        prompts=prompts,
+        max_new_tokens=EXTENT.max_new_tokens,
+        checks=checks,
+        issued=datetime.now(UTC),
+        environment={},
+    )
+
+
+def test_a_lossless_configuration_passes(certificate: Certificate) -> None:
+    checks = certificate.checks
+    assert checks.greedy.passed
+    assert checks.greedy.tokens > 100
+    assert checks.sampled.passed
+    assert {favour.kind for favour in checks.sampled.favours} > {"preferred by the draft draft"}
+    assert checks.speed.ratio > 0
+
+
+def test_a_lossy_configuration_fails(tiny_pair: Pair) -> None:
+    checks = checks_of(tiny_pair, LOSSY)
+    assert "greedy identity" in checks.failures
+    assert "in place of" in checks.greedy.first
+
+
+def sampled(pair: Pair, texts: int) -> list[Request]:
+    prompts = [tuple(pair.tokenizer(text)["input_ids"]) for text in TEXTS]
+    return [
+        Request(str(n), prompts[n % len(prompts)], 24, seed=n, ignore_eos=True)
+        for n in range(texts)
+    ]
+
+
+WARPED = {
+    "rejection": Sampling(temperature=0.8, top_k=40, top_p=0.95),
+    "gumbel": Sampling(temperature=0.8, top_k=40, top_p=0.95, coupling="gumbel"),
+    "penalties": Sampling(temperature=1.0, frequency_penalty=1.0, min_p=0.01),
+}
+
+
+@pytest.mark.parametrize("sampling", WARPED.values(), ids=WARPED)
+def test_warped_samples_of_a_lossless_configuration_pass(
+    tiny_pair: Pair, sampling: Sampling
+) -> None:
+    configuration = CHAIN.model_copy(update={"sampling": sampling})
+    found = check_distribution(tiny_pair, configuration, sampled(tiny_pair, 40), 8, Observer())
+    assert found.passed, found
+
+
+def test_a_wrong_residual_is_found(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "residual", lambda p, token, q: p)
+    found = check_distribution(tiny_pair, CHAIN, sampled(tiny_pair, 100), 8, Observer())
+    assert not found.passed
+    preferred = next(f for f in found.favours if f.kind.startswith("preferred"))
+    assert preferred.shift > preferred.detectable
+
+
+def test_tokens_that_top_k_leaves_out_are_found(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that warps a draft's distribution, but not the target's."""
+
+    def all_kept(logits: torch.Tensor, samplings: list[Sampling]) -> torch.Tensor:
+        return logits.float().softmax(dim=-1)
+
+    monkeypatch.setattr("specdec_core.engine.judging.distributions", all_kept)
+    configuration = CHAIN.model_copy(update={"sampling": Sampling(temperature=1.0, top_k=5)})
+    found = check_distribution(tiny_pair, configuration, sampled(tiny_pair, 20), 8, Observer())
+    assert found.impossible > 0
+    assert not found.passed
+
+
+def test_it_is_found_again_for_these_weights_alone(
+    certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    pair, configuration = certificate.pair, certificate.configuration
+    assert find_certificate(pair, configuration) is None
+    certificate.save()
+    assert find_certificate(pair, configuration) == certificate
+    assert find_certificate(pair, LOSSY) is None
+    moved = shutil.copytree(pair.target, tmp_path / Path(pair.target).name)
+    assert find_certificate(pair.model_copy(update={"target": str(moved)}), configuration)
+    others = {**certificate.fingerprints, "target": "0" * 16}
+    certificate.model_copy(update={"fingerprints": others}).save()
+    assert find_certificate(pair, configuration) is None
+    certificate_path(pair, configuration).write_text("{}")
+    with pytest.raises(UserError, match="not a certificate"):
+        find_certificate(pair, configuration)
+
+
+def test_none_can_be_made_of_checks_that_failed(certificate: Certificate) -> None:
+    greedy = certificate.checks.greedy.model_copy(update={"differing": 1})
+    content = certificate.model_dump()
+    content["checks"]["greedy"] = greedy.model_dump()
+    with pytest.raises(ValidationError, match="failed: greedy identity"):
+        Certificate.model_validate(content)

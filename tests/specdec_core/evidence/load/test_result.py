@@ -1,0 +1,148 @@
+"""Speeds, times and ratios under load follow from the records; what failed counts in none."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from specdec_core.base.errors import UserError
+from specdec_core.evidence.load.load import BenchLoad
+from specdec_core.evidence.load.requests import LoadRecord
+from specdec_core.evidence.load.result import (
+    LoadResult,
+    arms_frame,
+    over,
+    requests_frame,
+    summary_frame,
+)
+from tests.load_result import REQUESTS, TOKENS, load_result, load_row, open_result
+
+ONE, FOUR = BenchLoad(clients=1), BenchLoad(clients=4)
+
+
+def test_times_are_from_sending_and_between_first_and_last_text() -> None:
+    record = LoadRecord(index=0, sent=2.0, first=2.5, last=4.5, tokens=5)
+    assert (record.ttft, record.tpot, record.seconds) == (0.5, 0.5, 2.5)
+    assert record.seconds_per_token == 0.5
+    assert math.isnan(record.model_copy(update={"tokens": 1}).tpot)
+    failed = record.model_copy(update={"error": "status 500"})
+    assert all(math.isnan(x) for x in (failed.ttft, failed.tpot, failed.seconds_per_token))
+
+
+def test_speed_is_what_waiting_clients_are_written_together() -> None:
+    result = load_result()
+    ours, *_ = result.rows
+    # Requests take 0.2 s with one client, 0.4 s with four, and the last of them 7 % more.
+    mean = 1.035
+    assert ours.tokens_per_second(ONE) == pytest.approx(TOKENS / (0.2 * mean))
+    assert ours.tokens_per_second(FOUR) == pytest.approx(4 * TOKENS / (0.4 * mean))
+    assert (
+        ours.median(FOUR, lambda run: run.tokens_per_second) <= ours.tokens_per_second(FOUR) * 1.04
+    )
+
+
+def test_ratios_are_those_of_paired_requests() -> None:
+    result = load_result()
+    ours, chain, *_ = result.rows
+    ratio = over(chain, ours, ONE)
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((0.2 / 0.15,) * 3)
+    assert over(ours, ours, ONE).value == 1
+    table = summary_frame(result).set_index(["load", "contestant"])
+    row = table.loc[("4", "chain")]
+    assert row["over_autoregressive"] == pytest.approx(0.2 / 0.15)
+    assert row["over_vllm"] == pytest.approx(0.13 / 0.15)  # its n-grams
+    assert row["ttft_median"] == pytest.approx(0.2 * 1.035)
+    assert row["tpot_p95"] > row["tpot_median"]
+    assert (row["requests"], row["errors"], row["equal"], row["compared"]) == (16, 0, 16, 16)
+    assert len(requests_frame(result)) == 4 * 2 * 2 * REQUESTS
+
+
+def test_at_a_rate_latencies_begin_with_the_arrival_and_goodput_has_limits() -> None:
+    late = LoadRecord(index=0, sent=2.5, arrival=2.0, first=3.0, last=4.0, tokens=5)
+    assert (late.ttft, late.seconds) == (1.0, 2.0)
+    result = open_result()
+    (load,) = result.loads
+    ours, chain = result.rows
+    # Ours takes 0.2 s for a request and its last one 7 % more, the chain 0.15 s: of 8 requests in
+    # 3.7 s.
+    table = summary_frame(result).set_index("contestant")
+    assert table.loc["autoregressive", "good_share"] == 0
+    assert table.loc["chain", "good_share"] == 1
+    assert table.loc["chain", "goodput"] == table.loc["chain", "requests_per_second"]
+    assert table.loc["chain", "goodput"] == pytest.approx(8 / (7 * 0.5 + 0.15 * 1.07))
+    assert table.loc["chain", "tokens_per_second"] == table.loc["chain", "whole_run"]
+    assert over(chain, ours, load).value == pytest.approx(0.2 / 0.15)
+    assert result.best(load, "specdec") is chain
+    assert result.lateness().max() == pytest.approx(0.01)
+
+
+def test_what_drafted_is_counted_by_load() -> None:
+    result = open_result()
+    table = summary_frame(result).set_index("contestant")
+    assert table.loc["chain", "candidates"] == 2.5
+    assert math.isnan(table.loc["autoregressive", "candidates"])
+    arms = arms_frame(result)
+    assert dict(zip(arms["arm"], arms["share"], strict=True)) == {"K=4": 0.75, "nobody": 0.25}
+
+
+def test_requests_that_failed_count_in_no_speed_and_their_row_is_nobodys_best() -> None:
+    result = load_result()
+    _, chain, *_ = result.rows
+    before = chain.tokens_per_second(ONE)
+    assert result.best(ONE, "specdec") is chain
+    chain.runs["1"][0][7].error = "status 500"
+    assert chain.errors(ONE) == 1
+    assert chain.tokens_per_second(ONE) > before  # the slowest is left out
+    assert over(chain, result.rows[0], ONE).value == pytest.approx(0.2 / 0.15)
+    assert result.best(ONE, "specdec") is result.rows[0]
+    for run in chain.runs["1"]:
+        for record in run:
+            record.error = "ConnectError"
+    assert math.isnan(chain.tokens_per_second(ONE))
+    assert math.isnan(over(chain, result.rows[0], ONE).value)
+    row = summary_frame(result).set_index(["load", "contestant"]).loc[("1", "chain")]
+    assert math.isnan(row["ttft_median"])
+
+
+def test_the_best_are_chosen_on_other_requests_than_they_are_compared_on() -> None:
+    result = load_result()
+    leads = {lead.load.clients: lead for lead in result.leads()}
+    assert set(leads) == {1, 4}
+    assert (leads[1].ours, leads[1].theirs) == ("chain", "vLLM n-gram K=4")
+    assert (leads[1].prompts, leads[1].held_out) == (REQUESTS // 2, True)
+    assert leads[1].ratio == pytest.approx(0.13 / 0.15)
+
+
+def test_another_library_with_what_is_ours_is_not_its_own_best() -> None:
+    result = load_result()
+    theirs = result.best(ONE, "vllm")
+    assert theirs is not None
+    theirs.with_ours = True
+    assert result.best(ONE, "vllm") not in (None, theirs)
+    assert theirs.name not in {lead.theirs for lead in result.leads()}
+
+
+def test_in_float32_other_texts_are_found() -> None:
+    result = load_result("float32")
+    assert result.unequal() == []
+    result.rows[1].runs["4"][1][3].text = "other"
+    assert [(load, row.name) for load, row in result.unequal()] == [(FOUR, "chain")]
+    reduced = load_result()
+    reduced.rows[1].runs["4"][1][3].text = "other"
+    assert reduced.unequal() == []
+
+
+def test_a_result_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    result = load_result()
+    result.save(tmp_path)
+    assert LoadResult.load(tmp_path) == result
+    with pytest.raises(UserError, match=r"no comparison under load in it"):
+        LoadResult.load(tmp_path / "none")
+
+
+def test_a_row_without_peers_is_its_own_measure() -> None:
+    alone = load_result().model_copy(update={"rows": [load_row("a", "specdec", 0.1, 0.01)]})
+    assert alone.leads() == []
+    assert math.isnan(summary_frame(alone)["over_autoregressive"].iloc[0])

@@ -1,0 +1,90 @@
+"""Measuring a pair covers every model and shape, and refuses sizes that make no sense."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration
+from specdec_core.cost import ForwardKind, Profile
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.fork.settings import ForkSettings
+from specdec_core.drafting.hybrid import HybridSettings
+from specdec_core.drafting.policies.decision import DecisionSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.heuristic import HeuristicSettings
+from specdec_core.drafting.policies.oracle import OracleSettings
+from specdec_core.drafting.policies.pre_cut import PreCutSettings
+from specdec_core.drafting.policies.svip import SvipSettings
+from specdec_core.drafting.tree.settings import TreeSettings
+from specdec_core.measure.profiling import BATCHES, measure_policies, profile_pair
+from tests.specdec_core.measure.steps import Steps
+
+
+class TestProfilePair:
+    def test_every_model_is_measured_at_every_shape(self, tiny_pair, tmp_path):
+        steps = Steps()
+        profile = profile_pair(tiny_pair, (1, 3), (8, 32), (1, 2), 2, observer=steps)
+        shapes = set(itertools.product((1, 3), (8, 32), (1, 2)))
+        for cost in (profile.target, profile.drafts["draft"]):
+            assert {(m.width, m.context, m.batch) for m in cost.measurements} == shapes
+            assert all(m.seconds > 0 for m in cost.measurements)
+            assert set(cost.terms) == set(ForwardKind)
+        assert (steps.expected, steps.done) == (6, 6)
+        assert profile.t_target(3) > 0
+        assert profile.t_draft() > 0
+        assert profile.round_overhead >= 0
+        assert profile.draft_overhead["draft"] >= 0
+        assert (profile.device, profile.target_dtype) == ("cpu", "float32")
+        assert Profile.load(profile.save(tmp_path / "p.json")) == profile
+
+    def test_default_contexts_are_those_that_fit(self, tiny_pair):
+        profile = profile_pair(tiny_pair, widths=(1,), batches=(1,), repeats=1)
+        contexts = [m.context for m in profile.target.measurements]
+        assert contexts == [64]  # the tiny pair holds 256
+
+    def test_large_batches_are_measured_by_default_at_the_smaller_widths(self, tiny_pair):
+        measured = profile_pair(tiny_pair, (1, 20), (8,), repeats=1).target.measurements
+        assert {m.batch for m in measured} == set(BATCHES)
+        assert {m.batch for m in measured if m.width == 20} == {1, 2, 4}
+
+    @pytest.mark.parametrize(
+        ("sizes", "message"),
+        [
+            ({"widths": (0, 1)}, "widths must be at least 1"),
+            ({"batches": (-2,)}, "batches must be at least 1"),
+            ({"contexts": (10_000,)}, "more than the 256"),
+            ({"widths": (1, 300)}, "more than the 256"),
+            ({"repeats": 0}, "repeats must be at least 1"),
+        ],
+    )
+    def test_sizes_that_make_no_sense_are_one_line(self, tiny_pair, sizes, message):
+        with pytest.raises(UserError, match=message):
+            profile_pair(tiny_pair, **sizes)
+
+
+class TestMeasurePolicies:
+    def test_each_kind_is_measured_once_for_each_draft(self, tiny_pair):
+        policies = [
+            FixedSettings(),
+            SvipSettings(threshold=0.5),
+            SvipSettings(threshold=0.9),
+            PreCutSettings(target_cost=5),
+            OracleSettings(),
+        ]
+        drafters = [DraftModelSettings(policy=p) for p in policies]
+        drafters += [
+            TreeSettings(),
+            HybridSettings(otherwise=ForkSettings(policy=HeuristicSettings())),
+        ]
+        configurations = [Configuration(drafter=drafter) for drafter in drafters]
+        found = measure_policies(tiny_pair, [*configurations, Configuration()], rounds=3)
+        assert set(found) == {f"draft {kind}" for kind in ("fixed", "svip", "pre_cut", "heuristic")}
+        assert all(seconds > 0 for seconds in found.values())
+
+    def test_a_head_that_does_not_exist_is_one_line(self, tiny_pair):
+        policy = DecisionSettings(head="./nowhere")
+        with pytest.raises(UserError, match="nowhere"):
+            measure_policies(tiny_pair, [Configuration(drafter=DraftModelSettings(policy=policy))])

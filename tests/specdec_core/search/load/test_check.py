@@ -1,0 +1,141 @@
+"""The simulation takes the live engine's steps: the same requests, chunks and candidates."""
+
+from __future__ import annotations
+
+import random
+
+import pandas as pd
+import pytest
+
+from specdec_core.config import Configuration
+from specdec_core.cost.steps import ForwardTerms, StepTimes
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits
+from specdec_core.models.pair import Pair
+from specdec_core.search.load.answers import InOrder, SimulatedRound
+from specdec_core.search.load.check import ArrivalCheck, run_arrivals, run_clients
+from specdec_core.search.load.measures import COLUMNS, measure
+from specdec_core.search.load.simulator import RequestShape, simulate_clients
+from specdec_core.search.load.step_costs import StepCosts
+from specdec_core.tokens.statistics import Generation
+
+TIMES = StepTimes(target=ForwardTerms(fixed=0.01), drafts={"draft": ForwardTerms(fixed=0.001)})
+CONFIGURATIONS = {
+    "autoregressive": Configuration(),
+    "draft": Configuration(
+        drafter=DraftModelSettings(draft="draft", policy=FixedSettings(max_tokens=4))
+    ),
+    "lookup": Configuration(drafter=PromptLookupSettings()),
+}
+LIMITS = {
+    "roomy": Limits(3),
+    "small steps": Limits(3, step_tokens=24),
+    "shared prefixes": Limits(3, step_tokens=24, share_prefixes=True),
+    "full cache": Limits(3, step_tokens=24, cache_tokens=320),
+    "full shared cache": Limits(3, step_tokens=24, cache_tokens=320, share_prefixes=True),
+}
+
+
+def some_requests(count: int) -> list[Request]:
+    rng = random.Random(0)
+    common = tuple(rng.randrange(1, 200) for _ in range(30))
+    return [
+        Request(
+            str(n),
+            (
+                *common[: rng.choice((0, 30))],
+                *(rng.randrange(1, 200) for _ in range(rng.choice((3, 20, 70)))),
+            ),
+            rng.choice((5, 40, 90)),
+        )
+        for n in range(count)
+    ]
+
+
+def answers_of(generations: list[Generation], draft: str | None) -> InOrder:
+    rounds = [
+        [SimulatedRound(r.drafted, r.generated, r.draft_forwards, r.draft_tokens) for r in g.rounds]
+        for g in generations
+    ]
+    return InOrder([g.prompt_tokens for g in generations], rounds, draft)
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("kind", CONFIGURATIONS)
+def test_the_steps_are_the_live_engines(kind: str, limits: str, tiny_pair: Pair) -> None:
+    configuration, requests = CONFIGURATIONS[kind], some_requests(9)
+    alone = Engine(tiny_pair, configuration).generate(requests)
+    answers = answers_of(alone, "draft" if kind == "draft" else None)
+    answers.texts = [(*r.tokens, *g.tokens) for r, g in zip(requests, alone, strict=True)]
+    asks = [RequestShape(n, len(r.tokens), len(alone[n].tokens)) for n, r in enumerate(requests)]
+    for clients in (1, 4):
+        engine = Engine(tiny_pair, configuration, limits=LIMITS[limits])
+        live = run_clients(engine, requests, clients)
+        simulated = simulate_clients(
+            StepCosts(answers, TIMES), asks, clients, LIMITS[limits], log=True
+        )
+        assert [step.plan for step in simulated.log] == live.steps
+        assert [step.candidates for step in simulated.log] == live.candidates
+        ours, theirs = simulated.records, live.records
+        assert ours["tokens"].tolist() == theirs["tokens"].tolist()
+        if "shared" in limits:
+            assert engine.prefixes.hits > 0
+        if clients == 4 and LIMITS[limits].cache_tokens:
+            assert simulated.preemptions == engine.scheduler.preemptions > 0
+
+
+def test_texts_of_free_slots_leave_the_cache_to_those_that_run(tiny_pair: Pair) -> None:
+    limits = Limits(5, cache_tokens=640, share_prefixes=True)
+    engine = Engine(tiny_pair, CONFIGURATIONS["lookup"], limits=limits)
+    short = [Request(str(n), tuple(range(n, n + 50)), 12, ignore_eos=True) for n in range(1, 6)]
+    engine.generate(short)
+    assert sum(engine.target.lengths) > 250
+    for first in (20, 60):
+        engine.add(Request(f"long {first}", tuple(range(first, first + 230)), 20, ignore_eos=True))
+    while not engine.idle:
+        engine.step()
+        assert sum(engine.target.lengths) <= 640
+
+
+def test_clients_apart_ask_while_a_step_runs(tiny_pair: Pair) -> None:
+    requests, waits = some_requests(9), {}
+    for apart in (False, True):
+        run = run_clients(Engine(tiny_pair, slots=4), requests, 3, apart=apart)
+        steps = [(n, name) for n, plan in enumerate(run.steps) for name in plan.entering.values()]
+        entered = {name: step for step, name in steps}
+        ended = {name: step for step, names in enumerate(run.decoded) for name in names}
+        # Request n is asked for at the end of the (n - 3)rd that ends.
+        asked = enumerate(sorted(ended.values())[:6], start=3)
+        waits[apart] = [entered[str(number)] - step for number, step in asked]
+        assert (run.records["first"] > run.records["sent"]).all()
+    assert set(waits[False]) == {1}
+    assert 2 in waits[True]
+    assert set(waits[True]) <= {1, 2}  # an engine with nothing to do has no step to wait for
+
+
+def test_live_requests_of_an_open_loop_come_when_they_should(tiny_pair: Pair) -> None:
+    requests = some_requests(6)
+    arrivals = [0.0, 0.0, 0.01, 0.02, 0.3, 0.3]
+    run = run_arrivals(Engine(tiny_pair, slots=2), requests, arrivals)
+    records = run.records
+    assert records["sent"].tolist() == arrivals
+    assert (records["first"] > records["sent"]).all()
+    assert (records["last"] >= records["first"]).all()
+    assert records["error"].isna().all()
+
+
+def test_a_slow_moment_does_not_decide_how_far_the_simulation_is_off() -> None:
+    def run(first: float, last: float) -> pd.DataFrame:
+        return pd.DataFrame([(0, 0.0, first, last, 5, 11, None)], columns=list(COLUMNS))
+
+    check, key = ArrivalCheck([Configuration()]), (0.5, Configuration().id)
+    check.capacity[key[1]] = 4.0
+    check.live[key] = [measure(run(*at)) for at in ((1.0, 2.0), (9.0, 99.0), (0.5, 2.5))]
+    check.simulated[key] = measure(run(1.5, 3.0))
+    [row] = check.table().to_dict("records")
+    assert (row["rate"], row["ttft_p95"], row["tpot"]) == (2.0, 1.0, 0.2)
+    assert row["ttft_p95_error"] == pytest.approx(0.5)
+    assert row["tpot_error"] == pytest.approx(-0.25)
