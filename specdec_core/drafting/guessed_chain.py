@@ -82,7 +82,10 @@ class GuessedChain(Drafter):
 
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
-        drafts = [_Draft(s, min(s.room, self.policy.limit(s.slot, s.batch))) for s in sequences]
+        drafts = [
+            _Draft(s, min(self.context.room(s), self.policy.limit(s.slot, s.batch)))
+            for s in sequences
+        ]
         active = [draft for draft in drafts if draft.limit > 0]
         for draft in active:
             draft.feed = self.context.pending(draft.state)

@@ -88,7 +88,7 @@ class Engine:
         self.pair, self.slots, self._link = pair, slots, cache(open_link)
         self.max_length = _length(pair, limits)
         self.target = pair.open_runner(None, slots, cache_tokens=limits.cache_tokens)
-        self.drafts = DraftRunners(pair, slots, self.target, cache_tokens=limits.cache_tokens)
+        self.drafts = DraftRunners(pair, slots, self.target, pair.max_length, limits.cache_tokens)
         self._clock = RoundClock()
         self._grammars = Grammars(pair.tokenizer, self.target.vocab_size, pair.eos_token_ids)
         self.scheduler = Scheduler(limits, self._place if limits.share_prefixes else None)
@@ -317,7 +317,8 @@ class Engine:
             start, held = perf_counter(), self.target.lengths
             states = [request.state for request in following]
             # A drafter feeds the last token of the text itself.
-            self.drafts.read({s.slot: s.tokens[:-1][: held[s.slot]] for s in states})
+            until = {s.slot: min(len(s.tokens) - 1, held[s.slot]) for s in states}
+            self.drafts.read({s.slot: s.tokens for s in states}, until)
             for request in following:
                 request.prefill_seconds += perf_counter() - start
 

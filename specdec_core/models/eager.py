@@ -67,7 +67,7 @@ class EagerRunner(LocalRunner):
         super().__init__()
         self.model, self._agree = model.eval(), agree
         config = model.config.get_text_config(decoder=True)
-        check_supported(config, config.model_type, max_length)
+        check_supported(config, config.model_type)
         self.device = model.device
         self.packs = packs and attends_here(model)
         on_cpu = self.device.type == "cpu"

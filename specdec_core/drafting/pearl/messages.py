@@ -35,7 +35,10 @@ class Configure(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The answer to :class:`Configure`: everything is loaded."""
+    """The answer to :class:`Configure`: everything is loaded. Texts of up to `length` tokens are
+    drafted for."""
+
+    length: int
 
 
 class Refused(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import LlamaConfig, PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdec_core.base.errors import UserError
@@ -77,6 +77,16 @@ def head_folder(name: str) -> Path:
     except (OSError, ValueError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
         raise UserError(f"{name}: cannot be had from the hub: {reason.strip()}") from None
+
+
+def head_positions(name: str) -> int:
+    """The positions of a head's layer, as its `config.json` or else transformers has them. Raises
+    :class:`UserError` where there is no such file."""
+    config = read_config(head_folder(name), name)
+    layer = config.get("transformer_layer_config", config)
+    default = LlamaConfig.max_position_embeddings
+    positions = layer.get("max_position_embeddings", default) if isinstance(layer, dict) else 0
+    return positions if isinstance(positions, int) else default  # its loading says what is wrong
 
 
 def read_card(name: str) -> EagleCard:
