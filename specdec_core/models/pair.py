@@ -27,7 +27,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.eagle.any_head import AnyHead
-from specdec_core.models.eagle.loading import head_positions, load_head, names_head
+from specdec_core.models.eagle.loading import check_method, head_positions, load_head, names_head
 from specdec_core.models.eagle.runner import EagleRunner, ReadRows
 from specdec_core.models.fingerprints import (
     TARGET,
@@ -241,6 +241,7 @@ def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
     """
     others = []  # models with a tokenizer of their own: a reduced draft has its target's
     for name in (spec.target, *spec.drafts.values()):
+        check_method(name)
         if names_head(name):
             continue
         config = _from_pretrained(AutoConfig, name, "configuration")
