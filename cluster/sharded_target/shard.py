@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import psutil
@@ -181,6 +182,9 @@ class Shard:
     def truncate(self, number: int, row: int, length: int) -> None:
         self.runners[number].truncate(row, length)
 
+    def blank(self, number: int, row: int, length: int) -> None:
+        self.runners[number].blank(row, length)
+
     def keep(self, number: int, row: int, start: int, kept: Sequence[int]) -> None:
         self.runners[number].keep(row, start, kept)
 
@@ -190,12 +194,13 @@ class Shard:
     def forward(
         self, number: int, batch: Batch, logits: bool
     ) -> tuple[list[int], Packed | None, Packed | None] | None:
-        """The most likely tokens (n,), the logits if requested, and hidden states if watched."""
+        """The most likely tokens (n,), by :meth:`Output.choices`; the logits if requested, and
+        hidden states if watched."""
         output = self.outputs[number] = self.runners[number].forward(batch)
         if not self.answers:
             return None
         hidden = None if output.hidden is None else pack(output.hidden)
-        return output.chosen.tolist(), self.logits(number) if logits else None, hidden
+        return list(chain(*output.choices())), self.logits(number) if logits else None, hidden
 
     def logits(self, number: int) -> Packed | None:
         """Logits of the last forward."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -142,8 +143,9 @@ class GuessedChain(Drafter):
         probs = distributions(output.logits, samplings)
         split: Sequence[Tensor | None]
         split = [None] * len(active) if probs is None else probs.split(counts)
-        for draft, guess, choices, q in zip(active, guesses, output.choices(), split, strict=True):
-            self._decide(draft, guess, choices, q)
+        chosen = iter(output.chosen.tolist())
+        for draft, guess, count, q in zip(active, guesses, counts, split, strict=True):
+            self._decide(draft, guess, list(islice(chosen, count)), q)
         signals = self._signals(active, output, probs)
         self.clock.chose(returned, output.logits)
         return signals

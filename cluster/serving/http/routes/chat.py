@@ -59,7 +59,7 @@ class ChatAnswer(Answer[ChatRequest]):
         return ChatChoice(
             index=index,
             message=Answered(content=generation.text),
-            finish_reason=generation.finish_reason,
+            finish_reason=generation.ended,
             logprobs=self._logprobs(generation.logprobs),
             token_ids=generation.tokens if self.body.return_token_ids else None,
         )
@@ -72,7 +72,7 @@ class ChatAnswer(Answer[ChatRequest]):
         return DeltaChoice(
             index=index,
             delta=Delta(content=chunk.text or None),
-            finish_reason=chunk.finished.finish_reason if chunk.finished else None,
+            finish_reason=chunk.finished.ended if chunk.finished else None,
             logprobs=self._logprobs(chunk.logprobs),
             token_ids=chunk.tokens if self.body.return_token_ids else None,
         )
