@@ -298,9 +298,9 @@ class _Rows:
             values[name] = compared[name] if compared is not None else [None] * n
         if compared is not None and (beyond := values["position"] >= self.known).any():
             nothing = {"draft_token": NOTHING, "rank": q.shape[1], "overlap": 0, "probability": 0}
-            for name, value in nothing.items():
+            for name, none in nothing.items():
                 own = torch.as_tensor(values[name]).cpu()
-                values[name] = own.masked_fill(torch.from_numpy(beyond), value)
+                values[name] = own.masked_fill(torch.from_numpy(beyond), none)
         for name, value in values.items():
             value = value.cpu().numpy() if isinstance(value, Tensor) else value
             self.parts.setdefault(name, []).append(value)

@@ -336,7 +336,7 @@ class Trace:
     @cached_property
     def drafted(self) -> np.ndarray:
         """The rows of step 0 that have one (up to T,)."""
-        return self.trajectory[self.is_drafted[self.trajectory]]
+        return np.asarray(self.trajectory[self.is_drafted[self.trajectory]])
 
     @cached_property
     def lengths(self) -> np.ndarray:
