@@ -28,7 +28,14 @@ from specdec_core.base.workspace import remember
 from specdec_core.config import PairSpec, Sampling, Value
 from specdec_core.engine.turns import requests_of
 from specdec_core.models.fingerprints import fingerprints
-from specdec_core.models.pair import Pair, check_pair, eagle_heads_of, load_pair, max_length_of
+from specdec_core.models.pair import (
+    Pair,
+    check_pair,
+    eagle_heads_of,
+    load_pair,
+    max_length_of,
+    short_drafts,
+)
 from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, load_prompts
 from specdec_core.recordings.find import FINISHED, finish, finished
@@ -87,6 +94,8 @@ class RecordingPlan(Value):
         types = [runner.device, runner.target_dtype, runner.draft_dtype]
         if runner.compile:  # eager recordings keep the names that they had
             types.append("compile")
+        if short := short_drafts(self.pair):  # those of other pairs, too
+            types.append(json.dumps(short, sort_keys=True))
         content = json.dumps([settings, types, dict(fingerprints), prompts.digest], sort_keys=True)
         return f"{self.pair.name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
@@ -100,6 +109,7 @@ class RecordingPlan(Value):
             eos_token_ids=tuple(sorted(eos)),
             prompts=prompts,
             eagle_heads=eagle_heads_of(pair),
+            short_drafts=short_drafts(pair),
             **self.model_dump(exclude={"pair", "prompts"}),
         )
 

@@ -68,12 +68,13 @@ def gather(result: SweepResult, traces: Path) -> Evidence:
 
 
 def trajectory(track: Track) -> pd.DataFrame:
-    """One row a position of the target's output: `entropy`, `cross_entropy`, `probability`,
-    `overlap` (β) and `accepted`, whether the draft's token there is the target's."""
+    """One row a position of the target's output where the draft has a token: `entropy`,
+    `cross_entropy`, `probability`, `overlap` (β) and `accepted`, whether it is the target's."""
     trace = track.trace
     names = ("entropy", "cross_entropy", "probability", "overlap")
-    columns = {name: trace.columns[name][trace.trajectory] for name in names}
-    return pd.DataFrame({**columns, "accepted": trace.agrees})
+    columns = {name: trace.columns[name][trace.drafted] for name in names}
+    accepted = trace.draft_token[trace.drafted] == trace.target_token[trace.drafted]
+    return pd.DataFrame({**columns, "accepted": accepted})
 
 
 def oracle_distances(result: SweepResult, replay: Replay) -> pd.DataFrame:

@@ -167,7 +167,8 @@ class Metrics(Collector, LoopObserver):
                 self._each.observe(answer.each)
                 self._asked += answer.prompt
                 self._cached += chunk.finished.cached_tokens
-                self.drift.finished(configuration, chunk.finished, answer.prompt)
+                if chunk.finished.failure is None:
+                    self.drift.finished(configuration, chunk.finished, answer.prompt)
                 self._end(chunk.request_id, chunk.finished.finish_reason)
         if chunks:
             self._spend([chunk.round for chunk in chunks])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import psutil
@@ -178,6 +179,9 @@ class Shard:
     def truncate(self, number: int, row: int, length: int) -> None:
         self.runners[number].truncate(row, length)
 
+    def blank(self, number: int, row: int, length: int) -> None:
+        self.runners[number].blank(row, length)
+
     def keep(self, number: int, row: int, start: int, kept: Sequence[int]) -> None:
         self.runners[number].keep(row, start, kept)
 
@@ -187,11 +191,13 @@ class Shard:
     def forward(
         self, number: int, batch: Batch, logits: bool
     ) -> tuple[list[int], Tensor | None, Tensor | None] | None:
-        """The most likely tokens (n,), the logits if requested, and hidden states if watched."""
+        """The most likely tokens (n,), by :meth:`Output.choices`; the logits if requested, and
+        hidden states if watched."""
         output = self.outputs[number] = self.runners[number].forward(batch)
         if not self.answers:
             return None
-        return output.chosen.tolist(), self.logits(number) if logits else None, output.hidden
+        chosen = list(chain(*output.choices()))
+        return chosen, self.logits(number) if logits else None, output.hidden
 
     def logits(self, number: int) -> Tensor | None:
         """Logits of the last forward."""

@@ -96,6 +96,10 @@ class ShardedRunner(ModelRunner):
             self._lengths[row] = length
             self._queue.append(("truncate", (row, length)))
 
+    def blank(self, row: int, length: int) -> None:
+        self._lengths[row] = length
+        self._queue.append(("blank", (row, length)))
+
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
         self._lengths[row] = start + len(kept)
         self._queue.append(("keep", (row, start, tuple(kept))))
@@ -168,7 +172,7 @@ class ShardedRunner(ModelRunner):
         """The queued calls; applies them to `_rows`, as the shards will."""
         calls = [self._call(name, arguments) for name, arguments in self._queue]
         for name, arguments in self._queue:
-            if name == "truncate":
+            if name in ("truncate", "blank"):
                 row, length = arguments
                 self._rows[row].truncate(length)
             elif name == "keep":

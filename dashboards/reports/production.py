@@ -79,4 +79,10 @@ def findings(lengths: Iterable[Expectation], now: Production) -> list[str]:
             "how a step's time changes with K is not told: give the file of a server with another"
             " K, too, or --profile with vLLM's own times (`specdec profile --engine vllm`)"
         )
+    if now.varied:
+        lines.append(
+            f"a step with candidates had {now.candidates / now.proposed:.1f} of them, not always"
+            f" {now.length}: the server's length varied, or its drafter found fewer. The tokens of"
+            " lengths above the least one are lower bounds then"
+        )
     return [*lines, UNKNOWN]

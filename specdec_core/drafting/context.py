@@ -22,6 +22,12 @@ class DraftContext:
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
 
+    def room(self, sequence: SlotState) -> int:
+        """The depth that the draft model's tree may have: within the sequence's room, as far as the
+        draft model can read the text and the candidates but for the last level."""
+        text = len(sequence.tokens) + bool(sequence.target_start)
+        return max(min(sequence.room, self.runner.max_length - text + 1), 0)
+
     def pending(self, sequence: SlotState) -> list[int]:
         """Committed tokens that the draft model has not read, at least the last one."""
         slot, length = sequence.slot, self.runner.lengths[sequence.slot]

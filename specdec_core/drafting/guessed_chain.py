@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -82,7 +83,10 @@ class GuessedChain(Drafter):
 
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
-        drafts = [_Draft(s, min(s.room, self.policy.limit(s.slot, s.batch))) for s in sequences]
+        drafts = [
+            _Draft(s, min(self.context.room(s), self.policy.limit(s.slot, s.batch)))
+            for s in sequences
+        ]
         active = [draft for draft in drafts if draft.limit > 0]
         for draft in active:
             draft.feed = self.context.pending(draft.state)
@@ -139,8 +143,9 @@ class GuessedChain(Drafter):
         probs = distributions(output.logits, samplings)
         split: Sequence[Tensor | None]
         split = [None] * len(active) if probs is None else probs.split(counts)
-        for draft, guess, choices, q in zip(active, guesses, output.choices(), split, strict=True):
-            self._decide(draft, guess, choices, q)
+        chosen = iter(output.chosen.tolist())
+        for draft, guess, count, q in zip(active, guesses, counts, split, strict=True):
+            self._decide(draft, guess, list(islice(chosen, count)), q)
         signals = self._signals(active, output, probs)
         self.clock.chose(returned, output.logits)
         return signals

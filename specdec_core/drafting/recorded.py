@@ -43,6 +43,10 @@ class RecordedDraft(RecordedChains, Protocol):
         """The most candidates that a chain can have, by its recording and its room (T,)."""
 
     @property
+    def rooms(self) -> Sequence[int]:
+        """The most candidates of a round by the end of its text and the draft's positions (T,)."""
+
+    @property
     def ranks(self) -> np.ndarray:
         """The rank of the target's token in the draft's distribution, 0 the most likely (T,)."""
 
@@ -135,7 +139,8 @@ class PolicyChains:
     def _round(self, sequence: SlotState) -> tuple[int, int, int]:
         """Where the coming round begins, the most candidates that are known there, and the policy's
         limit within the room."""
-        start, limit = self.start(sequence), min(self.policy.limit(sequence.slot), sequence.room)
+        start = self.start(sequence)
+        limit = min(self.policy.limit(sequence.slot), self.track.rooms[start])
         return start, max(min(limit, self.track.bounds[start]), 0), limit
 
     @cached_property

@@ -42,6 +42,7 @@ class ActiveRequest:
     origins: list[TokenOrigin] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     token_seconds: list[float] = field(default_factory=list)
+    plain: bool = False  # whether its next round has no candidates
     logprobs: Logprobs | None = None  # where asked for
     prompt_logprobs: PromptLogprobs | None = None  # where asked for
 

@@ -11,19 +11,19 @@ from specdec_core.models.runner import ModelRunner
 
 class DraftRunners:
     """Runners with `slots` rows each, opened when first needed; heads draft from the rows of
-    `target`. A row holds `max_length` tokens; unset, what the pair holds. For `cache_tokens` see
-    :meth:`Pair.open_runner`."""
+    `target`. A row holds `max_length` tokens, or as many as its draft can read where these are
+    fewer. For `cache_tokens` see :meth:`Pair.open_runner`."""
 
     def __init__(
         self,
         pair: Pair,
         slots: int,
         target: ModelRunner | ReadRows | None,
-        max_length: int | None = None,
+        max_length: int,
         cache_tokens: int | None = None,
     ) -> None:
         self._pair, self._slots, self._target = pair, slots, target
-        self._sizes = max_length, cache_tokens
+        self._max_length, self._cache_tokens = max_length, cache_tokens
         self._runners: dict[str, ModelRunner] = {}
         self._used: set[str] = set()  # by the drafter
 
@@ -32,8 +32,9 @@ class DraftRunners:
         name = self._pair.draft_name(name)
         self._used.add(name)
         if name not in self._runners:
+            length = min(self._max_length, self._pair.follows(name))
             self._runners[name] = self._pair.open_runner(
-                name, self._slots, self._target, *self._sizes
+                name, self._slots, self._target, length, self._cache_tokens
             )
         return self._runners[name]
 
@@ -59,14 +60,20 @@ class DraftRunners:
         for runner in self._runners.values():
             runner.truncate(slot, min(length, runner.lengths[slot]))
 
-    def read(self, texts: Mapping[int, Sequence[int]]) -> None:
-        """Have the slots' rows hold these texts, which the target has read, unless their runners
-        are lazy."""
+    def blank(self, slot: int) -> None:
+        """Forget a slot's texts, and leave none of their numbers."""
+        for runner in self._runners.values():
+            runner.blank(slot, 0)
+
+    def read(self, texts: Mapping[int, Sequence[int]], until: Mapping[int, int]) -> None:
+        """Have the slots' rows hold the first `until[slot]` tokens of these texts, which the target
+        has read, unless their runners are lazy or the texts are too long for them."""
         for runner in (self._runners[name] for name in self._used):
             held = runner.lengths
-            rows = [row for row, text in texts.items() if held[row] < len(text)]
+            fitting = {row: text for row, text in texts.items() if len(text) <= runner.max_length}
+            rows = [row for row in fitting if held[row] < until[row]]
             if rows and not runner.lazy:
-                runner.prefill(rows, [texts[row][held[row] :] for row in rows])
+                runner.prefill(rows, [texts[row][held[row] : until[row]] for row in rows])
 
     @property
     def seconds(self) -> float:

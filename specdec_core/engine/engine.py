@@ -40,7 +40,7 @@ from specdec_core.tokens.detokenising import StreamDecoder
 from specdec_core.tokens.grammar import Grammars
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import Generation
-from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
+from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 from specdec_core.tokens.topology import after_text
 
 _SEEDS = 1 << 16  # that are told apart
@@ -88,7 +88,7 @@ class Engine:
         self.pair, self.slots, self._link = pair, slots, cache(open_link)
         self.max_length = _length(pair, limits)
         self.target = pair.open_runner(None, slots, cache_tokens=limits.cache_tokens)
-        self.drafts = DraftRunners(pair, slots, self.target, cache_tokens=limits.cache_tokens)
+        self.drafts = DraftRunners(pair, slots, self.target, pair.max_length, limits.cache_tokens)
         self._clock = RoundClock()
         self._grammars = Grammars(pair.tokenizer, self.target.vocab_size, pair.eos_token_ids)
         self.scheduler = Scheduler(limits, self._place if limits.share_prefixes else None)
@@ -224,30 +224,40 @@ class Engine:
         requests: Sequence[Request],
         on_finish: Callable[[Generation], None] | None = None,
     ) -> list[Generation]:
-        """Decode `requests` and return their generations in the same order."""
+        """Decode `requests` and return their generations in the same order. Raises
+        :class:`UserError` for one that ends with an error; the others are dropped."""
         for request in requests:
             self.add(request)
         done: dict[str, Generation] = {}
         while not self.idle:
             for chunk in self.step(texts=False):
                 if chunk.finished:
+                    self._check(chunk.finished)
                     done[chunk.request_id] = chunk.finished
                     if on_finish:
                         on_finish(chunk.finished)
         return [done[request.id] for request in requests]
 
     def stream(self, request: Request) -> Iterator[Chunk]:
-        """Decode one request; yields a chunk a round."""
+        """Decode one request; yields a chunk a round. Raises :class:`UserError` where it ends with
+        an error."""
         self.add(request)
         finished = False
         try:
             while not finished:
                 for chunk in self.step():
                     if chunk.request_id == request.id:
-                        finished = chunk.finished is not None
+                        if finished := chunk.finished is not None:
+                            self._check(chunk.finished)
                         yield chunk
         finally:
             self.cancel(request.id)
+
+    def _check(self, generation: Generation) -> None:
+        if (failure := generation.failure) is not None:
+            for name in [*self._waiting, *(a.request.id for a in self._active.values())]:
+                self.cancel(name)
+            raise UserError(f"{generation.request_id}: {failure}")
 
     # A step, in its order.
 
@@ -327,7 +337,8 @@ class Engine:
             start, held = perf_counter(), self.target.lengths
             states = [request.state for request in following]
             # A drafter feeds the last token of the text itself.
-            self.drafts.read({s.slot: s.tokens[:-1][: held[s.slot]] for s in states})
+            until = {s.slot: min(len(s.tokens) - 1, held[s.slot]) for s in states}
+            self.drafts.read({s.slot: s.tokens for s in states}, until)
             for request in following:
                 request.prefill_seconds += perf_counter() - start
 
@@ -363,7 +374,7 @@ class Engine:
         self._forced = {
             request.state.slot: tree for request in active if (tree := self._forced_tokens(request))
         }
-        trees = [self._forced.get(request.state.slot) or TokenTree() for request in active]
+        trees = [self._forced.get(request.state.slot) or _begun(request) for request in active]
         drafting = [n for n, request in enumerate(active) if self._drafts(request)]
         if self.drafter is not None and drafting:
             for request in active:
@@ -378,7 +389,9 @@ class Engine:
         """Whether the drafter is asked in a request's round: not in its first one, and not for a
         request without speculation, but where the target's tokens begin the trees; nor where the
         grammar has candidates that cost nothing."""
-        if self.drafter is None or not request.begun or request.state.slot in self._forced:
+        if self.drafter is None or not request.begun or request.plain:
+            return False
+        if request.state.slot in self._forced:
             return False
         return request.request.speculate != 0 or self.drafter.target_width > 0
 
@@ -389,6 +402,8 @@ class Engine:
         drafter, warper = self.drafter, request.state.warper
         if drafter is None or warper is None or warper.matcher is None or not request.begun:
             return None
+        if request.plain:
+            return None
         if drafter.target_width or self.configuration.asynchronous:
             return None
         room = min(request.room, max(map(len, drafter.shapes), default=request.room))
@@ -398,7 +413,7 @@ class Engine:
 
     def _verify(
         self, active: list[ActiveRequest], trees: list[TokenTree], fed: Mapping[int, list[int]]
-    ) -> list[Judgement]:
+    ) -> list[Judgement | None]:
         """Feed the target the texts `fed`, by slot, with the trees after them, in one forward, and
         judge the trees."""
         states = [request.state for request in active]
@@ -433,12 +448,15 @@ class Engine:
         self,
         active: list[ActiveRequest],
         trees: list[TokenTree],
-        judgements: list[Judgement],
+        judgements: list[Judgement | None],
         texts: bool,
     ) -> list[Addition]:
         """Keep what was accepted, up to the end of the request, and report it to the drafter."""
         additions = []
         for request, tree, judgement in zip(active, trees, judgements, strict=True):
+            if judgement is None:
+                additions.append(self._unjudged(request, tree))
+                continue
             state, verdict, path = request.state, judgement.verdict, judgement.verdict.path
             read = [node for node in path if node < tree.read]
             self.target.keep(state.slot, len(state.tokens), read)
@@ -472,7 +490,24 @@ class Engine:
                 seconds = self._clock.until_read
                 outcome = Outcome(tree, addition.path, judgement.choices, seconds)
                 self.drafter.observe(state, outcome)
+            request.plain = False
         return additions
+
+    def _unjudged(self, request: ActiveRequest, tree: TokenTree) -> Addition:
+        """Add nothing: the target's logits are no numbers. A candidate may have made them so, even
+        a wrong one, so the next round has none. Without candidates, the request ends."""
+        state = request.state
+        request.plain = len(tree) > len(state.target_start)
+        if request.plain:
+            self.target.blank(state.slot, len(state.tokens) - (not state.target_start))
+            self.drafts.cut(state.slot, len(state.tokens) - 1)
+            if self.drafter is not None:
+                self.drafter.missed(state)
+            return Addition(tree, [], [], [], "", None, 0)
+        self.target.blank(state.slot, 0)
+        self.drafts.blank(state.slot)
+        self._leave(request)
+        return Addition(tree, [], [], [], "", "error", 0)
 
     def _leave(self, request: ActiveRequest) -> None:
         """The request leaves its slot, finished or cancelled."""
@@ -481,6 +516,15 @@ class Engine:
         self.scheduler.leave(request.request.id)
         if self.drafter is not None:
             self.drafter.close(request.state)
+
+
+def _begun(request: ActiveRequest) -> TokenTree:
+    """A request's tree without a drafter: the target's own tokens in a round without candidates
+    between others, where it begins the trees."""
+    tree = TokenTree()
+    for token in request.state.target_start if request.plain else ():
+        tree.add(token, ROOT, TokenOrigin.TARGET)
+    return tree
 
 
 def _length(pair: Pair, limits: Limits) -> int:

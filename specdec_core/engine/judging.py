@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec_core.drafting.drafter import SlotState
 from specdec_core.drafting.warped import warped
 from specdec_core.engine import target_start
-from specdec_core.models.runner import Output
+from specdec_core.models.runner import NO_TOKEN, Output
 from specdec_core.tokens.acceptance import VerifierOutput, rule_of
 from specdec_core.tokens.sampling import distributions
 from specdec_core.tokens.token_tree import TokenTree
@@ -37,8 +37,9 @@ def judge(
     output: Output,
     likely: list[list[int]],
     target_width: int,
-) -> list[Judgement]:
-    """Accept or reject the candidates of each slot, by the rule for its request's sampling.
+) -> list[Judgement | None]:
+    """Accept or reject the candidates of each slot, by the rule for its request's sampling; None
+    for a slot where some logits are no numbers.
 
     The first rows of `output` are the slots', `likely` its choices. The target draws `target_width`
     tokens to begin the next tree.
@@ -48,7 +49,7 @@ def judge(
         places = range(trees[n].read - output.counts[n], trees[n].read)  # the text is ROOT
         return [trees[n].path(place) for place in places]
 
-    final = warped(output, states, paths)
+    final, read = warped(output, states, paths), likely
     likely = likely if final is output else final.choices()
     probs: Sequence[Tensor | None] = [None] * len(states)
     if any(rule_of(state.sampling).samples for state in states):
@@ -59,7 +60,9 @@ def judge(
         assert drawn is not None
         probs = drawn.split(counts)
     return [
-        _judge(
+        None
+        if NO_TOKEN in read[n] or NO_TOKEN in likely[n]
+        else _judge(
             state,
             VerifierOutput(tree, likely[n], probs[n], state.random, len(state.tokens)),
             partial(final.of_row, n),

@@ -67,7 +67,7 @@ class EagerRunner(LocalRunner):
         super().__init__()
         self.model, self._agree = model.eval(), agree
         config = model.config.get_text_config(decoder=True)
-        check_supported(config, config.model_type, max_length)
+        check_supported(config, config.model_type)
         self.device = model.device
         self.packs = packs and attends_here(model)
         on_cpu = self.device.type == "cpu"
@@ -131,9 +131,8 @@ class EagerRunner(LocalRunner):
 
     def _forward(self, batch: Batch) -> Output:
         if self.packs and (len(batch.rows) > 1 or self.compact):
-            if not self.compared:
-                self._compare(batch)
-            if self.packs:
+            told = self.compared or self._compare(batch)
+            if self.packs and told:
                 return self._forward_packed(batch)
         return self._forward_padded(batch)
 
@@ -149,17 +148,19 @@ class EagerRunner(LocalRunner):
         for row in rows:
             self.truncate(row, 0)
 
-    def _compare(self, batch: Batch) -> None:
+    def _compare(self, batch: Batch) -> bool:
         """Decide how rows are run, by running those of a batch both ways. Leaves nothing behind, so
-        that no forward depends on which one was the first."""
-        self._run_both_ways(batch)
+        that no forward depends on which one was the first. False where their logits are no numbers,
+        which tell nothing."""
+        told = self._run_both_ways(batch)
         if not self.packs and isinstance(self.cache, PooledCache) and not any(self.lengths):
             # Padded rows would be copied out of the pool's blocks.
             self.cache = self._open(pooled=False)
             if self.feature_layers:
                 self._keep_features()
+        return told
 
-    def _run_both_ways(self, batch: Batch) -> None:
+    def _run_both_ways(self, batch: Batch) -> bool:
         lengths = [self.cache.lengths[row] for row in batch.rows]
         last = Batch(batch.rows, batch.tokens, batch.parents, [1] * len(lengths))
         logits = []
@@ -168,20 +169,21 @@ class EagerRunner(LocalRunner):
                 logits.append(run(last).logits.float())
             except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
                 if run == self._forward_padded:
-                    return  # it has no room where packed rows may have some
+                    return True  # it has no room where packed rows may have some
                 log.info("%s pads its rows: %s", self.model.config.model_type, error)
                 self.packs = self._agree(False)
-                return
+                return True
             finally:
                 for row, length in zip(batch.rows, lengths, strict=True):
                     self.cache.lengths[row] = length
         padded, packed = logits
-        self.packs = packed.shape == padded.shape
-        if self.packs:
+        self.packs, told = packed.shape == padded.shape, not padded.isnan().any()
+        if self.packs and told:
             alike = _ALIKE.get(self.model.dtype, _ALIKE_REDUCED) * padded.norm()
             self.packs = bool((packed - padded).norm() <= alike)
         self.packs = self._agree(self.packs)
-        self.compared = True
+        self.compared = told
+        return told
 
     def _forward_padded(self, batch: Batch) -> Output:
         rows, tokens = batch.rows, batch.tokens

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import sys
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.eagle.any_head import AnyHead
-from specdec_core.models.eagle.loading import load_head, names_head
+from specdec_core.models.eagle.loading import check_method, head_positions, load_head, names_head
 from specdec_core.models.eagle.runner import EagleRunner, ReadRows
 from specdec_core.models.fingerprints import (
     TARGET,
@@ -33,8 +34,15 @@ from specdec_core.models.reading import reading
 from specdec_core.models.reduced_draft import ReducedDraftConfig
 from specdec_core.models.reduced_draft.storing import load_reduced, reduced_of
 from specdec_core.models.runner import Batch, ModelRunner
-from specdec_core.models.supported import check_causal, check_supported, context_length
+from specdec_core.models.supported import (
+    check_causal,
+    check_positions,
+    check_supported,
+    context_length,
+)
 from specdec_core.tokens import operator as sampling
+
+log = logging.getLogger(__name__)
 
 Draft = PreTrainedModel | AnyHead
 
@@ -45,6 +53,7 @@ _APART = (
 
 # bfloat16 is preferred where a forward takes less than this part of its time in float32.
 _CLEARLY = 0.93
+_ANY = sys.maxsize  # positions
 
 
 @dataclass
@@ -163,54 +172,66 @@ class Pair:
 
     @property
     def max_length(self) -> int:
-        """Tokens of prompt and output together that every model of the pair can hold."""
-        models = (self.target, *self.draft_models.values())
-        return _shortest(self.spec, [model.config for model in models])
+        """Tokens of prompt and output together that the target can hold. A draft may follow
+        fewer."""
+        return min(self.spec.runner.max_length, context_length(self.target.config) or _ANY)
 
-    @property
-    def drafts_length(self) -> int:
-        """Tokens that every draft of the pair can hold, whatever its target can."""
-        return _shortest(self.spec, [model.config for model in self.draft_models.values()])
+    def follows(self, draft: str) -> int:
+        """The most tokens of a text that the draft of that name can read."""
+        model = self.drafts[draft]
+        if isinstance(model, AnyHead):
+            limit: int | None = model.settings.max_position_embeddings
+        else:
+            limit = context_length(model.config)
+        return min(self.spec.runner.max_length, limit or _ANY)
 
 
 def max_length_of(spec: PairSpec) -> int:
     """:attr:`Pair.max_length`, from configurations alone. Raises :class:`UserError` for a model
     that is not there."""
-    return min(_shortest(spec, [load_config(spec.target)]), drafts_length_of(spec))
+    target = load_config(spec.target)
+    return min(spec.runner.max_length, context_length(target) or _ANY)
 
 
-def drafts_length_of(spec: PairSpec) -> int:
-    """:attr:`Pair.drafts_length`, from configurations alone. Raises :class:`UserError` for a model
+def short_drafts(spec: PairSpec) -> dict[str, int]:
+    """The drafts that have fewer positions than the target, by name, and how many: the most tokens
+    of a text that each can read. From configurations alone. Raises :class:`UserError` for a model
     that is not there."""
-    names = (name for name in spec.drafts.values() if not names_head(name))
-    return _shortest(spec, [load_config(n) for n in names])
+    target = _positions(spec.target) or _ANY
+    limits = {name: _positions(model) for name, model in spec.drafts.items()}
+    return {name: limit for name, limit in limits.items() if limit and limit < target}
 
 
-def _shortest(spec: PairSpec, configs: Sequence[PretrainedConfig]) -> int:
-    limits = (context_length(config) for config in configs)
-    return min([spec.runner.max_length, *(limit for limit in limits if limit)])
+def _positions(name: str) -> int | None:
+    """The positions that a model or head distinguishes; None: any number."""
+    if names_head(name):
+        return head_positions(name)
+    return context_length(load_config(name))
 
 
 def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
     """Check, from configurations and tokenizers alone, that the models exist, can be served and
-    share one vocabulary. Warns of unsupported settings of the target's checkpoint. Returns the
-    target's tokenizer.
+    share one vocabulary. Warns of unsupported settings of the target's checkpoint, and of drafts
+    that cannot follow it to its end. Returns the target's tokenizer.
 
     Raises:
         UserError: what is wrong with which model, in one line.
     """
     others = []  # models with a tokenizer of their own: a reduced draft has its target's
     for name in (spec.target, *spec.drafts.values()):
+        check_method(name)
         if names_head(name):
             continue
         config = load_config(name)
-        check_supported(config, name, spec.runner.max_length)
+        check_supported(config, name)
         if isinstance(config, ReducedDraftConfig):
             if name == spec.target:
                 raise UserError(f"{name}: a draft with a reduced vocabulary; it cannot be a target")
             reduced_of(config, name)
         elif name != spec.target:
             others.append(name)
+        else:
+            check_positions(config, name, spec.runner.max_length)
     tokenizer = load_tokenizer(spec.target)
     vocabulary = tokenizer.get_vocab()
     size = load_config(spec.target).get_text_config(decoder=True).vocab_size
@@ -230,7 +251,22 @@ def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
                 f" {unlike[0][1]}: {unlike[0][0]!r}); a pair must share its tokenizer"
             )
     warn_of_unsupported(spec.target, located(spec.target))
+    length = max_length_of(spec)
+    for name, limit in short_drafts(spec).items():
+        if limit < length:
+            _warn_of_short(spec.drafts[name], limit, length)
     return tokenizer
+
+
+@cache
+def _warn_of_short(name: str, limit: int, length: int) -> None:
+    """Warn in one line, once."""
+    log.warning(
+        "%s: this draft has %s positions, and texts may have %s tokens: behind the first %s of a"
+        " text it drafts nothing",
+        name,
+        *(f"{number:,}" for number in (limit, length, limit)),
+    )
 
 
 def load_pair(spec: PairSpec) -> Pair:

@@ -31,6 +31,7 @@ from torch import Tensor
 from specdec_core.models.confidence import most_likely
 
 PREFILL_CHUNK = 512  # tokens of a row in one forward of a prompt
+NO_TOKEN = -1  # where logits are NaN or infinite, or exclude every token
 _MOST_LOGITS = 64 * 2**20  # bytes of logits that a forward of a prompt may compute
 
 
@@ -92,7 +93,8 @@ class Output(ABC):
 
     @abstractmethod
     def choices(self) -> list[list[int]]:
-        """The most likely tokens of each row, on the host. Waits for the device."""
+        """The most likely tokens of each row, on the host; :data:`NO_TOKEN` where the logits are no
+        numbers. Waits for the device."""
 
     def of_row(self, row: int) -> Tensor:
         """The logits (count, vocabulary) of the batch's row number `row`."""
@@ -142,9 +144,10 @@ class PaddedOutput(Output):
 
     def choices(self) -> list[list[int]]:
         if self._chosen is not None:
-            pairs = zip(self._chosen.tolist(), self._spans, strict=True)
+            chosen = _checked(self._chosen, self._logits).tolist()
+            pairs = zip(chosen, self._spans, strict=True)
             return [row[first:end] for row, (first, end) in pairs]
-        flat = iter(self.chosen.tolist())
+        flat = iter(_checked(self.chosen, self.logits).tolist())
         return [list(islice(flat, count)) for count in self.counts]
 
     def _wanted(self, states: Tensor) -> Tensor:
@@ -189,8 +192,15 @@ class PackedOutput(Output):
         return most_likely(self._logits)[1] if self._confidence is None else self._confidence
 
     def choices(self) -> list[list[int]]:
-        flat = iter(self.chosen.tolist())
+        flat = iter(_checked(self.chosen, self.logits).tolist())
         return [list(islice(flat, count)) for count in self.counts]
+
+
+def _checked(chosen: Tensor, logits: Tensor) -> Tensor:
+    """The most likely tokens (...) by `logits` (..., vocabulary) that are numbers. Of numbers with
+    a NaN among them the largest is NaN."""
+    largest = logits.gather(-1, chosen[..., None])[..., 0]
+    return torch.where(largest.isfinite(), chosen, NO_TOKEN)
 
 
 def chunks(
@@ -263,6 +273,11 @@ class ModelRunner(ABC):
         Raises:
             ValueError: the row holds fewer.
         """
+
+    @abstractmethod
+    def blank(self, row: int, length: int) -> None:
+        """The same, and overwrite with zeros what is forgotten: a masked position still meets its
+        value with weight 0, and 0 · NaN is NaN."""
 
     @abstractmethod
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:

@@ -16,9 +16,8 @@ _EARLY, _PROBES = 2, 3  # tokens before those that differ, and pairs of rows, of
 _TAKEN = ("past_key_values", "position_ids")  # by every forward of ours
 
 
-def check_supported(config: PreTrainedConfig, name: str, max_length: int) -> None:
-    """Raises :class:`UserError` for a model that the slot cache cannot serve exactly, or not texts
-    of `max_length` tokens."""
+def check_supported(config: PreTrainedConfig, name: str) -> None:
+    """Raises :class:`UserError` for a model that the slot cache cannot serve exactly."""
     model: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     config = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
@@ -48,7 +47,12 @@ def check_supported(config: PreTrainedConfig, name: str, max_length: int) -> Non
             f"{name}: {config.model_type} takes no {' and no '.join(lacking)}; only models that"
             " keep keys and values of tokens at given positions are supported"
         )
-    short = _short_positions(config)
+
+
+def check_positions(config: PreTrainedConfig, name: str, max_length: int) -> None:
+    """Raises :class:`UserError` for a target whose positions change in texts of `max_length`
+    tokens."""
+    short = _short_positions(config.get_text_config(decoder=True))
     if short and max_length > short:
         raise UserError(
             f"{name}: past {short} tokens longrope changes the positions of the whole text and of"

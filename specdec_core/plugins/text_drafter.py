@@ -22,7 +22,6 @@ from specdec_core.models.loading import load_tokenizer
 from specdec_core.models.pair import (
     Pair,
     check_pair,
-    drafts_length_of,
     max_length_of,
     resolve_dtypes,
 )
@@ -57,20 +56,16 @@ def check_chains(configuration: Configuration, program: str, measured: bool = Fa
 
 def opened(spec: PairSpec) -> tuple[PreTrainedTokenizerBase, PairSpec]:
     """The tokenizer of a pair whose target another program runs, and the pair with concrete data
-    types and a `max_length` that its draft models can hold: longer texts get no candidates.
+    types.
 
     Raises:
         UserError: a draft model is not there, or not one that drafts for this target.
     """
     if not spec.drafts:
         return load_tokenizer(spec.target), spec
-    tokenizer = check_pair(_holding(spec, max_length_of(spec)))
-    return tokenizer, resolve_dtypes(_holding(spec, drafts_length_of(spec)))
-
-
-def _holding(spec: PairSpec, max_length: int) -> PairSpec:
-    runner = spec.runner.model_copy(update={"max_length": max_length})
-    return spec.model_copy(update={"runner": runner})
+    # How long a text the target takes is the other program's affair.
+    runner = spec.runner.model_copy(update={"max_length": max_length_of(spec)})
+    return check_pair(spec.model_copy(update={"runner": runner})), resolve_dtypes(spec)
 
 
 class TextDrafter:
@@ -78,9 +73,8 @@ class TextDrafter:
 
     The target of `pair` need not have weights. What `read` has of the target's rows is for EAGLE
     heads; the rows are the slots. `forward_seconds` times a forward of the target of so many tokens
-    as the other program runs it, for policies that ask what one costs. A text that has outgrown the
-    draft models' caches gets no candidates any more. How long a text the target takes is the other
-    program's affair.
+    as the other program runs it, for policies that ask what one costs. A text that a draft model
+    cannot read any more gets none of its candidates.
 
     Raises:
         UserError: the configuration names a draft or a head that is not there.
@@ -94,10 +88,9 @@ class TextDrafter:
         read: ReadRows | None = None,
         forward_seconds: Callable[[int], float] | None = None,
     ) -> None:
-        self.max_length = pair.drafts_length if configuration.drafts else None
         self.eos_token_ids = pair.eos_token_ids
         self.vocab_size = pair.target.config.get_text_config(decoder=True).vocab_size
-        self.runners = DraftRunners(pair, slots, read, self.max_length)
+        self.runners = DraftRunners(pair, slots, read, pair.spec.runner.max_length)
         if forward_seconds is not None:
             costs = ForwardCosts(pair, forward_seconds, self.runners)
             configuration = configuration.priced(costs)
@@ -133,12 +126,11 @@ class TextDrafter:
     def propose(self, rooms: Mapping[int, int]) -> dict[int, TokenTree]:
         """Chains after the texts in these slots, each of at most so many tokens."""
         asked = [self.texts[slot] for slot in rooms]
-        fitting = [text for text in asked if self._fits(text)]
         for text in asked:
             text.room, text.batch = rooms[text.slot], len(asked)
-        trees = self.drafter.propose(fitting) if fitting else []
-        self._trees |= {text.slot: tree for text, tree in zip(fitting, trees, strict=True)}
-        return {slot: self._trees.get(slot, TokenTree()) for slot in rooms}
+        trees = dict(zip(rooms, self.drafter.propose(asked) if asked else [], strict=True))
+        self._trees |= trees
+        return trees
 
     def add(
         self,
@@ -164,6 +156,3 @@ class TextDrafter:
         """A text is complete, or given up."""
         self._trees.pop(slot, None)
         self.drafter.close(self.texts.pop(slot))
-
-    def _fits(self, text: SlotState) -> bool:
-        return self.max_length is None or len(text.tokens) <= self.max_length

@@ -102,8 +102,8 @@ class DraftCandidates(CandidateGenerator):
         self.model = pair.target
         drafts = configuration.drafts_of(pair.drafts)
         self.read: TargetFeatures | None = None
-        if any(isinstance(draft, AnyHead) for draft in drafts.values()):
-            positions = pair.drafts_length + _PADDING
+        if heads := [name for name, draft in drafts.items() if isinstance(draft, AnyHead)]:
+            positions = max(map(pair.follows, heads)) + _PADDING
             self.read = TargetFeatures(pair.target, pair.feature_layers, positions)
         seconds = partial(_forward_seconds, pair.target)
         self.drafter = TextDrafter(pair, configuration, 1, self.read, seconds)

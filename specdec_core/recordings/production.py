@@ -43,6 +43,12 @@ class Production(Value):
     seconds: float
 
     @property
+    def varied(self) -> bool:
+        """Whether some steps had fewer candidates than others: the server's length varied, or its
+        drafter found fewer."""
+        return self.candidates < self.proposed * self.length
+
+    @property
     def surviving(self) -> np.ndarray:
         """The share of steps that accepted a first, a second, … candidate."""
         return np.array(self.accepted) / max(self.steps, 1)
@@ -180,8 +186,14 @@ def _of_responses(text: str, path: Path) -> Production:
             f"{path}: no response has metrics.speculative_decoding: start vLLM with"
             " --enable-per-request-metrics --per-request-spec-decode-metrics summary"
         )
-    length, steps = max(each.length for each in total), sum(each.steps for each in total)
-    accepted = [[*each.accepted, *[0] * (length - each.length)] for each in total]
+    lengths = sorted({each.length for each in total})
+    if len(lengths) > 1:
+        raise UserError(
+            f"{path}: responses with num_spec_tokens {' and '.join(map(str, lengths))}: take a file"
+            " for each length, of a vLLM without num_speculative_tokens_per_batch_size"
+        )
+    [length], steps = lengths, sum(each.steps for each in total)
+    accepted = [[*each.accepted, *[0] * (length - len(each.accepted))] for each in total]
     return Production(
         length=length,
         steps=steps,

@@ -8,6 +8,7 @@ over a mixture of the target's tokens and the draft's (SpecDec++, §4.4).
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ from specdec_core.recordings.schema import (
     EVERY_ROW,
     EXAMPLE,
     EXAMPLES,
+    NOTHING,
     PROMPTS,
     TRAJECTORY_ONLY,
     Header,
@@ -88,17 +90,17 @@ class Recorder:
         forced = _forced(self.target, prompt, output)
         p = self._distributions(torch.cat([logits for logits, _ in forced]))
         for name, head in self.heads.items():
-            draw, rows = _DraftTokens(self, request, len(prompt)), _Rows(self.header.top_k)
+            draw, rows = _DraftTokens(self, request, len(prompt)), self._rows(name, request)
             for chain in head.chains(prompt, output, self._distributions, draw):
                 t, tokens, q, hidden = chain.position, chain.tokens, chain.q, chain.hidden
                 compared = _compare(p[t : t + 1], q[:1], tokens[:1], output[t : t + 1])
                 rows.add([t], 0, tokens[:1], q[:1], hidden[:1], compared)
-                if len(tokens) > 1:
+                if len(tokens) > 1 and t < rows.known:
                     rows.add([t] * (len(tokens) - 1), 1, tokens[1:], q[1:], hidden[1:], None)
             yield f"{DRAFTS}/{name}", rows.table(number)
         for name, runner in self.drafts.items():
             draw = _DraftTokens(self, request, len(prompt))
-            rows = _Rows(self.header.top_k)
+            rows = self._rows(name, request)
             chunks = list(_forced(runner, prompt, output))
             q = self._distributions(torch.cat([logits for logits, _ in chunks]))
             hidden = torch.cat([states for _, states in chunks if states is not None])
@@ -111,8 +113,12 @@ class Recorder:
             if self.header.mixing:
                 yield (
                     f"{EXAMPLES}/{name}",
-                    self._examples(runner, number, request, output, drafted, p, q),
+                    self._examples(runner, number, request, output, drafted, rows.known, p, q),
                 )
+
+    def _rows(self, draft: str, request: Request) -> _Rows:
+        positions = self.header.short_drafts.get(draft, sys.maxsize)
+        return _Rows(self.header.top_k, max(positions - len(request.tokens) + 1, 0))
 
     def _distributions(self, logits: Tensor) -> Tensor:
         """The distributions that are sampled from; at temperature 1 when decoding is greedy."""
@@ -132,7 +138,7 @@ class Recorder:
         ends = set(self.header.eos_token_ids)
         last = self.header.max_new_tokens - 2  # the target adds a token to every round
         branches = [
-            (t, y, min(self.header.max_draft - 1, last - t))
+            (t, y, min(self.header.max_draft - 1, last - t, rows.known - 1 - t))
             for t, (y, x) in enumerate(zip(drafted, output, strict=True))
             if y != x and y not in ends
         ]
@@ -167,10 +173,12 @@ class Recorder:
         request: Request,
         output: Sequence[int],
         drafted: Sequence[int],
+        known: int,
         p: Tensor,
         q: Tensor,
     ) -> pa.Table:
-        """The token-mixed sequence Z of a prompt, and the state of each of its tokens."""
+        """The token-mixed sequence Z of a prompt, and the state of each of its tokens. The draft's
+        are among the first `known` only."""
         stream = random.Random(f"{request.seed}:mixing")
         agrees = np.equal(drafted, output)
         acceptance = agrees.astype(np.float32)
@@ -181,6 +189,7 @@ class Recorder:
             acceptance = ratio[:, 0].clamp(max=1).cpu().numpy()
             accepted = np.array([stream.random() < a for a in acceptance])
         from_draft = np.array([stream.random() >= self.header.mixing for _ in output])
+        from_draft[known:] = False
         mixed = np.where(from_draft, drafted, output).tolist()
         # A token's state exists once it was fed: one position after the one it was drawn at.
         forced = _forced(runner, list(request.tokens), [*mixed, 0])
@@ -253,10 +262,10 @@ def _compare(
 
 
 class _Rows:
-    """Collects a prompt's rows of one draft."""
+    """Collects a prompt's rows of one draft, which drafts at the first `known` positions."""
 
-    def __init__(self, top_k: int) -> None:
-        self.top_k = top_k
+    def __init__(self, top_k: int, known: int) -> None:
+        self.top_k, self.known = top_k, known
         self.parts: dict[str, list[Any]] = {}
 
     def add(
@@ -287,6 +296,11 @@ class _Rows:
         }
         for name in TRAJECTORY_ONLY:
             values[name] = compared[name] if compared is not None else [None] * n
+        if compared is not None and (beyond := values["position"] >= self.known).any():
+            nothing = {"draft_token": NOTHING, "rank": q.shape[1], "overlap": 0, "probability": 0}
+            for name, none in nothing.items():
+                own = torch.as_tensor(values[name]).cpu()
+                values[name] = own.masked_fill(torch.from_numpy(beyond), none)
         for name, value in values.items():
             value = value.cpu().numpy() if isinstance(value, Tensor) else value
             self.parts.setdefault(name, []).append(value)

@@ -13,7 +13,8 @@ positions t: the token Y_t that the draft model drafts after the prompt and X_0 
 follows, for each position where Y_t is not X_t, the continuation (step 1, 2, …): what is drafted
 after Y_t, up to `max_draft` tokens including Y_t, or to an end token. A head drafts otherwise after
 its own tokens than after a text that the target has read, so its continuations follow from every
-position.
+position. Where the text has more tokens than a draft has positions, Y_t is :data:`NOTHING`, the
+draft's other columns mean nothing, and no continuation follows.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from specdec_core.prompts.prompt_sets import PromptSet
 
 VERSION = 1
 HEADER = "recording.json"
+NOTHING = -1  # as a draft's token: none is drafted there
 PROMPTS, DRAFTS, EXAMPLES = "prompts", "drafts", "examples"
 
 # Columns that every row of a draft has …
@@ -105,12 +107,16 @@ class Header(Value):
     )
 
     eagle_heads: tuple[str, ...] = Field(default=(), description="the drafts that are EAGLE heads")
+    short_drafts: dict[str, int] = Field(
+        default={}, description="positions of the drafts that have fewer than the target"
+    )
 
     @property
     def digest(self) -> str:
         """Names what was recorded: other weights, prompts or settings have another digest."""
-        # Recordings without heads keep the digests that they had.
-        content = self.model_dump_json(exclude=None if self.eagle_heads else {"eagle_heads"})
+        # Recordings without heads and short drafts keep the digests that they had.
+        rare = {"eagle_heads", "short_drafts"}
+        content = self.model_dump_json(exclude={name for name in rare if not getattr(self, name)})
         return hashlib.sha256(content.encode()).hexdigest()
 
     @property
@@ -252,11 +258,12 @@ class Recording:
 
     def trace(self, draft: str | None = None, hidden: bool = True) -> Trace:
         """All rows of a draft, with or without the `hidden` states, most of a recording."""
-        part = f"{DRAFTS}/{self.draft_name(draft)}"
+        name = self.draft_name(draft)
+        part = f"{DRAFTS}/{name}"
         columns = [*EVERY_ROW, *TRAJECTORY_ONLY, "top_probs", *(["hidden"] if hidden else [])]
         table = self._dense(self.table(part, columns))
         arrays = {name: _numpy(table[name]) for name in table.column_names}
-        return Trace(self.header, self.prompts, arrays)
+        return Trace(self.header, self.prompts, arrays, self.header.short_drafts.get(name))
 
     def _dense(self, table: pa.Table) -> pa.Table:
         """`table` with prompts numbered by their place in `prompts`, without gaps."""
@@ -301,12 +308,14 @@ class Trace:
     described in :mod:`specdec_core.recordings.schema`, as columns.
 
     Columns are attributes, of shape (R,); top_probs (R, top_k); hidden (R, dimension), where
-    loaded. `prompt` counts the recorded prompts from 0.
+    loaded. `prompt` counts the recorded prompts from 0. `positions` are the draft's, where these
+    may be fewer than a text's tokens.
     """
 
     header: Header
     prompts: RecordedPrompts
     columns: dict[str, np.ndarray]
+    positions: int | None = None
 
     def __getattr__(self, name: str) -> np.ndarray:
         if name != "columns" and name in self.columns:
@@ -320,6 +329,16 @@ class Trace:
     def trajectory(self) -> np.ndarray:
         """The rows of step 0 (T,), T = ΣN."""
         return np.flatnonzero(self.step == 0)
+
+    @cached_property
+    def is_drafted(self) -> np.ndarray:
+        """Whether a row has a token of the draft's (R,)."""
+        return np.asarray(self.draft_token != NOTHING)
+
+    @cached_property
+    def drafted(self) -> np.ndarray:
+        """The rows of step 0 that have one (up to T,)."""
+        return np.asarray(self.trajectory[self.is_drafted[self.trajectory]])
 
     @cached_property
     def lengths(self) -> np.ndarray:

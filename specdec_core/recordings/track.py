@@ -91,8 +91,13 @@ class Track:
     @cached_property
     def room(self) -> np.ndarray:
         """The most candidates of a round from each start (T,): none in the first round, which reads
-        the prompt to its end, and in others as many as leave the target's own token a place."""
+        the prompt to its end, and in others as many as leave the target's own token a place, and as
+        the draft has positions for, the last one's aside."""
         left = self.header.max_new_tokens - self.position - 1
+        if self.trace.positions is not None:
+            prompts = np.array([len(tokens) for tokens in self.trace.prompts.tokens])
+            text = prompts[self.prompt] + self.position
+            left = np.minimum(left, np.maximum(self.trace.positions - text + 1, 0))
         return np.asarray(np.where(self.position == 0, 0, left))
 
     @cached_property
@@ -108,6 +113,11 @@ class Track:
     def bounds(self) -> list[int]:
         """:attr:`bound` as a list."""
         return list(self.bound.tolist())
+
+    @cached_property
+    def rooms(self) -> list[int]:
+        """:attr:`room` as a list."""
+        return list(self.room.tolist())
 
     @cached_property
     def targets(self) -> list[int]:

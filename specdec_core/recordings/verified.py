@@ -23,7 +23,7 @@ from specdec_core.recordings.schema import Trace
 
 def verified(trace: Trace, seed: int = 0) -> Trace:
     """`trace` with the draft's token replaced by the target's wherever one is accepted."""
-    rows, most = trace.trajectory, trace.header.top_k
+    rows, most = trace.drafted, trace.header.top_k
     p, rank = trace.target_probability[rows], trace.rank[rows]
     known = rank < most
     q = trace.top_probs[rows, np.minimum(rank, most - 1)]
@@ -34,7 +34,8 @@ def verified(trace: Trace, seed: int = 0) -> Trace:
     q = np.where(known, q, accepted * p)
     # Y_t is X_t with probability q(X_t) as recorded; other Y_t make up the difference.
     draws = np.random.default_rng(seed).random(len(rows)) * (1 - q)
-    changed = ~trace.agrees & (draws < accepted - q)
+    differs = trace.draft_token[rows] != trace.target_token[rows]
+    changed = differs & (draws < accepted - q)
     changed_rows = rows[changed]
     changes = {
         "draft_token": trace.target_token[changed_rows],

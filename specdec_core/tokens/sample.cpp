@@ -52,8 +52,8 @@ inline float top_of(const float* x, int64_t n) {
   return top;
 }
 
-// The `count`-th largest of n numbers. So many are not below the `count`-th largest of the largest
-// of every part: only those are looked at.
+// The `count`-th largest of n numbers, or the least one where fewer are numbers. So many are not
+// below the `count`-th largest of the largest of every part: only those are looked at.
 float largest(const float* x, int64_t n, int64_t count, std::vector<float>& tops,
               std::vector<float>& some) {
   tops.clear(), some.clear();
@@ -72,6 +72,7 @@ float largest(const float* x, int64_t n, int64_t count, std::vector<float>& tops
     for (int64_t i = first; i < last; ++i)
       if (x[i] >= least) some.push_back(x[i]);
   }
+  if (static_cast<int64_t>(some.size()) < count) return kNever;
   std::nth_element(some.begin(), some.begin() + count - 1, some.end(), std::greater<>());
   return some[count - 1];
 }

@@ -52,7 +52,8 @@ class Round:
         return self.seconds - named - self.verify_seconds
 
 
-FinishReason = Literal["length", "stop"]  # "stop": EOS or a stop string
+# "stop": EOS or a stop string; "error": the target's logits were no numbers
+FinishReason = Literal["length", "stop", "error"]
 _OF_THE_TARGET = (TokenOrigin.CORRECTION, TokenOrigin.BONUS, TokenOrigin.TARGET)
 
 
@@ -89,6 +90,23 @@ class Generation:
     @property
     def counts(self) -> Counts:
         return Counts.of([self])
+
+    @property
+    def ended(self) -> Literal["length", "stop"]:
+        """Why it ended, of one without an error."""
+        assert self.finish_reason != "error", self.failure
+        return self.finish_reason
+
+    @property
+    def failure(self) -> str | None:
+        """What ended it with an error; None where nothing did."""
+        if self.finish_reason != "error":
+            return None
+        text = self.prompt_tokens + len(self.tokens)
+        return (
+            f"behind the {text} tokens of this text the target's logits are NaN or infinite, or"
+            " exclude every token"
+        )
 
 
 @dataclass(frozen=True, slots=True)

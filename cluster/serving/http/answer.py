@@ -78,9 +78,12 @@ class Answer(ABC, Generic[Body]):
         )
 
     async def _chunks(self, taken: Taken) -> AsyncIterator[tuple[int, Chunk]]:
-        """What the engine adds, with the choice that it adds to. Raises :class:`ApiError` (408)."""
+        """What the engine adds, with the choice that it adds to. Raises :class:`ApiError`: it takes
+        too long (408), or ends with an error (500)."""
         async for index, chunk in within(self.stream, self.service.access.limits.seconds):
             taken.used += len(chunk.tokens)
+            if chunk.finished and (failure := chunk.finished.failure):
+                raise ApiError(failure, status=500, type="server_error", code="no_numbers")
             yield index, chunk
 
     @cached_property
@@ -121,7 +124,7 @@ class Answer(ABC, Generic[Body]):
                 yield self.end
             except EngineFailed:
                 yield event(SERVER_ERROR.body)
-            except ApiError as error:  # it took too long
+            except ApiError as error:  # it took too long, or failed
                 yield event(error.body)
 
 

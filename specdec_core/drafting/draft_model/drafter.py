@@ -58,7 +58,7 @@ class DraftModelDrafter(Drafter):
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         trees = [TokenTree() for _ in sequences]
-        limits = [min(s.room, self.policy.limit(s.slot, s.batch)) for s in sequences]
+        limits = [min(self.context.room(s), self.policy.limit(s.slot, s.batch)) for s in sequences]
         active = [i for i, limit in enumerate(limits) if limit > 0]
         feed = {i: self.context.pending(sequences[i]) for i in active}
         while active:

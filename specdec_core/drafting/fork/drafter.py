@@ -69,7 +69,10 @@ class ForkBranches(Drafter):
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         growth = Growth(self.context, sequences)
         limits = [
-            min(s.room, max(self.policy.limit(branch, s.batch) for branch in self._branches(s)))
+            min(
+                self.context.room(s),
+                max(self.policy.limit(branch, s.batch) for branch in self._branches(s)),
+            )
             for s in sequences
         ]
         roots = {i: self.roots(growth, i) for i in range(len(limits))}

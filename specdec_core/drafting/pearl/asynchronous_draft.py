@@ -90,7 +90,7 @@ class AsynchronousDraft:
             try:
                 self._configure(message)
                 self._configured = True
-                self._send(DraftReady())
+                self._send(DraftReady(self._runner.max_length))
             except UserError as error:
                 self._configured = False
                 self._send(DraftRefused(str(error)))
@@ -249,7 +249,8 @@ class AsynchronousDraft:
         settings = message.drafter
         key = self._pair.draft_name(settings.draft), message.slots
         if key not in self._runners:
-            self._runners[key] = self._pair.open_runner(*key)
+            length = min(self._pair.max_length, self._pair.follows(key[0]))
+            self._runners[key] = self._pair.open_runner(*key, max_length=length)
         for runner in self._runners.values():
             runner.watch_hidden(False)
         resources = Resources(
@@ -271,13 +272,18 @@ class AsynchronousDraft:
 
     def _begin(self, message: Begin) -> None:
         number, text = message.slot, message.tokens
+        if len(text) > self._runner.max_length:
+            self._end(End(number, []))  # what it has of an earlier text
+            return
         stream = RandomStream(message.seed, self._settings.vocab_size)
         # Independent of the target's own uniform numbers; coupled noise must be the same.
         stream.uniform = random.Random(f"{message.seed} {message.root} {self._salt}").random
         tree = DraftTree(Node(message.root, text[-1], len(text) - 1, None, sent=True))
         warper = None if message.rules is None else message.rules.warper(self._grammars)
         state = SlotState(number, list(text), message.sampling, stream, warper=warper)
-        self._slots[number] = _DraftSlot(state, tree, message.end)
+        # The last candidate is not read.
+        end = min(message.end, self._runner.max_length + 1)
+        self._slots[number] = _DraftSlot(state, tree, end)
         self._windows.begin(number, tree.root)
         if self._lookup is not None:
             self._lookup.open([state])
@@ -286,8 +292,13 @@ class AsynchronousDraft:
             self._runner.prefill([number], [text[:-1]])
 
     def _commit(self, message: Commit) -> None:
-        slot, tokens = self._slots[message.slot], message.tokens
+        slot, tokens = self._slots.get(message.slot), message.tokens
+        if slot is None:
+            return
         self._learn(slot, message)
+        if len(slot.state.tokens) > self._runner.max_length:
+            self._end(End(message.slot, []))
+            return
         agreed = slot.tree.agreed(tokens)
         self._keep(slot, slot.tree.confirm(tokens, self._numbers))
         self._windows.confirm(slot.number, slot.tree.root, agreed, agreed < len(tokens))

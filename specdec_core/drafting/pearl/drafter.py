@@ -160,6 +160,7 @@ class PearlDrafter(Drafter):
         self._fed_at = 0.0
         self._verifying = False  # from feeding the trees to the next proposal
         self._ready = False
+        self._length = 0  # of the texts that the draft can read, once it is ready
         self._refused: str | None = None  # why the draft cannot be configured
         self._configure_draft()
 
@@ -303,7 +304,8 @@ class PearlDrafter(Drafter):
             return False
         chain = slot.chain()
         paused = any(node.number == slot.paused for node in chain)
-        return len(chain) < min(wait, state.room) and not paused
+        room = min(state.room, self._length - len(state.tokens) + 1)
+        return len(chain) < min(wait, room) and not paused
 
     def _receive(self, timeout: float = 0.0) -> bool:
         """Handle the draft's messages. Returns whether it is connected."""
@@ -318,7 +320,7 @@ class PearlDrafter(Drafter):
                 case Distribution():
                     self._distributions.append(message)
                 case DraftReady():
-                    self._ready = True
+                    self._ready, self._length = True, message.length
                 case DraftRefused():
                     self._refused = message.reason
         if not timeout:

@@ -36,7 +36,10 @@ class Configure(NamedTuple):
 
 
 class DraftReady(NamedTuple):
-    """The answer to :class:`Configure`: everything is loaded."""
+    """The answer to :class:`Configure`: everything is loaded. Texts of up to `length` tokens are
+    drafted for."""
+
+    length: int
 
 
 class DraftRefused(NamedTuple):

@@ -44,8 +44,9 @@ class TargetTreeDrafter(Drafter):
             i: [tree.add(token, ROOT, TokenOrigin.TARGET) for token in sequence.target_start]
             for i, (tree, sequence) in enumerate(zip(growth.trees, sequences, strict=True))
         }
+        rooms = [self.context.room(sequence) for sequence in sequences]
         for depth, count in enumerate(self.settings.branching[1:]):
-            wanted = {i: nodes for i, nodes in ends.items() if nodes and depth < sequences[i].room}
+            wanted = {i: nodes for i, nodes in ends.items() if nodes and depth < rooms[i]}
             if not wanted:
                 break
             level = growth.read(wanted)

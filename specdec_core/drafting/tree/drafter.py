@@ -47,7 +47,7 @@ class TreeDrafter(ShapedTree):
             wanted = {
                 i: [node for node in ends[i] if shapes[i][node] in self._children]
                 for i, sequence in enumerate(sequences)
-                if depth < sequence.room
+                if depth < self.context.room(sequence)
             }
             wanted = {i: nodes for i, nodes in wanted.items() if nodes}
             if not wanted:

@@ -141,6 +141,11 @@ class PooledBlocks:
         held += [self._take() for _ in range(len(held), last)]
         return replaced
 
+    def alone(self, row: int, first: int) -> list[tuple[int, int]]:
+        """The blocks from `first` on that `row` alone holds: their places in it, and numbers."""
+        held = enumerate(self.rows[row][first:], first)
+        return [(place, block) for place, block in held if self._holders[block] == 1]
+
     def share(self, row: int, other: int, count: int) -> None:
         """Have `other` hold the first `count` blocks of `row`, and nothing else."""
         shared = self.rows[row][:count]

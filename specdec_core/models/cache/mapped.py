@@ -21,6 +21,7 @@ from specdec_core.models.cache.slots import SlotCache, Store
 # rows that were cut keep what they no longer hold, all together this much:
 _SPARE = 1024  # positions,
 _SPARE_SHARE = 8  # or one for so many that are held
+_PADDED = 1024  # positions behind a row's tokens that padding may have written to
 _MOST_ENTRIES = 16_384  # of the system's 65,530, by which places are led to others' memory
 
 
@@ -101,6 +102,14 @@ class MappedCache(SlotCache):
         self.lengths[row] = length
         if self._used[row] - length > BLOCK:
             self._bound_spare(row)
+
+    @torch.inference_mode()
+    def blank(self, row: int, length: int) -> None:
+        end = min(self.lengths[row] + _PADDED, self.positions)
+        self.truncate(row, length)
+        self._own(row, length, end)
+        for store in self.stores():
+            store.tensor[row, :, length:end] = 0
 
     def _bound_spare(self, cut: int) -> None:
         """Give back memory that holds nothing, where there is much of it: first that of row

@@ -78,6 +78,14 @@ class PooledCache(SlotCache):
         self.lengths[row] = length
         self.blocks.cut(row, -(-length // BLOCK))
 
+    @torch.inference_mode()
+    def blank(self, row: int, length: int) -> None:
+        for number, block in self.blocks.alone(row, length // BLOCK):
+            start = block * BLOCK + max(length - number * BLOCK, 0)
+            for store in self.stores():
+                store.tensor[0, :, start : (block + 1) * BLOCK] = 0
+        self.truncate(row, length)
+
     def _window(self, rows: list[int], offsets: list[int], width: int) -> SlidingWindow:
         return _PooledWindow(self, rows, offsets, width)
 

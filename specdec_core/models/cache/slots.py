@@ -108,6 +108,10 @@ class SlotCache(Cache, ABC):
         where it holds fewer."""
 
     @abstractmethod
+    def blank(self, row: int, length: int) -> None:
+        """The same, and overwrite with zeros what `row` alone held there."""
+
+    @abstractmethod
     def _begin_like(self, row: int, other: int, length: int) -> None:
         """Have `other` hold the first `length` tokens of `row`, a different row."""
 

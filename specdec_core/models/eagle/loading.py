@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from safetensors.torch import save
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import LlamaConfig, PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdec_core.base.errors import UserError
@@ -29,6 +30,11 @@ from specdec_core.models.reading import reading
 from specdec_core.models.weight_files import CONFIG, WEIGHTS, read_config, read_tensors
 
 _FORMATS = (speculators, specforge, original)
+# Methods of drafting that are not known: by words in what *speculators* calls a kind, or in the
+# names of architectures; and by keys of their own. A draft vocabulary is an EAGLE head's.
+_METHODS = {"peagle": "P-EAGLE", "dflash": "DFlash", "dspark": "DSpark", "medusa": "Medusa"}
+_KEYS = {"dflash_config": "DFlash", "fc_norm": "EAGLE-3.1", "norm_output": "EAGLE-3.1"}
+_KEYS_OF_HEADS = {"pard_token": "P-EAGLE", "ptd_token_id": "P-EAGLE"}
 _FILES = ("*.json", "*.safetensors", "*.bin")
 
 
@@ -59,6 +65,30 @@ def names_head(name: str) -> bool:
     return is_head(folder)
 
 
+def _check_method(name: str, config: Mapping[str, Any]) -> None:
+    """Raises :class:`UserError` for the `config.json` of a draft of a method that is not known."""
+    kind = str(config.get("speculators_model_type") or "eagle3")
+    called = " ".join([kind, *map(str, config.get("architectures") or ())]).lower()
+    methods = [method for word, method in _METHODS.items() if word in called]
+    keys = _KEYS | (_KEYS_OF_HEADS if config.get("draft_vocab_size") else {})
+    methods += [method for key, method in keys.items() if config.get(key)]
+    if kind != "eagle3":
+        methods.append(f"the kind {kind!r}")
+    if methods:
+        raise UserError(
+            f"{name}: a draft of {methods[0]}, which is not supported; drafts are language models,"
+            " and EAGLE heads in the authors', SpecForge's or speculators' eagle3 format"
+        )
+
+
+def check_method(name: str) -> None:
+    """Raises :class:`UserError` for a name as :func:`located` takes it, of a folder on this machine
+    that holds a draft of a method that is not known."""
+    folder = Path(located(name))
+    if (folder / CONFIG).is_file():
+        _check_method(name, read_config(folder, name))
+
+
 def head_folder(name: str) -> Path:
     """The folder of a head or model, by a name that :func:`located` takes; one on the hub is
     downloaded where the hub's cache lacks it.
@@ -75,6 +105,16 @@ def head_folder(name: str) -> Path:
 
     with reading(name, "be had from the hub"):
         return Path(snapshot_download(path, allow_patterns=list(_FILES)))
+
+
+def head_positions(name: str) -> int:
+    """The positions of a head's layer, as its `config.json` or else transformers has them. Raises
+    :class:`UserError` where there is no such file."""
+    config = read_config(head_folder(name), name)
+    layer = config.get("transformer_layer_config", config)
+    default = LlamaConfig.max_position_embeddings
+    positions = layer.get("max_position_embeddings", default) if isinstance(layer, dict) else 0
+    return positions if isinstance(positions, int) else default  # its loading says what is wrong
 
 
 def read_card(name: str) -> EagleCard:
@@ -108,6 +148,7 @@ def load_head(
     """
     folder = head_folder(name)
     config = read_config(folder, name)
+    _check_method(name, config)
     form = next((form for form in _FORMATS if form.recognises(config, folder)), None)
     if form is None:
         raise UserError(

@@ -150,6 +150,10 @@ class EagleRunner(ModelRunner):
         self._begun[row] = length > 0
         self._settled[row] = min(self._settled[row], length)
 
+    def blank(self, row: int, length: int) -> None:
+        self.cache.blank(row, min(max(length - 1, 0), self.cache.lengths[row]))
+        self.truncate(row, min(length, self._held(row)))
+
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
         end = self._length(row)
         in_order = next((n for n, place in enumerate(kept) if place != n), len(kept))

@@ -171,7 +171,7 @@ def _mixed(table: pa.Table) -> Rows:
 
 def _decisions(kind: HeadKind, trace: Trace, sampling: Sampling) -> Rows:
     """What T1, T2 and their joint model read where the draft follows the target's trajectory."""
-    rows = trace.trajectory
+    rows = trace.drafted
     labels = acceptance(trace, rows, sampling)
     if kind == "t2":
         # T2's label is the result of a verification (§3.3), drawn here where it is not recorded.
@@ -197,8 +197,9 @@ def rows_after(trace: Trace, draft: str) -> tuple[np.ndarray, np.ndarray]:
     continuation where it is not. An EAGLE head drafts the next position from the target's features
     and a candidate from its own state: of one it is the continuation everywhere. Candidates with
     nothing after them are left out."""
-    rows = trace.trajectory
-    next_position = trace.agrees & (draft not in trace.header.eagle_heads)
+    rows = trace.drafted
+    agrees = trace.draft_token[rows] == trace.target_token[rows]
+    next_position = agrees & (draft not in trace.header.eagle_heads)
     keys = _keys(trace.prompt, trace.position, trace.step)
     order = np.argsort(keys)
     sought = _keys(
@@ -206,7 +207,7 @@ def rows_after(trace: Trace, draft: str) -> tuple[np.ndarray, np.ndarray]:
     )
     places = np.searchsorted(keys, sought, sorter=order).clip(max=len(keys) - 1)
     after = order[places]
-    recorded = keys[after] == sought
+    recorded = (keys[after] == sought) & trace.is_drafted[after]
     return rows[recorded], after[recorded]
 
 

@@ -16,16 +16,17 @@ from cluster.serving.metrics import Metrics
 from cluster.serving.rollout import Rollout
 from cluster.serving.served import Deployment, Served
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration
+from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.engine import Chunk, Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import Pair
+from specdec_core.models.pair import Pair, load_pair
 from specdec_core.tokens.statistics import Generation, Round
 from specdec_core.tokens.token_tree import TokenOrigin
+from tests.specdec_core.engine.test_broken_logits import NAN, poison
 
 FIXED = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
 PROMPTS = ["def main(", "import", "class A:"]
@@ -265,3 +266,27 @@ def test_a_bandits_rounds_are_counted_by_arm(tiny_pair: Pair) -> None:
         assert arms == answer["specdec"]["arms"]
 
     serve(Engine(tiny_pair, configuration), story)
+
+
+def test_a_request_whose_logits_are_no_numbers_is_told_and_counted(tiny_spec: PairSpec) -> None:
+    """The engine goes on with the others, and is not started again."""
+    pair = load_pair(tiny_spec)
+    poison(pair.target)
+
+    async def story(server: Server) -> None:
+        healthy = server.complete(PROMPTS[0], max_tokens=20, ignore_eos=True)
+        body = {"prompt": [5, NAN, 7], "max_tokens": 9}
+        broken = server.http.post("/v1/completions", json=body)
+        streamed = server.http.post("/v1/completions", json={**body, "stream": True})
+        answer, whole, events = await asyncio.gather(healthy, broken, streamed)
+        assert answer["usage"]["completion_tokens"] == 20
+        assert whole.status_code == 500
+        assert whole.json()["error"]["code"] == "no_numbers"
+        assert "behind the 3 tokens of this text" in whole.json()["error"]["message"]
+        assert "behind the 3 tokens of this text" in events.text
+        found = await server.metrics()
+        assert value(found, "vllm:request_success_total", finished_reason="error") == 2
+        assert value(found, "vllm:request_success_total", finished_reason="length") == 1
+        assert value(found, "specdec:engine_restarts_total") == 0
+
+    serve(Engine(pair, FIXED, slots=3), story)

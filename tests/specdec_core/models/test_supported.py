@@ -28,7 +28,7 @@ SHORT = 64  # positions of the Phi-3 with longrope
 
 def test_an_alibi_model_is_refused_by_name() -> None:
     with pytest.raises(UserError, match="bloom uses ALiBi positions"):
-        check_supported(BloomConfig(), "some/model", 64)
+        check_supported(BloomConfig(), "some/model")
 
 
 @pytest.mark.parametrize(
@@ -36,15 +36,15 @@ def test_an_alibi_model_is_refused_by_name() -> None:
 )
 def test_a_model_whose_forward_takes_no_cache_is_refused_by_name(config: PreTrainedConfig) -> None:
     with pytest.raises(UserError, match=f"{config.model_type} takes no past_key_values") as error:
-        check_supported(config, "some/model", 64)
+        check_supported(config, "some/model")
     assert "\n" not in str(error.value)
 
 
 def test_local_attention_that_counts_columns_is_refused_by_name() -> None:
     with pytest.raises(UserError, match="gpt_neo has local attention layers"):
-        check_supported(GPTNeoConfig(), "some/model", 64)
+        check_supported(GPTNeoConfig(), "some/model")
     alike = GPTNeoConfig(num_layers=2, attention_types=[[["global"], 2]])
-    check_supported(alike, "some/model", 64)
+    check_supported(alike, "some/model")
 
 
 def test_slots_in_which_longrope_would_change_positions_are_refused(longrope_folder: Path) -> None:

@@ -311,12 +311,13 @@ def test_what_a_target_can_hold_here_limits_no_candidates_elsewhere(
 ) -> None:
     """Its positions change at 64 tokens, which this engine does not do."""
     model = AutoModelForCausalLM.from_pretrained(str(longrope_folder)).eval()
-    text = [7, 8, 9, 10, 11] * 20
+    text = [7, 8, 9, 10, 11]
     runner = RunnerSettings(max_length=8192, target_dtype="float32", draft_dtype="float32")
-    for drafter, longest in ((CHAIN, 512), ({"kind": "prompt_lookup"}, None)):
+    for drafter, limited in ((CHAIN, True), ({"kind": "prompt_lookup"}, False)):
         generate: Any = speculative(model, configured(drafter), tiny_spec.drafts, runner)
         own = generate.args[0].drafter
-        assert own.max_length == longest
-        own.begin(0, text)
-        own.add(0, [7])
-        assert own.propose({0: 5})[0].tokens
+        for repeats, drafts in ((20, True), (120, not limited)):  # the draft has 512 positions
+            own.begin(0, text * repeats)
+            own.add(0, [7])
+            assert bool(own.propose({0: 5})[0].tokens) == drafts
+            own.end(0)

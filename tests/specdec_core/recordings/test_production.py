@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dashboards.reports.production import findings
 from specdec_core.base.errors import UserError
 from specdec_core.cost import ForwardCost, Profile
 from specdec_core.recordings.production import Production, expectations, read_vllm
@@ -44,23 +45,39 @@ def test_prometheus_text_gives_steps_and_acceptance_by_position(tmp_path: Path) 
     assert [seen.tokens(k) for k in (3, 4)] == pytest.approx([1.9 + 0.15, 1.9 + 0.15 + 0.075])
 
 
-def test_responses_give_the_same_as_the_sums_over_their_steps(tmp_path: Path) -> None:
-    def response(by_accepted: list[int], tokens: int, milliseconds: float) -> str:
-        steps = sum(by_accepted)
-        told = {
-            "acceptance_histogram": by_accepted,
-            "num_spec_steps": steps,
-            "num_draft_tokens": 2 * steps,
-            "num_spec_tokens": 2,
-        }
-        metrics = {"generation_time_ms": milliseconds, "speculative_decoding": told}
-        return json.dumps({"usage": {"completion_tokens": tokens}, "metrics": metrics})
+def response(by_accepted: list[int], tokens: int, milliseconds: float, length: int = 2) -> str:
+    steps = sum(by_accepted)
+    told = {
+        "acceptance_histogram": by_accepted,
+        "num_spec_steps": steps,
+        "num_draft_tokens": 2 * steps,
+        "num_spec_tokens": length,
+    }
+    metrics = {"generation_time_ms": milliseconds, "speculative_decoding": told}
+    return json.dumps({"usage": {"completion_tokens": tokens}, "metrics": metrics})
 
+
+def test_responses_give_the_same_as_the_sums_over_their_steps(tmp_path: Path) -> None:
     file = tmp_path / "responses.jsonl"
     # 40 steps with candidates and 10 without give 50 + 15 + 2·15 tokens behind the first.
     lines = [response([10, 15, 15], 1 + 50 + 45, 1000.0)] * 2
     file.write_text("\n".join([*lines, json.dumps({"usage": {}, "metrics": None})]))
     assert read_vllm(file) == read_vllm(metrics(tmp_path))
+
+
+def test_lengths_that_varied_are_not_mixed_up(tmp_path: Path) -> None:
+    """Steps of a shorter length had no chance to accept at later positions."""
+    file = tmp_path / "responses.jsonl"
+    of_four = response([10, 15, 15, 0, 0], 96, 1000.0, length=4)
+    file.write_text("\n".join([response([10, 15, 15], 96, 1000.0), of_four]))
+    with pytest.raises(UserError, match="num_spec_tokens 2 and 4: take a file for each length"):
+        read_vllm(file)
+    file.write_text(of_four)
+    seen = read_vllm(file)
+    assert seen.varied
+    [line] = [line for line in findings([], seen) if "not always 4" in line]
+    assert line.startswith("a step with candidates had 2.0 of them")
+    assert "not always" not in " ".join(findings([], read_vllm(metrics(tmp_path))))
 
 
 def test_what_vllm_0_32_wrote_is_read() -> None:

@@ -86,7 +86,7 @@ class ChatAnswer(ChoicesAnswer[ChatRequest]):
         self, index: int, text: str, finished: Generation | None
     ) -> tuple[str, list[ToolCall], FinishReason | None]:
         """What of this text of a choice is no call, the calls, and why the choice ends."""
-        reason: FinishReason | None = finished.finish_reason if finished else None
+        reason: FinishReason | None = finished.ended if finished else None
         if (reader := self._readers[index]) is None:
             return text, [], reason
         said, calls = reader.push(text, finished is not None)

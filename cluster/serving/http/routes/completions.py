@@ -73,7 +73,7 @@ class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
         return CompletionChoice(
             index=index,
             text=self._echoed(index) + generation.text,
-            finish_reason=generation.finish_reason,
+            finish_reason=generation.ended,
             logprobs=self._logprobs(index, generation.logprobs, generation.prompt_logprobs),
             token_ids=generation.tokens if self.body.return_token_ids else None,
             prompt_token_ids=self._prompt_tokens(index),
@@ -98,7 +98,7 @@ class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
         return CompletionChoice(
             index=index,
             text=chunk.text,
-            finish_reason=chunk.finished.finish_reason if chunk.finished else None,
+            finish_reason=chunk.finished.ended if chunk.finished else None,
             logprobs=self._logprobs(index, chunk.logprobs),
             token_ids=chunk.tokens if self.body.return_token_ids else None,
         )

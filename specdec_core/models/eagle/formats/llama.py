@@ -24,8 +24,6 @@ _SHARED = (
     "max_position_embeddings",
     "vocab_size",
 )
-# EAGLE-3.1: a norm for each feature, and normed states fed on. vLLM knows them by these keys.
-_UNSUPPORTED = ("fc_norm", "norm_output")
 
 
 def layer_values(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -56,10 +54,7 @@ def layer_values(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def check_plain(config: Mapping[str, Any], name: str) -> None:
-    """Raises :class:`UserError` for quantised heads, and for variants of another formula."""
+    """Raises :class:`UserError` for quantised heads."""
     for key in ("quantization_config", "compression_config"):
         if config.get(key):
             raise UserError(f"{name}: is quantised ({key}); only unquantised heads are read")
-    for key in _UNSUPPORTED:
-        if config.get(key):
-            raise UserError(f"{name}: {key} (EAGLE-3.1) is not supported")

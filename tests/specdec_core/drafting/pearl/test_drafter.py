@@ -200,7 +200,7 @@ class Scripted:
 
     def __init__(self) -> None:
         self.heard: list = []
-        self.to_say: list = [DraftReady()]
+        self.to_say: list = [DraftReady(1024)]
         self.timeouts: list[float] = []
 
     def send(self, message: object) -> None:

@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec
 from specdec_core.models.eagle.loading import is_head, load_head, save_head
+from specdec_core.models.pair import check_pair
 from tests.specdec_core.models.eagle.heads import (
     CARD,
     DRAFTED,
@@ -95,8 +97,8 @@ def test_what_the_output_layer_reads_is_another_state_for_others(folder: Path) -
         ({"eagle_aux_hidden_state_layer_ids": [2, 4]}, r"fc.weight has the shape \(32, 96\)"),
         ({"norm_before_residual": None}, "norm_before_residual is missing"),
         ({"norm_before_fc": True}, "missing tensors: input_norm.weight"),
-        ({"fc_norm": True}, "fc_norm .*not supported"),
-        ({"norm_output": True}, "norm_output .*not supported"),
+        ({"fc_norm": True}, "a draft of EAGLE-3.1, which is not supported"),
+        ({"norm_output": True}, "a draft of EAGLE-3.1, which is not supported"),
         ({"quantization_config": {"quant_method": "gptq"}}, "is quantised"),
         ({"layer__quantization_config": {"quant_method": "gptq"}}, "is quantised"),
         ({"layer__num_hidden_layers": 2}, "has 2 decoder layers"),
@@ -109,12 +111,41 @@ def test_what_the_output_layer_reads_is_another_state_for_others(folder: Path) -
         ({"transformer_layer_config": None}, "no transformer_layer_config"),
         ({"draft_vocab_size": 30}, "d2t is not 30 whole numbers"),
         ({"specdec": {"form": "int8", "colour": 1}}, "colour: unknown key"),
-        ({"speculators_model_type": "peagle"}, "not an EAGLE head of a known format"),
+        ({"speculators_model_type": "peagle"}, "a draft of P-EAGLE, which is not supported"),
+        ({"pard_token": 59}, "a draft of P-EAGLE, which is not supported"),
+        ({"speculators_model_type": "mlp"}, "a draft of the kind 'mlp', which is not supported"),
     ],
 )
 def test_another_configuration(folder: Path, changes: dict[str, Any], message: str) -> None:
     configure(folder, **changes)
     refused(folder, message)
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}, "DFlash"),
+        ({"model_type": "qwen3", "dflash_config": {"mask_token_id": 7}}, "DFlash"),
+        ({"speculators_model_type": "dflash", "architectures": ["DFlashDraftModel"]}, "DFlash"),
+        ({"architectures": ["PEagleDraftModel"], "model_type": "llama"}, "P-EAGLE"),
+        (
+            {
+                "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama",
+                "num_hidden_layers": 4, "draft_vocab_size": 24, "ptd_token_id": 59,
+            },
+            "P-EAGLE",
+        ),
+        ({"model_type": "llama", "draft_vocab_size": 24, "fc_norm": True}, "EAGLE-3.1"),
+    ],
+)  # fmt: skip
+def test_a_draft_of_another_method_is_named_where_a_pair_is_checked(
+    tmp_path: Path, tiny_spec: PairSpec, config: dict[str, Any], method: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec = tiny_spec.model_copy(update={"drafts": {"draft": str(tmp_path)}})
+    with pytest.raises(UserError, match=f"^{tmp_path}: a draft of {method}, which") as error:
+        check_pair(spec)
+    assert "\n" not in str(error.value)
 
 
 def set_(name: str, value: Tensor) -> Callable[[Tensors], None]:

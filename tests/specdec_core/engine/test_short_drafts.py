@@ -1,0 +1,108 @@
+"""A draft with fewer positions than the target limits no text: where it cannot read on, nothing is
+drafted from it, and the output stays the target's."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
+from specdec_core.config.kinds import DRAFTERS
+from specdec_core.drafting.pearl.settings import PearlSettings
+from specdec_core.engine import Engine, Request
+from specdec_core.models import pair as pairs
+from specdec_core.models.pair import Pair, check_pair
+from specdec_core.tokens.statistics import Generation
+from tests.specdec_core.drafting.pearl.in_turns import InTurns
+from tests.specdec_core.drafting.proofs import PROMPTS
+from tests.specdec_core.kinds import drafter
+from tests.specdec_core.recordings.short_pair import HEAD, POSITIONS, short_pair, short_spec
+from tests.specdec_core.recordings.test_every_kind import home  # noqa: F401 (a fixture)
+
+LONG = 60  # tokens of an output: the target has 256 positions here
+# They draft from texts alone, which have no limit.
+FROM_TEXTS = {"prompt_lookup", "suffix", "token_cache", "retrieval", "lookahead", "hybrid"}
+FROM_TEXTS |= {"bandit", "schedule", "post_use", "ouroboros"}  # in part
+LOSSLESS = {"target_tree": {"branching": [1, 3, 2]}, "target_fork": {"width": 1}}
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return short_pair(tiny_pair, tmp_path_factory.mktemp("short"))
+
+
+def requests() -> list[Request]:
+    return [Request(str(n), p, LONG, seed=n, ignore_eos=True) for n, p in enumerate(PROMPTS)]
+
+
+@pytest.fixture(scope="module")
+def expected(pair: Pair) -> list[list[int]]:
+    return [g.tokens for g in Engine(pair, AUTOREGRESSIVE, 3).generate(requests())]
+
+
+def assert_drafts_as_far_as_it_reads(found: list[Generation], expected: list[list[int]]) -> None:
+    assert [g.tokens for g in found] == expected
+    near = 0
+    for generation in found:
+        for round in generation.rounds:
+            # The last candidate is not read.
+            text = generation.prompt_tokens + round.position
+            assert text + round.depth <= max(POSITIONS + 1, text)
+            near += round.depth > 0 and text + round.depth > POSITIONS - 2
+    assert near, "no draft came near the end"
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("kind", sorted({*DRAFTERS} - {"pearl"}))
+def test_greedy_output_goes_on_where_no_draft_model_can(
+    pair: Pair, expected: list[list[int]], kind: str
+) -> None:
+    configuration = Configuration(drafter=drafter(kind, **LOSSLESS.get(kind, {})))
+    found = Engine(pair, configuration, 3).generate(requests())
+    if kind not in FROM_TEXTS:
+        assert_drafts_as_far_as_it_reads(found, expected)
+    else:
+        assert [g.tokens for g in found] == expected
+        assert any(r.drafted for g in found for r in g.rounds if r.position > POSITIONS)
+
+
+@pytest.mark.parametrize("kind", ["draft_model", "tree", "dynamic_tree", "fork", "cascade"])
+def test_a_head_drafts_as_far_as_it_has_positions(
+    pair: Pair, expected: list[list[int]], kind: str
+) -> None:
+    configuration = Configuration(drafter=drafter(kind, draft=HEAD))
+    found = Engine(pair, configuration, 3).generate(requests())
+    assert_drafts_as_far_as_it_reads(found, expected)
+
+
+def test_an_asynchronous_draft_drafts_as_far_as_it_reads(
+    pair: Pair, expected: list[list[int]]
+) -> None:
+    configuration = Configuration(drafter=PearlSettings(window=4, wait=2))
+    link = InTurns(pair, 0)
+    engine = Engine(pair, configuration, 3, open_link=lambda: link)
+    assert_drafts_as_far_as_it_reads(engine.generate(requests()), expected)
+
+
+def test_a_short_draft_limits_no_request_and_is_named_once(
+    tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = short_spec(tiny_spec, tmp_path_factory.mktemp("named"))
+    with caplog.at_level(logging.WARNING):
+        assert pairs.max_length_of(spec) == 256
+        check_pair(spec)
+        check_pair(spec)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert spec.drafts["draft"] in line
+    assert f"has {POSITIONS} positions, and texts may have 256 tokens" in line
+    assert pairs.short_drafts(tiny_spec) == {}
+
+
+def test_a_draft_whose_longrope_changes_drafts_before_that(
+    longrope_folder: str, tiny_spec: PairSpec
+) -> None:
+    """As a target it would be refused."""
+    drafts = {"draft": str(longrope_folder)}
+    check_pair(tiny_spec.model_copy(update={"drafts": drafts}))
+    assert pairs.short_drafts(tiny_spec.model_copy(update={"drafts": drafts})) == {"draft": 64}

@@ -1,0 +1,114 @@
+"""Where a text has more tokens than a draft has positions, replays have the engine's rounds, and
+nothing is learned from what a draft cannot read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specdec_core.config import Configuration, Sampling
+from specdec_core.config.kinds import DRAFTERS, POLICIES
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.engine import Request
+from specdec_core.models.pair import Pair
+from specdec_core.prompts.prompt_sets import PromptSet
+from specdec_core.recordings.record import Recorder
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import NOTHING, Header, Recording, save_header, write_shard
+from specdec_core.training.heads.examples import rows_after
+from tests.specdec_core.drafting.proofs import PROMPTS
+from tests.specdec_core.kinds import drafter, policy
+from tests.specdec_core.recordings.short_pair import HEAD, POSITIONS, short_pair
+from tests.specdec_core.recordings.test_every_kind import (
+    KNOWN,
+    TOKENS,
+    UNKNOWN,
+    assert_replayed,
+    home,  # noqa: F401 (a fixture)
+)
+
+SAMPLINGS = {"greedy": Sampling(), "coupled": Sampling(temperature=1.0, coupling="gumbel")}
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return short_pair(tiny_pair, tmp_path_factory.mktemp("short"))
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Request]:
+    return [Request(str(n), tokens, TOKENS, seed=n) for n, tokens in enumerate(PROMPTS)]
+
+
+@pytest.fixture(scope="module", params=SAMPLINGS)
+def recording(
+    pair: Pair,
+    requests: list[Request],
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> Recording:
+    folder = tmp_path_factory.mktemp("recording")
+    header = Header(
+        pair=pair.spec.model_copy(update={"drafts": {**pair.spec.drafts, HEAD: "head"}}),
+        fingerprints=pair.fingerprints,
+        eos_token_ids=tuple(pair.eos_token_ids),
+        prompts=PromptSet(source="proofs", count=len(requests), digest="0"),
+        sampling=SAMPLINGS[request.param],
+        max_new_tokens=TOKENS,
+        eagle_heads=(HEAD,),
+        short_drafts={"draft": POSITIONS, HEAD: POSITIONS},
+    )
+    save_header(header, folder)
+    write_shard(Recorder(pair, header).record(list(enumerate(requests))), folder, 0)
+    return Recording.open(folder)
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("kind", sorted({*DRAFTERS} - UNKNOWN))
+def test_every_drafter_is_replayed_as_it_decodes(
+    pair: Pair, recording: Recording, requests: list[Request], kind: str
+) -> None:
+    sampling = recording.header.sampling
+    configuration = Configuration(drafter=drafter(kind, **KNOWN.get(kind, {})), sampling=sampling)
+    if (replay := Replay(recording)).can(configuration):
+        assert_replayed(replay, pair, configuration, requests)
+    else:
+        assert not sampling.greedy
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in POLICIES if policy(kind).decodes and not policy(kind).heads]
+)
+def test_every_policy_is_replayed_as_it_decodes(
+    pair: Pair, recording: Recording, requests: list[Request], kind: str
+) -> None:
+    chain = DraftModelSettings(policy=policy(kind))
+    configuration = Configuration(drafter=chain, sampling=recording.header.sampling)
+    assert_replayed(Replay(recording), pair, configuration, requests)
+
+
+def test_a_head_is_replayed_as_it_decodes(
+    pair: Pair, recording: Recording, requests: list[Request]
+) -> None:
+    chain = DraftModelSettings(draft=HEAD)
+    configuration = Configuration(drafter=chain, sampling=recording.header.sampling)
+    assert_replayed(Replay(recording), pair, configuration, requests)
+
+
+def test_nothing_is_learned_from_behind_the_drafts_end(recording: Recording) -> None:
+    prompts = np.array([len(tokens) for tokens in recording.prompts.tokens])
+    for name in ("draft", HEAD):
+        trace = recording.trace(name)
+        text = prompts[trace.prompt] + trace.position
+        assert (trace.draft_token[text > POSITIONS] == NOTHING).all()
+        assert (trace.draft_token[text <= POSITIONS] != NOTHING).all()
+        assert (text[trace.drafted] <= POSITIONS).all()
+        candidates, after = rows_after(trace, name)
+        assert len(candidates)
+        assert (text[candidates] <= POSITIONS).all()
+        assert (trace.draft_token[after] != NOTHING).all()
+    examples = recording.examples("draft")
+    text = prompts[examples["prompt"].to_numpy()] + examples["position"].to_numpy()
+    from_draft = examples["from_draft"].to_numpy()
+    assert from_draft[text <= POSITIONS].any()
+    assert not from_draft[text > POSITIONS].any()
