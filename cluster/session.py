@@ -9,11 +9,13 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
+from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET
 from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -40,7 +42,8 @@ QUIET = {
 def ray_session() -> Iterator[None]:
     """Connect to the cluster that `RAY_ADDRESS` names (set inside a Ray job), or else start a local
     one and stop it at the end. An existing connection is used and left open. What the process does
-    when it is terminated stays as it was: Ray would end it without a word."""
+    when it is terminated stays as it was: Ray would end it without a word. A local Ray is stopped
+    by this process alone, whichever of its processes are sent SIGTERM or SIGHUP."""
     for name in ("ray.tune", "ray.train", "ray.data"):
         # Their errors are reported in one line where they are handled.
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -50,12 +53,13 @@ def ray_session() -> Iterator[None]:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     address = os.environ.get("RAY_ADDRESS") or "local"
-    if address == "local":
+    if local := address == "local":
         options: dict[str, Any] = {"num_cpus": os.cpu_count(), "include_dashboard": False}
     else:
         options = {"runtime_env": {"env_vars": _inherited_variables()}}
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    with warnings.catch_warnings(), _own_handler():
+    held = _held_signals() if local else nullcontext()
+    with warnings.catch_warnings(), held, _own_handler():
         warnings.simplefilter("ignore", FutureWarning)
         try:
             ray.init(address=address, **options, **quiet)
@@ -65,7 +69,43 @@ def ray_session() -> Iterator[None]:
     try:
         yield
     finally:
-        ray.shutdown()
+        _end_local() if local else ray.shutdown()
+
+
+def check_alive() -> None:
+    """Raises :class:`UserError` where a process without which the local Ray does nothing has
+    ended."""
+    node = ray._private.worker._global_node
+    for kind, process in [] if node is None else node.dead_processes():
+        if kind in (PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET):
+            raise UserError(f"Ray's {kind} has ended (status {process.returncode})")
+
+
+@contextmanager
+def _held_signals() -> Iterator[None]:
+    """Processes that are started in the block never get SIGTERM and SIGHUP, as Ray has it for
+    SIGINT: a terminal sends these to a whole group, systemd to all processes of a service."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_local() -> None:
+    """Disconnect from the local Ray, and end all of its processes. Ray would send them SIGTERM,
+    which they never get, and wait a second for each; its agents outlive the raylet by seconds."""
+    node = ray._private.worker._global_node
+    processes = [] if node is None else [process for _, process in node.live_processes()]
+    started: list[psutil.Process] = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            started += psutil.Process(process.pid).children(recursive=True)
+        process.terminate = process.kill
+    ray.shutdown()
+    for each in started:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
 
 
 @contextmanager

@@ -244,6 +244,6 @@ def test_what_is_answered_when_the_engine_has_failed_is_documented(
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(api.engine, "step", break_down)
-    assert api.ask("POST", COMPLETIONS, json={"prompt": "x"}).status_code == 500
+    assert api.ask("POST", COMPLETIONS, json={"prompt": "x"}).status_code == 503
     assert api.ask("GET", "/health").status_code == 503
     assert api.ask("GET", "/ready").status_code == 503
