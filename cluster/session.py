@@ -75,8 +75,8 @@ def ray_session() -> Iterator[None]:
 def check_alive() -> None:
     """Raises :class:`UserError` where a process without which the local Ray does nothing has
     ended."""
-    node = ray._private.worker._global_node
-    for kind, process in [] if node is None else node.dead_processes():
+    node: Any = ray._private.worker._global_node
+    for kind, process in () if node is None else node.dead_processes():
         if kind in (PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET):
             raise UserError(f"Ray's {kind} has ended (status {process.returncode})")
 
@@ -95,8 +95,8 @@ def _held_signals() -> Iterator[None]:
 def _end_local() -> None:
     """Disconnect from the local Ray, and end all of its processes. Ray would send them SIGTERM,
     which they never get, and wait a second for each; its agents outlive the raylet by seconds."""
-    node = ray._private.worker._global_node
-    processes = [] if node is None else [process for _, process in node.live_processes()]
+    node: Any = ray._private.worker._global_node
+    processes = () if node is None else [process for _, process in node.live_processes()]
     started: list[psutil.Process] = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):

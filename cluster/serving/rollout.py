@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 _LOOK = 0.05  # seconds between looks at whether an old engine has finished
 _WATCH = 1.0  # and at whether the current one is alive
-_AT_ONCE = 60.0  # seconds: an engine that has worked for less has failed at once
+_AT_ONCE = 10.0  # seconds: an engine that has worked for less has failed at once
+_FREE = 3  # engines in a row that have failed at once until there is a pause
 _PAUSE = 60.0  # seconds between two starts of engines that fail at once, at most
 
 T = TypeVar("T")
@@ -108,7 +109,7 @@ class Rollout:
     @property
     def _pause(self) -> float:
         """Seconds until another engine is started: none after the first failures, then doubled."""
-        return 0.0 if self._failing < 2 else min(2.0 ** (self._failing - 2), _PAUSE)
+        return 0.0 if self._failing < _FREE else min(2.0 ** (self._failing - _FREE), _PAUSE)
 
     @property
     def cancelled(self) -> int:
