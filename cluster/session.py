@@ -11,13 +11,15 @@ import socket
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import ray
 from ray._private.grpc_utils import init_grpc_channel
+from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET
 from ray._private.services import canonicalize_bootstrap_address
 from ray.core.generated import gcs_service_pb2, ray_client_pb2
 from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
@@ -51,7 +53,8 @@ ANSWERING = 10.0  # seconds that a cluster may take to answer
 def ray_session() -> Iterator[None]:
     """Connect to the cluster that `RAY_ADDRESS` names (set inside a Ray job), or else start a local
     one and stop it at the end. An existing connection is used and left open. What the process does
-    when it is terminated stays as it was: Ray would end it without a word."""
+    when it is terminated stays as it was: Ray would end it without a word. A local Ray is stopped
+    by this process alone, whichever of its processes are sent SIGTERM or SIGHUP."""
     for name in ("ray.tune", "ray.train", "ray.data"):
         # Their errors are reported in one line where they are handled.
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -61,28 +64,72 @@ def ray_session() -> Iterator[None]:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     address = os.environ.get("RAY_ADDRESS") or "local"
-    if address == "local":
+    if local := address == "local":
         options: dict[str, Any] = {"num_cpus": os.cpu_count(), "include_dashboard": False}
     else:
         options = {"runtime_env": {"env_vars": _inherited_variables()}}
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    held = _interrupt_held_back() if address == "local" else nullcontext()
-    with warnings.catch_warnings(), _own_handler(), held:
+    starting = _starting_local() if local else nullcontext()
+    with warnings.catch_warnings(), starting, _own_handler():
         warnings.simplefilter("ignore", FutureWarning)
         try:
-            if address != "local":
+            if not local:
                 _probe(address)
             ray.init(address=address, **options, **quiet)
         except (OSError, ValueError, RuntimeError, RayError) as error:
             reason = " ".join(str(error).split())
             what = "Ray did not start"
-            if address != "local":
+            if not local:
                 what = f"no Ray cluster at {address} (RAY_ADDRESS)"
             raise UserError(f"{what}: {reason}") from None
     try:
         yield
     finally:
-        ray.shutdown()
+        _end_local() if local else ray.shutdown()
+
+
+def check_alive() -> None:
+    """Raises :class:`UserError` where a process without which the local Ray does nothing has
+    ended."""
+    node: Any = ray._private.worker._global_node
+    for kind, process in () if node is None else node.dead_processes():
+        if kind in (PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET):
+            raise UserError(f"Ray's {kind} has ended (status {process.returncode})")
+
+
+@contextmanager
+def _starting_local() -> Iterator[None]:
+    """What the start of a local Ray needs: no process of it gets what ends this one, and no
+    interrupt falls into a fork."""
+    with _interrupt_held_back(), _held_signals():
+        yield
+
+
+@contextmanager
+def _held_signals() -> Iterator[None]:
+    """Processes that are started in the block never get SIGTERM and SIGHUP, as Ray has it for
+    SIGINT: a terminal sends these to a whole group, systemd to all processes of a service."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_local() -> None:
+    """Disconnect from the local Ray, and end all of its processes. Ray would send them SIGTERM,
+    which they never get, and wait a second for each; its agents outlive the raylet by seconds."""
+    node: Any = ray._private.worker._global_node
+    processes = () if node is None else [process for _, process in node.live_processes()]
+    started: list[psutil.Process] = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            started += psutil.Process(process.pid).children(recursive=True)
+        process.terminate = process.kill
+    ray.shutdown()
+    for each in started:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
 
 
 def _probe(address: str) -> None:

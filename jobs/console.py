@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 console = Console(highlight=False, emoji=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
+_LOOK = 0.1  # seconds
 _OUTPUT = 1  # the file that output goes to
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -107,6 +110,23 @@ def interruptible(after: str = "the same command resumes") -> Iterator[None]:
             raise
         errors.print(f"terminated; {after}")
         sys.exit(_TERMINATED)  # what waits in Ray ends with another code
+
+
+def on_stop(handler: Callable[[int, FrameType | None], object]) -> None:
+    """Have this called when the process is to stop: at Ctrl-C, and at what a supervisor sends or a
+    terminal that is closed. What is ignored stays so, as SIGHUP under `nohup`."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def wait_for_stop(look: Callable[[], None] = lambda: None) -> None:
+    """Return when the process is to stop. Signals that come later change nothing, so that they do
+    not disturb that. `look` is called now and then, and may raise an error."""
+    stop = Event()
+    on_stop(lambda *_: stop.set())
+    while not stop.wait(_LOOK):
+        look()
 
 
 def point(what: str, where: object) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from threading import Thread, Timer
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ByteSize, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -15,7 +17,7 @@ from typer import Option
 
 from dashboards.pages import PLAYGROUND
 from jobs.choice import choose, choose_version
-from jobs.console import console, print_configuration, run
+from jobs.console import console, on_stop, print_configuration, run, wait_for_stop
 from jobs.deploy import follow_champion
 from jobs.options import Config, MaxLength, Placed, chosen_pair, numbers
 from jobs.traffic import Watch, read_command, watched
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
     from cluster.serving.http.access import Access
     from cluster.serving.http.samples import Sampling
+
+
+ENDING = 20.0  # seconds in which all ends once requests under way have
 
 
 class Arguments(Value):
@@ -48,7 +53,9 @@ class Arguments(Value):
     requests_per_minute: PositiveInt | None = None
     tokens_per_minute: PositiveInt | None = None
     max_tokens_per_request: PositiveInt | None = None
-    request_timeout: PositiveFloat | None = None
+    request_timeout: PositiveFloat = 3600.0
+    step_timeout: PositiveFloat = 300.0
+    no_auth: bool = False
     sample_prompts: Path | None = None
     sample_share: float = Field(default=0.05, gt=0, le=1)
     sample_limit: ByteSize = ByteSize(200_000_000)
@@ -58,6 +65,11 @@ def application(args: dict[str, Any]) -> Application:
     """The application for Serve config files: `import_path: jobs.serve:application`. Raises
     :class:`UserError` as the command does."""
     given = parse(Arguments, args, "args")
+    if given.api_key_file is None and not given.no_auth:
+        raise UserError(
+            "args: everybody who reaches the server's address could ask it: give `api_key_file`, a"
+            " file of `specdec serve keys`, or `no_auth: true`"
+        )
     choice, _ = choose(given.config)
     from cluster.serving.deployment import application as build  # Ray takes seconds to import
     from cluster.serving.http.pages import Page
@@ -78,6 +90,7 @@ def application(args: dict[str, Any]) -> Application:
             given.replicas, given.max_replicas, given.scale_up_after, given.scale_down_after
         ),
         samples=_sampling(given),
+        step_timeout=given.step_timeout,
     )
 
 
@@ -170,8 +183,11 @@ def main(
         int | None, Option(min=1, help="New tokens that a request may ask for.")
     ] = None,
     request_timeout: Annotated[
-        float | None, Option(min=0.001, help="Seconds until an answer must be complete.")
-    ] = None,
+        float, Option(min=0.001, help="Seconds until an answer must be complete.")
+    ] = 3600.0,
+    step_timeout: Annotated[
+        float, Option(min=1, help="Seconds that a step may take until the engine is started again.")
+    ] = 300.0,
     drain: Annotated[
         float, Option(min=0, help="Seconds that answers may still take when the server is stopped.")
     ] = 4.0,
@@ -217,6 +233,7 @@ def main(
     from cluster.serving.http.pages import Page
     from cluster.serving.replicas.number import Replicas
     from cluster.serving.tls import read_tls
+    from cluster.session import check_alive
     from specdec_core.engine.scheduler import Limits
 
     number = Replicas.asked(replicas, max_replicas, scale_up_after, scale_down_after)
@@ -239,7 +256,7 @@ def main(
     )
     access, samples = _access(given, local=not no_auth), _sampling(given)
     check_exposed(host, access.keys, no_auth)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
+    on_stop(signal.default_int_handler)  # until it serves
     try:
         with console.status("starting Ray Serve and loading the models") as status:
             server = serving(
@@ -260,17 +277,32 @@ def main(
                 samples=samples,
                 tls=tls,
                 drain=drain,
+                step_timeout=step_timeout,
             )
             with server as url:
                 status.stop()
                 _announce(url, choice, source, slots, access.keys is not None, tls_cert)
-                signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray replaced it
-                with watched(find_server(url), watch, _warn) if wanted else nullcontext():
+                running = find_server(url)
+                with watched(running, watch, _warn) if wanted else nullcontext():
                     if follow is not None:
-                        follow_champion(url, version, follow)
-                    signal.pause()
+                        arguments = url, version, follow
+                        Thread(target=follow_champion, args=arguments, daemon=True).start()
+                    try:
+                        wait_for_stop(check_alive)
+                    finally:
+                        _end_within(drain + ENDING)
+                        with suppress(UserError):  # it is gone already
+                            running.stop(drain)
     except KeyboardInterrupt:
-        console.print("stopped")
+        pass
+    console.print("stopped")
+
+
+def _end_within(seconds: float) -> None:
+    """End this process then, and with it all that it has started, should that hang."""
+    end = Timer(seconds, os._exit, (1,))
+    end.daemon = True
+    end.start()
 
 
 def _warn(message: str) -> None:

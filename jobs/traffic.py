@@ -150,4 +150,4 @@ def watched(server: RunningServer, watch: Watch, warn: Callable[[str], None]) ->
         yield
     finally:
         watching.over.set()
-        watching.join(timeout=30)
+        watching.join(timeout=10)  # a supervisor does not wait for a store that is away

@@ -15,7 +15,7 @@ from cluster.serving.control import known_certificate
 from cluster.serving.server_process import ServerProcess
 from cluster.serving.tls import own_certificate
 from dashboards.grafana.settings import DASHBOARD, grafana_files, graphs, prometheus_file
-from jobs.console import console, run
+from jobs.console import console, on_stop, run, wait_for_stop
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 
@@ -55,7 +55,7 @@ def main(
             "prometheus is not on the PATH: install it (Debian: apt-get install prometheus), or"
             f" have yours scrape {url}/metrics; the dashboard for Grafana is {DASHBOARD}"
         )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
+    on_stop(signal.default_int_handler)
     try:
         with ExitStack() as servers:
             certificate = tls_cert or known_certificate(url)
@@ -77,7 +77,8 @@ def main(
                 servers.callback(shown.stop)
                 console.print(f"[green]Grafana[/green]     {shown.start(grafana_port)}/d/specdec")
             console.print("Ctrl-C stops watching.")
-            signal.pause()
+            wait_for_stop()
+            console.print("stopped")
     except KeyboardInterrupt:
         console.print("stopped")
 
@@ -117,8 +118,15 @@ def _grafana(home: Path, prometheus: str, port: int) -> ServerProcess:
         "GF_PATHS_LOGS": str(folder / "grafana" / "logs"),
         "GF_SERVER_HTTP_ADDR": "127.0.0.1",
         "GF_SERVER_HTTP_PORT": str(port),
+        # Another site's name that was made to lead here is sent away (DNS rebinding).
+        "GF_SERVER_DOMAIN": "127.0.0.1",
+        "GF_SERVER_ENFORCE_DOMAIN": "true",
         "GF_AUTH_ANONYMOUS_ENABLED": "true",
-        "GF_AUTH_ANONYMOUS_ORG_ROLE": "Admin",
+        "GF_AUTH_ANONYMOUS_ORG_ROLE": "Viewer",
+        # Nobody signs in: there is no administrator with a password that all know.
+        "GF_AUTH_DISABLE_LOGIN_FORM": "true",
+        "GF_AUTH_BASIC_ENABLED": "false",
+        "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION": "true",
         "GF_ANALYTICS_REPORTING_ENABLED": "false",
         "GF_ANALYTICS_CHECK_FOR_UPDATES": "false",
     }

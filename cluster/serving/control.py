@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from cluster.serving.http.routes.deploy import DEPLOY, ROLL_BACK, TOKEN_HEADER
+from cluster.serving.http.routes.deploy import DEPLOY, ROLL_BACK, STOP, TOKEN_HEADER
 from cluster.serving.served import Deployment, Operation
 from cluster.serving.tls import trusting
 from specdec_core.base.errors import UserError
@@ -25,6 +25,7 @@ from specdec_core.config import PairSpec, Value, parse, parse_json
 
 TOKEN = "SPECDEC_DEPLOY_TOKEN"  # of a server that was started by a Serve config file
 _TIMEOUT = 1800.0  # seconds: a new engine may compile its models
+_ANSWER = 5.0  # seconds that an answer may take to come back
 
 
 class Refusal(UserError):
@@ -57,6 +58,11 @@ class RunningServer(Value):
         """Have it serve what it served before. Raises :class:`UserError`."""
         return self._post(ROLL_BACK, "")
 
+    def stop(self, drain: float) -> None:
+        """Have it take no more requests, and wait until those under way have ended, for at most
+        `drain` seconds. Raises :class:`UserError` where it does not answer."""
+        self._answer("POST", f"{STOP}?drain={drain}", timeout=drain + _ANSWER)
+
     def health(self) -> dict[str, Any]:
         """What it says of itself."""
         return dict(self._answer("GET", "/health").json())
@@ -69,12 +75,14 @@ class RunningServer(Value):
         answer = self._answer("POST", path, body)
         return parse(Deployment, answer.json(), self.url)
 
-    def _answer(self, method: str, path: str, body: str = "") -> httpx.Response:
+    def _answer(
+        self, method: str, path: str, body: str = "", timeout: float = _TIMEOUT
+    ) -> httpx.Response:
         headers = {TOKEN_HEADER: self.token, "content-type": "application/json"}
         headers["authorization"] = f"Bearer {self.token}"  # who operates it may ask it, too
         try:
             known = trusting(self.certificate)
-            with httpx.Client(timeout=_TIMEOUT, trust_env=False, verify=known) as http:
+            with httpx.Client(timeout=timeout, trust_env=False, verify=known) as http:
                 answer = http.request(method, self.url + path, content=body, headers=headers)
         except httpx.HTTPError as error:
             raise UserError(f"{self.url}: no server answers there ({error})") from None

@@ -18,11 +18,13 @@ from ray.serve.handle import DeploymentHandle
 from cluster.placed_engine import check_models
 from cluster.serving.control import TOKEN, announced, new_operation, url_of
 from cluster.serving.engine_loop import QUEUE
+from cluster.serving.engine_process import STEP
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.app import build_app
-from cluster.serving.http.listener import DRAIN, Listener
+from cluster.serving.http.listener import CONNECTIONS, DRAIN, Listener
 from cluster.serving.http.pages import Page
 from cluster.serving.http.samples import Sampling
+from cluster.serving.keeper import end_with_parent
 from cluster.serving.replicas.fleet import Fleet
 from cluster.serving.replicas.number import ONE, Replicas
 from cluster.serving.replicas.replica import EngineReplica
@@ -31,7 +33,14 @@ from cluster.serving.replicas.service import ReplicatedService
 from cluster.serving.served import Operation
 from cluster.serving.start import Start
 from cluster.serving.tls import Tls
-from cluster.session import ray_session, resources, room, several_nodes, user_error
+from cluster.session import (
+    check_alive,
+    ray_session,
+    resources,
+    room,
+    several_nodes,
+    user_error,
+)
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, Placement, run_time
@@ -56,6 +65,7 @@ for _name, _value in _PROXY.items():
 
 APPLICATION = "specdec"
 LIMITS = Limits(4, share_prefixes=True)
+_LOOK = 0.1  # seconds between looks at whether a replica has drained
 _CLOSING = 1.0  # seconds in which a replica that has drained ends
 REFUSALS = 64  # requests that a replica may be refusing while all others wait
 
@@ -72,6 +82,7 @@ class CompletionServer:
         samples: Sampling | None = None,
         listener: Listener | None = None,
     ) -> None:
+        end_with_parent()
         self._page, self._samples, self._listener = page, samples, listener
         self._devices = ExitStack()  # the replica's until it ends
         self._service = start.service(self._devices)
@@ -101,6 +112,7 @@ class Ingress:
         samples: Sampling | None = None,
         listener: Listener | None = None,
     ) -> None:
+        end_with_parent()
         fleet = Fleet(engines, start.deployment(), start.operation)
         self._page, self._samples, self._listener = page, samples, listener
         facts = await fleet.facts()
@@ -194,12 +206,14 @@ def application(
     page: Page | None = None,
     replicas: Replicas = ONE,
     samples: Sampling | None = None,
+    step_timeout: float = STEP,
 ) -> serve.Application:
     """The Ray Serve application, for the cluster that this process is connected to. `limits` are
     those of a replica, where `queue` more requests may wait; `model` is the name that clients give,
     the pair's when unset; `placement` sets the models' devices, otherwise the replica has them;
     `access` says who may ask for how much; `page` is shown at `/`; there are so many `replicas`;
-    `samples` of prompts are kept.
+    `samples` of prompts are kept; an engine whose step takes longer than `step_timeout` seconds is
+    started again.
 
     Raises :class:`UserError` where the pair or the configuration cannot be used.
     """
@@ -216,6 +230,7 @@ def application(
         operation=Operation(os.environ.get(TOKEN) or None),
         access=access,
         weights=weights_here(spec, [configuration]),
+        step_timeout=step_timeout,
     )
     return _bound(start, replicas, page, samples)
 
@@ -234,7 +249,10 @@ def _bound(
         needs = resources(spec.runner.threads, spec.runner.device)
     own = {"num_cpus": needs["CPU"], "num_gpus": needs["GPU"]}
     requests = limits.slots + start.queue  # at a replica
-    ending = {"graceful_shutdown_timeout_s": drain + _CLOSING}
+    ending = {
+        "graceful_shutdown_timeout_s": drain + _CLOSING,
+        "graceful_shutdown_wait_loop_s": _LOOK,
+    }
     if replicas.most == 1:
         server = CompletionServer.options(  # type: ignore[attr-defined]  # the decorator made one
             ray_actor_options=own, max_ongoing_requests=requests + REFUSALS, **ending
@@ -277,6 +295,7 @@ def serving(
     samples: Sampling | None = None,
     tls: Tls | None = None,
     drain: float = DRAIN,
+    step_timeout: float = STEP,
 ) -> Iterator[str]:
     """Serve while the block runs; yields the base URL once requests are answered. A bandit over
     drafters keeps learning, from its state when it was served last.
@@ -297,6 +316,7 @@ def serving(
         source: where the configuration comes from, in words; and its `version`, if registered.
         tls: the certificate and key to encrypt with; unset, nothing is encrypted.
         drain: seconds that answers under way may still take when the block is left.
+        step_timeout: seconds that a step may take; an engine that takes longer is started again.
 
     Raises:
         UserError: the pair, the configuration or the port cannot be used, or the replica failed.
@@ -324,9 +344,11 @@ def serving(
             operation,
             access,
             weights_here(spec, [configuration]),
+            step_timeout,
         )
         # On several nodes the replica may be elsewhere; Ray Serve's proxy is on the head node.
-        listener = None if several_nodes() else Listener(host, port, tls, drain)
+        connections = CONNECTIONS + replicas.most * (limits.slots + queue)
+        listener = None if several_nodes() else Listener(host, port, tls, drain, connections)
         bound = _bound(start, replicas, page, samples, listener, drain)
         if placement is None:
             check_room(spec, replicas)
@@ -347,6 +369,7 @@ def serving(
             with announced(url, spec, operation, tls.certificate if tls else None):
                 yield url
         finally:
+            check_alive()  # else Ray Serve would be waited for in vain
             serve.delete(APPLICATION)
 
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import torch
 
-from cluster.serving.engine_process import COMPILERS, EngineProcess
+from cluster.serving.engine_process import COMPILERS, STEP, EngineProcess
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Engine, Request
@@ -120,13 +120,19 @@ class EngineLoop:
     """Steps an engine while it has requests. Use as `async with EngineLoop(engine) as loop`.
 
     While `queue` requests or more wait for a slot, no others are taken. The engine's threads run on
-    the CPU cores `cores`, if given.
+    the CPU cores `cores`, if given. An engine in this process that takes longer than `patience`
+    seconds for a step is broken; one elsewhere (:class:`EngineProcess`) looks after that itself.
     """
 
     def __init__(
-        self, engine: Engine | EngineProcess, queue: int = QUEUE, cores: Sequence[int] = ()
+        self,
+        engine: Engine | EngineProcess,
+        queue: int = QUEUE,
+        cores: Sequence[int] = (),
+        patience: float = STEP,
     ) -> None:
-        self.engine, self.queue = engine, queue
+        self.engine, self.queue, self.patience = engine, queue, patience
+        self._begun: float | None = None  # when the step under way has
         self.observer = LoopObserver()
         self._pace = Pace()
         self.failure: EngineFailed | None = None
@@ -179,6 +185,9 @@ class EngineLoop:
         engine = self.engine
         if not self.failure and isinstance(engine, EngineProcess) and not engine.alive:
             self._fail("the engine failed: its process has ended")
+        begun = None if engine.elsewhere else self._begun
+        if not self.failure and begun is not None and monotonic() - begun > self.patience:
+            self._fail(f"the engine failed: a step takes longer than {self.patience:g} s")
         if self.failure:
             raise self.failure
 
@@ -266,12 +275,14 @@ class EngineLoop:
             self._thread.submit(self._step)
 
     def _step(self) -> None:
+        self._begun = monotonic()
         try:
             chunks = self.engine.step()
         except Exception as error:
             logger.exception("the engine failed")
             self._loop.call_soon_threadsafe(self._fail, f"the engine failed: {error!r}")
             return
+        self._begun = None
         self._loop.call_soon_threadsafe(self._deliver, chunks, self.engine.status().read_seconds)
         if self.engine.idle:
             self._stepping = False

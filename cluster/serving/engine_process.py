@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections import deque
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cluster.serving.keeper import end_with_parent
 from specdec_core.base.errors import UserError
 from specdec_core.base.memory import resident
 from specdec_core.config import Configuration, PairSpec
@@ -37,6 +39,8 @@ _COMMAND = "from cluster.serving.engine_process import main; main()"
 _ENDED = "the engine's process has ended"
 _GONE, _COMPILED = "gone", "compiled"  # beside what the other process says
 _ENDING = 5.0  # seconds that the process may take to end by itself
+_START = 1200.0  # seconds in which it loads its models, and may compile graphs
+STEP = 300.0  # seconds that a step may take
 
 COMPILERS = ThreadPoolExecutor(2, "grammars")  # of grammars, beside the steps
 
@@ -65,7 +69,9 @@ class EngineProcess:
     """What serving needs of an :class:`Engine`, which runs in another process.
 
     Requests are taken, and cancelled, from any thread and at any time. Everything else is called by
-    one thread. Leaving the process, however it ends, ends the engine's.
+    one thread. A process that gives no sign for `patience` seconds while it is waited for is ended;
+    one that compiles graphs, which it may do at any step, has as long as for its start. Leaving the
+    process, however it ends, ends the engine's.
 
     Raises:
         UserError: the pair or the configuration cannot be used.
@@ -79,10 +85,11 @@ class EngineProcess:
         configuration: Configuration,
         limits: Limits,
         cores: Sequence[int] = (),
+        patience: float = STEP,
     ) -> None:
         self.configuration, self.slots = configuration, limits.slots
         self.limits = limits.verifying(configuration.candidates)
-        self._given = spec, tuple(cores)
+        self._given = spec, tuple(cores), patience
         ours, theirs = socket.socketpair()
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = subprocess.Popen(
@@ -92,6 +99,7 @@ class EngineProcess:
         )
         theirs.close()
         self._pipe = Connection(ours.detach())
+        self._wait_at_most(_START)
         self._stepped: deque[_Stepped] = deque()  # received while waiting for an answer
         self._unfinished: set[str] = set()
         self._sending = Lock()  # a message is sent whole before another thread's
@@ -100,6 +108,7 @@ class EngineProcess:
         assert isinstance(ready, _Ready)
         self.max_length, self.vocab_size = ready.max_length, ready.vocab_size
         self._status = ready.status
+        self._wait_at_most(max(patience, _START) if ready.spec.runner.compile else patience)
         skeleton = load_skeleton(spec.target)
         self.pair = Pair(ready.spec, load_tokenizer(spec.target), skeleton)
         self.drafter = None if configuration.drafter is None else _Drafter(self)
@@ -109,8 +118,9 @@ class EngineProcess:
     ) -> EngineProcess:
         """A process like this one, for another pair or configuration where given. Raises
         :class:`UserError` where they cannot be used."""
-        own, cores = self._given
-        return EngineProcess(spec or own, configuration or self.configuration, self.limits, cores)
+        own, cores, patience = self._given
+        configuration = configuration or self.configuration
+        return EngineProcess(spec or own, configuration, self.limits, cores, patience)
 
     @property
     def alive(self) -> bool:
@@ -172,20 +182,38 @@ class EngineProcess:
             self._process.wait(_ENDING)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            self._process.wait(_ENDING)
+
+    def _wait_at_most(self, seconds: float) -> None:
+        """No wait for the process, to send to it or to receive, is longer."""
+        self._patience = seconds
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        with socket.fromfd(self._pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as pipe:
+            pipe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+    def _lost(self, error: Exception) -> RuntimeError:
+        """What this error at the pipe means; the process has ended then."""
+        if not isinstance(error, BlockingIOError):
+            return RuntimeError(_ENDED)
+        self._process.kill()
+        self._process.wait(_ENDING)
+        return RuntimeError(
+            f"the engine's process gave no sign for {self._patience:g} s and was ended"
+        )
 
     def _send(self, message: Any) -> None:
         try:
             with self._sending:
                 self._pipe.send(message)
-        except OSError:
-            raise RuntimeError(_ENDED) from None
+        except OSError as error:
+            raise self._lost(error) from None
 
     def _receive(self) -> Any:
         try:
             message = self._pipe.recv()
-        except (EOFError, OSError):
-            raise RuntimeError(_ENDED) from None
+        except (EOFError, OSError) as error:
+            raise self._lost(error) from None
         if isinstance(message, _Failed):
             raise message.error
         return message
@@ -299,6 +327,7 @@ def main() -> None:
     """The engine's process; the pipe's file descriptor is its argument."""
     # Ctrl-C reaches every process of a terminal; this one ends with its owner.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
     try:
         _run(Connection(int(sys.argv[1])))
     except (EOFError, BrokenPipeError, ConnectionResetError):

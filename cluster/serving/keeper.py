@@ -2,11 +2,13 @@
 `python keeper.py COMMAND…`, in a process group of its own.
 
 Whoever started it holds the other end of its input, so no server outlives a parent that is killed.
+Other processes of ours call :func:`end_with_parent`.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -21,6 +23,21 @@ def main() -> None:
     Thread(target=end_with_input, args=(process,), daemon=True).start()
     process.wait()
     os.killpg(0, signal.SIGKILL)  # what it left behind, and this process
+
+
+def end_with_parent() -> None:
+    """This process ends at once when the one that has started it does, however that ends and
+    whatever this one does then. On systems that cannot tell of that nothing happens."""
+    if not hasattr(os, "pidfd_open"):
+        return
+    poll = select.poll()
+    poll.register(os.pidfd_open(os.getppid()), select.POLLIN)
+
+    def wait() -> None:
+        poll.poll()
+        os._exit(1)
+
+    Thread(target=wait, name="parent", daemon=True).start()
 
 
 def end_with_input(process: subprocess.Popen[bytes]) -> None:

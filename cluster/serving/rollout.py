@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import TypeVar
 
 from cluster.placed_engine import check_models
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 _LOOK = 0.05  # seconds between looks at whether an old engine has finished
 _WATCH = 1.0  # and at whether the current one is alive
+_AT_ONCE = 10.0  # seconds: an engine that has worked for less has failed at once
+_FREE = 3  # engines in a row that have failed at once until there is a pause
+_PAUSE = 60.0  # seconds between two starts of engines that fail at once, at most
 
 T = TypeVar("T")
 
@@ -45,6 +49,7 @@ class Rollout:
         self._cancelled = 0  # of engines that are gone
         self._changing = asyncio.Lock()
         self._restarting: asyncio.Task[Served] | None = None
+        self._started, self._failing = monotonic(), 0  # engines in a row that have failed at once
         self._broken: EngineFailed | None = None  # no engine works, and none could be started
         self.observer = LoopObserver()
         self.canary: Canary | None = None  # the last one
@@ -97,6 +102,16 @@ class Rollout:
         return self.current.loop.full
 
     @property
+    def takes(self) -> bool:
+        """Whether requests that come now are answered without waiting for another engine."""
+        return self.current.loop.works and self.failure is None and not self.full
+
+    @property
+    def _pause(self) -> float:
+        """Seconds until another engine is started: none after the first failures, then doubled."""
+        return 0.0 if self._failing < _FREE else min(2.0 ** (self._failing - _FREE), _PAUSE)
+
+    @property
     def cancelled(self) -> int:
         """Submissions given up by their clients."""
         return self._cancelled + sum(served.loop.cancelled for served in self._all())
@@ -125,6 +140,8 @@ class Rollout:
         for request in requests if begun else ():
             self.observer.resumed(request)
         try:
+            if self._pause and not begun and not self.current.loop.works:
+                raise EngineFailed(f"{self._failing} engines in a row have failed at once")
             served = await self._chosen(requests)
             try:
                 submission = await served.loop.submit(requests, begun)
@@ -213,6 +230,9 @@ class Rollout:
         return await asyncio.shield(self._restarting)
 
     async def _restart(self, failed: Served) -> Served:
+        at_once = monotonic() - self._started < _AT_ONCE
+        self._failing = self._failing + 1 if at_once else 0
+        await asyncio.sleep(self._pause)
         async with self._changing:
             if failed is not self.current:
                 return self.current
@@ -347,7 +367,7 @@ class Rollout:
 
     def _switch(self, served: Served) -> None:
         served.loop.observer = self.observer
-        self.current = served
+        self.current, self._started = served, monotonic()
 
     def _retire(self, served: Served) -> None:
         self._draining[served] = asyncio.create_task(self._drain(served))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from cluster.serving import keeper
 from specdec_core.base.errors import UserError
 
 START = 1200.0  # seconds: the first start of a model may compile it, later ones find that on disk
+_ENDING = 10.0  # in which a process ends that is told to
 _LOOK = 0.1  # between looks at whether it is ready
 
 
@@ -123,7 +125,11 @@ class ServerProcess:
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
-            self._process.wait()
+            try:
+                self._process.wait(keeper.STOP + _ENDING)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait(_ENDING)
             self._process = None
         if self._log is not None:
             self._log.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cluster.placed_engine import placed_engine
 from cluster.serving.engine_loop import QUEUE
-from cluster.serving.engine_process import EngineProcess
+from cluster.serving.engine_process import STEP, EngineProcess
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.service import CompletionService
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation
@@ -37,6 +37,7 @@ class Start:
     operation: Operation = NOT_OPERATED
     access: Access = EVERYBODY
     weights: dict[str, str] | None = None
+    step_timeout: float = STEP
 
     def deployment(self) -> Deployment:
         """What is served: what was deployed last, or else what the server was started with."""
@@ -57,7 +58,11 @@ class Start:
         engine: Engine | EngineProcess
         if self.placement is None:
             engine = EngineProcess(
-                deployment.pair, deployment.configuration, self.limits, self.cores
+                deployment.pair,
+                deployment.configuration,
+                self.limits,
+                self.cores,
+                self.step_timeout,
             )
         else:
             engine = devices.enter_context(
@@ -72,4 +77,5 @@ class Start:
             self.access.admitting(self.operation.token),
             deployment,
             self.operation,
+            self.step_timeout,
         )

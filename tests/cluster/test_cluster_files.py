@@ -102,9 +102,9 @@ def test_every_kind_of_manifest_is_there_and_of_the_installed_ray() -> None:
         assert spec["authOptions"]["mode"] == "token"
         for pod in pods(spec):
             (container,) = pod["containers"]
-            claims = {v["name"]: v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"]}
+            claims = {v["name"]: v.get("persistentVolumeClaim") for v in pod["volumes"]}
             mounts = {m["mountPath"]: claims[m["name"]] for m in container["volumeMounts"]}
-            assert mounts[variables(pod)["SPECDEC_HOME"]] == "specdec-home"
+            assert mounts[variables(pod)["SPECDEC_HOME"]] == {"claimName": "specdec-home"}
             assert container["resources"]["limits"] == container["resources"]["requests"]
 
 
@@ -187,6 +187,14 @@ def test_the_ray_service_serves_this_application() -> None:
     assert arguments.slots == 4
     replicas = Replicas.asked(arguments.replicas, arguments.max_replicas)
     assert replicas.most == 8
+    # Keys are where every pod that may answer finds them.
+    assert arguments.api_key_file is not None
+    spec = manifest("RayService")["rayClusterConfig"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        [keys] = [v["name"] for v in pod["volumes"] if "secret" in v]
+        mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
+        assert mounts[keys] == str(arguments.api_key_file.parent)
     # What a deployment is given here would replace what the application gives it.
     assert not application.deployments
 

@@ -114,13 +114,14 @@ def served_beside(config: Path) -> Path:
     return config
 
 
-def rayservice(config: Path, **more: int) -> tuple[dict[str, Any], Application]:
+def rayservice(config: Path, **more: Any) -> tuple[dict[str, Any], Application]:
     """What KubeRay's manifest says of its application, and this built with the arguments there, a
-    configuration and a placement; `more` replaces arguments."""
+    configuration, a placement and no keys; `more` replaces arguments."""
     manifest = yaml.safe_load((ROOT / "cluster" / "kuberay" / "ray-service.yaml").read_text())
     (described,) = yaml.safe_load(manifest["spec"]["serveConfigV2"])["applications"]
     files = {"config": str(config), "cluster": str(ROOT / "cluster" / "local-2.yaml")}
-    return described, serve.application({**described["args"], **files, **more})
+    access = {"api_key_file": None, "no_auth": True}
+    return described, serve.application({**described["args"], **files, **access, **more})
 
 
 def test_the_rayservices_application_is_built_from_its_arguments(
@@ -139,6 +140,11 @@ def test_the_rayservices_application_is_built_from_its_arguments(
     assert ingress.init_args[1] == start
     longer = build_app(rayservice(config, max_length=64)[1], name="long").deployments[0]
     assert longer.init_args[0].pair.runner.max_length == 64
+    with pytest.raises(UserError, match="give `api_key_file`, a file of `specdec serve keys`, or"):
+        rayservice(config, no_auth=False)
+    missing = config.with_name("keys")
+    with pytest.raises(UserError, match=f"{missing}: no such file"):
+        rayservice(config, no_auth=False, api_key_file=str(missing))
     with pytest.raises(UserError, match="args: slot: "):
         serve.application({"slot": 4})
 

@@ -20,7 +20,7 @@ from cluster.serving.control import announced, known_certificate
 from cluster.serving.served import Operation
 from cluster.serving.server_process import ServerProcess, running
 from dashboards.grafana.settings import prometheus_file, queries
-from jobs.watch import main
+from jobs.watch import _grafana, main
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -107,3 +107,19 @@ def test_what_is_wrong_is_said_in_one_line(
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match=re.escape(said)):
         main(**options)
+
+
+def test_grafana_shows_and_lets_nobody_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    settings = _grafana(tmp_path, "http://127.0.0.1:9090", 3000).environment
+    wanted = {
+        "GF_SERVER_HTTP_ADDR": "127.0.0.1",
+        "GF_SERVER_DOMAIN": "127.0.0.1",
+        "GF_SERVER_ENFORCE_DOMAIN": "true",
+        "GF_AUTH_ANONYMOUS_ORG_ROLE": "Viewer",
+        "GF_AUTH_DISABLE_LOGIN_FORM": "true",
+        "GF_AUTH_BASIC_ENABLED": "false",
+    }
+    assert {name: settings[name] for name in wanted} == wanted

@@ -20,7 +20,8 @@ from specdec_core.base.errors import UserError
 
 OPEN = frozenset({"/health", "/ready"})  # what load balancers ask
 PAGES = "/playground"  # files of the page at `/`, for whoever asks; it asks with its user's key
-OPERATE = ("/v1/specdec/deploy", "/v1/specdec/rollback")  # they ask for the server's token
+# They ask for the server's token.
+OPERATE = ("/v1/specdec/deploy", "/v1/specdec/rollback", "/v1/specdec/stop")
 ACCOUNT = "account"  # in a request's state
 _HOSTS = (b"host", b"x-forwarded-host")
 _PORTS = {"http": 80, "https": 443}
@@ -171,8 +172,8 @@ def check_host(headers: Mapping[bytes, bytes]) -> None:
         name = asked
     if name and not _loopback(name):
         raise ApiError(
-            "without keys this server is asked as localhost or 127.0.0.1 alone: serve with"
-            " --api-key-file, or with --no-auth to be asked by any name",
+            "this server is asked as localhost or 127.0.0.1 alone; `specdec serve` with"
+            " --api-key-file or --no-auth is asked by any name",
             status=403,
             code="unknown_host",
         )

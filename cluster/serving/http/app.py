@@ -27,6 +27,7 @@ from cluster.serving.http.routes import (
 )
 from cluster.serving.http.samples import Sampler, Samples, Sampling
 from cluster.serving.http.service import Service
+from cluster.serving.http.stopping import Admission
 
 ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
     health.router,
@@ -59,8 +60,16 @@ def build_app(
             listener.serving(app) if listener else nullcontext(),
         ):
             yield
+            await service.stopping.within(0 if listener is None else listener.drain)
 
-    app = FastAPI(title="specdec", lifespan=lifespan, responses=ANYWHERE, redirect_slashes=False)
+    app = FastAPI(
+        title="specdec",
+        lifespan=lifespan,
+        responses=ANYWHERE,
+        redirect_slashes=False,
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere, which then could ask here
+        redoc_url=None,
+    )
     add_error_handlers(app)
     if page is not None:
         add_page(app, page)
@@ -71,4 +80,5 @@ def build_app(
         app.add_middleware(Sampler, samples=kept)
     app.add_middleware(Gate, access=service.access)
     app.add_middleware(Heads)
+    app.add_middleware(Admission, stopping=service.stopping)
     return app

@@ -11,14 +11,15 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from math import ceil
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cluster.serving.http.connections import BoundedProtocol
 from cluster.serving.tls import Tls
 
 DRAIN = 4.0  # seconds that answers under way may still take when the server stops
+CONNECTIONS = 512  # at a time
 _KEEP = 90  # seconds that an idle connection stays open
 _LOOK = 0.01
 
@@ -71,30 +72,34 @@ class UntilDisconnected:
 
 @dataclass(frozen=True)
 class Listener:
-    """An address to listen on, encrypted with `tls`, if given. When it is left, answers that are
-    under way may still take `drain` seconds."""
+    """An address to listen on, encrypted with `tls`, if given. `drain`: seconds that answers under
+    way may still take when the application ends. While there are `connections` or more, requests
+    are refused (503)."""
 
     host: str
     port: int
     tls: Tls | None = None
     drain: float = DRAIN
+    connections: int = CONNECTIONS
 
     @asynccontextmanager
     async def serving(self, app: ASGIApp) -> AsyncIterator[None]:
-        """Answer by `app` during the block, whose lifespan is somebody else's; then end what is
-        under way. Raises :class:`OSError` where the address cannot be used."""
+        """Answer by `app` during the block, whose lifespan is somebody else's; then break off what
+        is under way. Raises :class:`OSError` where the address cannot be used."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         bound = socket.create_server((self.host, self.port), family=family)
         config = uvicorn.Config(
             UntilDisconnected(app),
             lifespan="off",
+            http=BoundedProtocol,
             ws="none",
             access_log=False,
             log_config=None,
             log_level="critical",
             server_header=False,
+            limit_concurrency=self.connections,
             timeout_keep_alive=_KEEP,
-            timeout_graceful_shutdown=ceil(self.drain),
+            timeout_graceful_shutdown=0,
             ssl_certfile=self.tls.certificate if self.tls else None,
             ssl_keyfile=self.tls.key if self.tls else None,
         )

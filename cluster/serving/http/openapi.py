@@ -57,7 +57,7 @@ ANYWHERE: Answers = {
         "content": PLAIN,
     },
     500: {"model": Error, "description": "The server failed to answer.", "content": PLAIN},
-    503: {"description": "No server is ready.", "content": PLAIN},
+    503: {"model": Error, "description": "No server is ready, or it stops.", "content": PLAIN},
 }
 
 MODEL: Answers = {404: {"model": Error, "description": "The model is not served here."}}

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cluster.serving.engine_loop import QUEUE, EngineFailed, EngineLoop, QueueFull
-from cluster.serving.engine_process import EngineProcess
+from cluster.serving.engine_process import STEP, EngineProcess
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.prompts import Prompts, prompts_of
+from cluster.serving.http.stopping import Stopping
 from cluster.serving.metrics import Metrics
 from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.models import Arm, Health
@@ -28,6 +29,7 @@ from specdec_core.models.pair import Pair
 
 logger = logging.getLogger(__name__)
 
+_ARMS = 5.0  # seconds in which an engine says what its bandit has learned
 KEEP_SECONDS = 60  # between copies of what was learned while serving
 
 
@@ -54,6 +56,7 @@ class Service(ABC):
     def __init__(self, model: str, access: Access, operation: Operation) -> None:
         self.model, self.access, self.operation = model, access, operation
         self.started = int(time.time())
+        self.stopping = Stopping()
 
     @property
     @abstractmethod
@@ -124,6 +127,14 @@ class Service(ABC):
             return await self.begin(requests)
         except UserError as error:
             raise ApiError(str(error)) from None
+        except EngineFailed as failed:
+            logger.error("a request is refused: %s", failed)
+            raise ApiError(
+                "no engine answers; one is being started again",
+                status=503,
+                type="server_error",
+                headers={"Retry-After": "10"},
+            ) from None
         except QueueFull as full:
             raise ApiError(
                 str(full),
@@ -139,7 +150,8 @@ class CompletionService(Service):
 
     A bandit with memory of all requests learns from them. With `learned`, it starts from that file,
     if it exists, and saves its state there. While `queue` requests wait, others are refused. The
-    engine's threads run on the CPU cores `cores`, if given. `access` says who may ask for how much.
+    engine's threads run on the CPU cores `cores`, if given. `access` says who may ask for how much;
+    a step may take `patience` seconds.
     """
 
     def __init__(
@@ -152,12 +164,14 @@ class CompletionService(Service):
         access: Access = EVERYBODY,
         deployment: Deployment | None = None,
         operation: Operation = NOT_OPERATED,
+        patience: float = STEP,
     ) -> None:
         deployment = deployment or Deployment(
             pair=engine.pair.spec, configuration=engine.configuration, learned=learned
         )
         super().__init__(model, access, operation)
-        self.loop = Rollout(Served(EngineLoop(engine, queue, cores), deployment), operation)
+        loop = EngineLoop(engine, queue, cores, patience)
+        self.loop = Rollout(Served(loop, deployment), operation)
         self.metrics = Metrics(model, self.loop)
         self.loop.observe(self.metrics)
 
@@ -231,15 +245,15 @@ class CompletionService(Service):
             health.canary = self.loop.canary.said()
         drafter = served.loop.engine.drafter
         if drafter is not None and health.ready and not served.loop.failure:
-            arms = await served.loop.between_steps(drafter.learned)
-            if arms is not None:
-                health.arms = [Arm(**arm) for arm in arms]
+            with suppress(TimeoutError, RuntimeError):  # it is busy with a long step, or ends
+                async with asyncio.timeout(_ARMS):
+                    arms = await served.loop.between_steps(drafter.learned)
+                if arms is not None:
+                    health.arms = [Arm(**arm) for arm in arms]
         return health
 
     async def ready(self) -> bool:
-        with suppress(EngineFailed):
-            self.loop.check()
-        return self.loop.failure is None and not self.loop.full
+        return self.loop.takes
 
     async def page(self) -> tuple[bytes, str]:
         return self.metrics.page()

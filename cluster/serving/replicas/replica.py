@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 from ray import serve
 
 from cluster.serving.engine_loop import EngineFailed, QueueFull
+from cluster.serving.keeper import end_with_parent
 from cluster.serving.protocol.models import Health
 from cluster.serving.replicas.messages import (
     Facts,
@@ -38,6 +39,7 @@ class EngineReplica:
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self, start: Start, replicas: int
     ) -> None:
+        end_with_parent()
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
         deployment = start.deployment()
@@ -114,8 +116,7 @@ class EngineReplica:
         """What it serves."""
         loop = self._service.loop
         canary = None if loop.canary is None else loop.canary.said()
-        takes = loop.failure is None and not loop.full
-        return Status(self._name, loop.current.deployment, takes, canary)
+        return Status(self._name, loop.current.deployment, loop.takes, canary)
 
     async def deploy(self, deployment: Deployment) -> Told:
         """Serve this from now on, and nothing beside it."""

@@ -121,7 +121,7 @@ def test_a_failed_engine_fails_its_requests_and_its_health(engine, monkeypatch):
             assert (await http.get("/health")).status_code == 200
             monkeypatch.setattr(engine, "step", break_down)
             body = {"prompt": "def main("}
-            for status in (500, 500):  # the one that was running, and one that comes later
+            for status in (500, 503):  # the one that was running, and one that comes later
                 answer = await http.post("/v1/completions", json=body)
                 assert answer.status_code == status
                 assert answer.json()["error"]["type"] == "server_error"

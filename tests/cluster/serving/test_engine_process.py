@@ -9,14 +9,17 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from time import sleep
 
 import httpx
 import pytest
 
+from cluster.serving import rollout
 from cluster.serving.engine_loop import EngineFailed, EngineLoop
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.app import build_app
 from cluster.serving.http.service import CompletionService
+from cluster.serving.protocol.errors import ApiError
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.bandit.settings import BanditSettings
@@ -152,3 +155,76 @@ def test_its_death_is_noticed_while_it_answers_and_afterwards(tiny_spec: PairSpe
 
     asyncio.run(asyncio.wait_for(story(), timeout=60))
     engine.close()
+
+
+LONG = Request("long", (5, 6, 7), 200, ignore_eos=True)
+
+
+async def killed(service: CompletionService, signal: int) -> list[int]:
+    """The tokens of an answer while which the engine's process gets this signal."""
+    tokens: list[int] = []
+    async for _, chunk in await service.submit([LONG]):
+        if not tokens:
+            os.kill(service.engine._process.pid, signal)
+        tokens += chunk.tokens
+    return tokens
+
+
+def test_an_engine_that_hangs_is_ended_and_another_one_goes_on(
+    tiny_spec: PairSpec, tiny_pair: Pair
+) -> None:
+    engine = EngineProcess(tiny_spec, Configuration(), LIMITS, patience=4)
+    service = CompletionService(engine, "tiny")
+
+    async def story() -> None:
+        async with service.running():
+            [alone] = Engine(tiny_pair, limits=LIMITS).generate([LONG])
+            assert await killed(service, signal.SIGSTOP) == list(alone.tokens)
+            assert service.loop.restarts == 1
+            assert not engine.alive
+
+    asyncio.run(asyncio.wait_for(story(), timeout=120))
+
+
+def test_engines_that_fail_at_once_are_started_ever_later(
+    tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout, "_AT_ONCE", 600.0)  # a busy machine is slow
+    service = CompletionService(EngineProcess(tiny_spec, Configuration(), LIMITS), "tiny")
+    pauses = []
+    for service.loop._failing in range(10):
+        pauses.append(service.loop._pause)
+    assert pauses == [0, 0, 0, 1, 2, 4, 8, 16, 32, 60]
+
+    async def story() -> None:
+        async with service.running(), http_of(service) as http:
+            service.loop._failing = 2
+            assert await killed(service, signal.SIGKILL)  # what was begun waits and goes on
+            assert service.loop._failing == 3
+            service.engine._process.kill()
+            while (await http.get("/ready")).status_code == 200:
+                await asyncio.sleep(0.01)
+            with pytest.raises(ApiError, match="no engine answers") as refused:
+                await service.submit([LONG])
+            assert refused.value.status == 503
+            while (await http.get("/ready")).status_code == 503:
+                await asyncio.sleep(0.01)
+            assert service.loop.restarts == 2
+
+    asyncio.run(asyncio.wait_for(story(), timeout=120))
+
+
+def test_an_engine_in_this_process_that_hangs_is_broken(tiny_pair: Pair) -> None:
+    engine = Engine(tiny_pair)
+    engine.step = lambda: sleep(2) or []  # type: ignore[method-assign, func-returns-value]
+
+    async def story() -> None:
+        async with EngineLoop(engine, patience=0.1) as loop:
+            submission = await loop.submit([LONG])
+            while loop.works:
+                await asyncio.sleep(0.01)
+            with pytest.raises(EngineFailed, match=r"a step takes longer than 0\.1 s"):
+                async for _ in submission:
+                    pass
+
+    asyncio.run(asyncio.wait_for(story(), timeout=60))

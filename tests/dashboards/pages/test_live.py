@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import httpx
 import pytest
 
 from cluster.page_server import page_server
@@ -74,3 +75,16 @@ def test_a_port_that_is_taken_is_said() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{port}"):
             page_server(Page(*LIVE), LiveSweep().state, port).__enter__()
+
+
+def test_other_sites_do_not_see_the_page() -> None:
+    with page_server(Page(*LIVE), LiveSweep().state, free_port()) as url:
+        for headers, status in (
+            ({}, 200),
+            ({"host": "localhost"}, 200),
+            ({"host": "rebound.example"}, 403),
+            ({"origin": "http://other.example"}, 403),
+        ):
+            for path in ("/", "/state"):
+                answer = httpx.get(f"{url}{path}", headers=headers, trust_env=False)
+                assert answer.status_code == status

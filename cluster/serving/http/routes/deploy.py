@@ -1,4 +1,4 @@
-"""What is served can be replaced, by those who have the server's token."""
+"""What is served can be replaced, and the server stopped, by those who have its token."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import parse_json
 
 TOKEN_HEADER = "x-specdec-token"
-DEPLOY, ROLL_BACK = OPERATE
+DEPLOY, ROLL_BACK, STOP = OPERATE
 
 
 def router(service: Service) -> APIRouter:
-    """`/v1/specdec/deploy` and `/v1/specdec/rollback`; none for a server without a token. They
-    answer without the weights' digests, which clients of earlier versions do not know."""
+    """`/v1/specdec/deploy`, `/v1/specdec/rollback` and `/v1/specdec/stop`; none for a server
+    without a token. They answer without the weights' digests, which clients of earlier versions do
+    not know."""
     routes = APIRouter(include_in_schema=False)
     if not service.operation.token:
         return routes
@@ -37,7 +38,7 @@ def router(service: Service) -> APIRouter:
     @routes.post(DEPLOY, response_model_exclude={"weights"})
     async def deploy(request: HttpRequest) -> Deployment:
         check(request)
-        canary = _share(request)
+        canary = _number(request, "canary", "a share of the traffic, as 0.1")
         try:
             wanted = parse_json(Deployment, await read_body(request), "the body")
             # A client may be elsewhere, and one of an earlier version knows of no weights.
@@ -54,6 +55,11 @@ def router(service: Service) -> APIRouter:
         except (UserError, EngineFailed) as error:
             raise _refused(error) from None
 
+    @routes.post(STOP, status_code=204)
+    async def stop(request: HttpRequest) -> None:
+        check(request)
+        await service.stopping.within(_number(request, "drain", "seconds") or 0.0)
+
     return routes
 
 
@@ -64,13 +70,11 @@ def _refused(error: UserError | EngineFailed) -> ApiError:
     return ApiError(str(error))
 
 
-def _share(request: HttpRequest) -> float | None:
-    """The share of the traffic that the query asks for. It is read here, behind the check of the
-    token. Raises :class:`ApiError`."""
-    given = request.query_params.get("canary")
+def _number(request: HttpRequest, name: str, expected: str) -> float | None:
+    """A number of the query. It is read here, behind the check of the token. Raises
+    :class:`ApiError`."""
+    given = request.query_params.get(name)
     try:
         return None if given is None else float(given)
     except ValueError:
-        raise ApiError(
-            f"canary: expected a share of the traffic, as 0.1 (got {given!r:.50})", param="canary"
-        ) from None
+        raise ApiError(f"{name}: expected {expected} (got {given!r:.50})", param=name) from None

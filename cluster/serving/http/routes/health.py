@@ -36,7 +36,7 @@ def router(service: Service) -> APIRouter:
         },
     )
     async def ready(response: Response) -> Ready:
-        answers = await service.ready()
+        answers = service.stopping.until is None and await service.ready()
         response.status_code = 200 if answers else 503
         return Ready(ready=answers)
 

@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
 from cluster.serving.control import url_of
+from cluster.serving.http import connections
 from cluster.serving.http.listener import Listener
+from cluster.serving.http.stopping import Admission, Stopping
 from cluster.serving.server_process import free_port
 
 PARTS = 4
@@ -36,7 +38,7 @@ def app(part: float) -> FastAPI:
 
 async def stopped(part: float, drain: float, host: str = "127.0.0.1") -> list[str]:
     """The parts of an answer that a client reads when the server stops after the first one."""
-    listener, read = Listener(host, free_port(), drain=drain), []
+    listener, read = Listener(host, free_port()), []
     first = asyncio.Event()
 
     async def client() -> None:
@@ -46,9 +48,11 @@ async def stopped(part: float, drain: float, host: str = "127.0.0.1") -> list[st
                 read.extend(text.split())
                 first.set()
 
-    async with listener.serving(app(part)):
+    stopping = Stopping()
+    async with listener.serving(Admission(app(part), stopping)):
         reading = asyncio.create_task(client())
         await first.wait()
+        await stopping.within(drain)
     await asyncio.wait_for(reading, 5)
     return read
 
@@ -73,3 +77,77 @@ def test_answers_under_way_end_whole(host: str) -> None:
 def test_an_answer_that_takes_too_long_is_broken_off() -> None:
     with pytest.raises(httpx.RemoteProtocolError):
         asyncio.run(asyncio.wait_for(stopped(60, drain=1), 20))
+
+
+async def said(port: int, *parts: bytes) -> bytes:
+    """The first line of the answer to a request that comes in these parts, without its end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        return (await reader.read()).partition(b"\r\n")[0]
+    except ConnectionError:
+        return b"closed"
+    finally:
+        writer.close()
+
+
+HEAD = b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+LARGE = b"HTTP/1.1 431 Request Header Fields Too Large"
+SLOW = b"HTTP/1.1 408 Request Timeout"
+
+
+@pytest.mark.parametrize(
+    ("parts", "line"),
+    [
+        ([HEAD + b"x: " + b"y" * 60_000 + b"\r\nconnection: close\r\n\r\n"], b"HTTP/1.1 200 OK"),
+        ([HEAD + b"x: " + b"y" * 70_000 + b"\r\n\r\n"], LARGE),
+        ([HEAD + b"x: ", *[b"y" * 10_000] * 8], LARGE),
+        ([HEAD, *[b"x: " + b"y" * 1_000 + b"\r\n"] * 80], LARGE),
+        ([b""], SLOW),
+        ([HEAD], SLOW),
+        ([b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\n", b"half"], SLOW),
+    ],
+)
+def test_a_request_before_its_end_takes_little(
+    parts: list[bytes], line: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "SECONDS", 0.5)
+    whole = FastAPI()
+
+    @whole.api_route("/", methods=["GET", "POST"])
+    async def answer(request: Request) -> str:
+        await request.body()
+        return "answered"
+
+    async def story() -> bytes:
+        listener = Listener("127.0.0.1", free_port())
+        async with listener.serving(whole):
+            return await asyncio.wait_for(said(listener.port, *parts), 20)
+
+    # A client that goes on sending may see the connection's end before the answer.
+    assert asyncio.run(story()) in ((line, b"closed") if line == LARGE else (line,))
+
+
+def test_connections_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_REFUSED", 2)
+
+    async def story() -> list[bytes]:
+        listener = Listener("127.0.0.1", free_port(), connections=3)
+        async with listener.serving(app(0)):
+            opened = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(2)]
+            ask = HEAD + b"connection: close\r\n\r\n"
+            refused = await said(listener.port, ask)
+            opened += [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(3)]
+            closed = await said(listener.port, ask)
+            for _, writer in opened:
+                writer.close()
+            await asyncio.sleep(0.1)
+            return [refused, closed, await said(listener.port, ask)]
+
+    lines = asyncio.run(asyncio.wait_for(story(), 20))
+    assert lines[0] == b"HTTP/1.1 503 Service Unavailable"
+    assert lines[1] in (b"", b"closed")
+    assert lines[2] == b"HTTP/1.1 200 OK"

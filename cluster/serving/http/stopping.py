@@ -1,0 +1,60 @@
+"""A server that stops: it takes no more requests, says so, and finishes those under way."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cluster.serving.http.access import OPERATE
+from cluster.serving.http.errors import answer
+from cluster.serving.protocol.errors import ApiError
+
+_LOOK = 0.01  # seconds between looks at whether requests have ended
+_STOPS = ApiError(
+    "the server stops and takes no more requests",
+    status=503,
+    type="server_error",
+    code="server_stops",
+    headers={"Retry-After": "5"},
+)
+
+
+class Stopping:
+    """Whether a server stops, and which requests are under way."""
+
+    def __init__(self) -> None:
+        self.until: float | None = None  # by the event loop's clock; None: it does not stop
+        self.under_way = set[asyncio.Timeout]()
+
+    async def within(self, seconds: float) -> None:
+        """Take no more requests. Returns once those under way have ended; what takes longer than
+        `seconds` from the first call is broken off."""
+        if self.until is None:
+            self.until = asyncio.get_running_loop().time() + seconds
+            for limit in self.under_way:
+                limit.reschedule(self.until)
+        while self.under_way:
+            await asyncio.sleep(_LOOK)
+
+
+class Admission:
+    """ASGI middleware: knows the requests under way, and refuses new ones when the server stops
+    (503). What may be looked at, and operating the server, goes on until its end."""
+
+    def __init__(self, app: ASGIApp, stopping: Stopping) -> None:
+        self.app, self.stopping = app, stopping
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPERATE:
+            await self.app(scope, receive, send)
+            return
+        if self.stopping.until is not None and scope["method"] == "POST":
+            await answer(_STOPS)(scope, receive, send)
+            return
+        async with asyncio.timeout(None) as limit:
+            self.stopping.under_way.add(limit)
+            try:
+                await self.app(scope, receive, send)
+            finally:
+                self.stopping.under_way.discard(limit)

@@ -1,0 +1,36 @@
+"""Nothing that serves waits for ever."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+WAITS = {"acquire", "communicate", "get", "join", "recv", "result", "wait"}
+
+# Waits without a limit of their own, and what ends them.
+BOUNDED = {
+    ("engine_loop.py", "self.chunks.get"): "the engine's limit for a step",
+    ("engine_process.py", "pipe.recv"): "the engine waits for its owner, and ends with it",
+    ("engine_process.py", "self._pipe.recv"): "the limits of its socket",
+    ("fleet.py", "answer.result"): "it is done",
+    ("keeper.py", "process.wait"): "the command that it runs; `end_with_input` ends that",
+    ("served.py", "starting.result"): "it is done",
+    ("page_server.py", "thread.join"): "uvicorn's `timeout_graceful_shutdown`",
+}
+
+
+def waits(file: Path) -> Iterator[str]:
+    """Calls that wait, without a limit."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            named = node.func.attr in WAITS and not isinstance(node.func.value, ast.Constant)
+            if named and not node.args and not node.keywords:
+                yield ast.unparse(node.func)
+
+
+def test_every_wait_has_an_end() -> None:
+    files = [*(ROOT / "cluster" / "serving").rglob("*.py"), ROOT / "cluster" / "page_server.py"]
+    found = {(file.name, wait) for file in files for wait in waits(file)}
+    assert found == set(BOUNDED)
