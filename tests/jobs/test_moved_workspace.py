@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from mlflow.tracking._tracking_service import utils
 
-from jobs import export, generate, promote, record, report, sweep
+from jobs import deploy, export, generate, record, report, sweep
 from jobs.choice import choose_version
 from specdec_core.models.pair import load_pair
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.results import SweepResult
-from tests.jobs.conftest import Command, Done
+from tests.commands import Command, Done
 
 PLAN = {
     "max_new_tokens": 12,
@@ -69,7 +69,7 @@ def test_a_workspace_goes_on_where_it_was_moved_or_copied_to(
     result = SweepResult.load(folder)
     drafting = (t.id for t in result.trials if t.configuration.drafter is not None)
     champion = next(id for id in drafting if id != result.champion)
-    done(command(promote.main, first, champion, "--uncertified"))
+    done(command(deploy.main, first, "--promote", champion, "--uncertified"))
     done(command(export.main, first, "--to", "vllm"))
 
     shutil.copytree(first, second)
@@ -113,4 +113,4 @@ def works(command: Command, home: Path, champion: str) -> None:
     sweeps = len(list((home / "sweeps").iterdir()))
     done(swept(command, home))
     assert len(list((home / "sweeps").iterdir())) == sweeps + 1
-    done(command(promote.main, home, champion, "--uncertified"))
+    done(command(deploy.main, home, "--promote", champion, "--uncertified"))

@@ -32,7 +32,7 @@ RULES = TextRules(Sampling(logit_bias={3: -1.0}), 4, 1, frozenset({2}), Grammar(
 SPARSE, DENSE = torch.tensor([0.0] * 90 + [0.5]), torch.rand(100)
 MESSAGES: list[Message] = [
     Configure(DraftModelSettings(), 4, 8, 2, 0.1, 320, frozenset({1, 2})),
-    DraftReady(),
+    DraftReady(1024),
     DraftRefused("ein Entwurf für später"),
     Begin(1, 2, [3, 4], 9, Sampling(temperature=0.7, top_k=3), 2**70, RULES),
     Commit(1, [2, 3], 3, 2, [1, 2]),
