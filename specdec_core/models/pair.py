@@ -40,6 +40,7 @@ from specdec_core.models.supported import (
     check_supported,
     context_length,
 )
+from specdec_core.prompts.chat import end_of_turn
 from specdec_core.tokens import operator as sampling
 
 log = logging.getLogger(__name__)
@@ -162,13 +163,15 @@ class Pair:
         heads = (draft for draft in self.drafts.values() if isinstance(draft, AnyHead))
         return tuple(sorted({layer for head in heads for layer in head.settings.feature_layers}))
 
-    @property
+    @cached_property
     def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a text, by the target's generation settings or else the tokenizer's."""
+        """Tokens that end a sequence: by the target's generation settings or else the tokenizer's,
+        and the one that the chat template writes after an answer, which settings may lack."""
         settings = self.target.generation_config
         eos = settings.eos_token_id if settings else None
         eos = self.tokenizer.eos_token_id if eos is None else eos
-        return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
+        own = [] if eos is None else [eos] if isinstance(eos, int) else eos
+        return end_of_turn(self.tokenizer).union(own)
 
     @property
     def max_length(self) -> int:

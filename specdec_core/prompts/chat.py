@@ -89,6 +89,23 @@ def _variables(message: Message | Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in known.items() if value is not None}
 
 
+def end_of_turn(tokenizer: Any) -> frozenset[int]:
+    """The special token that the tokenizer's template writes after an answer, if it writes one."""
+    if (template := template_of(tokenizer)) is None:
+        return frozenset()
+    answer = Message("assistant", "answer")
+    options = {"add_generation_prompt": False}
+    try:
+        text = render([Message("user", "question"), answer], template, tokenizer, "a chat", options)
+    except UserError:  # a template for other chats
+        return frozenset()
+    _, _, rest = text.rpartition(answer.content)
+    tokens: Sequence[int] = tokenizer(rest, add_special_tokens=False)["input_ids"]
+    added = tokenizer.added_tokens_decoder
+    special = {*tokenizer.all_special_ids, *(t for t, a in added.items() if a.special)}
+    return frozenset(tokens[:1]) & special
+
+
 def rendered(prompts: Sequence[Prompt], tokenizer: Any, choice: str, source: str) -> list[Prompt]:
     """The prompts of `source` as `choice` says (:data:`AUTO`, :data:`ALWAYS`, :data:`NONE` or a
     file). Where there is no template, a chat's first message is continued as it is, which a warning

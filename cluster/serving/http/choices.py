@@ -24,14 +24,13 @@ def choices(
     body: GenerationRequest,
     prompts: Sequence[tuple[int, ...]],
     default_tokens: int | None,
-    end: frozenset[int] = frozenset(),
     shown: frozenset[int] = frozenset(),
 ) -> list[Request]:
     """An engine request for each choice, those of a prompt after each other.
 
     Without a number in the request a choice gets `default_tokens` tokens, or all that there is room
-    for, and that a key may use in a minute. The tokens `end` end it, unless the end of a text is to
-    be ignored. The special tokens `shown` are part of the text.
+    for, and that a key may use in a minute. The special tokens `shown` are
+    part of the text.
 
     Raises:
         ApiError: what was asked for does not fit, or does not go together.
@@ -63,7 +62,7 @@ def choices(
                 seed=next(random_seeds),
                 stop=body.stops,
                 ignore_eos=bool(body.ignore_eos),
-                stop_tokens=stops if body.ignore_eos else stops | end,
+                stop_tokens=stops,
                 min_tokens=body.min_tokens or 0,
                 logprobs=0 if body.traced and body.tops is None else body.tops,
                 prompt_logprobs=body.measures_prompt,

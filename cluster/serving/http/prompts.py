@@ -120,29 +120,6 @@ class Prompts:
         known = self.tokenizer.get_vocab()
         return frozenset(known[mark] for mark in self.call_syntax or () if mark in known)
 
-    @cached_property
-    def end_of_turn(self) -> frozenset[int]:
-        """The special token that the template writes after an answer, if it writes one: it ends
-        answers even where the model's settings name another."""
-        if self.template is None:
-            return frozenset()
-        question, answer = Message("user", "question"), Message("assistant", "answer")
-        try:
-            text = render(
-                [question, answer],
-                self.template,
-                self.tokenizer,
-                "a chat",
-                {"add_generation_prompt": False},
-            )
-        except UserError:  # a template for other chats; the model's settings remain
-            return frozenset()
-        _, _, rest = text.rpartition(answer.content)
-        tokens: Sequence[int] = self._cut(rest, special=False)
-        added = self.tokenizer.added_tokens_decoder
-        special = {*self.tokenizer.all_special_ids, *(t for t, a in added.items() if a.special)}
-        return frozenset(tokens[:1]) & special
-
 
 def _described(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """Tools as templates read them."""

@@ -10,6 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from specdec_core.base.errors import UserError
+from specdec_core.prompts.chat import end_of_turn
 from specdec_core.prompts.conversation import Conversation
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
 from specdec_core.search.plan import PromptSource
@@ -198,3 +199,14 @@ class TestDocuments:
         assert (used.chat_template, used.label) == (choice, label)
         asked = PromptSource(chat_template=choice)
         assert PromptSource.model_validate(asked.model_dump()) == asked
+
+
+def test_the_templates_end_of_a_turn_is_the_special_token_behind_an_answer() -> None:
+    turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>\n{% endfor %}"
+    tokenizer = chat_tokenizer(turns)
+    assert end_of_turn(tokenizer) == frozenset()  # no token of its own, but text
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    (end,) = end_of_turn(tokenizer)
+    assert tokenizer.decode([end]) == "<|end|>"
+    assert end_of_turn(chat_tokenizer("{{ raise_exception('never') }}")) == frozenset()
+    assert end_of_turn(tiny_tokenizer()) == frozenset()

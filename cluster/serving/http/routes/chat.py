@@ -66,7 +66,7 @@ def chat_requests(service: Service, body: ChatRequest) -> list[Request]:
                 code="tools_not_supported",
             )
         shown = prompts.call_marks
-    return choices(service, body, [prompt], None, prompts.end_of_turn, shown)
+    return choices(service, body, [prompt], None, shown)
 
 
 class ChatAnswer(ChoicesAnswer[ChatRequest]):

@@ -147,14 +147,3 @@ def test_a_messages_name_is_the_templates_to_write() -> None:
     said = [{"role": "user", "content": "hi", "name": name} for name in ("anne", None)]
     tokens = Prompts(tokenizer).of_chat(ChatRequest(messages=said), 64)
     assert tokenizer.decode(tokens) == "anne nobody "
-
-
-def test_the_templates_end_of_a_turn_ends_answers() -> None:
-    turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>\n{% endfor %}"
-    tokenizer = chat_tokenizer(turns)
-    assert Prompts(tokenizer).end_of_turn == frozenset()  # no token of its own, but text
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
-    (end,) = Prompts(tokenizer).end_of_turn
-    assert tokenizer.decode([end]) == "<|end|>"
-    refusing = chat_tokenizer("{{ raise_exception('never') }}")
-    assert Prompts(refusing).end_of_turn == frozenset()
