@@ -30,6 +30,6 @@ def pair(tiny_spec: PairSpec, tiny_pair_folders: dict[str, Path], tmp_path: Path
 def test_an_answer_ends_with_the_templates_end_of_turn(pair: Pair) -> None:
     end = pair.tokenizer.convert_tokens_to_ids("<|end|>")
     assert pair.eos_token_ids == {pair.tokenizer.eos_token_id, end}
-    likely = Sampling(logit_bias=((end, 1e3),))
+    likely = Sampling(logit_bias=((end, 100.0),))
     (generation,) = Engine(pair).generate([Request("a", (5, 6, 7), 24, likely)])
     assert (generation.tokens, generation.finish_reason) == ([end], "stop")
