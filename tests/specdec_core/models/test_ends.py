@@ -12,14 +12,14 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
 from tests.conftest import chat_tokenizer
 
-TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>\n{% endfor %}"
+TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}draft\n{% endfor %}"
 
 
 @pytest.fixture
 def pair(tiny_spec: PairSpec, tiny_pair_folders: dict[str, Path], tmp_path: Path) -> Pair:
     """A pair whose template ends turns with a token that the generation settings do not name."""
     tokenizer = chat_tokenizer(TURNS)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    tokenizer.add_special_tokens({"additional_special_tokens": ["draft"]})
     for name, folder in tiny_pair_folders.items():
         shutil.copytree(folder, tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
@@ -28,7 +28,7 @@ def pair(tiny_spec: PairSpec, tiny_pair_folders: dict[str, Path], tmp_path: Path
 
 
 def test_an_answer_ends_with_the_templates_end_of_turn(pair: Pair) -> None:
-    end = pair.tokenizer.convert_tokens_to_ids("<|end|>")
+    end = pair.tokenizer.convert_tokens_to_ids("draft")
     assert pair.eos_token_ids == {pair.tokenizer.eos_token_id, end}
     likely = Sampling(logit_bias=((end, 100.0),))
     (generation,) = Engine(pair).generate([Request("a", (5, 6, 7), 24, likely)])
