@@ -117,7 +117,7 @@ def train_heads(
         observer.head_finished(head)
     pending = {e.label: e for e in entries if e.label not in done}
     if pending:
-        record = _Record(pending, done, observer)
+        record = _HeadTrials(pending, done, observer)
         for _ in range(ATTEMPTS):
             if left := {label: e for label, e in pending.items() if label not in done}:
                 _run(left, examples, device, record)
@@ -169,7 +169,7 @@ def _run(
     pending: Mapping[str, Entry],
     examples: Mapping[HeadKind, Examples],
     device: str,
-    record: _Record,
+    record: _HeadTrials,
 ) -> None:
     with ray_session():  # which tells what devices there are
         needs = resources(1, device)
@@ -182,7 +182,7 @@ def _run(
         run_trials(trial, needs, configs, record, metric="eval_loss", mode="min", reuse_actors=True)
 
 
-class _Record(TrialRecord):
+class _HeadTrials(TrialRecord):
     """Saves each head as it finishes."""
 
     key = "entry"

@@ -103,7 +103,7 @@ def train(
     for model in already.values():
         observer.model_finished(model)
     if pending := [label for label in trials if label not in already]:
-        record = _Record(kind, observer)
+        record = _RecordedTrials(kind, observer)
         configs = [
             {
                 "label": label,
@@ -132,7 +132,7 @@ def train(
     return Finished(best.label, out / kind.name, best.card)
 
 
-class _Record(TrialRecord):
+class _RecordedTrials(TrialRecord):
     """Passes the progress of trials on."""
 
     key = "trial"

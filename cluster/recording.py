@@ -134,7 +134,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Task:
+class ShardTask:
     """A shard to record: its number and prompts, and what it is a part of."""
 
     folder: Path
@@ -229,7 +229,7 @@ def _make(wanted: Sequence[Planned], observer: RecordingObserver) -> None:
 
 def _begin(
     wanted: Planned, worker: ray.actor.ActorHandle, observer: RecordingObserver
-) -> list[Task]:
+) -> list[ShardTask]:
     """Write the header where there is none, and the mark of a whole recording; the shards that are
     missing."""
     plan, folder, header = wanted.plan, wanted.folder, wanted.header
@@ -244,7 +244,7 @@ def _begin(
         missing = _missing(folder, header, wanted.batches)
         if not missing:
             finish(folder)
-    return [Task(folder, spec, header, number, batch) for number, batch in missing.items()]
+    return [ShardTask(folder, spec, header, number, batch) for number, batch in missing.items()]
 
 
 # What is to be recorded
@@ -456,8 +456,8 @@ def _start_worker(needs: dict[str, float]) -> ray.actor.ActorHandle:
 
 
 def _record(
-    first: ray.actor.ActorHandle, needs: dict[str, float], tasks: Sequence[Task]
-) -> Iterator[tuple[Task, Shard]]:
+    first: ray.actor.ActorHandle, needs: dict[str, float], tasks: Sequence[ShardTask]
+) -> Iterator[tuple[ShardTask, Shard]]:
     """Record shards with as many actors as the cluster has room for, `first` among them; yields
     them as they finish. An actor gets work once it has loaded the pair, so that one without room on
     a busy cluster holds nothing up."""
@@ -465,7 +465,7 @@ def _record(
     workers = [first]
     workers += [_start_worker(needs) for _ in range(min(room(needs), left) - 1)]
     # Calls under way: reference -> (actor, its shard; None while it loads the pair)
-    under_way: dict[ray.ObjectRef, tuple[ray.actor.ActorHandle, Task | None]] = {}
+    under_way: dict[ray.ObjectRef, tuple[ray.actor.ActorHandle, ShardTask | None]] = {}
     try:
         if tasks:
             begin = (tasks[0].spec, tasks[0].header)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ray.serve import Application
 
     from cluster.serving.http.access import Access
-    from cluster.serving.http.samples import Sampling
+    from cluster.serving.http.samples import PromptSampling
 
 
 ENDING = 20.0  # seconds in which all ends once requests under way have
@@ -108,9 +108,9 @@ def _access(given: Arguments, local: bool = False) -> Access:
     )
 
 
-def _sampling(given: Arguments) -> Sampling | None:
+def _sampling(given: Arguments) -> PromptSampling | None:
     """Which prompts are kept, and where. Raises :class:`UserError` where that cannot be."""
-    from cluster.serving.http.samples import Sampling
+    from cluster.serving.http.samples import PromptSampling
 
     if given.sample_prompts is None:
         return None
@@ -120,7 +120,7 @@ def _sampling(given: Arguments) -> Sampling | None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UserError(f"--sample-prompts {folder}: not a folder for prompts: {reason}") from None
-    return Sampling(folder, given.sample_share, int(given.sample_limit))
+    return PromptSampling(folder, given.sample_share, int(given.sample_limit))
 
 
 def main(

@@ -110,3 +110,13 @@ def test_an_import_against_the_order_is_found(tmp_path: Path) -> None:
         "dashboards.a imports cluster.a",
         "specdec_core.tokens.a imports specdec_core.engine.a",
     ]
+
+
+def test_no_two_classes_share_a_name() -> None:
+    places: dict[str, list[str]] = {}
+    for package in ("specdec_core", "cluster", "dashboards", "jobs", "research"):
+        for file in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}

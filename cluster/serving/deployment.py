@@ -23,7 +23,7 @@ from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.app import build_app
 from cluster.serving.http.listener import CONNECTIONS, DRAIN, Listener
 from cluster.serving.http.pages import Page
-from cluster.serving.http.samples import Sampling
+from cluster.serving.http.samples import PromptSampling
 from cluster.serving.keeper import end_with_parent
 from cluster.serving.replicas.fleet import Fleet
 from cluster.serving.replicas.number import ONE, Replicas
@@ -79,7 +79,7 @@ class CompletionServer:
         self,
         start: Start,
         page: Page | None = None,
-        samples: Sampling | None = None,
+        samples: PromptSampling | None = None,
         listener: Listener | None = None,
     ) -> None:
         end_with_parent()
@@ -109,7 +109,7 @@ class Ingress:
         engines: DeploymentHandle[Any],
         start: Start,
         page: Page | None = None,
-        samples: Sampling | None = None,
+        samples: PromptSampling | None = None,
         listener: Listener | None = None,
     ) -> None:
         end_with_parent()
@@ -205,7 +205,7 @@ def application(
     access: Access = EVERYBODY,
     page: Page | None = None,
     replicas: Replicas = ONE,
-    samples: Sampling | None = None,
+    samples: PromptSampling | None = None,
     step_timeout: float = STEP,
 ) -> serve.Application:
     """The Ray Serve application, for the cluster that this process is connected to. `limits` are
@@ -239,7 +239,7 @@ def _bound(
     start: Start,
     replicas: Replicas,
     page: Page | None,
-    samples: Sampling | None,
+    samples: PromptSampling | None,
     listener: Listener | None = None,
     drain: float = DRAIN,
 ) -> serve.Application:
@@ -292,7 +292,7 @@ def serving(
     access: Access = EVERYBODY,
     page: Page | None = None,
     replicas: Replicas = ONE,
-    samples: Sampling | None = None,
+    samples: PromptSampling | None = None,
     tls: Tls | None = None,
     drain: float = DRAIN,
     step_timeout: float = STEP,

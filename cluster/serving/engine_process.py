@@ -57,7 +57,7 @@ class _Stepped(NamedTuple):
     status: EngineStatus
 
 
-class _Answer(NamedTuple):
+class _EngineAnswer(NamedTuple):
     value: Any
 
 
@@ -171,7 +171,7 @@ class EngineProcess:
     def ask(self, name: str, *arguments: Any) -> Any:
         """The result of the drafter's method `name`, called between two steps."""
         self._send((name, arguments))
-        while not isinstance(message := self._receive(), _Answer):
+        while not isinstance(message := self._receive(), _EngineAnswer):
             self._stepped.append(message)
         return message.value
 
@@ -308,9 +308,9 @@ class _Inbox:
         else:
             assert engine.drafter is not None
             try:
-                self._pipe.send(_Answer(getattr(engine.drafter, name)(*argument)))
+                self._pipe.send(_EngineAnswer(getattr(engine.drafter, name)(*argument)))
             except UserError as error:
-                self._pipe.send(_Answer(str(error)))
+                self._pipe.send(_EngineAnswer(str(error)))
 
     def _receive(self) -> None:
         try:

@@ -55,7 +55,7 @@ Rounds = Counter[tuple[int | None, int, int]]
 
 
 @dataclass(slots=True)
-class _Answer:
+class _CountedAnswer:
     """An unfinished request: when it began, and its prompt's tokens; when its first tokens and its
     latest ones came, and how many there are."""
 
@@ -81,7 +81,7 @@ class Metrics(Collector, LoopObserver):
 
     def __init__(self, model: str, loop: Rollout) -> None:
         self._model, self._loop = model, loop
-        self._unfinished: dict[str, _Answer] = {}
+        self._unfinished: dict[str, _CountedAnswer] = {}
         self._rounds: dict[Configuration, Rounds] = {}
         # Zero from the beginning: of a counter that appears late, Prometheus misses the first rise.
         self._origins: Counter[TokenOrigin] = Counter(dict.fromkeys(TokenOrigin, 0))
@@ -124,13 +124,13 @@ class Metrics(Collector, LoopObserver):
     # What happens.
 
     def submitted(self, request: Request) -> None:
-        self._unfinished[request.id] = _Answer(perf_counter(), len(request.tokens))
+        self._unfinished[request.id] = _CountedAnswer(perf_counter(), len(request.tokens))
 
     def resumed(self, request: Request) -> None:
         # Its first token and its prompt were counted where it was begun. As after a first token,
         # all that come now have taken time.
         now = perf_counter()
-        self._unfinished[request.id] = _Answer(now, len(request.tokens), now, now, tokens=1)
+        self._unfinished[request.id] = _CountedAnswer(now, len(request.tokens), now, now, tokens=1)
 
     def refused(self) -> None:
         self._refused += 1

@@ -50,7 +50,7 @@ class Engines(Protocol[Engine]):
 
 
 @dataclass
-class _Answer:
+class _StreamedAnswer:
     """What a request has got so far."""
 
     request: Request
@@ -118,7 +118,7 @@ class Stream(Generic[Engine]):
         submission: Submitted,
     ) -> None:
         self._engines, self._served, self._submission = engines, served, submission
-        self._answers = [_Answer(request) for request in requests]
+        self._answers = [_StreamedAnswer(request) for request in requests]
         # Rounds by the drafter's arm, under each configuration: another's may have other arms.
         self.arms: list[tuple[Configuration, Counter[int | None]]] = []
 

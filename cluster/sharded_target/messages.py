@@ -25,14 +25,14 @@ _DTYPES = {str(d): d for d in (torch.float32, torch.float16, torch.bfloat16, tor
 
 
 @dataclass(frozen=True)
-class Failed:
+class ShardFailed:
     """A shard's answer when a call has raised an error. Of an error that is not expected, the kind
     is lost."""
 
     error: Exception
 
     @classmethod
-    def by(cls, error: Exception) -> Failed:
+    def by(cls, error: Exception) -> ShardFailed:
         """`error`, with its traceback as a note."""
         error.add_note("".join(traceback.format_exception(error)))
         return cls(error)
@@ -57,7 +57,7 @@ def _extension(value: Any) -> Any:
             content = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
             packed = encode((str(value.dtype), tuple(value.shape), content.data))
             return msgpack.ExtType(_TENSOR, packed)
-        case Failed():
+        case ShardFailed():
             kind, notes = type(value.error).__name__, getattr(value.error, "__notes__", [])
             return msgpack.ExtType(_FAILED, encode((kind, str(value.error), notes)))
         case range() | np.ndarray():
@@ -77,5 +77,5 @@ def _value(kind: int, content: bytes) -> Any:
             error = _ERRORS.get(name, RuntimeError)(text)
             for note in notes:
                 error.add_note(note)
-            return Failed(error)
+            return ShardFailed(error)
     raise ValueError(f"no message has a part of the kind {kind}")

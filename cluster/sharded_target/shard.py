@@ -26,7 +26,7 @@ from cluster.sharded_target.exchange import (
     SocketExchange,
     all_agree,
 )
-from cluster.sharded_target.messages import LARGEST, Call, Failed, decode, encode
+from cluster.sharded_target.messages import LARGEST, Call, ShardFailed, decode, encode
 from cluster.sharded_target.shard_weights import load_heads, load_layers
 from cluster.sharded_target.store import BoardStore
 from specdec_core.base.wire import LinkLost, WireListener, connect
@@ -135,7 +135,7 @@ class Shard:
             while True:
                 for message in wire.receive(None):
                     answer = self._do(decode(message))
-                    if self.answers or isinstance(answer, Failed):
+                    if self.answers or isinstance(answer, ShardFailed):
                         wire.send(encode(answer))
 
     def _do(self, calls: Sequence[Call]) -> Any:
@@ -147,7 +147,7 @@ class Shard:
                     raise ValueError(f"{name}: no call of a shard")
                 answer = getattr(self, name)(runner, *arguments)
         except Exception as error:
-            return Failed.by(error)
+            return ShardFailed.by(error)
         return answer
 
     def alive(self) -> bool:

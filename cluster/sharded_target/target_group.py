@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from cluster.placement import Placed
 from cluster.session import get, listening_address, start_actor
 from cluster.sharded_target.board import Board
-from cluster.sharded_target.messages import LARGEST, Call, Failed, decode, encode
+from cluster.sharded_target.messages import LARGEST, Call, ShardFailed, decode, encode
 from cluster.sharded_target.shard import Shard, ShardFacts
 from cluster.sharded_target.shard_weights import check_split
 from specdec_core.base.errors import UserError
@@ -106,7 +106,7 @@ class TargetGroup:
                 except LinkLost as error:
                     raise ShardLost from error
                 for answer in answers:
-                    if isinstance(answer, Failed):
+                    if isinstance(answer, ShardFailed):
                         if isinstance(answer.error, LinkLost):  # another is, or their wire
                             raise ShardLost from answer.error
                         failed[number] = answer.error

@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cluster.session import room
 from cluster.sweep.starting import NOTHING, Gathering
-from cluster.sweep.trial import PROMPTS_DONE, CountTrial, Task, counted, group, grouped
+from cluster.sweep.trial import PROMPTS_DONE, CountTrial, TrialTask, counted, group, grouped
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import needs_room, no_room
 from specdec_core.base.uris import sqlite_uri
@@ -40,7 +40,7 @@ ATTEMPTS = 3  # to count a configuration whose trial was lost with its process o
 
 def count_all(
     plan: ResolvedPlan,
-    task: Task,
+    task: TrialTask,
     needs: dict[str, float],
     result: SweepResult,
     folder: SweepFolder,
@@ -50,7 +50,7 @@ def count_all(
     """Count every configuration that `folder` does not hold yet, in trials of the class `trial`;
     fills `result.trials` and `.replay`."""
     done = {trial.id for trial in result.trials}
-    record = _Record(result, folder, observer)
+    record = _CountedTrials(result, folder, observer)
     tuning = _Tuning(plan, task, trial, record)
     started, before = time.perf_counter(), _replayed(result)
     if plan.configurations is None:
@@ -87,7 +87,7 @@ def _groups(configurations: Sequence[Configuration]) -> list[Sequence[Configurat
     return [configurations[i::number] for i in range(number)]
 
 
-def _counted(plan: ResolvedPlan, task: Task, observer: SweepObserver) -> list[Configuration]:
+def _counted(plan: ResolvedPlan, task: TrialTask, observer: SweepObserver) -> list[Configuration]:
     """The configurations to count, once each. Asynchronous drafting is only timed, and so is
     autoregressive decoding, unless another machine's times are used."""
     configurations = plan.configurations or ()
@@ -105,9 +105,9 @@ class _Tuning:
     """Runs a sweep's trials."""
 
     plan: ResolvedPlan
-    task: Task
+    task: TrialTask
     trial: type[CountTrial]
-    record: _Record
+    record: _CountedTrials
 
     def each(self, groups: Sequence[Sequence[Configuration]], needs: dict[str, float]) -> None:
         """A Tune trial for each group."""
@@ -166,7 +166,7 @@ class _Tuning:
             ).fit()
 
 
-class _Record(tune.Callback):
+class _CountedTrials(tune.Callback):
     """Saves each configuration's counts as its trial finishes. Errors in doing so end the sweep."""
 
     def __init__(self, result: SweepResult, folder: SweepFolder, observer: SweepObserver) -> None:
@@ -229,7 +229,7 @@ def _replayed(result: SweepResult) -> int:
     return sum(trial.replayed for trial in result.trials)
 
 
-def _summary(task: Task, result: SweepResult, seconds: float, before: int) -> ReplaySummary:
+def _summary(task: TrialTask, result: SweepResult, seconds: float, before: int) -> ReplaySummary:
     """`before` configurations had been replayed `seconds` ago."""
     assert task.replay is not None
     counts = [trial.counts for trial in result.trials if trial.replayed]

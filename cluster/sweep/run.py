@@ -27,7 +27,7 @@ from cluster.session import check_nodes, get, ray_session, resources
 from cluster.sweep.counting import count_all
 from cluster.sweep.finalists import time_finalists
 from cluster.sweep.timing import alone, lost, start_bench
-from cluster.sweep.trial import Task
+from cluster.sweep.trial import TrialTask
 from cluster.sweep.workload import choose_for_workload
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import together
@@ -210,11 +210,11 @@ class _Sweep:
             return get(self.bench.profile.remote(self.plan.samples, **options))
 
     @cached_property
-    def task(self) -> Task:
+    def task(self) -> TrialTask:
         """The task that all trials share."""
         count = len(self.requests)
         chunk = math.ceil(count / CHUNKS) if self.plan.early_stopping else count
-        return Task(self.pair, self.profile, self.requests, chunk, self.replay)
+        return TrialTask(self.pair, self.profile, self.requests, chunk, self.replay)
 
     def count(self) -> None:
         """Count every configuration, in parallel."""
@@ -282,7 +282,7 @@ class _Sweep:
         self.folder.save_rounds([*timed.values(), *_replayed_rounds(self.task, notable)])
 
 
-def _replayed_rounds(task: Task, trials: Iterable[Trial]) -> list[pd.DataFrame]:
+def _replayed_rounds(task: TrialTask, trials: Iterable[Trial]) -> list[pd.DataFrame]:
     """The rounds of replayed trials, if their recording is still there."""
     if task.replay is None:
         return []

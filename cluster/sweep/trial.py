@@ -32,7 +32,7 @@ _TRIALS = TypeAdapter(list[Trial])
 
 
 @dataclass(frozen=True)
-class Task:
+class TrialTask:
     """The work that all trials of a sweep share. `chunk` is the number of prompts between two looks
     of the scheduler; `replay` holds the same prompts."""
 
@@ -71,7 +71,7 @@ class CountTrial(tune.Trainable):
     could not be replayed.
     """
 
-    def setup(self, config: dict[str, Any], task: Task | None = None) -> None:
+    def setup(self, config: dict[str, Any], task: TrialTask | None = None) -> None:
         assert task is not None
         self.task = task
         self.reset_config(config)

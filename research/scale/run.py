@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.sweep.counting import count_all
-from cluster.sweep.trial import CountTrial, Task
+from cluster.sweep.trial import CountTrial, TrialTask
 from research.scale.idle_trial import IdleTask, IdleTrial
 from research.scale.nodes import local_nodes
 from research.scale.study import Scaled
@@ -112,7 +112,7 @@ def _task(plan: ResolvedPlan, profile: Profile, idle: float | None) -> tuple[Any
         Request(p.id, Conversation(p, tokenizer).tokens(), plan.max_new_tokens, seed=i)
         for i, p in enumerate(prompts)
     )
-    return Task(plan.pair, profile, requests, len(requests)), CountTrial
+    return TrialTask(plan.pair, profile, requests, len(requests)), CountTrial
 
 
 def _result(plan: ResolvedPlan, profile: Profile, prompts: int) -> SweepResult:

@@ -81,7 +81,7 @@ class LoadRange(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ChainSettings:
+class LengthSettings:
     """A draft model's chain of a fixed length, or of one for each range of load."""
 
     draft: str | None
@@ -151,7 +151,7 @@ class ExportTarget(ABC):
         raise UserError(f"--plugin: there is none for {self.title}, but for vllm and transformers")
 
 
-def fixed_chain(drafter: DrafterSettings | None) -> ChainSettings | None:
+def fixed_chain(drafter: DrafterSettings | None) -> LengthSettings | None:
     """The chain that a drafter is: of a fixed length, by batch size, or a schedule of such with
     one draft. None for other drafters."""
     if isinstance(drafter, ScheduleSettings):
@@ -160,9 +160,9 @@ def fixed_chain(drafter: DrafterSettings | None) -> ChainSettings | None:
         return None
     policy = drafter.policy
     if isinstance(policy, FixedSettings):
-        return ChainSettings(drafter.draft, (LoadRange(1, None, policy.max_tokens),))
+        return LengthSettings(drafter.draft, (LoadRange(1, None, policy.max_tokens),))
     if isinstance(policy, ByBatchSettings):
-        return ChainSettings(drafter.draft, spans(policy.tokens))
+        return LengthSettings(drafter.draft, spans(policy.tokens))
     return None
 
 
@@ -180,7 +180,7 @@ def _before(tokens: Mapping[int, int], number: int) -> int:
     return list(tokens.values())[number - 1]
 
 
-def _scheduled(schedule: ScheduleSettings) -> ChainSettings | None:
+def _scheduled(schedule: ScheduleSettings) -> LengthSettings | None:
     tokens: dict[int, int] = {}
     drafts = set()
     for least, drafter in schedule.ranges.items():
@@ -189,4 +189,4 @@ def _scheduled(schedule: ScheduleSettings) -> ChainSettings | None:
             return None
         tokens[least] = chain.most if chain else 0
         drafts |= {chain.draft} if chain else set()
-    return ChainSettings(drafts.pop(), spans(tokens)) if len(drafts) == 1 else None
+    return LengthSettings(drafts.pop(), spans(tokens)) if len(drafts) == 1 else None

@@ -12,9 +12,9 @@ from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.export.server import (
-    ChainSettings,
     Counterpart,
     ExportTarget,
+    LengthSettings,
     Models,
     WrittenFiles,
     fixed_chain,
@@ -67,7 +67,7 @@ class SgLang(ExportTarget):
             )
         return None
 
-    def by_load(self, told: dict[str, Any], chain: ChainSettings) -> Counterpart | None:
+    def by_load(self, told: dict[str, Any], chain: LengthSettings) -> Counterpart | None:
         """Settings of the longest length of a chain with those of every load; None where it takes
         one length alone."""
         return None
@@ -96,7 +96,7 @@ class AdaptiveSgLang(SgLang):
     version = "0.5.23"
     known = ("0.5.23",)
 
-    def by_load(self, told: dict[str, Any], chain: ChainSettings) -> Counterpart | None:
+    def by_load(self, told: dict[str, Any], chain: LengthSettings) -> Counterpart | None:
         if told["speculative-algorithm"] == "STANDALONE":
             return None
         # Among the candidates of a load it chooses by what was accepted: of one, always that.

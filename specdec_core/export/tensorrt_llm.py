@@ -15,9 +15,9 @@ from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.export.server import (
-    ChainSettings,
     Counterpart,
     ExportTarget,
+    LengthSettings,
     Models,
     WrittenFiles,
     fixed_chain,
@@ -108,7 +108,7 @@ class TensorRtLlm(ExportTarget):
         return WrittenFiles({FILE: text}, f"{command} --config {FILE}")
 
 
-def _chain(chain: ChainSettings, models: Models) -> Counterpart | None:
+def _chain(chain: LengthSettings, models: Models) -> Counterpart | None:
     place, kind, *_ = models.draft(chain.draft)
     if kind not in _TYPES:
         return None

@@ -12,9 +12,9 @@ from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.export.server import (
     PLUG_IN_FILE,
-    ChainSettings,
     Counterpart,
     ExportTarget,
+    LengthSettings,
     LoadRange,
     Models,
     WrittenFiles,
@@ -86,7 +86,7 @@ class Vllm(ExportTarget):
         )
 
 
-def _chain(chain: ChainSettings, models: Models) -> Counterpart | None:
+def _chain(chain: LengthSettings, models: Models) -> Counterpart | None:
     place, kind, padded, _ = models.draft(chain.draft)
     if kind not in _METHODS:
         return None

@@ -15,10 +15,10 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from cluster.serving.engine_loop import EngineFailed
-from cluster.serving.http.limits import Account, Taken, within
+from cluster.serving.http.limits import Account, WindowUse, within
 from cluster.serving.http.rounds import Rounds
 from cluster.serving.http.service import Service
-from cluster.serving.protocol.counts import Metrics, SpecDec, Usage
+from cluster.serving.protocol.counts import AnswerMetrics, SpecDec, Usage
 from cluster.serving.protocol.errors import SERVER_ERROR, ApiError
 from cluster.serving.protocol.events import DONE, event
 from cluster.serving.protocol.fields import StreamOptions
@@ -31,7 +31,7 @@ Body = TypeVar("Body", bound=GenerationRequest)
 Choice = BaseModel  # of a protocol
 
 
-class Answer(ABC, Generic[Body]):
+class HttpAnswer(ABC, Generic[Body]):
     """What is said to one body. `requests` are the engine's, one for each choice."""
 
     prefix: str  # of ids
@@ -77,7 +77,7 @@ class Answer(ABC, Generic[Body]):
             headers={"Cache-Control": "no-cache"},
         )
 
-    async def _chunks(self, taken: Taken) -> AsyncIterator[tuple[int, Chunk]]:
+    async def _chunks(self, taken: WindowUse) -> AsyncIterator[tuple[int, Chunk]]:
         """What the engine adds, with the choice that it adds to. Raises :class:`ApiError`: it takes
         too long (408), or ends with an error (500)."""
         async for index, chunk in within(self.stream, self.service.access.limits.seconds):
@@ -101,7 +101,7 @@ class Answer(ABC, Generic[Body]):
         said = SpecDec.of(generations, self.configuration, self.stream.arms)
         counts: dict[str, Any] = {"specdec": said}
         if self.configuration.drafter is not None:
-            counts["metrics"] = Metrics.of(generations)
+            counts["metrics"] = AnswerMetrics.of(generations)
         return counts
 
     async def complete(self, chunks: AsyncIterator[tuple[int, Chunk]]) -> BaseModel:
@@ -114,7 +114,7 @@ class Answer(ABC, Generic[Body]):
             **self.counts(generations),
         )
 
-    async def events(self, taken: Taken) -> AsyncIterator[str]:
+    async def events(self, taken: WindowUse) -> AsyncIterator[str]:
         """The answer as server-sent events, the choices' parts as they come. The last part of text
         carries the counts; usage follows if requested."""
         with closing(self.stream), closing(taken):
@@ -128,7 +128,7 @@ class Answer(ABC, Generic[Body]):
                 yield event(error.body)
 
 
-class ChoicesAnswer(Answer[Body]):
+class ChoicesAnswer(HttpAnswer[Body]):
     """One whose stream has parts of choices.
 
     A choice's opening comes with its first token, so that its time is the first token's. Where

@@ -25,7 +25,7 @@ from cluster.serving.http.routes import (
     responses,
     tokens,
 )
-from cluster.serving.http.samples import Sampler, Samples, Sampling
+from cluster.serving.http.samples import PromptSampling, Sampler, Samples
 from cluster.serving.http.service import Service
 from cluster.serving.http.stopping import Admission
 
@@ -44,7 +44,7 @@ ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
 def build_app(
     service: Service,
     page: Page | None = None,
-    samples: Sampling | None = None,
+    samples: PromptSampling | None = None,
     listener: Listener | None = None,
 ) -> FastAPI:
     """Routes and error shapes, for those who have access; the application's lifespan is

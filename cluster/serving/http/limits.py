@@ -40,7 +40,7 @@ NO_ALLOWANCE = Allowance()
 
 
 @dataclass(slots=True, eq=False)
-class Taken:
+class WindowUse:
     """So much of a window was taken at a time. Closing it leaves what was used of that."""
 
     time: float
@@ -56,9 +56,9 @@ class Window:
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
-        self._taken: deque[Taken] = deque()
+        self._taken: deque[WindowUse] = deque()
 
-    def take(self, amount: int, now: float) -> Taken | int:
+    def take(self, amount: int, now: float) -> WindowUse | int:
         """Take so much, or else say in how many seconds there will be room for it."""
         while self._taken and self._taken[0].time <= now - MINUTE:
             self._taken.popleft()
@@ -71,7 +71,7 @@ class Window:
                 wait = taken.time + MINUTE - now
                 if over <= 0:
                     return max(ceil(wait), 1)
-        taken = Taken(now, amount)
+        taken = WindowUse(now, amount)
         self._taken.append(taken)
         return taken
 
@@ -87,7 +87,7 @@ class Account:
         """Count a request. Raises :class:`ApiError` (429)."""
         self._take(self._requests, 1, "requests")
 
-    def tokens(self, amount: int) -> Taken:
+    def tokens(self, amount: int) -> WindowUse:
         """Take the tokens that a request may use. Raises :class:`ApiError`: 429, or 400 for more
         than a whole minute's."""
         most = self.allowance.tokens
@@ -100,9 +100,9 @@ class Account:
             )
         return self._take(self._tokens, amount, "tokens")
 
-    def _take(self, window: Window, amount: int, name: str) -> Taken:
+    def _take(self, window: Window, amount: int, name: str) -> WindowUse:
         taken = window.take(amount, monotonic())
-        if isinstance(taken, Taken):
+        if isinstance(taken, WindowUse):
             return taken
         raise ApiError(
             f"this key has used its {window.limit} {name} a minute; try again in {taken} s",

@@ -31,7 +31,7 @@ WRITE_SECONDS = 300.0  # after which fewer are written
 
 
 @dataclass(frozen=True)
-class Sampling:
+class PromptSampling:
     """Keep the prompts of a `share` of the answered requests in `folder`, up to `limit` bytes:
     then the oldest files are deleted."""
 
@@ -43,7 +43,7 @@ class Sampling:
 class Samples:
     """The prompts that were drawn, until they are written."""
 
-    def __init__(self, sampling: Sampling, tokenizer: Any, seed: int | None = None) -> None:
+    def __init__(self, sampling: PromptSampling, tokenizer: Any, seed: int | None = None) -> None:
         self.sampling, self._tokenizer = sampling, tokenizer
         self._random = Random(seed)
         self._drawn: list[Prompt] = []

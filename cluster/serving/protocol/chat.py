@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from cluster.serving.protocol.counts import Metrics, SpecDec, Usage, optional
+from cluster.serving.protocol.counts import AnswerMetrics, SpecDec, Usage, optional
 from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.fields import (
     Labels,
@@ -219,7 +219,7 @@ class ChatCompletion(BaseModel):
     usage: Usage
     prompt_token_ids: list[int] | None = optional()
     specdec: SpecDec | None = optional()
-    metrics: Metrics | None = optional()
+    metrics: AnswerMetrics | None = optional()
 
 
 class Delta(BaseModel):
@@ -248,5 +248,5 @@ class ChatChunk(BaseModel):
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = optional()
     specdec: SpecDec | None = optional()
-    metrics: Metrics | None = optional()
+    metrics: AnswerMetrics | None = optional()
     round: StreamedRound | None = optional()

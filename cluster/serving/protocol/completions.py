@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cluster.serving.protocol.counts import Metrics, SpecDec, Usage, optional
+from cluster.serving.protocol.counts import AnswerMetrics, SpecDec, Usage, optional
 from cluster.serving.protocol.fields import NewTokensOrNone, Text, TokenIds, Tops, schema_rules
 from cluster.serving.protocol.generation import STREAM_RULE, GenerationRequest
 from cluster.serving.protocol.logprobs import CompletionLogprobs
@@ -78,5 +78,5 @@ class Completion(BaseModel):
     choices: list[CompletionChoice]
     usage: Usage | None = None
     specdec: SpecDec | None = optional()
-    metrics: Metrics | None = optional()
+    metrics: AnswerMetrics | None = optional()
     round: StreamedRound | None = optional()

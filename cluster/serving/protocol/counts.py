@@ -141,11 +141,11 @@ class SpeculativeMetrics(BaseModel):
         )
 
 
-class Metrics(BaseModel):
+class AnswerMetrics(BaseModel):
     """As vLLM names it."""
 
     speculative_decoding: SpeculativeMetrics
 
     @classmethod
-    def of(cls, generations: Sequence[Generation]) -> Metrics:
+    def of(cls, generations: Sequence[Generation]) -> AnswerMetrics:
         return cls(speculative_decoding=SpeculativeMetrics.of(generations))

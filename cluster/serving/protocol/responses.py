@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from cluster.serving.protocol.chat import MAX_MESSAGES, ChatRequest, Empty
-from cluster.serving.protocol.counts import Metrics, SpecDec, Usage, optional
+from cluster.serving.protocol.counts import AnswerMetrics, SpecDec, Usage, optional
 from cluster.serving.protocol.fields import Labels, ModelName, NewTokens, No, Part
 from cluster.serving.protocol.formats import JsonObject, JsonSchema, Schema, TextFormat
 from cluster.serving.protocol.messages import (
@@ -247,7 +247,7 @@ class Response(BaseModel):
     usage: ResponseUsage | None = None
     user: str | None
     specdec: SpecDec | None = optional()
-    metrics: Metrics | None = optional()
+    metrics: AnswerMetrics | None = optional()
 
 
 class ResponseEvent(BaseModel):

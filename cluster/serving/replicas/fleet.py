@@ -23,13 +23,13 @@ from cluster.serving.canary import CONFIDENCE, check_comparable
 from cluster.serving.engine_loop import EngineFailed, LoopObserver, QueueFull
 from cluster.serving.protocol.models import CanaryState
 from cluster.serving.replicas.messages import (
+    CommandDone,
     Facts,
     Failed,
     Gain,
     Refused,
+    RequestsTaken,
     Status,
-    Taken,
-    Told,
 )
 from cluster.serving.served import Deployment, Operation
 from cluster.serving.stream import ATTEMPTS, Stream
@@ -48,7 +48,7 @@ _LATE = object()  # in place of the answer of a replica that does not answer in 
 _GONE = (RayError, RayServeException, AioRpcError)  # what a replica's death looks like
 
 
-class Submission:
+class FleetSubmission:
     """Requests that a replica has; see :class:`cluster.serving.stream.Submitted`."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Submission:
             async for part in self._answer:
                 if isinstance(part, Failed):
                     raise EngineFailed(part.message)
-                if isinstance(part, Taken):
+                if isinstance(part, RequestsTaken):
                     self.configuration = part.configuration
                     continue
                 index, chunk = part
@@ -126,7 +126,7 @@ class Fleet:
         replica, submission = await self._hand(requests, begun=False)
         return Stream(self, replica, requests, submission)
 
-    async def go_on(self, failed: str, requests: Sequence[Request]) -> tuple[str, Submission]:
+    async def go_on(self, failed: str, requests: Sequence[Request]) -> tuple[str, FleetSubmission]:
         """Hand requests that were begun to another replica. Raises :class:`EngineFailed`."""
         self.resumed += len(requests)
         return await self._hand(requests, begun=True, avoid=[failed])
@@ -219,7 +219,7 @@ class Fleet:
 
     async def _hand(
         self, requests: Sequence[Request], begun: bool, avoid: Sequence[str] = ()
-    ) -> tuple[str, Submission]:
+    ) -> tuple[str, FleetSubmission]:
         """A replica that has taken the requests. One that is full is asked no more than once: the
         router then names the least busy of the others."""
         call = self._engines.options(method_name="answer", stream=True)
@@ -235,8 +235,8 @@ class Fleet:
             except BaseException:  # the client has left
                 answer.cancel()
                 raise
-            if isinstance(first, Taken):
-                return first.replica, Submission(answer, first.configuration, len(requests))
+            if isinstance(first, RequestsTaken):
+                return first.replica, FleetSubmission(answer, first.configuration, len(requests))
             assert isinstance(first, Refused)
             avoided.append(first.replica)
             if first.because == "bad":
@@ -258,8 +258,8 @@ class Fleet:
         """Have all replicas do something, or none. No challenger is tried any more then, unless all
         have refused. Raises :class:`UserError`, or :class:`EngineFailed` where none answers."""
         answers = [a async for a in self._answers(name, *arguments, seconds=_LOAD)]
-        late = Told("", "a replica did not answer in time")
-        told: list[Told] = [late if answer is _LATE else answer for answer in answers]
+        late = CommandDone("", "a replica did not answer in time")
+        told: list[CommandDone] = [late if answer is _LATE else answer for answer in answers]
         silent = all(answer is _LATE for answer in answers)
         errors = [each.error for each in told if each.error is not None]
         if errors and len(errors) == len(told) and not silent:

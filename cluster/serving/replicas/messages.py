@@ -17,7 +17,7 @@ class Facts(NamedTuple):
     vocab_size: int
 
 
-class Taken(NamedTuple):
+class RequestsTaken(NamedTuple):
     """A replica decodes the requests, by this configuration until another one is said. Their chunks
     follow, each with its request's index."""
 
@@ -42,7 +42,7 @@ class Failed(NamedTuple):
     message: str
 
 
-class Told(NamedTuple):
+class CommandDone(NamedTuple):
     """A replica has done what it was told, or an error says why not."""
 
     replica: str

@@ -16,13 +16,13 @@ from cluster.serving.engine_loop import EngineFailed, QueueFull
 from cluster.serving.keeper import end_with_parent
 from cluster.serving.protocol.models import Health
 from cluster.serving.replicas.messages import (
+    CommandDone,
     Facts,
     Failed,
     Gain,
     Refused,
+    RequestsTaken,
     Status,
-    Taken,
-    Told,
 )
 from cluster.serving.served import NOT_OPERATED, Deployment
 from cluster.serving.start import Start
@@ -78,7 +78,7 @@ class EngineReplica:
     async def answer(
         self, requests: Sequence[Request], begun: bool, avoid: Sequence[str]
     ) -> AsyncIterator[Any]:
-        """:class:`Taken`, and (index of the request, chunk) as they come; :class:`Refused`
+        """:class:`RequestsTaken`, and (index of the request, chunk) as they come; :class:`Refused`
         otherwise. Requests that were `begun` by another replica do not queue again. `avoid` is for
         the router."""
         try:
@@ -94,12 +94,12 @@ class EngineReplica:
             return
         with closing(stream):
             told = stream.configuration
-            yield Taken(self._name, told)
+            yield RequestsTaken(self._name, told)
             try:
                 async for part in stream:
                     if stream.configuration is not told:  # another engine goes on
                         told = stream.configuration
-                        yield Taken(self._name, told)
+                        yield RequestsTaken(self._name, told)
                     yield part
             except EngineFailed as error:
                 yield Failed(str(error))
@@ -118,21 +118,21 @@ class EngineReplica:
         canary = None if loop.canary is None else loop.canary.said()
         return Status(self._name, loop.current.deployment, loop.takes, canary)
 
-    async def deploy(self, deployment: Deployment) -> Told:
+    async def deploy(self, deployment: Deployment) -> CommandDone:
         """Serve this from now on, and nothing beside it."""
         try:
             await self._service.loop.settle(deployment)
         except UserError as error:
-            return Told(self._name, str(error))
-        return Told(self._name)
+            return CommandDone(self._name, str(error))
+        return CommandDone(self._name)
 
-    async def try_out(self, deployment: Deployment, share: float, confidence: float) -> Told:
+    async def try_out(self, deployment: Deployment, share: float, confidence: float) -> CommandDone:
         """Give a challenger a share of the traffic."""
         try:
             await self._service.loop.try_out(deployment, share, confidence)
         except UserError as error:
-            return Told(self._name, str(error))
-        return Told(self._name)
+            return CommandDone(self._name, str(error))
+        return CommandDone(self._name)
 
     async def gained(self) -> Gain:
         """What its bandit has learned since this was asked last."""

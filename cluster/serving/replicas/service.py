@@ -26,7 +26,7 @@ _SUMS = (
 )
 
 
-class Engines(NamedTuple):
+class ReplicaEngines(NamedTuple):
     """What is known of the replicas' engines without asking them."""
 
     configuration: Configuration
@@ -47,9 +47,9 @@ class ReplicatedService(Service):
         self._pair = Pair(facts.pair, load_tokenizer(target), load_skeleton(target))
 
     @property
-    def engine(self) -> Engines:
+    def engine(self) -> ReplicaEngines:
         facts, configuration = self._facts, self.fleet.deployment.configuration
-        return Engines(configuration, self._pair, facts.max_length, facts.vocab_size)
+        return ReplicaEngines(configuration, self._pair, facts.max_length, facts.vocab_size)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.sharded_target.messages import Failed, decode, encode
+from cluster.sharded_target.messages import ShardFailed, decode, encode
 from cluster.sharded_target.shard import Shard
 from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost
@@ -39,8 +39,8 @@ def test_calls_and_answers_come_back_as_they_were() -> None:
     ],
 )
 def test_an_error_keeps_its_words_and_its_traceback(raised: Exception, kind: type) -> None:
-    failed = decode(encode(Failed.by(raised)))
-    assert isinstance(failed, Failed)
+    failed = decode(encode(ShardFailed.by(raised)))
+    assert isinstance(failed, ShardFailed)
     assert type(failed.error) is kind
     assert str(raised) in str(failed.error)
     assert type(raised).__name__ in failed.error.__notes__[0]
@@ -52,5 +52,5 @@ def test_a_pickle_is_not_run_and_no_other_method_called() -> None:
     with pytest.raises(TypeError, match="not for a message"):
         encode(print)
     answer = object.__new__(Shard)._do([(0, "_join", ((), None))])
-    assert isinstance(answer, Failed)
+    assert isinstance(answer, ShardFailed)
     assert str(answer.error) == "_join: no call of a shard"

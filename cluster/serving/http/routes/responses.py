@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.requests import Request as HttpRequest
 
-from cluster.serving.http.answer import Answer
+from cluster.serving.http.answer import HttpAnswer
 from cluster.serving.http.bodies import SMALL, read_body, soon
 from cluster.serving.http.openapi import RESPONSE, body_of
 from cluster.serving.http.routes.chat import chat_requests
@@ -56,7 +56,7 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-class ResponseAnswer(Answer[ChatRequest]):
+class ResponseAnswer(HttpAnswer[ChatRequest]):
     prefix, end = "resp", ""
 
     def __init__(

@@ -14,7 +14,7 @@ import pytest
 
 from cluster.serving.http.access import Access, check_exposed, read_keys
 from cluster.serving.http.app import build_app
-from cluster.serving.http.limits import Account, Allowance, RequestLimits, Taken, Window
+from cluster.serving.http.limits import Account, Allowance, RequestLimits, Window, WindowUse
 from cluster.serving.http.pages import Page
 from cluster.serving.http.service import CompletionService
 from cluster.serving.protocol.errors import ApiError
@@ -235,15 +235,15 @@ def test_an_empty_token_of_the_operator_is_no_key() -> None:
 def test_a_window_has_room_again_a_minute_later() -> None:
     window = Window(10)
     first = window.take(6, now=0.0)
-    assert isinstance(first, Taken)
-    assert isinstance(window.take(4, now=20.0), Taken)
+    assert isinstance(first, WindowUse)
+    assert isinstance(window.take(4, now=20.0), WindowUse)
     assert window.take(5, now=30.0) == 30
     assert window.take(7, now=30.0) == 50
     first.used = 2
     first.close()
-    assert isinstance(window.take(4, now=30.0), Taken)
-    assert isinstance(window.take(6, now=90.0), Taken)
-    assert isinstance(Window(None).take(10**9, now=0.0), Taken)
+    assert isinstance(window.take(4, now=30.0), WindowUse)
+    assert isinstance(window.take(6, now=90.0), WindowUse)
+    assert isinstance(Window(None).take(10**9, now=0.0), WindowUse)
 
 
 def test_an_account_names_what_is_used_up() -> None:

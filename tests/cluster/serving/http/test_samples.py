@@ -13,7 +13,7 @@ import pytest
 
 from cluster.serving.http import samples
 from cluster.serving.http.app import build_app
-from cluster.serving.http.samples import Sampling
+from cluster.serving.http.samples import PromptSampling
 from cluster.serving.http.service import CompletionService
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine
@@ -30,7 +30,9 @@ CHAT = [
 RESULT = [{"role": "tool", "tool_call_id": "c1", "content": "3"}]
 
 
-def served(pair: Pair, sampling: Sampling | None, bodies: list[tuple[str, dict]]) -> list[int]:
+def served(
+    pair: Pair, sampling: PromptSampling | None, bodies: list[tuple[str, dict]]
+) -> list[int]:
     """The statuses of the answers to these bodies."""
 
     async def main() -> list[int]:
@@ -61,7 +63,7 @@ def test_answered_prompts_and_chats_are_kept_and_load_as_prompts(
         ("chat/completions", {"messages": [*RESULT, *CHAT]}),
         ("tokenize", {"prompt": "not answered"}),
     ]
-    statuses = served(chat_pair, Sampling(folder, share=1.0), bodies)
+    statuses = served(chat_pair, PromptSampling(folder, share=1.0), bodies)
     assert statuses == [200, 200, 400, 200, 200, 404]
     found = load_prompts(str(folder))
     assert sorted(prompt.text for prompt in found) == ["import", "secret", "secret a", "secret b"]
@@ -80,7 +82,7 @@ def test_each_prompt_of_many_requests_at_once_is_written_exactly_once(tmp_path: 
     bodies = [json.dumps({"model": "m", "prompt": text}).encode() for text in texts]
 
     async def main() -> None:
-        drawn = samples.Samples(Sampling(tmp_path, share=1.0), None)
+        drawn = samples.Samples(PromptSampling(tmp_path, share=1.0), None)
         async with drawn.writing():
             for body in bodies:
                 drawn.add("/v1/completions", body)
@@ -97,7 +99,7 @@ def test_nothing_is_kept_unless_asked_for_and_a_share_is_a_share(
 ) -> None:
     served(tiny_pair, None, [("completions", {"prompt": "secret"})])
     assert not list(tmp_path.rglob("*.parquet"))
-    drawn = samples.Samples(Sampling(tmp_path, share=0.2), None, seed=0)
+    drawn = samples.Samples(PromptSampling(tmp_path, share=0.2), None, seed=0)
     assert sum(drawn.draws() for _ in range(2000)) == pytest.approx(400, abs=60)
 
 

@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentBroadcastResponse
 from cluster.serving.canary import Canary
 from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.http.service import CompletionService
-from cluster.serving.replicas.fleet import Fleet, Submission
+from cluster.serving.replicas.fleet import Fleet, FleetSubmission
 from cluster.serving.replicas.replica import EngineReplica
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation
 from specdec_core.base.errors import UserError
@@ -232,7 +232,7 @@ def test_a_replica_says_under_which_configuration_it_goes_on(tiny_pair: Pair) ->
         first = handle.replicas[0]
         other = CompletionService(Engine(tiny_pair, LOOKUP), "tiny")
         async with other.loop:
-            submission = Submission(first.answer([request], False, ()), CHAIN, 1)
+            submission = FleetSubmission(first.answer([request], False, ()), CHAIN, 1)
             by = []
             async for _ in submission:
                 if not by:
