@@ -15,9 +15,10 @@ from functools import cached_property
 from itertools import takewhile
 from os.path import commonprefix
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from specdec_core.base.errors import UserError
@@ -37,12 +38,12 @@ class Grammar:
     that the regular expression `source` matches as a whole, or text of the grammar `source` in
     llguidance's own language. JSON is written without whitespace between its parts.
 
-    `program` is the same, compiled for a model (:meth:`Grammars.prepared`); a copy in another
-    process has none."""
+    `program` is the same as an LLMatcher, compiled for a model (:meth:`Grammars.prepared`); a copy
+    in another process has none."""
 
     kind: Literal["json_object", "json_schema", "regex", "lark"]
     source: str = ""
-    program: LLMatcher | None = field(default=None, compare=False, repr=False)
+    program: Annotated[Any, Field(exclude=True)] = field(default=None, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Grammar, (self.kind, self.source)

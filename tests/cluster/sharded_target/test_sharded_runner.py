@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from resource import RLIMIT_AS, prlimit
 from threading import Thread
 
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from cluster.placement import Placement
@@ -115,23 +112,6 @@ def test_logits_are_those_of_the_whole_model(both: Both) -> None:
     assert runners[0].lengths == runners[1].lengths
     assert runners[0].mixes
     assert runners[1].mixes
-
-
-@pytest.mark.parametrize("split", ["layers", pytest.param("heads", marks=pytest.mark.long)])
-def test_weights_that_do_not_fit_are_refused_as_for_a_whole_model(
-    ray_running: None, tiny_spec: PairSpec, tmp_path: Path, split: str
-) -> None:
-    """Tensors of a layer of one rank are missing, others are of a layer of no rank."""
-    folder = Path(shutil.copytree(tiny_spec.target, tmp_path / "target"))
-    tensors = load_file(folder / "model.safetensors")
-    tensors["model.layers.7.mlp.up_proj.weight"] = tensors.pop("model.layers.1.mlp.up_proj.weight")
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    spec = tiny_spec.model_copy(update={"target": str(folder), "drafts": {}})
-    target = {"devices": 2, "split": split}
-    placement = Placement.model_validate({"draft": {"devices": 0}, "target": target})
-    pattern = r"^\S+: its weights do not fit .*unknown tensors: model\.layers\.7\.mlp\.up_proj"
-    with pytest.raises(UserError, match=pattern), sharded_pair(spec, placement):
-        pass
 
 
 def test_each_rank_has_only_its_part(both: Both) -> None:

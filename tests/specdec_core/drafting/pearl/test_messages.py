@@ -28,7 +28,9 @@ from specdec_core.drafting.pearl.messages import (
 from specdec_core.tokens.grammar import Grammar
 from specdec_core.tokens.text_warper import TextRules
 
-RULES = TextRules(Sampling(logit_bias={3: -1.0}), 4, 1, frozenset({2}), Grammar("regex", "a+"))
+# What is compiled for a model stays where it is.
+GRAMMAR = Grammar("regex", "a+", program=object())
+RULES = TextRules(Sampling(logit_bias={3: -1.0}), 4, 1, frozenset({2}), GRAMMAR)
 SPARSE, DENSE = torch.tensor([0.0] * 90 + [0.5]), torch.rand(100)
 MESSAGES: list[Message] = [
     Configure(DraftModelSettings(), 4, 8, 2, 0.1, 320, frozenset({1, 2})),
