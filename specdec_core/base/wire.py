@@ -13,7 +13,6 @@ import select
 import socket
 import threading
 import time
-from collections import deque
 from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
 from struct import Struct
@@ -151,7 +150,7 @@ class WireListener:
         self.port: int = self._socket.getsockname()[1]
         self._wires: SimpleQueue[Wire] = SimpleQueue()
         self._loop = asyncio.new_event_loop()
-        self._greeting = self._loop.create_task(self._greet_all())
+        self._greeted: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._thread = threading.Thread(target=self._run, name="greeting", daemon=True)
         self._thread.start()
 
@@ -164,28 +163,40 @@ class WireListener:
     def close(self) -> None:
         """Stop listening. Connections that were accepted stay."""
         with suppress(RuntimeError):  # it is closed already
-            self._loop.call_soon_threadsafe(self._greeting.cancel)
+            self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         while (wire := self.accept(0)) is not None:
             wire.close()
 
     def _run(self) -> None:
-        with self._socket, suppress(asyncio.CancelledError):
-            self._loop.run_until_complete(self._greeting)
+        with self._socket:
+            self._loop.add_reader(self._socket, self._take)
+            self._loop.run_forever()
+            self._loop.remove_reader(self._socket)
+        self._loop.run_until_complete(self._drop_all())
         self._loop.close()
 
-    async def _greet_all(self) -> None:
-        greeted: deque[asyncio.Task[None]] = deque()
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                try:
-                    connected, _ = await self._loop.sock_accept(self._socket)
-                except OSError:  # it is gone again, or too many files are open
-                    await asyncio.sleep(0.1)
-                    continue
-                greeted.append(tasks.create_task(self._greet(connected)))
-                if len(greeted) > _CROWD:
-                    greeted.popleft().cancel()
+    async def _drop_all(self) -> None:
+        for greeting in self._greeted:
+            greeting.cancel()
+        await asyncio.gather(*self._greeted, return_exceptions=True)
+
+    def _take(self) -> None:
+        """Begin to greet the next connection."""
+        try:
+            connected, _ = self._socket.accept()
+        except BlockingIOError:  # it is gone again
+            return
+        except OSError:  # too many files are open
+            self._loop.remove_reader(self._socket)
+            self._loop.call_later(0.1, self._loop.add_reader, self._socket, self._take)
+            return
+        connected.setblocking(False)
+        greeting = self._loop.create_task(self._greet(connected))
+        greeting.add_done_callback(lambda done: self._greeted.pop(done, None))
+        self._greeted[greeting] = None
+        if len(self._greeted) > _CROWD:
+            next(iter(self._greeted)).cancel()
 
     async def _greet(self, connected: socket.socket) -> None:
         with suppress(OSError), ExitStack() as dropped:
