@@ -89,7 +89,11 @@ def test_processes_that_make_the_store_together_or_are_killed_leave_no_half_of_i
         errors = one.communicate()[1], another.communicate()[1]
     assert (one.returncode, another.returncode) == (0, 0), errors
     assert [e.name for e in connect().search_experiments()] == ["Default"]
-    assert {file.name for file in tmp_path.iterdir()} == {"mlflow.db", "mlflow.lock"}
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "mlflow.db",
+        "mlflow.lock",
+        ".specdec-places",
+    }
 
 
 @pytest.mark.parametrize("kind", SPOILT)

@@ -14,6 +14,8 @@ BOUNDED = {
     ("engine_loop.py", "self.chunks.get"): "the engine's limit for a step",
     ("engine_process.py", "pipe.recv"): "the engine waits for its owner, and ends with it",
     ("engine_process.py", "self._pipe.recv"): "the limits of its socket",
+    ("engine_process.py", "self._messages.get"): "the engine waits for its owner, and ends with it",
+    ("engine_process.py", "argument.result"): "its owner's limit for a step",
     ("fleet.py", "answer.result"): "it is done",
     ("keeper.py", "process.wait"): "the command that it runs; `end_with_input` ends that",
     ("served.py", "starting.result"): "it is done",
