@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from jobs.console import run
-
 
 @dataclass(frozen=True)
 class Done:
@@ -35,6 +33,8 @@ def command(
     monkeypatch.setenv("COLUMNS", "120")
 
     def call(main: Callable[..., None], home: Path, *arguments: object) -> Done:
+        from jobs.console import run  # the console keeps the width that it is made with
+
         monkeypatch.setenv("SPECDEC_HOME", str(home))
         monkeypatch.setattr(sys, "argv", ["job", *map(str, arguments)])
         capsys.readouterr()

@@ -164,6 +164,10 @@ class Pair:
         return tuple(sorted({layer for head in heads for layer in head.settings.feature_layers}))
 
     @cached_property
+    def _end_of_turn(self) -> frozenset[int]:
+        return end_of_turn(self.tokenizer)
+
+    @property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end a sequence: by the target's generation settings or else the tokenizer's,
         and the one that the chat template writes after an answer, which settings may lack."""
@@ -171,7 +175,7 @@ class Pair:
         eos = settings.eos_token_id if settings else None
         eos = self.tokenizer.eos_token_id if eos is None else eos
         own = [] if eos is None else [eos] if isinstance(eos, int) else eos
-        return end_of_turn(self.tokenizer).union(own)
+        return self._end_of_turn.union(own)
 
     @property
     def max_length(self) -> int:

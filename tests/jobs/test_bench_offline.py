@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from jobs import bench_offline
+from jobs import bench_offline, bench_serve
 from jobs.bench_offline import ROWS
 from jobs.console import run
 from specdec_core.base.errors import UserError
@@ -50,8 +50,9 @@ def call(monkeypatch: pytest.MonkeyPatch, files: dict[str, Path], *arguments: st
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys, "argv", ["bench", *given, *arguments])
+    main = bench_serve.main if "--clients" in arguments else bench_offline.main
     with pytest.raises(SystemExit) as exit:
-        run(bench_offline.main)
+        run(main)
     return exit.value.code
 
 
