@@ -29,9 +29,9 @@ class LiveRace:
     def run(
         self, load: Load, contestants: Sequence[Configuration], first: int = 0
     ) -> LoadComparison:
-        """Turns, numbered from `first`, until one is left, the choice is shown to cost at most
-        `live.cost`, or the repeats are used. Whoever another is shown to be better than takes no
-        further part."""
+        """Run turns, numbered from `first`, until one configuration is left, the choice is shown to
+        cost at most `live.cost`, or the repeats are used. A configuration that is shown to be
+        slower than another leaves the race."""
         racing = list(contestants)
         taken = {each.id: list[int]() for each in contestants}
         looks = looks_within(self.live.repeats)
