@@ -33,6 +33,9 @@ def connected(rank: int, ranks: int, folder: Path) -> SocketExchange:
         with socket.create_connection(("127.0.0.1", port)) as scan:
             scan.sendall(b"GET / HTTP/1.1\r\n" * 10)
         SILENT.append(socket.create_connection(("127.0.0.1", port)))
+    (folder / f"{rank} visited").touch()
+    while not all((folder / f"{other} visited").exists() for other in range(ranks)):
+        time.sleep(0.01)  # a rank that has its peers closes its port
     return SocketExchange(listener, rank, addresses)
 
 

@@ -517,6 +517,7 @@ def replayed(result: SweepResult, more: int) -> SweepResult:
     model = next(t for t in result.trials if t.configuration.family == "fixed")
     for trial in result.trials:
         trial.replayed = trial.configuration.family == "fixed"
+        trial.mlflow_run_id = None  # its run is in the store of the sweep itself
     for number in range(more):
         policy = FixedSettings(max_tokens=20 + number)
         drafter = model.configuration.drafter.model_copy(update={"policy": policy})
