@@ -9,7 +9,6 @@ import pytest
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine
-from specdec_core.evidence.bench.benchmark import profiled
 from specdec_core.evidence.bench.limits import ForwardClock, oracle_limits, widths_of
 from specdec_core.evidence.bench.race import EngineContestant, PeerContestant, race
 from specdec_core.evidence.bench.result import BenchResult, BenchRow
@@ -58,7 +57,6 @@ def bench_result(tiny_pair: Pair, bench_prompts: list[Prompt]) -> BenchResult:
         rows += race(contestants, asked, NEW_TOKENS, sampling, 2, on_repeat=between)
     for peer in peers:
         peer.close()
-    seen = profiled(contestants[:2], rows, asked[:1], NEW_TOKENS)
     texts = [(c.tokens([]), t.written) for c, t in zip(asked, rows[0].takes[0], strict=True)]
     forwards = clock.forwards()
     return BenchResult(
@@ -73,6 +71,5 @@ def bench_result(tiny_pair: Pair, bench_prompts: list[Prompt]) -> BenchResult:
         repeats=2,
         rows=rows,
         forwards=forwards,
-        profiled=seen,
         oracles=oracle_limits(tiny_pair, texts, forwards),
     )

@@ -11,8 +11,7 @@ import pandas as pd
 from dashboards import cells
 from dashboards.cells import Cell
 from dashboards.figures.bench import bench_figure, bench_svg
-from dashboards.figures.flame import draw_stacks
-from dashboards.reports.bench_sets import length_findings, lengths, sets
+from dashboards.reports.bench_sets import sets
 from dashboards.reports.contestants import (
     by_group,
     chosen_on,
@@ -39,7 +38,6 @@ from specdec_core.evidence.bench.result import (
 )
 from specdec_core.measure.comparison import OURS
 
-MOST_FUNCTIONS = 15
 LIMITS = {
     "": cells.text("contestant"),
     "ms a token": cells.number("ms_per_token", ".2f"),
@@ -75,12 +73,10 @@ def sections(
     return [
         *(_speed(result, temperature) for temperature in result.temperatures),
         *(section for t in result.temperatures for section in sets(result, t)),
-        *(section for t in result.temperatures for section in lengths(result, t)),
         *(section for t in result.temperatures for section in _positions(result, t)),
         *(section for t in result.temperatures for section in _limits(result, t)),
         *([_tasks(result, baseline)] if any(result.categories) else []),
         *_forwards(result),
-        *_functions(result),
         contestants(result.rows),
         sentences((row.name, row.configuration) for row in result.rows if row.configuration),
     ]
@@ -94,7 +90,6 @@ def findings(result: BenchResult) -> list[str]:
     return [
         *_against_peers(result),
         *_against_limits(result),
-        *(line for t in result.temperatures for line in length_findings(result, t)),
         *_unequal(result),
     ]
 
@@ -307,28 +302,6 @@ def _forwards(result: BenchResult) -> Iterator[Section]:
             wide.reset_index(),
             {"": cells.text("model"), **widths, "÷ target": cells.number("share", ".3f")},
         ),
-        on_console=False,
-    )
-
-
-def _functions(result: BenchResult) -> Iterator[Section]:
-    """Where the time of our best goes, function by function, as a flame graph."""
-    profiled = result.profiled
-    if profiled is None or not profiled.seconds:
-        return
-    frame = pd.DataFrame(sorted(profiled.seconds.items()), columns=["stack", "seconds"])
-    seconds = frame.groupby(frame["stack"].str.rpartition(";")[2])["seconds"].sum()
-    shares = (seconds / seconds.sum()).nlargest(MOST_FUNCTIONS)
-    rows = [{"": name, "share": share} for name, share in shares.items()]
-    yield Section(
-        key="functions",
-        title="Where the time goes, function by function",
-        note=f"{profiled.contestant} at temperature {profiled.temperature:g}, decoding some of the"
-        " prompts once more: the share of the time that each function was seen in, what it calls"
-        " left out. The CSV has the whole stacks.",
-        frame=frame,
-        shown=cells.table(rows, {"": cells.text(""), "share": cells.number("share", ".1%")}),
-        figure=draw_stacks({tuple(k.split(";")): v for k, v in profiled.seconds.items()}),
         on_console=False,
     )
 

@@ -17,8 +17,16 @@ from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.pearl.timeline import TimelineSpan
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.measure.time_shares import PARTS
 from specdec_core.tokens.statistics import Counts, Generation, Ratio, paired_ratio
+
+# The fields of :class:`specdec_core.tokens.statistics.Round` with the seconds of its parts.
+PARTS = {
+    "draft forwards": "draft_forward_seconds",
+    "target forward": "target_forward_seconds",
+    "verification": "verify_seconds",
+    "policy": "policy_seconds",
+    "bookkeeping": "bookkeeping_seconds",
+}
 
 
 @dataclass

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from specdec_core.base.observer import Observer
-from specdec_core.config import Configuration
-from specdec_core.cost import Profile
-from specdec_core.drafting.tree.settings import TreeSettings
-from specdec_core.search.tree_plan import (
+from research.plan_tree.tree_plan import (
     KConfigurations,
     PlannedTree,
     StaticTrees,
     fastest,
-    k_configurations,
     uniform_tree,
 )
+from specdec_core.base.observer import Observer
+from specdec_core.config import Configuration
+from specdec_core.cost import Profile
+from specdec_core.drafting.tree.settings import TreeSettings
+from specdec_core.search.space import k_configurations
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from specdec_core.recordings.replay import Replay

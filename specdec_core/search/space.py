@@ -29,7 +29,6 @@ from pydantic import Field
 from specdec_core.base.errors import UserError
 from specdec_core.config import MOST_NODES, Configuration, Value, parse
 from specdec_core.config.kinds import DRAFTERS, POLICIES, KindSettings, kinds_of
-from specdec_core.search.tree_plan import k_configurations
 
 MOST_CORNERS = 1024  # combinations of extreme values validated for each entry
 
@@ -133,6 +132,14 @@ class Trees(Value):
             branching.append(count)
             left = left // count - 1
         return branching
+
+
+def k_configurations(nodes: int, depth: int, most: int | None = None) -> Iterator[tuple[int, ...]]:
+    """All k-configurations of at most `nodes` nodes, `depth` levels and `most` children a node."""
+    for count in range(1, min(nodes, most or nodes) + 1 if depth else 1):
+        yield (count,)
+        for rest in k_configurations(nodes // count - 1, depth - 1, most):
+            yield (count, *rest)
 
 
 Axis = AnyOf | Interval | Integers | Trees

@@ -38,20 +38,16 @@ from specdec_core.evidence.bench.race import (
     PeerContestant,
     WarmUp,
     race,
-    take,
 )
-from specdec_core.evidence.bench.result import BenchResult, BenchRow, Profiled, Take, fastest
+from specdec_core.evidence.bench.result import BenchResult, BenchRow, Take
 from specdec_core.evidence.parts import Parts
 from specdec_core.evidence.peers.choose import NAMES, peers_of
 from specdec_core.evidence.peers.vllm import VllmMode
-from specdec_core.measure.time_shares import sample_stacks
 from specdec_core.models.pair import Pair
 from specdec_core.plugins.text_drafter import check_chains
 from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.search.plan import Plan, PromptSource
-
-PROFILED = 4  # prompts decoded once more to profile the fastest row
 
 
 class BenchPlan(Value):
@@ -192,7 +188,7 @@ def run_bench(
             warm_up,
         )
     forwards = clock.forwards()
-    observer.stage("profiling our best, measuring the oracle")
+    observer.stage("measuring the oracle")
     greedy = next((r for r in rows if r.ours and r.autoregressive and not r.temperature), None)
     return BenchResult(
         name=name,
@@ -207,35 +203,8 @@ def run_bench(
         rows=rows,
         forwards=forwards,
         oracles=oracle_limits(pair, _outputs(texts, greedy), forwards) if greedy else [],
-        profiled=profiled(ours, rows, texts[:PROFILED], plan.max_new_tokens),
         notes=[*_notes(texts), *resumed],
         environment=facts,
-    )
-
-
-def profiled(
-    ours: Sequence[EngineContestant],
-    rows: Sequence[BenchRow],
-    prompts: Sequence[Conversation],
-    new_tokens: int,
-) -> Profiled | None:
-    """A profile of our fastest row at the first temperature, decoding `prompts` again."""
-    best = fastest([r for r in rows if r.ours and r.temperature == rows[0].temperature])
-    if best is None:
-        return None
-    contestant = next(c for c in ours if c.configuration == best.configuration)
-    sampling = Sampling(temperature=best.temperature)
-
-    def decode() -> None:
-        for number, prompt in enumerate(prompts):
-            take(contestant, prompt, new_tokens, sampling, seed=number)
-
-    contestant.begin()
-    stacks = sample_stacks(decode)
-    return Profiled(
-        contestant=best.name,
-        temperature=best.temperature,
-        seconds={";".join(stack): seconds for stack, seconds in stacks.items()},
     )
 
 

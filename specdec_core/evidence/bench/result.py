@@ -147,15 +147,6 @@ class OracleLimit(Document):
     seconds_per_token: float
 
 
-class Profiled(Document):
-    """The time of one of our rows by function: seconds of each stack, its functions joined by ";",
-    the outermost first. Decoded once more for this, outside the race."""
-
-    contestant: str
-    temperature: float
-    seconds: dict[str, float]
-
-
 class BenchResult(Comparison[BenchRow]):
     """A benchmark of one request at a time."""
 
@@ -166,7 +157,6 @@ class BenchResult(Comparison[BenchRow]):
     categories: list[str | None]  # [prompt]
     forwards: dict[str, ForwardMilliseconds] = Field(default={})  # by "target" and drafts' names
     oracles: list[OracleLimit] = Field(default=[])
-    profiled: Profiled | None = None
     mlflow_run_id: str | None = None
 
     @property

@@ -16,7 +16,7 @@ from specdec_core.cost import Hardware
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.results import SweepResult, Trial
-from specdec_core.search.tree_plan import k_configurations
+from specdec_core.search.space import k_configurations
 from specdec_core.tokens.statistics import Counts
 
 PROFILE = Hardware(name="made up", target=0.01, drafts={"*": 0.001}).profile(["small", "medium"])

@@ -35,7 +35,7 @@ def test_the_report_has_every_row_and_says_who_wins(
     assert keys == [
         *("temperature_0", "temperature_1", "sets_0", "sets_1"),
         *("positions_0", "positions_1", "limits_0", "limits_1"),
-        *("tasks", "forwards", "functions", "contestants"),
+        *("tasks", "forwards", "contestants"),
     ]
     assert files >= {"report.md", "report.html", "bench.json", "times.csv", "summary.csv"}
     assert files >= {f"{key}.csv" for key in keys} | {"temperature_0.svg", "temperature_1.svg"}
@@ -95,13 +95,6 @@ def test_what_is_not_lossless_is_said(bench_result: BenchResult) -> None:
     assert "1 of 6 outputs" in line
     assert "first at token 4" in line
     assert "5 of 6, from 4" in document(report(broken))
-
-
-def test_the_functions_of_our_best_are_told_apart(bench_result: BenchResult) -> None:
-    (section,) = (each for each in sections(bench_result) if each.key == "functions")
-    assert section.frame["stack"].str.contains("specdec_core.engine.engine:Engine.step").any()
-    assert section.frame["seconds"].sum() > 0
-    assert section.figure.data[0].type in {"icicle", "treemap", "sunburst"}
 
 
 def test_bars_are_drawn_for_everybody(bench_result: BenchResult) -> None:

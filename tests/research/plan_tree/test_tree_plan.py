@@ -9,15 +9,15 @@ from itertools import product
 import numpy as np
 import pytest
 
-from specdec_core.search.tree_plan import (
+from research.plan_tree.tree_plan import (
     KConfigurations,
     PlannedTree,
     StaticTrees,
     expected_accepted,
     fastest,
-    k_configurations,
     uniform_tree,
 )
+from specdec_core.search.space import k_configurations
 
 RATES = [
     [0.5, 0.2, 0.1, 0.05],

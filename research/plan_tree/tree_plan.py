@@ -183,14 +183,6 @@ def fastest(
     return max(planner.candidates(nodes), key=lambda tree: (1 + tree.expected) / seconds(tree))
 
 
-def k_configurations(nodes: int, depth: int, most: int | None = None) -> Iterator[tuple[int, ...]]:
-    """All k-configurations of at most `nodes` nodes, `depth` levels and `most` children a node."""
-    for count in range(1, min(nodes, most or nodes) + 1 if depth else 1):
-        yield (count,)
-        for rest in k_configurations(nodes // count - 1, depth - 1, most):
-            yield (count, *rest)
-
-
 def _rates(acceptance: Rates, nodes: int) -> np.ndarray:
     rates = np.asarray(acceptance, dtype=float)[:nodes]
     if rates.ndim != 1 or not len(rates) or rates.min() < 0 or rates.sum() > 1 + 1e-9:
