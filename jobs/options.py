@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import yaml
 from typer import Option
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec, RunnerSettings, parse
+from specdec_core.config import PairSpec, RunnerSettings, Value, parse
 
 Number = TypeVar("Number", int, float, str)
+Parsed = TypeVar("Parsed", bound=Value)
 
 Target = Annotated[
     str | None,
@@ -79,6 +81,12 @@ Placed = Annotated[
 ]
 DType = Annotated[
     str | None, Option(help="Data type of all models: auto, float32, bfloat16 or float16.")
+]
+
+
+TrainingSettings = Annotated[
+    list[str] | None,
+    Option("--set", help="A setting of the training, as epochs=5 (see the manual); repeatable."),
 ]
 
 
@@ -180,6 +188,24 @@ def sizes(text: str, option: str) -> tuple[int, ...]:
     if not values or min(values) < 1:
         raise UserError(f"{option} {text}: expected positive numbers as 1,2,4")
     return values
+
+
+def training_settings(
+    kind: type[Parsed], changes: list[str] | None, rates: str, **values: Any
+) -> tuple[Parsed, tuple[float, ...]]:
+    """The settings of a training, with the `changes` that `--set` names, and the learning rates.
+    Raises :class:`UserError` for settings that are wrong with any of the rates."""
+    for change in changes or []:
+        name, separator, value = change.partition("=")
+        if not separator:
+            raise UserError(f"--set {change}: expected name=value")
+        values[name] = yaml.safe_load(value)
+    learning_rates = numbers(rates, "--learning-rate", float)
+    settings = [
+        parse(kind, {**values, "learning_rate": rate}, "training settings")
+        for rate in learning_rates
+    ]
+    return settings[0], learning_rates
 
 
 def check_name(name: str | None) -> None:

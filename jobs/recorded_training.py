@@ -1,9 +1,9 @@
-"""What the commands that train on a target's answers share: their options, and how they go on."""
+"""The part that `specdec train eagle` and `specdec train draft` share: both train a model on the
+answers of its target."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,64 +30,57 @@ AnsweredPrompts = Annotated[
     str | None,
     Option(
         help="Prompts to answer: JSONL file, hub data set or bundled:<name>; unset, the answers"
-        " that are there."
+        " that the folder has."
     ),
 ]
+AnsweredLimit = Annotated[int | None, Option(min=1, help="Use the first n prompts; unset, all.")]
 PromptTokens = Annotated[int, Option(min=1, help="Prompts of more tokens are left out.")]
 AnswersFolder = Annotated[
-    Path | None, Option(help="Folder of answers; unset, `answers` beside what is trained.")
+    Path | None, Option(help="Folder of answers; unset, `answers` in the output folder.")
 ]
 AnswerTokens = Annotated[int, Option(min=2, help="The longest answer.")]
-Temperatures = Annotated[str, Option(help="Prompts are answered at, in turn.")]
-AnswerSlots = Annotated[int, Option(min=1, help="Prompts that are answered at a time.")]
-BatchTokens = Annotated[int | None, Option(help="Tokens of answers of a step; unset, 512.")]
-Epochs = Annotated[int | None, Option(help="Passes over the answers; unset, 3.")]
+Temperatures = Annotated[str, Option(help="Temperatures of the answers, one after the other.")]
 Minutes = Annotated[
     float | None,
-    Option(help="Train for so long instead; the schedule is fitted to it; unset, --epochs."),
+    Option(help="Train for this time, with a schedule that fits it; unset, by the epochs."),
 ]
 TrainingThreads = Annotated[int, Option(min=1, help="Of the target, and of each training.")]
-Seed = Annotated[int, Option(help="Of weights and order.")]
 Further = Annotated[
-    bool, Option("--further", help="Train what the folder holds further, with a new schedule.")
+    bool, Option("--further", help="Train the model in the folder further, with a new schedule.")
 ]
 Out = Annotated[
     Path | None, Option(help="Folder; unset, one of the target's name in the workspace.")
 ]
 
-
-@dataclass(frozen=True)
-class Answering:
-    """The prompts that a target answers, if any, and how."""
-
-    folder: Path | None
-    prompts: str | None
-    limit: int | None
-    chat_template: str | None
-    prompt_tokens: int
-    new_tokens: int
-    temperatures: str
-    slots: int
-    max_length: int | None
+SLOTS = 32  # prompts that the target answers at a time
 
 
 def train_on_answers(
     kind: TrainedKind,
     target: str,
-    answering: Answering,
-    layers: tuple[int, ...] | None,
-    features: Path | None,
-    settings: Sequence[TrainingSettings],
+    settings: TrainingSettings,
+    rates: tuple[float, ...],
     out: Path | None,
     threads: int,
+    further: bool,
     report: Callable[[Finished[Any]], Section],
-    further: bool = False,
+    *,
+    layers: tuple[int, ...] | None,
+    features: Path | None = None,
+    answers: Path | None,
+    prompts: str | None,
+    limit: int | None,
+    chat_template: str | None,
+    prompt_tokens: int,
+    new_tokens: int,
+    temperatures: str,
+    max_length: int | None,
 ) -> Finished[Any]:
-    """Have the target answer what it has not answered, record what is not recorded, train with each
-    of the `settings`, which differ in the learning rate, and keep the best.
+    """Have the target answer `prompts`, record its features of the answers, train with each of the
+    learning rates and keep the best model. Answers and features on disk are not made again.
 
-    `layers` are those that features are recorded of, None for the usual ones; `features`, a folder,
-    is read instead of recording any. `further` begins with the model that `out` holds.
+    `layers` are the layers whose features are recorded, None for the default ones. `features` is a
+    folder of features to read instead. `further` begins with the model that `out` holds.
 
     Raises:
         UserError: bad input, by name.
@@ -102,41 +95,47 @@ def train_on_answers(
     from specdec_core.training.recorded.answers import read_card
     from specdec_core.training.recorded.features import check_features
     from specdec_core.training.recorded.finished import load_card
+    from specdec_core.training.recorded.gather import gather_features
 
-    temperatures = numbers(answering.temperatures, "--temperatures", float)
+    answered_at = numbers(temperatures, "--temperatures", float)
     runner = RunnerSettings(device="cpu", threads=threads)
     spec = PairSpec(target=target, drafts={}, runner=runner)
-    spec = chosen_pair(spec, None, None, answering.max_length)
+    spec = chosen_pair(spec, None, None, max_length)
     name = spec.name.removeprefix("bundled-")
     out = (out or workspace() / kind.workspace / name).absolute()
-    answers = (answering.folder or out / "answers").absolute()
+    answers = (answers or out / "answers").absolute()
     if features is not None:
         check_features(features, target)
-    elif answering.prompts is None and not (answers / "answers.json").exists():
-        raise UserError(f"{answers}: no answers in it; give --prompts to have some written")
-    elif answering.prompts is None:
+    elif prompts is not None:
+        _check_temperatures(kind, answered_at, f"--temperatures {temperatures}")
+    elif (answers / "answers.json").exists():
         _check_temperatures(kind, read_card(answers).temperatures, str(answers))
     else:
-        _check_temperatures(kind, temperatures, f"--temperatures {answering.temperatures}")
-    rates = [own.learning_rate for own in settings]
+        raise UserError(f"{answers}: no answers in it; give --prompts to have some written")
     params = {
         "target": target,
         "answers": str(answers),
-        "prompts": answering.prompts,
-        "settings": settings[-1].model_dump(mode="json", exclude={"learning_rate"}),
-        "learning_rates": rates,
+        "prompts": prompts,
+        "settings": settings.model_dump(mode="json", exclude={"learning_rate"}),
+        "learning_rates": list(rates),
         "out": str(out),
         **({"features": str(features)} if features else {}),
-        # What it begins with: each time that a model is trained further is a run of its own.
+        # The model that it begins with: each time that a model is trained further is a new run.
         **({"further": load_card(out / kind.name, kind.card).training} if further else {}),
     }
     with interruptible(), locked(out, "training"):
         if features is None:
-            features = _gathered(spec, answering, temperatures, answers, layers, out)
+            with TrainingProgress(console) as progress:
+                if prompts is not None:
+                    _answer(
+                        spec, prompts, limit, prompt_tokens, chat_template, answers,
+                        new_tokens, answered_at, progress,
+                    )  # fmt: skip
+                features = gather_features(spec, layers, answers, out, progress, console.print)
         with ray_session(), TrainingRun(kind, spec, params) as tracking:
             with TrainingProgress(console) as progress:
                 observers = [tracking, progress]
-                model = train(kind, features, settings[-1], rates, out, threads, observers, further)
+                model = train(kind, features, settings, rates, out, threads, observers, further)
             show(console, [report(model), learning(model)])
             with console.status("writing to MLflow"):
                 tracking.finish(model)
@@ -144,7 +143,7 @@ def train_on_answers(
 
 
 def _check_temperatures(kind: TrainedKind, temperatures: tuple[float, ...], where: str) -> None:
-    """Raises :class:`UserError` where answers at these temperatures say nothing of a model."""
+    """Raises :class:`UserError` where no answer has a temperature at which the kind is judged."""
     if kind.judged_at and not set(kind.judged_at) & set(temperatures):
         needed = " or ".join(f"{temperature:g}" for temperature in kind.judged_at)
         raise UserError(
@@ -153,31 +152,23 @@ def _check_temperatures(kind: TrainedKind, temperatures: tuple[float, ...], wher
         )
 
 
-def _gathered(
+def _answer(
     spec: PairSpec,
-    answering: Answering,
-    temperatures: tuple[float, ...],
+    prompts: str,
+    limit: int | None,
+    prompt_tokens: int,
+    chat_template: str | None,
     answers: Path,
-    layers: tuple[int, ...] | None,
-    out: Path,
-) -> Path:
-    """The folder of the features of all answers."""
-    from dashboards.progress import TrainingProgress
+    new_tokens: int,
+    temperatures: tuple[float, ...],
+    observer: Any,
+) -> None:
+    """Have the target answer the prompts that it has not answered."""
     from specdec_core.models.pair import check_pair
     from specdec_core.prompts.chat import AUTO
-    from specdec_core.training.recorded.gather import gather_answers, gather_features
+    from specdec_core.training.recorded.gather import gather_answers
     from specdec_core.training.recorded.prompts import token_prompts
 
-    with TrainingProgress(console) as progress:
-        if answering.prompts is not None:
-            found = token_prompts(
-                answering.prompts,
-                check_pair(spec),
-                answering.limit,
-                answering.prompt_tokens,
-                answering.chat_template or AUTO,
-            )
-            gather_answers(
-                spec, found, answers, answering.new_tokens, temperatures, answering.slots, progress
-            )
-        return gather_features(spec, layers, answers, out, progress, console.print)
+    tokenizer = check_pair(spec)
+    found = token_prompts(prompts, tokenizer, limit, prompt_tokens, chat_template or AUTO)
+    gather_answers(spec, found, answers, new_tokens, temperatures, SLOTS, observer)

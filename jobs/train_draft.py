@@ -8,20 +8,22 @@ from typing import Annotated
 from typer import Option
 
 from jobs.console import point, run
-from jobs.options import MaxLength, MaybeChatTemplate, given, numbers
+from jobs.options import (
+    MaxLength,
+    MaybeChatTemplate,
+    TrainingSettings,
+    given,
+    training_settings,
+)
 from jobs.recorded_training import (
+    AnsweredLimit,
     AnsweredPrompts,
-    Answering,
     AnswersFolder,
-    AnswerSlots,
     AnswerTokens,
-    BatchTokens,
-    Epochs,
     Further,
     Minutes,
     Out,
     PromptTokens,
-    Seed,
     Temperatures,
     TrainedFor,
     TrainingThreads,
@@ -32,7 +34,7 @@ from jobs.recorded_training import (
 def main(
     target: TrainedFor = "bundled:target",
     prompts: AnsweredPrompts = None,
-    limit: Annotated[int | None, Option(min=1, help="Use the first n prompts; unset, all.")] = None,
+    limit: AnsweredLimit = None,
     chat_template: MaybeChatTemplate = None,
     prompt_tokens: PromptTokens = 400,
     answers: AnswersFolder = None,
@@ -43,95 +45,48 @@ def main(
     new_tokens: AnswerTokens = 160,
     max_length: MaxLength = None,
     temperatures: Temperatures = "0,1",
-    slots: AnswerSlots = 32,
-    draft_vocab: Annotated[
-        int | None, Option(help="Tokens that the draft can propose; unset, 8192.")
-    ] = None,
-    copy_layers: Annotated[
-        str | None,
-        Option(
-            help="Begin as these layers of the target (0,1), with its embedding and output layer;"
-            " unset, with random weights of the shape below."
-        ),
-    ] = None,
-    width: Annotated[int | None, Option(help="Of the draft's states; unset, 384.")] = None,
-    layers: Annotated[int | None, Option(help="The draft's decoder layers; unset, 4.")] = None,
-    inner: Annotated[int | None, Option(help="Width inside a layer's MLP; unset, 1024.")] = None,
-    heads: Annotated[int | None, Option(help="Attention heads of a layer; unset, 6.")] = None,
-    key_value_heads: Annotated[
-        int | None, Option(help="Heads of keys and values; unset, 3.")
-    ] = None,
-    embedding: Annotated[
-        str | None, Option(help="target: projected from the target's; own: stored; unset, target.")
-    ] = None,
-    form: Annotated[
-        str | None, Option(help="Of stored matrices: int8 or plain (bfloat16); unset, int8.")
-    ] = None,
     learning_rate: Annotated[
         str, Option(help="AdamW's; the best of several, by agreement: 1e-3,2e-3.")
     ] = "2e-3",
-    batch_tokens: BatchTokens = None,
-    epochs: Epochs = None,
     minutes: Minutes = None,
+    setting: TrainingSettings = None,
     threads: TrainingThreads = 1,
-    seed: Seed = 0,
     further: Further = False,
     out: Out = None,
 ) -> None:
     """Train a small model that proposes its target's most frequent tokens, and save it.
 
-    The target answers the prompts, what it computes is recorded, and the draft learns its
-    distribution. Interrupted, the same command goes on.
+    The target answers the prompts, its outputs are recorded, and the draft learns their
+    distribution. With --set copied_layers=[0,1] the draft begins as these layers of the target,
+    otherwise with random weights. Interrupted, the same command resumes.
     """
-    rates = numbers(learning_rate, "--learning-rate", float)
-    copied = numbers(copy_layers, "--copy-layers", int) if copy_layers else None
-
     # Ray, torch and MLflow take seconds to import.
     from dashboards.reports.trained_draft import agreement
-    from specdec_core.config import parse
     from specdec_core.training.kinds import DRAFT
     from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
 
-    values = given(
-        draft_vocab_size=draft_vocab,
-        copied_layers=copied,
-        width=width,
-        layers=layers,
-        inner=inner,
-        heads=heads,
-        key_value_heads=key_value_heads,
-        embedding=embedding,
-        form=form,
-        batch_tokens=batch_tokens,
-        epochs=epochs,
-        minutes=minutes,
-        seed=seed,
+    settings, rates = training_settings(
+        DraftTrainingSettings, setting, learning_rate, **given(minutes=minutes)
     )
-    settings = [
-        parse(DraftTrainingSettings, {**values, "learning_rate": rate}, "training settings")
-        for rate in rates
-    ]
     draft = train_on_answers(
         DRAFT,
         target,
-        Answering(
-            answers,
-            prompts,
-            limit,
-            chat_template,
-            prompt_tokens,
-            new_tokens,
-            temperatures,
-            slots,
-            max_length,
-        ),
-        (),  # of what the target computes it needs its output alone
-        features,
         settings,
+        rates,
         out,
         threads,
-        agreement,
         further,
+        agreement,
+        layers=(),  # the draft learns from the target's outputs alone
+        features=features,
+        answers=answers,
+        prompts=prompts,
+        limit=limit,
+        chat_template=chat_template,
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        temperatures=temperatures,
+        max_length=max_length,
     )
     point("draft", draft.folder)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Option
 
 from jobs.console import console, interruptible, point, run
-from jobs.options import ProfileFile, numbers
+from jobs.options import ProfileFile, TrainingSettings, numbers, training_settings
 from specdec_core.base.workspace import workspace
 
 if TYPE_CHECKING:
@@ -34,15 +34,11 @@ def main(
     learning_rate: Annotated[
         str, Option(help="Adam's; the best of several, by the loss on dev: 3e-4,1e-3,3e-3.")
     ] = "1e-3,3e-3",
-    batch_size: Annotated[int, Option(help="Examples of a step.")] = 256,
-    epochs: Annotated[int, Option(help="Passes over the examples.")] = 6,
-    weight_decay: Annotated[float, Option(help="Decoupled weight decay.")] = 0.0,
-    dropout: Annotated[float, Option(help="Of hidden states and layers.")] = 0.2,
+    setting: TrainingSettings = None,
     source: Annotated[
         Literal["mixed", "trajectory"],
         Option(help="specdecpp's examples: token mixing, or each candidate by itself."),
     ] = "mixed",
-    seed: Annotated[int, Option(help="Of weights and order.")] = 0,
     out: Annotated[Path | None, Option(help="Folder; unset, heads in the workspace.")] = None,
     evaluate: Annotated[
         str | None,
@@ -58,26 +54,16 @@ def main(
     Finished heads are not trained again: interrupted, the same command goes on.
     """
     specs = grid(kinds, numbers(depths, "--depths", int), numbers(w_rej, "--w-rej", float), width)
-    rates = numbers(learning_rate, "--learning-rate", float)
 
     # Ray, torch and MLflow take seconds to import.
     from cluster.session import ray_session
     from dashboards.progress import ConsoleProgress
-    from specdec_core.config import parse
     from specdec_core.drafting.heads.card import HeadTrainingSettings
     from specdec_core.recordings.find import open_named
     from specdec_core.training.heads.examples import same_models
     from specdec_core.training.heads.thresholds import judge_rules
 
-    given = {
-        "learning_rate": rates[0],
-        "batch_size": batch_size,
-        "epochs": epochs,
-        "weight_decay": weight_decay,
-        "dropout": dropout,
-        "seed": seed,
-    }
-    settings = parse(HeadTrainingSettings, given, "training settings")
+    settings, rates = training_settings(HeadTrainingSettings, setting, learning_rate)
     recordings = [open_named(name, workspace()) for name in recording]
     judge = open_named(evaluate, workspace()) if evaluate else None
     drafts = draft.split(",") if draft else list(recordings[0].header.pair.drafts)

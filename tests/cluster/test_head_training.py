@@ -126,7 +126,7 @@ def test_a_head_whose_worker_is_killed_is_trained_again(tmp_path: Path) -> None:
     class Killer(Heard):
         def head_finished(self, head: FinishedHead) -> None:
             if not self.finished:  # the other worker is at work on the next one
-                workers = [pid for pid, title in descendants() if "HeadTrial" in title]
+                workers = [pid for pid, title in descendants() if "train_head" in title]
                 assert workers
                 for worker in workers:
                     os.kill(worker, signal.SIGKILL)

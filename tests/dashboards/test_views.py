@@ -11,7 +11,6 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from cluster.head_training import FinishedHead
 from dashboards.outputs.mlflow_runs import log
 from dashboards.reports.bench import report
 from dashboards.store import experiment_id_of, tracking_uri
@@ -24,6 +23,7 @@ from specdec_core.drafting.heads.storage import save_head
 from specdec_core.evidence.bench.result import BenchResult
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.results import SweepResult
+from specdec_core.training.heads.finished import FinishedHead
 from specdec_core.training.heads.training import HeadTraining
 from tests.dashboards import browser
 from tests.dashboards.tracking.test_delivery import server

@@ -17,8 +17,10 @@ from specdec_core.training.reduced_draft.training import DraftTrainingCard
 from tests.commands import Command
 
 SMALL = (
-    *("--limit", 60, "--new-tokens", 12, "--draft-vocab", 100, "--width", 16, "--layers", 1),
-    *("--inner", 16, "--heads", 2, "--key-value-heads", 1, "--batch-tokens", 100, "--epochs", 2),
+    *("--limit", 60, "--new-tokens", 12),
+    *("--set", "draft_vocab_size=100", "--set", "width=16", "--set", "layers=1"),
+    *("--set", "inner=16", "--set", "heads=2", "--set", "key_value_heads=1"),
+    *("--set", "batch_tokens=100", "--set", "epochs=2"),
 )
 
 
@@ -57,17 +59,22 @@ def test_a_draft_is_trained_with_the_best_rate_and_not_trained_again(
     ("options", "complaint"),
     [
         ({"learning_rate": "quick"}, "--learning-rate quick: expected numbers"),
-        ({"width": 100}, "width 100 is no even multiple of 6 heads"),
-        ({"key_value_heads": 4}, "6 heads cannot share 4 keys"),
-        ({"embedding": "theirs"}, "embedding: .*'target' or 'own'"),
-        ({"copy_layers": "first"}, "--copy-layers first: expected numbers"),
-        ({"copy_layers": "0,1", "width": 96, "inner": 8}, "width, inner: a draft of copied layers"),
-        ({"copy_layers": "0", "embedding": "own"}, "embedding: own: a draft of copied layers"),
+        ({"setting": ["width=100"]}, "width 100 is no even multiple of 6 heads"),
+        ({"setting": ["key_value_heads=4"]}, "6 heads cannot share 4 keys"),
+        ({"setting": ["embedding=theirs"]}, "embedding: .*'target' or 'own'"),
+        ({"setting": ["copied_layers=first"]}, "copied_layers: "),
+        (
+            {"setting": ["copied_layers=[0,1]", "width=96", "inner=8"]},
+            "width, inner: a draft of copied layers",
+        ),
+        (
+            {"setting": ["copied_layers=[0]", "embedding=own"]},
+            "embedding: own: a draft of copied layers",
+        ),
         ({}, "answers: no answers in it; give --prompts"),
         ({"features": Path("nowhere")}, "nowhere/features.json: no such file"),
         ({"further": True}, "answers: no answers in it; give --prompts"),
         ({"prompts": "bundled:train", "max_length": 1}, "runner: max_length: .*greater than"),
-        ({"target": "./nowhere", "prompts": "bundled:train"}, "nowhere: no such folder"),
     ],
 )
 def test_bad_input_gets_one_line(

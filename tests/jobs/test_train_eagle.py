@@ -17,8 +17,9 @@ from specdec_core.training.recorded.finished import load_card
 from tests.commands import Command
 
 SMALL = (
-    *("--limit", 60, "--new-tokens", 12, "--draft-vocab", 100, "--steps", 2),
-    *("--batch-tokens", 100, "--epochs", 2, "--prompts", "bundled:train"),
+    *("--limit", 60, "--new-tokens", 12, "--prompts", "bundled:train"),
+    *("--set", "draft_vocab_size=100", "--set", "steps=2"),
+    *("--set", "batch_tokens=100", "--set", "epochs=2"),
 )
 
 
@@ -52,7 +53,7 @@ def test_a_head_is_trained_with_the_best_rate_and_not_trained_again(
     assert {a.path for a in client.list_artifacts(nested.info.run_id)} == {"head"}
 
     # Trained further twice, what is logged is each time a run of its own.
-    again = (*arguments[:-1], "1e-3", "--out", out, "--further", "--epochs", 1)
+    again = (*arguments[:-1], "1e-3", "--out", out, "--further", "--set", "epochs=1")
     for more in (2, 4):
         done = command(main, tmp_path, *again)
         assert done.returncode == 0, done.stderr
@@ -66,7 +67,8 @@ def test_a_head_is_trained_with_the_best_rate_and_not_trained_again(
     [
         ({"learning_rate": "quick"}, "--learning-rate quick: expected numbers"),
         ({"learning_rate": "0"}, "learning_rate: .*greater than 0"),
-        ({"steps": 0}, "steps: .*greater than or equal to 1"),
+        ({"setting": ["steps"]}, "--set steps: expected name=value"),
+        ({"setting": ["steps=0"]}, "steps: .*greater than or equal to 1"),
         ({}, "answers: no answers in it; give --prompts"),
         (
             {"prompts": "bundled:train", "temperatures": "0.7"},
@@ -83,7 +85,6 @@ def test_a_head_is_trained_with_the_best_rate_and_not_trained_again(
         ),
         ({"prompts": "bundled:train", "max_length": 1}, "runner: max_length: .*greater than"),
         ({"prompts": "bundled:nothing"}, "no such bundled prompts"),
-        ({"target": "./nowhere", "prompts": "bundled:train"}, "nowhere: no such folder"),
     ],
 )
 def test_bad_input_gets_one_line(

@@ -48,7 +48,7 @@ def test_heads_are_trained_judged_and_not_trained_again(
 ) -> None:
     arguments = [
         *("--recording", "numbers", "--evaluate", "numbers", "--learning-rate", "1e-3"),
-        *("--depths", "0,1", "--w-rej", "1,6", "--kinds", "specdecpp,t2", "--epochs", "2"),
+        *("--depths", "0,1", "--w-rej", "1,6", "--kinds", "specdecpp,t2", "--set", "epochs=2"),
     ]
     first, second = (command(main, home, *arguments) for _ in range(2))
     assert first.returncode == 0, first.stderr
@@ -68,7 +68,7 @@ def test_heads_are_judged_on_a_recording_of_rejection_sampling(
 ) -> None:
     arguments = [
         *("--recording", "sampled", "--evaluate", "sampled", "--learning-rate", "1e-3"),
-        *("--depths", "0", "--w-rej", "1", "--kinds", "specdecpp,t2", "--epochs", "1"),
+        *("--depths", "0", "--w-rej", "1", "--kinds", "specdecpp,t2", "--set", "epochs=1"),
         *("--out", tmp_path),
     ]
     done = command(main, home, *arguments)
@@ -95,7 +95,7 @@ def test_the_grid_is_every_depth_with_every_weight_and_the_other_kinds_once() ->
         ({"kinds": "specdecpp,t9"}, "kind: .*t9"),
         ({"depths": "1,deep"}, "--depths 1,deep: expected numbers"),
         ({"w_rej": "0"}, "w_rej: .*greater than 0"),
-        ({"epochs": 0}, "epochs: .*greater than or equal to 1"),
+        ({"setting": ["epochs=0"]}, "epochs: .*greater than or equal to 1"),
         ({"evaluate": "nowhere"}, "no such folder, and no recording of that name"),
         ({"evaluate": "bare"}, "bare: cannot be replayed; that takes continuations"),
         ({"evaluate": "short"}, "short: .* at most 4 were recorded"),

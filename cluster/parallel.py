@@ -1,0 +1,59 @@
+"""Generator functions as parallel Ray tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from cluster.session import ray_session, resources
+
+ATTEMPTS = 3  # at a call whose process or node is lost
+
+
+def in_parallel(
+    function: Callable[..., Iterator[Any]],
+    calls: Mapping[str, tuple[Any, ...]],
+    threads: int,
+    device: str,
+    failed: Callable[[str, str], None],
+) -> Iterator[tuple[str, Any]]:
+    """Call `function` with each of `calls` in a process with `threads` threads, on a GPU where
+    `device` allows one. Yields the label of a call with each value that it yields.
+
+    A call whose process is lost starts again. `failed` gets the label of a call that raised an
+    error, and the reason.
+    """
+    with ray_session():
+        needs = resources(threads, device)
+        task = ray.remote(
+            num_returns="streaming",
+            num_cpus=needs["CPU"],
+            num_gpus=needs["GPU"],
+            max_retries=0,  # a repeated generator would begin anew in the middle of its values
+            max_calls=0,  # the process is kept for the next call
+        )(function)
+        left = dict(calls)
+        for _ in range(ATTEMPTS):
+            running: dict[Any, str] = {task.remote(*call): label for label, call in left.items()}
+            try:
+                while running:
+                    generator: Any = ray.wait(list(running))[0][0]
+                    label = running[generator]
+                    try:
+                        value = ray.get(next(generator))
+                    except (StopIteration, RayError) as end:
+                        del running[generator]
+                        if isinstance(end, RayTaskError):
+                            failed(label, str(end.cause).strip().splitlines()[-1])
+                        if isinstance(end, StopIteration | RayTaskError):
+                            del left[label]
+                    else:
+                        yield label, value
+            finally:
+                for generator in running:
+                    ray.cancel(generator)
+        for label in left:
+            failed(label, "its worker was lost")
