@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from specdec_core.config import Configuration
+from specdec_core.drafting.chain import LiveChainModel
 from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from specdec_core.drafting.post_use.drafter import PostUseDrafter
@@ -78,10 +79,11 @@ def component_times(
     engine.generate([requests[0]])
     method = engine.drafter
     assert isinstance(method, PostUseDrafter)
+    assert isinstance(method.model, LiveChainModel)
     watches = {name: _Watch() for name in (CACHE, ROLL_BACK, CONTROLLER)}
     watches[CACHE].over(method, "guess", "learn", "_reuse_at_target")
     watches[CACHE].over(method.cache, "observe")
-    watches[ROLL_BACK].over(method.runner, "keep", "truncate")
+    watches[ROLL_BACK].over(method.model.runner, "keep", "truncate")
     watches[ROLL_BACK].over(engine.target, "keep", "truncate")
     watches[CONTROLLER].over(method.policy, "go_on", "observe")
     told: list[PolicyOutcome] = []

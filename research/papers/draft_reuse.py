@@ -133,7 +133,7 @@ def _requests(replay: Replay, draft: str, length: int) -> Iterator[list[_ReusedR
         if not drafted:
             continue
         output = replay.recording.prompts.outputs[prompt].tolist()
-        chain = track.chain(int(track.firsts[prompt]) + position, drafted)
+        chain = track.chain(int(track.firsts[prompt]) + position)[:drafted]
         end = position + generated
         known = _ReusedRound(output[position - 1], chain, accepted, output[end - 1], output[end:])
         found[prompt].append(known)

@@ -33,8 +33,14 @@ class DrafterSettings(KindSettings):
 
     role: ClassVar[str] = "Drafter"
     may_be_lossy: ClassVar[bool] = False  # whether some of its settings change the output
+    target_started: ClassVar[bool] = False  # whether the target draws the first tokens of its trees
 
     def model_post_init(self, _: Any) -> None:
+        if begun := [part.kind for part in self.parts if part.target_started]:
+            raise ValueError(
+                f"{self.kind}: a {begun[0]} begins with the target's tokens; it cannot be a part of"
+                " another drafter"
+            )
         if self.nodes > MOST_NODES:
             raise ValueError(
                 f"{self.kind}: a tree of {self.nodes} nodes, at most {MOST_NODES} are possible"
@@ -124,11 +130,6 @@ class DrafterSettings(KindSettings):
         return False
 
     @property
-    def target_width(self) -> int:
-        """Tokens that the target draws to begin each tree."""
-        return 0
-
-    @property
     def asynchronous(self) -> bool:
         """Whether it drafts on a device of its own while the target verifies."""
         return False
@@ -191,22 +192,7 @@ class ModelSettings(DrafterSettings):
 class PolicyDrafterSettings(ModelSettings):
     """What drafters with a draft model and a length policy have in common."""
 
-    # Whether it tells its policy which candidates of the chain the target would choose.
-    tells_matches: ClassVar[bool] = False
-
     policy: AnyPolicy
-
-    def model_post_init(self, context: Any) -> None:
-        super().model_post_init(context)
-        if self.policy.reads_rejected and not self.tells_matches:
-            raise ValueError(
-                f"{self.kind}: does not tell its policy the matches behind rejections; draft_model,"
-                " cascade and post_use do"
-            )
-
-    @property
-    def reads_rejected(self) -> bool:
-        return super().reads_rejected or self.policy.reads_rejected
 
     @property
     def policies(self) -> tuple[tuple[str | None, PolicySettings], ...]:

@@ -68,11 +68,6 @@ class PolicySettings(KindSettings):
         return True
 
     @property
-    def reads_rejected(self) -> bool:
-        """Whether it learns from the target's tokens after candidates that it rejects."""
-        return False
-
-    @property
     def asks_cost(self) -> bool:
         """Whether it takes the cost of a target forward from a profile (:meth:`at_cost`)."""
         return False

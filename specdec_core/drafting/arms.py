@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from specdec_core.base.errors import UserError
 from specdec_core.config import DrafterSettings
+from specdec_core.drafting.chain import LiveChainModel
 from specdec_core.drafting.draft_model.drafter import DraftModelDrafter
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.policies.per_slot import PerSlot
@@ -34,7 +34,7 @@ class ArmsDrafter(Drafter):
     of them is chosen; this is part of the round's time.
     """
 
-    def __init__(self, kind: str, arms: Sequence[DrafterSettings], resources: Resources) -> None:
+    def __init__(self, arms: Sequence[DrafterSettings], resources: Resources) -> None:
         self.arms, used = [], []
         for arm in arms:
             runners: dict[int, ModelRunner] = {}
@@ -42,14 +42,6 @@ class ArmsDrafter(Drafter):
             used.append(runners)
         for number, runner in {n: r for runners in used for n, r in runners.items()}.items():
             runner.lazy = runner.lazy or not all(number in runners for runners in used)
-        self.target_width = self.arms[0].target_width
-        for arm, drafter in zip(arms, self.arms, strict=True):
-            if drafter.target_width != self.target_width:
-                raise UserError(
-                    f"{kind}: {arm.label} begins its trees with {drafter.target_width} of the"
-                    f" target's tokens, {arms[0].label} with {self.target_width};"
-                    " arms must agree"
-                )
         self.shapes = [shape for drafter in self.arms for shape in drafter.shapes]
         self._drafters, self._policies = _joined(self.arms)
         self._pulls: dict[int, Pull] = {}  # by slot
@@ -137,8 +129,8 @@ def _joined(arms: Sequence[Drafter]) -> tuple[list[Drafter], list[PerSlot | None
     policies: list[PerSlot | None] = [None] * len(arms)
     chains: dict[int, dict[int, DraftModelDrafter]] = {}
     for number, arm in enumerate(arms):
-        if isinstance(arm, DraftModelDrafter):
-            chains.setdefault(id(arm.runner), {})[number] = arm
+        if isinstance(arm, DraftModelDrafter) and isinstance(arm.model, LiveChainModel):
+            chains.setdefault(id(arm.model.runner), {})[number] = arm
     for alike in chains.values():
         if len(alike) > 1:
             joint = next(iter(alike.values()))

@@ -8,6 +8,7 @@ the target; a lazy runner reads a text only when a token is drafted after it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 
 from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.models.runner import ModelRunner
@@ -22,10 +23,11 @@ class DraftContext:
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
 
-    def room(self, sequence: SlotState) -> int:
-        """The depth that the draft model's tree may have: within the sequence's room, as far as the
-        draft model can read the text and the candidates but for the last level."""
-        text = len(sequence.tokens) + bool(sequence.target_start)
+    def room(self, sequence: SlotState, begun: bool = False) -> int:
+        """The depth that the draft model's tree may have, below a token of the target's where that
+        has `begun` it: within the sequence's room, as far as the draft model can read the sequence
+        and the candidates but for the last level."""
+        text = len(sequence.tokens) + begun
         return max(min(sequence.room, self.runner.max_length - text + 1), 0)
 
     def pending(self, sequence: SlotState) -> list[int]:
@@ -36,26 +38,24 @@ class DraftContext:
             length = self.runner.lengths[slot]
         return sequence.tokens[length:]
 
-    def keep(
-        self, sequence: SlotState, outcome: Outcome, cached: Mapping[int, int] | None = None
-    ) -> None:
-        """Keep the accepted tokens of the draft in the cache; nothing is computed again.
+    def keep(self, sequence: SlotState, outcome: Outcome, cached: Mapping[int, int]) -> None:
+        """Keep the accepted nodes of a tree in the cache; nothing is computed again. `cached` gives
+        the cache offset, from the sequence before the round, of each node that was read."""
+        text = self._before(sequence, outcome)
+        kept = [cached[node] for node in takewhile(cached.__contains__, outcome.path)]
+        if self.runner.lengths[sequence.slot] > text:
+            self.runner.keep(sequence.slot, text, kept)
 
-        `cached` gives the cache offset from the round's text of each node that the draft model has
-        read; unset, the nodes are a chain in their order.
-        """
-        runner, slot = self.runner, sequence.slot
-        added = outcome.accepted + (0 if sequence.target_start else 1)  # and the target's own token
-        text = len(sequence.tokens) - added  # length before the round
-        read = runner.lengths[slot] - text
-        if read <= 0:
-            return
-        if cached is None:
-            runner.truncate(slot, text + min(read, outcome.accepted))
-            return
-        kept = []
-        for node in outcome.path:
-            if node not in cached:
-                break
-            kept.append(cached[node])
-        runner.keep(slot, text, kept)
+    def keep_chain(self, sequence: SlotState, outcome: Outcome, length: int) -> None:
+        """The same where the draft model has read the first `length` nodes of the tree, a chain, at
+        times without the last one, and no other node."""
+        slot, text = sequence.slot, self._before(sequence, outcome)
+        accepted = sum(node < length for node in outcome.path)
+        if (read := self.runner.lengths[slot] - text) > 0:
+            self.runner.truncate(slot, text + min(read, accepted))
+
+    def _before(self, sequence: SlotState, outcome: Outcome) -> int:
+        """The length of the sequence before the round."""
+        # The round has added the path and, unless it begins the next tree, the target's own token.
+        own = 0 if outcome.tree.begun else 1
+        return len(sequence.tokens) - outcome.accepted - own

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_core.base.round_clock import RoundClock
 from specdec_core.config import DrafterSettings, LookupSettings, PolicySettings, Sampling, run_time
-from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.drafting.policies.policy import LengthPolicy, build_policy
 from specdec_core.tokens.token_tree import TokenTree
 
@@ -30,8 +29,6 @@ class SlotState:
     random: RandomStream
     room: int = 0  # depth that a tree may have in the round
     batch: int = 1  # requests that share the round
-    # The target's tokens that begin the next tree, where the drafter has a target_width.
-    target_start: list[int] = field(default_factory=list)
     warper: TextWarper | None = None  # what of its sampling depends on the text
 
 
@@ -48,43 +45,20 @@ class Outcome:
     def accepted(self) -> int:
         return len(self.path)
 
-    def useful(self, length: int) -> tuple[bool, ...]:
-        """Whether each of the tree's first `length` nodes is USEFUL: in the output, or the target's
-        own choice after the drafted tokens before it, also behind a rejection (Post-use, Eq. 7)."""
-        tree, accepted = self.tree, set(self.path)
-        return tuple(
-            node in accepted
-            or (node < tree.read and tree.tokens[node] == self.choices[tree.parents[node] + 1])
-            for node in range(length)
-        )
-
 
 class Drafter:
     """Proposes a token tree for each slot and learns from its outcome."""
 
-    target_width = 0  # tokens that the target draws to begin each tree
     shapes: Sequence[Sequence[int]] = ()  # the parents of trees that it grows, whole or cut
 
     def __init__(self, settings: Any, resources: Resources) -> None:
         """Built from the settings of its kind."""
 
     @classmethod
-    def replayed(cls, settings: Any, recorded: Any) -> Drafter:
-        """The drafter as a replay runs it, built from
-        :class:`specdec_core.drafting.recorded.RecordedResources`: itself, unless it runs a draft
-        model."""
-        return cls(settings, recorded)
-
-    @classmethod
-    def replayed_at_once(cls, settings: Any, recorded: Any) -> Any | None:
-        """All rounds of a replay, where a recorded draft gives them without running the drafter;
-        None elsewhere."""
-        return None
-
-    @classmethod
-    def replayed_everywhere(cls, settings: Any, recorded: Any) -> Any | None:
-        """A round from every place of the recorded texts, where a recorded draft gives them and no
-        round depends on an earlier one; None elsewhere."""
+    def recorded_rounds(cls, settings: Any, recorded: Any) -> Any | None:
+        """Its rounds from all places of a recording, where they depend on no earlier round, as
+        :class:`specdec_core.drafting.recorded.KnownRounds` from its `RecordedResources`. None for
+        other drafters: their own code is replayed."""
         return None
 
     @classmethod
@@ -111,7 +85,7 @@ class Drafter:
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         """The round is committed and the request goes on: `sequence.tokens` now ends in the path's
-        tokens and, unless the target begins the trees, one of the target's own."""
+        tokens and one of the target's own."""
 
     def missed(self, sequence: SlotState) -> None:
         """The same for a round in which this drafter was not asked: another one was, or nobody, as
@@ -168,7 +142,7 @@ class Resources:
     tokenizer_digest: Callable[[], str] | None = None  # of the vocabulary; None: unknown
     clock: RoundClock = field(default_factory=RoundClock)  # measures a round
     slots: int = 1
-    open_link: Callable[[], Link] = no_link  # to a draft on a device of its own
+    open_link: Callable[[], Any] | None = None  # to a draft on a device of its own
 
     def build(self, settings: DrafterSettings) -> Drafter:
         """The drafter that `settings` describe."""
@@ -184,3 +158,8 @@ class Resources:
     def policy(self, draft: str | None, settings: PolicySettings) -> LengthPolicy:
         """The length policy of a draft model that `settings` describe."""
         return build_policy(settings, partial(self.load_head, draft))
+
+    def recorded_chain(self, draft: str | None) -> Any | None:
+        """A recording of the draft model's chains, as the `ChainModel` of
+        :mod:`specdec_core.drafting.chain`; None where the draft model runs."""
+        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -26,13 +26,6 @@ class HybridSettings(DrafterSettings):
     min_match: int = Field(default=2, ge=1, description="tokens found again at least")
     merge: bool = False
     extend: bool = Field(default=False, description="also look up what follows the other's draft")
-
-    def model_post_init(self, context: Any) -> None:
-        super().model_post_init(context)
-        if begun := [part.kind for part in self.otherwise.walk() if part.target_width]:
-            raise ValueError(
-                f"hybrid: a {begun[0]} begins with the target's tokens, what is looked up does not"
-            )
 
     @property
     def label(self) -> str:

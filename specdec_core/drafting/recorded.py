@@ -1,31 +1,33 @@
 """Drafters in a replay: recordings take the place of draft models.
 
-Each kind of drafter says how it is replayed (:meth:`Drafter.replayed`). This module has what it is
-replayed from. How recordings are made and stored is not known here.
+A drafter is replayed by its own code. Its chains come from a recorded draft
+(:class:`RecordedChain`). Where its rounds depend on no earlier round, they are known from all
+places at once: a table (:class:`KnownRounds`) replaces the drafter. How recordings are made and
+stored is not known here.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from specdec_core.config import DrafterSettings, PolicySettings, run_time
-from specdec_core.drafting.drafter import Drafter, Resources, SlotState
-from specdec_core.drafting.policies.policy import LengthPolicy, RecordedChains
-from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
-from specdec_core.tokens.topology import static_tree
+from specdec_core.drafting.chain import ChainInProgress
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
+from specdec_core.drafting.policies.policy import LengthPolicy, RecordedLengths, build_policy
+from specdec_core.drafting.policies.signals import Signals
+from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 
 UNKNOWN = -1  # stands for a token that was not recorded; equals no token
 
 
 @dataclass(frozen=True)
-class Drafts:
-    """The rounds of a drafter without memory from every start: arrays (T,)."""
+class KnownRounds:
+    """The rounds of a drafter from all T places where a round may begin: arrays (T,)."""
 
     drafted: np.ndarray
     accepted: np.ndarray
@@ -34,131 +36,138 @@ class Drafts:
     draft_tokens: np.ndarray
 
 
-class RecordedDraft(RecordedChains, Protocol):
-    """A draft model's chains and trees from all T places of recorded texts where a round may
+class RecordedDraft(RecordedLengths, Protocol):
+    """A draft model's chains and trees from all T places of recorded outputs where a round may
     begin."""
 
     @property
-    def bounds(self) -> Sequence[int]:
-        """The most candidates that a chain can have, by its recording and its room (T,)."""
-
-    @property
     def rooms(self) -> Sequence[int]:
-        """The most candidates of a round by the end of its text and the draft's positions (T,)."""
-
-    @property
-    def ranks(self) -> np.ndarray:
-        """The rank of the target's token in the draft's distribution, 0 the most likely (T,)."""
+        """The most candidates of a round by the end of its output and the draft's positions
+        (T,)."""
 
     @property
     def targets(self) -> Sequence[int]:
         """The target's tokens (T,)."""
 
-    def chain(self, start: int, length: int) -> list[int]:
-        """The first `length` tokens of the chain from a start."""
+    def chain(self, start: int) -> list[int]:
+        """The tokens of the chain from a start, as far as recorded."""
 
-    def drafted_by(self, policy: LengthPolicy, start: int, most: int) -> int:
-        """How many candidates, at most `most`, a policy drafts from a start when it is asked after
-        each of them."""
+    def signals(self, start: int, drafted: int, new: int, calls: int) -> Signals:
+        """The signals, in slot 0, of `new` candidates after the first `drafted` ones of the chain
+        from a start; the chain took `calls` forwards of the draft model so far."""
 
-    def answer(
-        self, policy: LengthPolicy, start: int, drafted: int, calls: int, free: bool
-    ) -> bool:
-        """Whether a policy goes on after `drafted` candidates from a start, which took `calls`
-        forwards of the draft model; `free`: the next one takes none."""
-
-    def chains(self, drafted: np.ndarray) -> Drafts:
+    def chains(self, drafted: np.ndarray) -> KnownRounds:
         """Chains of `drafted` candidates (T,), or as many as they can have."""
 
-    def trees(self, children: Sequence[Sequence[int]]) -> Drafts:
+    def trees(self, children: Sequence[Sequence[int]]) -> KnownRounds:
         """Greedy trees of the most likely tokens; `children` has the number of children of each
-        node of each level, level 0 being the text's last token."""
-
-    def walk(self, policy: LengthPolicy) -> Any:
-        """The rounds of a policy's chains, simulated one after the other."""
-
-    def walk_all(self, drafts: Drafts) -> Any:
-        """The rounds when each drafts what `drafts` has for its start."""
-
-    def everywhere(self, drafts: Drafts) -> Any:
-        """The rounds from all starts."""
+        node of each level, level 0 being the sequence's last token."""
 
 
 @dataclass(frozen=True)
 class RecordedResources(Resources):
-    """What drafters are built from in a replay."""
+    """What drafters are built from in a replay, in which slot 0 decodes alone."""
 
     track: Callable[[str | None], RecordedDraft] = field(kw_only=True)  # by the draft's name
-    start: Callable[[SlotState], int] = field(kw_only=True)  # of the coming round
+    start: Callable[[], int] = field(kw_only=True)  # the place where the coming round begins
 
     def build(self, settings: DrafterSettings) -> Drafter:
-        built: Drafter = run_time(settings).replayed(settings, self)
+        kind = run_time(settings)
+        table = kind.recorded_rounds(settings, self)
+        if table is not None:
+            return TableDrafter(table, self.track(settings.drafts[0]), self.start)
+        built: Drafter = kind(settings, self)
         return built
 
     def policy(self, draft: str | None, settings: PolicySettings) -> LengthPolicy:
-        heads = (self.load_head(draft, head) for head in settings.heads)
-        built: LengthPolicy = run_time(settings).replayed(settings, *heads)
-        return built
+        lengths = self.lengths(draft, settings)
+        if lengths is None:
+            return self.built_policy(draft, settings)
+        return KnownLengths(settings, lengths.tolist(), self.start)
+
+    def lengths(self, draft: str | None, settings: PolicySettings) -> np.ndarray | None:
+        """The number of candidates that a policy drafts from each start (T,), without other bounds
+        of the round; None where that depends on earlier rounds."""
+        return self.built_policy(draft, settings).lengths(self.track(draft))
+
+    def built_policy(self, draft: str | None, settings: PolicySettings) -> LengthPolicy:
+        """The policy itself, also one that only a replay can follow."""
+        return build_policy(settings, partial(self.load_head, draft), replayed=True)
+
+    def recorded_chain(self, draft: str | None) -> RecordedChain:
+        return RecordedChain(self.track(draft), self.start)
 
 
-class PolicyChains:
-    """The chains of a recorded draft model under a policy."""
+class RecordedChain:
+    """A recorded draft model's chains; guesses save some of its forwards and leave its tokens as
+    they are. See :class:`specdec_core.drafting.chain.ChainModel`."""
 
-    def __init__(
-        self, draft: str | None, policy: LengthPolicy, recorded: RecordedResources
-    ) -> None:
-        self.track, self.policy, self.start = recorded.track(draft), policy, recorded.start
+    def __init__(self, track: RecordedDraft, start: Callable[[], int]) -> None:
+        self.track, self.start = track, start
+        self._chain: list[int] = []
 
-    def draft(self, sequence: SlotState) -> tuple[list[int], int, int]:
-        """The draft model's tokens in the coming round up to its limit; how many of them are
-        drafted; and the policy's limit within the room."""
-        start, most, limit = self._round(sequence)
-        if self._lengths is not None:
-            length = min(most, self._lengths[start])
-        else:
-            length = self.track.drafted_by(self.policy, start, most)
-        return self.track.chain(start, most), length, limit
+    def prepare(self, hidden: bool, rests: bool) -> None: ...
 
-    def asked(self, sequence: SlotState) -> tuple[list[int], Callable[[int, int, bool], bool], int]:
-        """For chains of which a forward may bring several tokens: the draft model's tokens in the
-        coming round, as many as there can be; whether another is drafted after so many, which took
-        so many forwards, the next one being free or not; and the policy's limit in the room."""
-        start, most, limit = self._round(sequence)
-        asks = self._lengths is None
-        if self._lengths is not None:
-            most = min(most, self._lengths[start])
+    def room(self, sequence: SlotState) -> int:
+        return max(self.track.rooms[self.start()], 0)
 
-        def goes_on(drafted: int, calls: int, free: bool) -> bool:
-            last = drafted == most
-            if not asks or (last and not self.policy.learns):
-                return not last
-            return self.track.answer(self.policy, start, drafted, calls, free) and not last
+    def begin(self, draft: ChainInProgress) -> None:
+        self._chain = self.track.chain(self.start())
 
-        return self.track.chain(start, most), goes_on, limit
+    def forward(
+        self,
+        drafts: Sequence[ChainInProgress],
+        guesses: Sequence[TokenTree] | None,
+        reads: Sequence[str],
+    ) -> Signals:
+        [draft] = drafts
+        tree, drafted = draft.tree, len(draft.tree)
+        guess = guesses[0] if guesses else TokenTree()
+        accepted = len(guess.follow(self._chain[drafted:])) if guess else 0
+        draft.new = [(token, None) for token in self._chain[drafted : drafted + accepted + 1]]
+        tree.draft_forwards += 1
+        tree.draft_tokens += 1 + len(guess)
+        return self.track.signals(self.start(), drafted, len(draft.new), tree.draft_forwards)
 
-    def _round(self, sequence: SlotState) -> tuple[int, int, int]:
-        """Where the coming round begins, the most candidates that are known there, and the policy's
-        limit within the room."""
-        start = self.start(sequence)
-        limit = min(self.policy.limit(sequence.slot), self.track.rooms[start])
-        return start, max(min(limit, self.track.bounds[start]), 0), limit
+    def keep(self, sequence: SlotState, outcome: Outcome, length: int) -> None: ...
 
-    @cached_property
-    def _lengths(self) -> list[int] | None:
-        """All lengths at once, where they do not depend on earlier rounds."""
-        lengths = self.policy.lengths(self.track)
-        return None if lengths is None else lengths.tolist()
+    def cut(self, draft: ChainInProgress) -> None: ...
 
 
-class Recorded(Drafter):
-    """A drafter that proposes for one slot at a time."""
+class KnownLengths(LengthPolicy):
+    """A policy whose lengths from all starts are known."""
+
+    def __init__(self, settings: Any, lengths: Sequence[int], start: Callable[[], int]) -> None:
+        super().__init__(settings)
+        self._lengths, self._start = lengths, start
+
+    def go_on(self, signals: Signals) -> Sequence[bool]:
+        return [position < self._lengths[self._start()] for position in signals.positions]
+
+
+class TableDrafter(Drafter):
+    """A drafter whose rounds from all starts are known. Of a tree only the accepted tokens are
+    recorded. The others are UNKNOWN, and those beyond the tree's depth are siblings of its first
+    node: rounds are counted alike whatever the tree's shape is."""
+
+    def __init__(self, table: KnownRounds, track: RecordedDraft, start: Callable[[], int]) -> None:
+        self.track, self.start = track, start
+        columns = (
+            table.drafted, table.accepted, table.depth, table.draft_forwards, table.draft_tokens
+        )  # fmt: skip
+        self._rounds = list(zip(*(column.tolist() for column in columns), strict=True))
 
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
-        return [self.draft(sequence) for sequence in sequences]
-
-    @abstractmethod
-    def draft(self, sequence: SlotState) -> TokenTree:
-        """The tree of the coming round."""
+        start = self.start()
+        nodes, accepted, depth, forwards, distributions = self._rounds[start]
+        tokens = list(self.track.targets[start : start + accepted])
+        if depth == nodes:  # a chain, all of which is recorded
+            tokens += self.track.chain(start)[accepted:nodes]
+        tokens += [UNKNOWN] * (nodes - len(tokens))
+        tree = TokenTree.chain(tokens, TokenOrigin.DRAFT)
+        tree.parents[depth:] = [ROOT] * (nodes - depth)
+        tree.draft_forwards, tree.draft_tokens = forwards, distributions
+        return [tree for _ in sequences]
 
 
 class ShapedTree(Drafter):
@@ -166,50 +175,5 @@ class ShapedTree(Drafter):
     model's most likely tokens: a recording has their ranks."""
 
     @classmethod
-    def replayed(cls, settings: Any, recorded: RecordedResources) -> RecordedTree:
-        return RecordedTree(settings.draft, settings.children, recorded)
-
-    @classmethod
-    def replayed_at_once(cls, settings: Any, recorded: RecordedResources) -> Any:
-        track = recorded.track(settings.draft)
-        return track.walk_all(track.trees(settings.children))
-
-    @classmethod
-    def replayed_everywhere(cls, settings: Any, recorded: RecordedResources) -> Any:
-        track = recorded.track(settings.draft)
-        return track.everywhere(track.trees(settings.children))
-
-
-class RecordedTree(Recorded):
-    """A greedy static tree of the draft model's most likely tokens. Only the accepted ones are
-    known; the others are UNKNOWN."""
-
-    def __init__(
-        self, draft: str | None, children: Sequence[Sequence[int]], recorded: RecordedResources
-    ) -> None:
-        self.children = children
-        self.parents = static_tree(children)
-        track, self.start = recorded.track(draft), recorded.start
-        drafts = track.trees(children)
-        self._nodes, self._accepted = drafts.drafted.tolist(), drafts.accepted.tolist()
-        self._forwards = drafts.draft_forwards.tolist()
-        self._distributions = drafts.draft_tokens.tolist()
-        self._ranks, self._targets = track.ranks.tolist(), track.targets
-
-    def draft(self, sequence: SlotState) -> TokenTree:
-        start = self.start(sequence)
-        nodes = self._nodes[start]
-        tokens, begin, place = [UNKNOWN] * nodes, 0, 0
-        for level in range(self._accepted[start]):
-            counts = self.children[level]
-            place = sum(counts[:place]) + self._ranks[start + level]
-            tokens[begin + place] = self._targets[start + level]
-            begin += sum(counts)
-        return TokenTree(
-            tokens,
-            self.parents[:nodes],
-            [None] * nodes,
-            [TokenOrigin.DRAFT] * nodes,
-            self._forwards[start],
-            self._distributions[start],
-        )
+    def recorded_rounds(cls, settings: Any, recorded: RecordedResources) -> KnownRounds:
+        return recorded.track(settings.draft).trees(settings.children)

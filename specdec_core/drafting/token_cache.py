@@ -111,9 +111,8 @@ class TokenCacheDrafter(Lookup):
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         if self.settings.learn_from == "output":
             return
-        # The round added the path and, unless the target begins the trees, one token of its own.
-        added = outcome.accepted + (0 if sequence.target_start else 1)
-        before = sequence.tokens[-added - 1]
+        # The round added the path and the target's own token.
+        before = sequence.tokens[-outcome.accepted - 2]
         for key, phrase in useful_phrases(outcome, before, self.settings.phrase_length):
             self.learn(sequence, key, phrase)
 

@@ -16,8 +16,7 @@ from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
 @dataclass(frozen=True, slots=True)
 class Addition:
     """What a round adds to a request, up to the request's end: the accepted `path` of the tree and
-    the target's own token after it. `reason` says why the request ends, None that it goes on. The
-    first `started` nodes of the tree were the target's."""
+    the target's own token after it. `reason` says why the request ends, None that it goes on."""
 
     tree: TokenTree
     path: list[int]
@@ -25,7 +24,6 @@ class Addition:
     origins: list[TokenOrigin]
     text: str
     reason: FinishReason | None
-    started: int
     logprobs: list[TokenLogprobs] | None = None
 
 
@@ -122,11 +120,11 @@ class ActiveRequest:
             self.prefill_seconds, prompt = after, self._prompt_logprobs
         round = Round(
             position=len(self.origins) - len(addition.tokens),
-            drafted=len(tree) - addition.started,
-            accepted=len(addition.path) - bool(addition.started),
+            drafted=len(tree) - tree.begun,
+            accepted=len(addition.path) - bool(tree.begun),
             generated=len(addition.tokens),
             draft_forwards=tree.draft_forwards,
-            depth=tree.depth - bool(addition.started),
+            depth=tree.depth - bool(tree.begun),
             draft_tokens=tree.draft_tokens,
             arm=tree.arm,
             **seconds,

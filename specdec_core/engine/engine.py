@@ -27,10 +27,11 @@ from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.link import Link, no_link
+from specdec_core.drafting.target_started import TargetStarted
 from specdec_core.engine.active_request import ActiveRequest, Addition
 from specdec_core.engine.draft_runners import DraftRunners
 from specdec_core.engine.forward_costs import ForwardCosts
-from specdec_core.engine.judging import Judgement, judge
+from specdec_core.engine.judging import Judgement, judge, judge_by_rule
 from specdec_core.engine.prefixes import CachedPrefixes
 from specdec_core.engine.request import Chunk, Request
 from specdec_core.engine.scheduler import BLOCK, Limits, Scheduler, StepPlan
@@ -40,7 +41,7 @@ from specdec_core.tokens.detokenising import StreamDecoder
 from specdec_core.tokens.grammar import Grammars
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import Generation
-from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
+from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
 from specdec_core.tokens.topology import after_text
 
 _SEEDS = 1 << 16  # that are told apart
@@ -116,6 +117,7 @@ class Engine:
         self.scheduler.limits = self.scheduler.limits.verifying(configuration.candidates)
         self.max_length = _length(self.pair, self.scheduler.limits)
         self.drafter: Drafter | None = None
+        self._starter: TargetStarted | None = None  # the drafter, where the target begins its trees
         self._seeds.clear()
         self.drafts.reset()
         if configuration.drafter is not None:
@@ -133,8 +135,10 @@ class Engine:
             priced = self.priced(configuration)
             assert priced.drafter is not None
             self.drafter = resources.build(priced.drafter)
+            if isinstance(self.drafter, TargetStarted):
+                self._starter = self.drafter
             for shape in self.drafter.shapes:
-                self.target.expect(shape if self.drafter.target_width else after_text(1, shape))
+                self.target.expect(shape if self._starter else after_text(1, shape))
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The tokens of a prompt, with the special tokens its tokenizer puts first."""
@@ -374,11 +378,12 @@ class Engine:
         self._forced = {
             request.state.slot: tree for request in active if (tree := self._forced_tokens(request))
         }
-        trees = [self._forced.get(request.state.slot) or _begun(request) for request in active]
+        trees = [self._forced.get(request.state.slot) or TokenTree() for request in active]
         drafting = [n for n, request in enumerate(active) if self._drafts(request)]
         if self.drafter is not None and drafting:
             for request in active:
-                request.state.room, request.state.batch = request.room, len(active)
+                request.state.room = 0 if request.plain else request.room
+                request.state.batch = len(active)
             proposed = self.drafter.propose([active[n].state for n in drafting])
             for n, tree in zip(drafting, proposed, strict=True):
                 trees[n] = tree
@@ -389,11 +394,11 @@ class Engine:
         """Whether the drafter is asked in a request's round: not in its first one, and not for a
         request without speculation, but where the target's tokens begin the trees; nor where the
         grammar has candidates that cost nothing."""
-        if self.drafter is None or not request.begun or request.plain:
+        if self.drafter is None or not request.begun or request.state.slot in self._forced:
             return False
-        if request.state.slot in self._forced:
-            return False
-        return request.request.speculate != 0 or self.drafter.target_width > 0
+        if self._starter is not None:
+            return True
+        return request.request.speculate != 0 and not request.plain
 
     def _forced_tokens(self, request: ActiveRequest) -> TokenTree | None:
         """What the request's grammar leaves no choice about, as a chain that no model has to draft,
@@ -404,7 +409,7 @@ class Engine:
             return None
         if request.plain:
             return None
-        if drafter.target_width or self.configuration.asynchronous:
+        if self._starter or self.configuration.asynchronous:
             return None
         room = min(request.room, max(map(len, drafter.shapes), default=request.room))
         output = request.state.tokens[len(request.request.tokens) :]
@@ -426,7 +431,7 @@ class Engine:
             [*(after_text(len(text), tree.parents) for text, tree in rows), *[None] * len(chunks)],
             # After the text's last token, unless that is drawn already, and after each candidate.
             [
-                *(len(t) + (not s.target_start) for s, t in zip(states, trees, strict=True)),
+                *(len(tree) + (not tree.begun) for tree in trees),
                 *[0] * len(chunks),
             ],
         )
@@ -439,8 +444,8 @@ class Engine:
         drafted = [n for n, request in enumerate(active) if self._drafts(request)]
         if self.drafter is not None and drafted:
             self.drafter.arrived([states[n] for n in drafted], [trees[n] for n in drafted])
-        width = self.drafter.target_width if self.drafter is not None else 0
-        judgements = judge(states, trees, output, likely, width)
+        judged = judge_by_rule if self._starter is None else self._starter.judge
+        judgements = judge(states, trees, output, likely, judged)
         self._clock.verified()
         return judgements
 
@@ -460,10 +465,9 @@ class Engine:
             state, verdict, path = request.state, judgement.verdict, judgement.verdict.path
             read = [node for node in path if node < tree.read]
             self.target.keep(state.slot, len(state.tokens), read)
-            started, state.target_start = len(state.target_start), judgement.target_start
             tokens = [tree.tokens[node] for node in path]
             origins = [tree.origins[node] for node in path]
-            if not state.target_start and verdict.token is not None:
+            if verdict.token is not None:
                 tokens.append(verdict.token)
                 origins.append(TokenOrigin.CORRECTION if verdict.corrected else TokenOrigin.BONUS)
             final = request.request.final(self.pair.eos_token_ids)
@@ -471,11 +475,9 @@ class Engine:
             size = len(tokens)
             logprobs = None
             if request.logprobs is not None:
-                logits, starts = judgement.logits(), bool(state.target_start)
+                logits, starts = judgement.logits(), self._starter is not None
                 logprobs = request.logprobs.add(tree, path, tokens, logits, starts)
-            addition = Addition(
-                tree, path[:size], tokens, origins[:size], text, reason, started, logprobs
-            )
+            addition = Addition(tree, path[:size], tokens, origins[:size], text, reason, logprobs)
             request.add(addition)
             additions.append(addition)
             if reason is not None:
@@ -497,17 +499,17 @@ class Engine:
         """Add nothing: the target's logits are no numbers. A candidate may have made them so, even
         a wrong one, so the next round has none. Without candidates, the request ends."""
         state = request.state
-        request.plain = len(tree) > len(state.target_start)
+        request.plain = len(tree) > tree.begun
         if request.plain:
-            self.target.blank(state.slot, len(state.tokens) - (not state.target_start))
+            self.target.blank(state.slot, len(state.tokens) - (not tree.begun))
             self.drafts.cut(state.slot, len(state.tokens) - 1)
             if self.drafter is not None:
                 self.drafter.missed(state)
-            return Addition(tree, [], [], [], "", None, 0)
+            return Addition(tree, [], [], [], "", None)
         self.target.blank(state.slot, 0)
         self.drafts.blank(state.slot)
         self._leave(request)
-        return Addition(tree, [], [], [], "", "error", 0)
+        return Addition(tree, [], [], [], "", "error")
 
     def _leave(self, request: ActiveRequest) -> None:
         """The request leaves its slot, finished or cancelled."""
@@ -516,15 +518,6 @@ class Engine:
         self.scheduler.leave(request.request.id)
         if self.drafter is not None:
             self.drafter.close(request.state)
-
-
-def _begun(request: ActiveRequest) -> TokenTree:
-    """A request's tree without a drafter: the target's own tokens in a round without candidates
-    between others, where it begins the trees."""
-    tree = TokenTree()
-    for token in request.state.target_start if request.plain else ():
-        tree.add(token, ROOT, TokenOrigin.TARGET)
-    return tree
 
 
 def _length(pair: Pair, limits: Limits) -> int:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from specdec_core.drafting.drafter import SlotState
 from specdec_core.drafting.warped import warped
-from specdec_core.engine import target_start
 from specdec_core.models.runner import NO_TOKEN, Output
 from specdec_core.tokens.acceptance import VerifierOutput, rule_of
 from specdec_core.tokens.sampling import distributions
@@ -21,14 +20,26 @@ from specdec_core.tokens.verification import Verdict
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """The verdict on a slot's tree. `choices` are the target's own tokens: [0] after the text,
-    [i + 1] after node i; `target_start` those that begin the next tree. `logits` returns the
-    target's own (places, vocabulary): after the text, unless the target began the tree, and after
-    each node."""
+    [i + 1] after node i. `logits` returns the target's own (places, vocabulary): after the text,
+    unless the target began the tree, and after each node."""
 
     verdict: Verdict
     choices: list[int]
-    target_start: list[int]
     logits: Callable[[], Tensor]
+
+
+# The verdict on a tree and the target's choices, given a slot's state, what the target reads of the
+# tree and a function that returns the logits which tokens are drawn from.
+Judge = Callable[[SlotState, VerifierOutput, Callable[[], Tensor]], tuple[Verdict, list[int]]]
+
+
+def judge_by_rule(
+    state: SlotState, reading: VerifierOutput, _: Callable[[], Tensor]
+) -> tuple[Verdict, list[int]]:
+    """The judgement of the rule for the request's sampling."""
+    rule = rule_of(state.sampling)
+    choices = rule.choices(reading)
+    return rule.verify(reading, choices), choices
 
 
 def judge(
@@ -36,14 +47,10 @@ def judge(
     trees: Sequence[TokenTree],
     output: Output,
     likely: list[list[int]],
-    target_width: int,
+    judged: Judge = judge_by_rule,
 ) -> list[Judgement | None]:
-    """Accept or reject the candidates of each slot, by the rule for its request's sampling; None
-    for a slot where some logits are no numbers.
-
-    The first rows of `output` are the slots', `likely` its choices. The target draws `target_width`
-    tokens to begin the next tree.
-    """
+    """Accept or reject the candidates of each slot; None for a slot where some logits are no
+    numbers. The first rows of `output` are the slots', `likely` its choices."""
 
     def paths(n: int) -> list[list[int]]:
         places = range(trees[n].read - output.counts[n], trees[n].read)  # the text is ROOT
@@ -62,34 +69,13 @@ def judge(
     return [
         None
         if NO_TOKEN in read[n] or NO_TOKEN in likely[n]
-        else _judge(
-            state,
-            VerifierOutput(tree, likely[n], probs[n], state.random, len(state.tokens)),
-            partial(final.of_row, n),
+        else Judgement(
+            *judged(
+                state,
+                VerifierOutput(tree, likely[n], probs[n], state.random, len(state.tokens)),
+                partial(final.of_row, n),
+            ),
             partial(output.of_row, n),
-            target_width,
         )
         for n, (state, tree) in enumerate(zip(states, trees, strict=True))
     ]
-
-
-def _judge(
-    state: SlotState,
-    reading: VerifierOutput,
-    final: Callable[[], Tensor],
-    logits: Callable[[], Tensor],
-    target_width: int,
-) -> Judgement:
-    """The judgement of one slot; `final` returns its logits as they are drawn from."""
-    rule = rule_of(state.sampling)
-    if state.target_start:
-        reading = target_start.with_text(reading)
-    choices = rule.choices(reading)
-    if state.target_start:
-        verdict = target_start.verify(rule, reading, choices, len(state.target_start))
-    else:
-        verdict = rule.verify(reading, choices)
-    start = []
-    if target_width:
-        start = target_start.next_start(state, verdict, reading.probs, final, target_width)
-    return Judgement(verdict, choices, start, logits)

@@ -41,7 +41,7 @@ def check_chains(configuration: Configuration, program: str, measured: bool = Fa
         raise UserError(f"{label} drafts nothing: {program} needs no plug-in for it")
     if configuration.asynchronous:
         raise UserError(f"{label} drafts on a device of its own, which {program} has no place for")
-    if any(part.target_width for part in drafter.walk()):
+    if drafter.target_started:
         raise UserError(f"{label} begins with the target's tokens, which {program} does not give")
     if not drafter.chain:
         raise UserError(f"{label} drafts trees, {program} verifies chains alone")

@@ -21,6 +21,7 @@ import numpy as np
 from specdec_core.base.errors import UserError
 from specdec_core.config import (
     Configuration,
+    DrafterSettings,
     LookupSettings,
     PolicySettings,
     RecordingFacts,
@@ -32,7 +33,7 @@ from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.storage import load_head
 from specdec_core.drafting.policies.policy import Rule
-from specdec_core.drafting.recorded import UNKNOWN, RecordedResources
+from specdec_core.drafting.recorded import UNKNOWN, KnownRounds, RecordedResources
 from specdec_core.recordings.rounds import ReplayedRounds, RoundCollector
 from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
@@ -47,15 +48,9 @@ LoadHead = Callable[[str, str], LoadedHead]
 
 @dataclass
 class _Place:
-    """The recorded prompt that is being decoded: where its output begins among all starts, and the
-    prompt's length in tokens."""
+    """The start of the coming round, among those of all recorded outputs."""
 
-    first: int = 0
-    length: int = 0
-
-    def start(self, sequence: SlotState) -> int:
-        """The start of the next round."""
-        return self.first + len(sequence.tokens) - self.length
+    start: int = 0
 
 
 def check_replayable(recording: Recording, drawn: bool = False) -> None:
@@ -151,11 +146,9 @@ class Replay:
             )
         if configuration.id in self.decoded:
             return self.decoded[configuration.id]
-        if (drafter := configuration.drafter) is not None:
-            resources = self._resources(_Place())
-            rounds: ReplayedRounds | None = run_time(drafter).replayed_at_once(drafter, resources)
-            if rounds is not None:
-                return rounds
+        if (known := self._known(configuration.drafter)) is not None:
+            track, table = known
+            return track.walk_all(table)
         return self._decode(configuration)
 
     def everywhere(self, configuration: Configuration) -> ReplayedRounds:
@@ -172,16 +165,19 @@ class Replay:
         drafter = configuration.drafter
         if configuration.id in self.decoded or self._unknown(configuration) is not None:
             return self.run(configuration)  # which may raise
-        if drafter is not None:
-            resources = self._resources(_Place())
-            rounds: ReplayedRounds | None = run_time(drafter).replayed_everywhere(
-                drafter, resources
-            )
-            if rounds is not None:
-                return rounds
+        if (known := self._known(drafter)) is not None:
+            track, table = known
+            return track.everywhere(table)
         if drafter is None or (isinstance(drafter, LookupSettings) and drafter.from_text):
             return self._decode(configuration, everywhere=True)
         return self.run(configuration)
+
+    def _known(self, drafter: DrafterSettings | None) -> tuple[Track, KnownRounds] | None:
+        """A drafter's rounds from all starts, where they depend on no earlier round."""
+        if drafter is None:
+            return None
+        table = run_time(drafter).recorded_rounds(drafter, self._resources(_Place()))
+        return None if table is None else (self.track(drafter.drafts[0]), table)
 
     def track(self, draft: str | None = None) -> Track:
         """The recorded draft, indexed by where rounds begin."""
@@ -198,7 +194,7 @@ class Replay:
 
     def rule(self, draft: str | None, policy: PolicySettings) -> Rule:
         """A threshold policy with its recorded head. TypeError for other policies."""
-        built = self._resources(_Place()).policy(draft, policy)
+        built = self._resources(_Place()).built_policy(draft, policy)
         if not isinstance(built, Rule):
             raise TypeError(f"policy {policy.kind} compares no values")
         return built
@@ -210,7 +206,7 @@ class Replay:
             vocab_size=0,
             eos_token_ids=frozenset(self.header.eos_token_ids),
             track=self.track,
-            start=place.start,
+            start=lambda: place.start,
         )
 
     def _head(self, draft: str | None, head: str) -> LoadedHead:
@@ -236,12 +232,11 @@ class Replay:
         texts = zip(prompts.tokens, prompts.outputs, strict=True)
         for number, (prompt, output) in enumerate(texts):
             output = output.tolist()
-            place.length = len(prompt)
             # Nothing is drawn from the random stream: the output is fixed.
             sequence = SlotState(0, prompt.tolist(), configuration.sampling, RandomStream(0, 0))
             if drafter is not None:
                 drafter.open([sequence])
-            position = 0
+            position, begin = 0, place.start
             while position < len(output):
                 tree, first = TokenTree(), position == 0
                 if drafter is not None and not first:
@@ -253,6 +248,7 @@ class Replay:
                 rounds.add(number, position, tree, len(path), generated)
                 added = 1 if everywhere else generated
                 position += added
+                place.start = begin + position
                 sequence.tokens += rest[:added]
                 if drafter is None:
                     continue
@@ -262,7 +258,6 @@ class Replay:
                     drafter.missed(sequence)
                 else:
                     drafter.observe(sequence, _outcome(tree, path, rest, seconds(tree)))
-            place.first += len(output)
         state = drafter.state() if drafter is not None else None
         return rounds.done(prompts.ids, state)
 

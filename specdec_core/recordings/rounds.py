@@ -120,12 +120,6 @@ class RoundCollector:
         arm = NO_ARM if tree.arm is None else tree.arm
         self.rows.append((prompt, position, len(tree), accepted, generated, *shape, arm))
 
-    def add_chain(
-        self, prompt: int, position: int, drafted: int, accepted: int, generated: int
-    ) -> None:
-        """A round that verified a draft model's chain."""
-        self.rows.append((prompt, position, drafted, accepted, generated, *[drafted] * 3, NO_ARM))
-
     def done(self, ids: list[str], state: dict[str, Any] | None = None) -> ReplayedRounds:
         names = [f.name for f in fields(ReplayedRounds)][:-2]
         columns = np.array(self.rows, dtype=np.int64).reshape(-1, len(names)).T

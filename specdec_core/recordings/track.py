@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specdec_core.base.errors import UserError
-from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome, Rule
+from specdec_core.drafting.policies.policy import Rule
 from specdec_core.drafting.policies.signals import Signals
-from specdec_core.drafting.recorded import Drafts
-from specdec_core.recordings.rounds import NO_ARM, ReplayedRounds, RoundCollector
+from specdec_core.drafting.recorded import KnownRounds
+from specdec_core.recordings.rounds import NO_ARM, ReplayedRounds
 from specdec_core.recordings.schema import Trace
 
 
@@ -110,11 +111,6 @@ class Track:
         return np.asarray(np.minimum(self.room, stops))
 
     @cached_property
-    def bounds(self) -> list[int]:
-        """:attr:`bound` as a list."""
-        return list(self.bound.tolist())
-
-    @cached_property
     def rooms(self) -> list[int]:
         """:attr:`room` as a list."""
         return list(self.room.tolist())
@@ -124,13 +120,26 @@ class Track:
         """The target's tokens (T,)."""
         return list(self.trace.target_token[self.trace.trajectory].tolist())
 
-    def chain(self, start: int, length: int) -> list[int]:
-        """The first tokens of the chain from a start."""
-        return [self._tokens[row] for row in self.window(start)[:length]]
+    def chain(self, start: int) -> list[int]:
+        """The tokens of the chain from a start, as far as recorded."""
+        return [self._lists[0][row] for row in self._windows[start]]
+
+    def signals(self, start: int, drafted: int, new: int, calls: int) -> Signals:
+        """The signals, in slot 0, of `new` candidates after the first `drafted` ones of the chain
+        from a start; the chain took `calls` forwards of the draft model so far."""
+        rows = self._windows[start][drafted : drafted + new]
+        return RecordedSignals(self.trace, rows, self._lists, drafted + 1, calls)
 
     @cached_property
-    def _tokens(self) -> list[int]:
-        return list(self.trace.draft_token.tolist())
+    def _windows(self) -> list[list[int]]:
+        return list(self.windows.tolist())
+
+    @cached_property
+    def _lists(self) -> list[list[Any]]:
+        """Tokens, largest probabilities, probabilities and entropies of all rows."""
+        trace = self.trace
+        columns = (trace.draft_token, trace.top_probability, trace.probability, trace.entropy)
+        return [column.tolist() for column in columns]
 
     # Chains, by length policy
 
@@ -146,7 +155,7 @@ class Track:
         """The value of every recorded candidate (R,) in double precision."""
         key = _key(rule)
         if key not in self._values:
-            everything = RecordedSignals(self.trace)
+            everything = RuleSignals(self.trace)
             self._values[key] = np.asarray(rule.values(everything), dtype=np.float64)
         return self._values[key]
 
@@ -161,50 +170,15 @@ class Track:
             self._values[key] = np.cumprod(values, axis=1) if rule.cumulative else values
         return self._values[key]
 
-    def chains(self, drafted: np.ndarray) -> Drafts:
+    def chains(self, drafted: np.ndarray) -> KnownRounds:
         """The chains of up to `drafted` candidates (T,), within their bounds."""
         drafted = np.minimum(drafted, self.bound)
         accepted = np.minimum(drafted, self.agreeing)
-        return Drafts(drafted, accepted, drafted, drafted, drafted)
-
-    def drafted_by(self, policy: LengthPolicy, start: int, most: int) -> int:
-        """Candidates, at most `most`, that a policy drafts from a start when it decides after each
-        of them, as in the engine."""
-        if type(policy).go_on is LengthPolicy.go_on:
-            return most
-        # A policy that learns is shown the last possible candidate too.
-        for drafted in range(1, most + policy.learns):
-            if not self.answer(policy, start, drafted, drafted, False):
-                return drafted
-        return most
-
-    def answer(
-        self, policy: LengthPolicy, start: int, drafted: int, calls: int, free: bool
-    ) -> bool:
-        """Whether a policy goes on after `drafted` candidates from a start, which took `calls`
-        forwards of the draft model; `free`: the next one takes none."""
-        signals = self._candidates[self.window(start)[drafted - 1]]
-        signals.positions, signals.calls, signals.free = (drafted,), (calls,), (free,)
-        return bool(policy.go_on(signals)[0])
-
-    def window(self, start: int) -> list[int]:
-        """The rows of the candidates from a start."""
-        return self._window_lists[start]
-
-    @cached_property
-    def _window_lists(self) -> list[list[int]]:
-        return list(self.windows.tolist())
-
-    @cached_property
-    def _candidates(self) -> list[TrackCandidate]:
-        trace = self.trace
-        columns = (trace.draft_token, trace.top_probability, trace.probability, trace.entropy)
-        lists = (column.tolist() for column in columns)
-        return [TrackCandidate(*row) for row in zip(*lists, strict=True)]
+        return KnownRounds(drafted, accepted, drafted, drafted, drafted)
 
     # Static trees
 
-    def trees(self, children: Sequence[Sequence[int]]) -> Drafts:
+    def trees(self, children: Sequence[Sequence[int]]) -> KnownRounds:
         """Greedy trees of the most likely tokens. `children` is the number of children of each node
         of each level, from the root on (:class:`specdec_core.search.tree_plan.PlannedTree`)."""
         starts = np.arange(len(self.left))
@@ -219,11 +193,11 @@ class Track:
             accepted += follows
         nodes = np.cumsum([0, *map(sum, children)])
         inner = np.cumsum([0, *(sum(c > 0 for c in counts) for counts in children)])
-        return Drafts(nodes[depth], accepted, depth, depth, inner[depth])
+        return KnownRounds(nodes[depth], accepted, depth, depth, inner[depth])
 
     # Rounds
 
-    def walk_all(self, drafts: Drafts) -> ReplayedRounds:
+    def walk_all(self, drafts: KnownRounds) -> ReplayedRounds:
         """The rounds when one that begins at start s drafts as `drafts` says; all prompts advance
         together."""
         generated = self._generated(drafts)
@@ -237,15 +211,15 @@ class Track:
             starts, ends = starts[unfinished], ends[unfinished]
         return self._rounds(drafts, np.flatnonzero(visited))
 
-    def everywhere(self, drafts: Drafts) -> ReplayedRounds:
+    def everywhere(self, drafts: KnownRounds) -> ReplayedRounds:
         """A round from every start, which drafts as `drafts` says."""
         return self._rounds(drafts, np.arange(len(self.left)))
 
-    def _generated(self, drafts: Drafts) -> np.ndarray:
+    def _generated(self, drafts: KnownRounds) -> np.ndarray:
         """Tokens that the round from each start adds (T,)."""
         return np.asarray(np.minimum(drafts.accepted + 1, self.left))
 
-    def _rounds(self, drafts: Drafts, rounds: np.ndarray) -> ReplayedRounds:
+    def _rounds(self, drafts: KnownRounds, rounds: np.ndarray) -> ReplayedRounds:
         """The rounds from these starts."""
         return ReplayedRounds(
             prompt=self.prompt[rounds],
@@ -260,42 +234,45 @@ class Track:
             ids=self.trace.prompts.ids,
         )
 
-    def walk(self, policy: LengthPolicy) -> ReplayedRounds:
-        """The rounds of a policy that may learn, one after the other."""
-        bounds, left, agreeing = self.bounds, self.left.tolist(), self.agreeing.tolist()
-        rounds = RoundCollector()
-        for number, first in enumerate(self.firsts.tolist()):
-            policy.reset(0)
-            position, length = 0, left[first]
-            while position < length:
-                start, drafted = first + position, 0
-                if position:  # else nobody is asked
-                    drafted = self.drafted_by(policy, start, min(policy.limit(0), bounds[start]))
-                accepted = min(drafted, agreeing[start])
-                generated = min(accepted + 1, left[start])
-                rounds.add_chain(number, position, drafted, accepted, generated)
-                position += generated
-                if drafted and position < length:
-                    policy.observe(0, PolicyOutcome(drafted, accepted, drafted))
-        return rounds.done(self.trace.prompts.ids)
-
 
 def _key(rule: Rule) -> str:
     return " ".join([type(rule).__name__, *rule.settings.heads])
 
 
-class TrackCandidate(Signals):
-    """One recorded candidate as the signals of a single slot, 0."""
-
-    def __init__(self, token: int, top: float, probability: float, entropy: float) -> None:
-        self.slots, self.tokens, self.positions = (0,), (token,), (1,)
-        self.calls, self.free = (1,), (False,)
-        self.top_probability, self.probability = [top], [probability]
-        self.entropy = [entropy]
-
-
 class RecordedSignals(Signals):
-    """The candidates of a trace as the signals that a rule reads."""
+    """Recorded candidates, rows of a trace, as the signals of slot 0. `lists` are the tokens, the
+    largest probabilities, the probabilities and the entropies of all rows."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        rows: Sequence[int],
+        lists: Sequence[Sequence[Any]],
+        position: int,
+        calls: int,
+    ) -> None:
+        self._recorded = trace, rows, lists, position, calls
+        self.slots = [0] * len(rows)
+        self.positions = range(position, position + len(rows))
+        self.calls, self.free = [calls] * len(rows), [False] * len(rows)
+        self.tokens, self.top_probability, self.probability, self.entropy = (
+            [values[row] for row in rows] for values in lists
+        )
+
+    def only(self, places: Sequence[int]) -> Signals:
+        trace, rows, lists, position, calls = self._recorded
+        if len(places) == len(rows):
+            return self
+        [place] = places
+        return RecordedSignals(trace, [rows[place]], lists, position + place, calls)
+
+    def measure(self, name: str) -> Tensor:
+        trace, rows, *_ = self._recorded
+        return torch.from_numpy(getattr(trace, name)[rows])
+
+
+class RuleSignals(Signals):
+    """All candidates of a trace as the signals that a rule reads."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace

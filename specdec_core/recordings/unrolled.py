@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.base.errors import UserError
-from specdec_core.drafting.recorded import Drafts
+from specdec_core.drafting.recorded import KnownRounds
 from specdec_core.models.eagle.any_head import AnyHead
 from specdec_core.models.eagle.runner import EagleRunner
 from specdec_core.models.local_runner import LocalRunner
@@ -59,7 +59,7 @@ class UnrolledText:
 
 
 class HeadRecorder:
-    """Drafts the chains of `head` from all places of texts that row 0 of `target` holds."""
+    """KnownRounds the chains of `head` from all places of texts that row 0 of `target` holds."""
 
     def __init__(self, head: AnyHead, target: ModelRunner, max_length: int, header: Header) -> None:
         assert isinstance(target, LocalRunner), "a head is recorded beside its target"
@@ -159,7 +159,7 @@ class UnrolledTrack(Track):
         same = there & (tokens == targets[place])
         return np.asarray(np.where(same.all(axis=1), same.shape[1], same.argmin(axis=1)))
 
-    def trees(self, children: Sequence[Sequence[int]]) -> Drafts:
+    def trees(self, children: Sequence[Sequence[int]]) -> KnownRounds:
         raise UserError("of a head chains are recorded, not trees")
 
 

@@ -53,6 +53,7 @@ class TokenTree:
     draft_tokens: int = 0  # positions at which these gave a distribution: one a forward in a chain
     arm: int | None = None  # which of a bandit's arms proposed it
     fed: int | None = None  # number of its first nodes, which the target has read; None: all
+    begun: int = 0  # number of its first nodes that the target drew
 
     @classmethod
     def chain(cls, tokens: Sequence[int], origin: TokenOrigin) -> TokenTree:

@@ -27,7 +27,7 @@ class BanditDrafter(ArmsDrafter):
     """
 
     def __init__(self, settings: BanditSettings, resources: Resources) -> None:
-        super().__init__(settings.kind, settings.arms, resources)
+        super().__init__(settings.arms, resources)
         self.bandit = build_bandit(settings)
         self.shared = settings.memory == "all"
         self._bandits: dict[int, Bandit] = {}  # by slot; empty if shared

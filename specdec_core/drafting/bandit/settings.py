@@ -46,7 +46,8 @@ class BanditSettings(DrafterSettings):
             raise ValueError("a bandit chooses among at least two arms, each given once")
         return arms
 
-    def model_post_init(self, _: Any) -> None:
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
         # The engine has one link to an asynchronous draft, which drafts in one way.
         if sum(part.asynchronous for part in self.walk()) > 1:
             raise ValueError(f"{self.kind}: has more than one pearl; only one draft can draft on")

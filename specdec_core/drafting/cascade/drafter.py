@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec_core.drafting.cascade.settings import CascadeSettings
+from specdec_core.drafting.chain import ChainDrafter
 from specdec_core.drafting.drafter import Outcome, Resources, SlotState
-from specdec_core.drafting.guessed_chain import GuessedChain
 from specdec_core.tokens.token_tree import TokenTree
 
 
-class CascadeDrafter(GuessedChain):
+class CascadeDrafter(ChainDrafter):
     """Guesses by a lookup, verified by the draft model, whose chain the target verifies."""
 
     def __init__(self, settings: CascadeSettings, resources: Resources) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from specdec_core.config import (
     AnyLookup,
@@ -20,8 +20,6 @@ from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 class CascadeSettings(ChainSettings):
     """A draft model's chain, itself sped up: cheap proposals are verified against the draft model
     by the rule that the target applies, several tokens a forward."""
-
-    tells_matches: ClassVar = True
 
     kind: Literal["cascade"] = "cascade"
     policy: AnyPolicy = FixedSettings()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from specdec_core.config import AnyPolicy, ChainSettings, RecordingFacts
 from specdec_core.config.wording import clause
@@ -11,8 +11,6 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 
 class DraftModelSettings(ChainSettings):
     """A small language model drafts a chain; the policy says when to stop."""
-
-    tells_matches: ClassVar = True
 
     kind: Literal["draft_model"] = "draft_model"
     policy: AnyPolicy = FixedSettings()

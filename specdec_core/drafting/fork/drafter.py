@@ -29,10 +29,10 @@ class ForkBranches(Drafter):
     observes the outcome of each branch; one that learns from rounds, the outcome of the tree.
     """
 
+    begun = 0  # levels of the tree that are not the draft's
+
     def __init__(self, settings: Any, resources: Resources) -> None:
         self.settings = settings
-        self.target_width = settings.target_width
-        self.begun = int(self.target_width > 0)  # levels of the tree that are not the draft's
         runner = resources.draft_runner(settings.draft)
         self.context = DraftContext(runner)
         self.policy = resources.policy(settings.draft, settings.policy)
@@ -70,7 +70,7 @@ class ForkBranches(Drafter):
         growth = Growth(self.context, sequences)
         limits = [
             min(
-                self.context.room(s),
+                self.context.room(s, bool(self.begun)),
                 max(self.policy.limit(branch, s.batch) for branch in self._branches(s)),
             )
             for s in sequences

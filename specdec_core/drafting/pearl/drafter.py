@@ -29,6 +29,7 @@ from torch import Tensor
 from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
+from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.drafting.pearl.messages import (
     Begin,
     Commit,
@@ -151,7 +152,7 @@ class PearlDrafter(Drafter):
 
     def __init__(self, settings: PearlSettings, resources: Resources) -> None:
         self.settings, self.resources = settings, resources
-        self.link = resources.open_link()
+        self.link: Link = (resources.open_link or no_link)()
         self._mark = object()  # what the link has of whom it was configured by
         self.pace = DraftPace(settings.window)
         self.timeline: Timeline | None = None

@@ -42,8 +42,6 @@ class PearlSettings(DrafterSettings):
     def model_post_init(self, _: Any) -> None:
         if self.wait is not None and self.wait > self.window:
             raise ValueError(f"pearl: wait {self.wait} exceeds window {self.window}")
-        if self.drafter.policy.reads_rejected:
-            raise ValueError("pearl: what the target chooses behind a rejection is not told")
 
     @property
     def label(self) -> str:

@@ -6,9 +6,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from specdec_core.base.errors import UserError
 from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
-from specdec_core.drafting.policies.policy import LengthPolicy, RecordedChains
+from specdec_core.drafting.policies.policy import LengthPolicy, RecordedLengths
 
 
 class OracleSettings(PolicySettings):
@@ -36,26 +35,8 @@ class OracleSettings(PolicySettings):
 
 
 class OraclePolicy(LengthPolicy):
-    """As many candidates as the target would accept, from a recording.
+    """As many candidates as the target would accept, from a recording."""
 
-    Raises:
-        UserError: always; only a replay can follow it.
-    """
-
-    def __init__(self, settings: OracleSettings) -> None:
-        raise UserError(
-            "policy.kind: the oracle knows what the target will write, which only a replay of a"
-            " recording does"
-        )
-
-    @classmethod
-    def replayed(cls, settings: OracleSettings, *heads: object) -> LengthPolicy:
-        return Foresight(settings)
-
-
-class Foresight(LengthPolicy):
-    """The oracle in a replay, where the future is recorded."""
-
-    def lengths(self, draft: RecordedChains) -> np.ndarray:
+    def lengths(self, draft: RecordedLengths) -> np.ndarray:
         most = self.settings.max_tokens
         return draft.agreeing if most == MOST_TOKENS else np.minimum(draft.agreeing, most)

@@ -15,7 +15,6 @@ class PerSlot(LengthPolicy):
         self.policies = dict(policies)
         self.chosen: dict[int, int] = {}
         self.needs_hidden = any(policy.needs_hidden for policy in policies.values())
-        self.reads_rejected = any(policy.reads_rejected for policy in policies.values())
         self.learns = any(policy.learns for policy in policies.values())
         self.reads = sorted({name for policy in policies.values() for name in policy.reads})
         self.rests = any(policy.rests for policy in policies.values())

@@ -16,23 +16,31 @@ if TYPE_CHECKING:
     from specdec_core.drafting.policies.signals import Signals
 
 
-class RecordedChains(Protocol):
-    """A draft model's chains from all T places of recorded texts where a round may begin."""
+class RecordedLengths(Protocol):
+    """A draft model's chains from all T places of recorded outputs where a round may begin."""
 
     @property
     def agreeing(self) -> np.ndarray:
-        """How many candidates of each chain would be accepted (T,)."""
+        """The number of candidates of each chain that would be accepted (T,)."""
 
     def drafted(self, rule: Rule) -> np.ndarray:
-        """How many candidates `rule` would draft, without other bounds of the round (T,)."""
+        """The number of candidates that `rule` drafts, without other bounds of the round (T,)."""
 
 
-def build_policy(settings: PolicySettings, load_head: Callable[[str], LoadedHead]) -> LengthPolicy:
-    """The policy that decodes by `settings`; `load_head` finds a trained head by its name.
+def build_policy(
+    settings: PolicySettings, load_head: Callable[[str], LoadedHead], replayed: bool = False
+) -> LengthPolicy:
+    """The policy that decodes by `settings`, or is `replayed`; `load_head` finds a trained head by
+    its name.
 
     Raises:
         UserError: only a replay can follow it.
     """
+    if not (settings.decodes or replayed):
+        raise UserError(
+            f"policy.kind: {settings.kind} knows what the target will write, which only a replay of"
+            " a recording does"
+        )
     built: LengthPolicy = run_time(settings)(settings, *map(load_head, settings.heads))
     return built
 
@@ -44,10 +52,7 @@ class PolicyOutcome:
     drafted: int
     accepted: int  # the first ones
     draft_calls: int  # forwards of the draft model that the round took
-    reused: int = 0  # accepted tokens behind the chain's that took no draft, such as cached phrases
-    # Whether the target itself chooses each candidate after those before it (Post-use, Eq. 7), also
-    # behind a rejection; None where the policy does not ask (`reads_rejected`).
-    useful: tuple[bool, ...] | None = None
+    reused: int = 0  # accepted tokens after the chain that took no draft, such as cached phrases
 
 
 class LengthPolicy:
@@ -61,20 +66,13 @@ class LengthPolicy:
     learns = False
     # May want no candidates for many rounds; the draft model then reads the text only when it does.
     rests = False
-    # Learns from candidates that the target chooses behind a rejection (`PolicyOutcome.useful`).
-    reads_rejected = False
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
 
-    @classmethod
-    def replayed(cls, settings: Any, *heads: LoadedHead) -> LengthPolicy:
-        """The policy for a replay."""
-        return cls(settings, *heads)
-
-    def lengths(self, draft: RecordedChains) -> np.ndarray | None:
-        """How many candidates it would draft from every start of a recording (T,), without other
-        bounds of the round; None where that depends on earlier rounds."""
+    def lengths(self, draft: RecordedLengths) -> np.ndarray | None:
+        """The number of candidates that it drafts from every start of a recording (T,), without
+        other bounds of the round; None where that depends on earlier rounds."""
         return None
 
     def limit(self, slot: int, batch: int = 1) -> int:
@@ -110,7 +108,7 @@ class Rule(LengthPolicy):
         super().__init__(settings)
         self._products: dict[int, float] = {}
 
-    def lengths(self, draft: RecordedChains) -> np.ndarray:
+    def lengths(self, draft: RecordedLengths) -> np.ndarray:
         return draft.drafted(self)
 
     def values(self, signals: Signals) -> Sequence[float]:

@@ -27,7 +27,6 @@ from specdec_core.config import (
     MOST_TOKENS,
     MaxTokens,
     PricedSettings,
-    RecordingFacts,
     TargetCost,
     describe,
 )
@@ -214,11 +213,6 @@ class PreCutSettings(PricedSettings):
         description="the first table: always continues (D.4.3), or as confidences promise (§6.4)",
     )
     updates: bool = Field(default=True, description="false: the table stays as it begins")
-    useful: Literal["accepted", "matches"] = Field(
-        default="accepted",
-        description="what earns a reward beside the target's own token: accepted candidates, or all"
-        " that the target would choose, also behind a rejection (Eq. 7); not in a recording",
-    )
 
     replayed: ClassVar = True
 
@@ -226,7 +220,7 @@ class PreCutSettings(PricedSettings):
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Later fields are left out at their defaults, so that ids and files stay as they were."""
         written: dict[str, Any] = handler(self)
-        for name in ("q_init", "updates", "useful"):
+        for name in ("q_init", "updates"):
             if getattr(self, name) == type(self).model_fields[name].default:
                 written.pop(name, None)
         return written
@@ -235,8 +229,7 @@ class PreCutSettings(PricedSettings):
     def label(self) -> str:
         kept = "" if self.updates else ", Q_init"
         informed = "" if self.q_init == "continue" else " by confidence"
-        matches = "" if self.useful == "accepted" else ", matches"
-        return f"pre-cut{self.costing(' {:g}')}{self.up_to}{kept}{informed}{matches}"
+        return f"pre-cut{self.costing(' {:g}')}{self.up_to}{kept}{informed}"
 
     @property
     def sentence(self) -> str:
@@ -252,22 +245,11 @@ class PreCutSettings(PricedSettings):
         start = f", starting from the table {Path(self.table).stem}" if self.table else ""
         if self.q_init != "continue":
             start += ", expecting at first what the confidences promise"
-        if self.useful != "accepted":
-            start += ", rewarded for matches behind rejections, too"
         learned = "what it has learned" if self.updates else "its first Q-table"
         return (
             f"Drafts until {learned} says stop (Pre-cut){self.costing(COSTING)}"
             f"{start}{self.unusual(*numbers)}{self.at_most}."
         )
-
-    def unsupported_reason(self, recording: RecordingFacts) -> str | None:
-        if self.reads_rejected:
-            return "the target's tokens after candidates that it rejects are not recorded"
-        return super().unsupported_reason(recording)
-
-    @property
-    def reads_rejected(self) -> bool:
-        return self.useful == "matches"
 
 
 class PreCutPolicy(LengthPolicy):
@@ -281,9 +263,7 @@ class PreCutPolicy(LengthPolicy):
     Cost is what draft calls cost, not candidates: one that a cached phrase or another guess brought
     along is free, and nothing is decided before it (Alg. 1, lines 8–10). What the target accepts
     of cached phrases behind the chain is useful, too (lines 26–30), and earned by the round's last
-    decision, without which it would not have been seen. Candidates that match the target's choice
-    behind a rejection (Eq. 7) feed the token cache and not the output; they are earned with
-    `useful: matches`. Two readings of the paper that matter:
+    decision, without which it would not have been seen. Two readings of the paper that matter:
 
     - The target's own token is useful, though Eq. 7 taken literally leaves it out: else a round
       with nothing accepted has η = 0 at every length and the table cannot learn to give up at
@@ -306,7 +286,6 @@ class PreCutPolicy(LengthPolicy):
 
     def __init__(self, settings: PreCutSettings) -> None:
         super().__init__(settings)
-        self.reads_rejected = settings.reads_rejected
         self.table = QTable.initial(settings)
         self._rounds: dict[int, _ObservedRound] = {}
         if settings.table is not None:
@@ -377,8 +356,6 @@ class PreCutPolicy(LengthPolicy):
             return
         for decision in reversed(decisions):
             accepted = min(decision.drafted, outcome.accepted)
-            if self.reads_rejected and outcome.useful is not None:
-                accepted = sum(outcome.useful[: decision.drafted])
             if following is None:
                 accepted += outcome.reused
             earned = reward(decision.calls, accepted, settings.cost)

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from specdec_core.drafting.chain import ChainDrafter
 from specdec_core.drafting.drafter import Outcome, Resources, SlotState
-from specdec_core.drafting.guessed_chain import GuessedChain
 from specdec_core.drafting.post_use.settings import PostUseSettings
 from specdec_core.drafting.token_cache import TokenCacheDrafter, useful_phrases
 from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 
 
-class PostUseDrafter(GuessedChain):
+class PostUseDrafter(ChainDrafter):
     """A draft model's chain with a token cache on both sides.
 
     At the draft model (Alg. 2) W phrases after the chain's last token go through it in one masked

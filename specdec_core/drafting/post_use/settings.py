@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -21,8 +21,6 @@ from specdec_core.drafting.token_cache import TokenCacheSettings
 class PostUseSettings(PolicyDrafterSettings):
     """A draft model with a token cache: reused at the draft model (Post-use, Alg. 2) and after
     the last tokens of the draft at the target (Alg. 3)."""
-
-    tells_matches: ClassVar = True
 
     kind: Literal["post_use"] = "post_use"
     policy: AnyPolicy = FixedSettings(max_tokens=12)

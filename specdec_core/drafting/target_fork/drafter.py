@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from specdec_core.drafting.drafter import Resources, SlotState
 from specdec_core.drafting.fork.drafter import ForkBranches
 from specdec_core.drafting.growing import Growth
 from specdec_core.drafting.target_fork.settings import TargetForkSettings
-from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
+from specdec_core.drafting.target_started import TargetStarted
+from specdec_core.tokens.token_tree import ROOT, TokenTree
 from specdec_core.tokens.topology import k_configuration
 
 
-class TargetForkDrafter(ForkBranches):
+class TargetForkDrafter(ForkBranches, TargetStarted):
     """The target's tokens for the next position, one of which is always accepted, each followed by
     `spread` chains of the draft's. In a request's first round, which has no candidates, the target
     only draws.
 
     With one token to begin with the output is lossless: how long the chains grow depends on draft
-    tokens alone. Of several the engine takes the one with the longest accepted path, which does not
-    keep the target's distribution (see :class:`specdec_core.drafting.target_tree`).
+    tokens alone.
     """
 
     settings: TargetForkSettings
+    begun = 1
+
+    def __init__(self, settings: TargetForkSettings, resources: Resources) -> None:
+        super().__init__(settings, resources)
+        self.width, self._starts = settings.width, {}
+
+    def open(self, sequences: Sequence[SlotState]) -> None:
+        ForkBranches.open(self, sequences)
+        TargetStarted.open(self, sequences)
 
     @property
     def first(self) -> int:
@@ -30,8 +42,7 @@ class TargetForkDrafter(ForkBranches):
         return k_configuration([settings.width, settings.spread, *[1] * (settings.depth - 1)])
 
     def roots(self, growth: Growth, i: int) -> list[int]:
-        tree, start = growth.trees[i], growth.sequences[i].target_start
-        return [tree.add(token, ROOT, TokenOrigin.TARGET) for token in start]
+        return self.begin(growth.trees[i], growth.sequences[i])
 
     def first_candidates(self, tree: TokenTree) -> list[int]:
         begun = {node for node, parent in enumerate(tree.parents) if parent == ROOT}

@@ -20,6 +20,7 @@ class TargetForkSettings(PolicyDrafterSettings):
     target's distribution."""
 
     may_be_lossy: ClassVar = True
+    target_started: ClassVar = True
 
     kind: Literal["target_fork"] = "target_fork"
     policy: AnyPolicy = FixedSettings(max_tokens=5)
@@ -47,10 +48,6 @@ class TargetForkSettings(PolicyDrafterSettings):
     @property
     def lossless(self) -> bool:
         return self.width == 1
-
-    @property
-    def target_width(self) -> int:
-        return self.width
 
     @property
     def branches(self) -> int:

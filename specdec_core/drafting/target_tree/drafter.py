@@ -8,21 +8,18 @@ from time import perf_counter
 import torch
 
 from specdec_core.drafting.context import DraftContext
-from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
+from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.growing import Growth
+from specdec_core.drafting.target_started import TargetStarted
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
-from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
+from specdec_core.tokens.token_tree import TokenTree
 from specdec_core.tokens.topology import k_configuration
 
 
-class TargetTreeDrafter(Drafter):
+class TargetTreeDrafter(TargetStarted):
     """The first level are the `branching[0]` tokens that the target drew for the next position, one
     of which is always accepted. Each has a subtree of the draft's, of `branching[1:]` children. In
     a request's first round, which has no candidates, the target only draws.
-
-    With one token to begin with the output is lossless: the token is the target's own. Of several
-    the engine takes the one with the longest accepted path. This prefers tokens that the draft can
-    continue, so the output does not keep the target's distribution.
 
     Like any static tree it grows on after a token that would end the text: such a token must not
     lose against others because it has no candidates.
@@ -31,7 +28,7 @@ class TargetTreeDrafter(Drafter):
     def __init__(self, settings: TargetTreeSettings, resources: Resources) -> None:
         self.settings = settings
         self.clock = resources.clock
-        self.target_width = settings.target_width
+        self.width, self._starts = settings.branching[0], {}
         self.shapes = [k_configuration(settings.branching)]
         self.context = DraftContext(resources.draft_runner(settings.draft))
         self.context.runner.expect(k_configuration(settings.branching[:-1]))  # leaves are not read
@@ -41,10 +38,10 @@ class TargetTreeDrafter(Drafter):
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         growth = Growth(self.context, sequences)
         ends = {
-            i: [tree.add(token, ROOT, TokenOrigin.TARGET) for token in sequence.target_start]
+            i: self.begin(tree, sequence)
             for i, (tree, sequence) in enumerate(zip(growth.trees, sequences, strict=True))
         }
-        rooms = [self.context.room(sequence) for sequence in sequences]
+        rooms = [self.context.room(sequence, begun=True) for sequence in sequences]
         for depth, count in enumerate(self.settings.branching[1:]):
             wanted = {i: nodes for i, nodes in ends.items() if nodes and depth < rooms[i]}
             if not wanted:

@@ -17,6 +17,7 @@ class TargetTreeSettings(ModelSettings):
     begin with the output does *not* keep the target's distribution."""
 
     may_be_lossy: ClassVar = True
+    target_started: ClassVar = True
 
     kind: Literal["target_tree"] = "target_tree"
     branching: Branching = (2, 4, 3, 1, 1)
@@ -41,11 +42,7 @@ class TargetTreeSettings(ModelSettings):
 
     @property
     def lossless(self) -> bool:
-        return self.target_width == 1
-
-    @property
-    def target_width(self) -> int:
-        return self.branching[0]
+        return self.branching[0] == 1
 
     @property
     def depth(self) -> int:

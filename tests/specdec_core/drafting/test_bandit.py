@@ -22,7 +22,6 @@ from specdec_core.drafting.post_use.settings import PostUseSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.states import save_state
 from specdec_core.drafting.suffix import SuffixSettings
-from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.export import places
@@ -285,22 +284,6 @@ def test_nothing_random_is_drawn_from_a_requests_stream_to_choose(tiny_pair: Pai
         assert [g.tokens for g in found] == [g.tokens for g in plain]
         assert len({r.arm for g in found for r in g.rounds[1:]}) == 2
     assert np.isfinite(engine.drafter.bandit.losses).all()
-
-
-def test_arms_that_the_target_begins_are_among_themselves(tiny_pair: Pair) -> None:
-    """Target-initialised trees take the target's token for each round in advance."""
-    begun = (TargetTreeSettings(branching=(1, 3)), TargetTreeSettings(branching=(1, 2, 2)))
-    expected = Engine(tiny_pair).generate([Request("0", PROMPTS[1], 40, ignore_eos=True)])
-    engine = Engine(tiny_pair, Configuration(drafter=BanditSettings(arms=begun)))
-    found = engine.generate([Request("0", PROMPTS[1], 40, ignore_eos=True)])
-    assert found[0].tokens == expected[0].tokens
-    # a request's first round only lets the target draw
-    told = found[0].rounds[1:-1]
-    assert sum(engine.drafter.bandit.tokens) == sum(r.generated for r in told)
-    assert sum(engine.drafter.bandit.rounds) == len(told)
-    with pytest.raises(UserError, match="arms must agree") as caught:
-        Engine(tiny_pair, Configuration(drafter=BanditSettings(arms=(begun[0], CHAIN))))
-    assert "\n" not in str(caught.value)
 
 
 def test_a_draft_model_that_is_not_asked_reads_nothing(tiny_pair: Pair) -> None:

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from specdec_core.config import Configuration, DrafterSettings, PolicySettings, Sampling
-from specdec_core.drafting import guessed_chain
+from specdec_core.drafting import chain
 from specdec_core.drafting.cascade.settings import CascadeSettings
+from specdec_core.drafting.chain import ChainDrafter
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import Resources, SlotState
-from specdec_core.drafting.guessed_chain import GuessedChain
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
@@ -179,19 +179,19 @@ def test_samples_have_the_targets_joint_distribution(
 def test_the_fit_notices_chains_that_were_not_drawn_from_the_distribution_they_carry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(guessed_chain, "rule_of", lambda sampling: AnyPossibleGuess())
+    monkeypatch.setattr(chain, "rule_of", lambda sampling: AnyPossibleGuess())
     assert fit(SHORT, Sampling(temperature=1.0)) < 1e-9
 
 
-class Foreseeing(GuessedChain):
+class Foreseeing(ChainDrafter):
     """Guesses what it is told."""
 
-    guesses: dict[int, list[int]]
+    told: dict[int, list[int]]
 
     def guess(self, sequence: SlotState, drafted: list[int], room: int) -> TokenTree:
         tree = TokenTree()
         tree.graft(ROOT, [5], TokenOrigin.CACHE)
-        tree.graft(ROOT, self.guesses[sequence.slot][len(drafted) :][:room], TokenOrigin.CACHE)
+        tree.graft(ROOT, self.told[sequence.slot][len(drafted) :][:room], TokenOrigin.CACHE)
         return tree
 
 
@@ -205,12 +205,12 @@ def test_a_perfect_guess_takes_one_forward_and_leaves_the_cache_in_step(tiny_pai
     ]
     engine.drafter.open(sequences)
     plain = engine.drafter.propose(sequences)
-    runner = engine.drafter.runner
+    runner = engine.drafter.model.runner
     for slot in (0, 1):
         runner.truncate(slot, 0)
     resources = Resources(lambda name: runner, print, engine.target.vocab_size, frozenset())
     drafter = Foreseeing(None, policy, resources)
-    drafter.guesses = {slot: tree.tokens for slot, tree in enumerate(plain)}
+    drafter.told = {slot: tree.tokens for slot, tree in enumerate(plain)}
     drafter.open(sequences)
     trees = drafter.propose(sequences)
     assert [tree.tokens for tree in trees] == [tree.tokens for tree in plain]
@@ -230,7 +230,7 @@ def test_pre_cut_pays_for_forwards_not_for_candidates(tiny_pair: Pair) -> None:
     ).drafter.propose([sequence])[0]
     policy = PreCutSettings(max_tokens=8, exploration=0.0, target_cost=4)
     drafter = Foreseeing(None, policy, resources)
-    drafter.guesses = {0: plain.tokens}
+    drafter.told = {0: plain.tokens}
     drafter.open([sequence])
     [tree] = drafter.propose([sequence])
     assert (tree.tokens, tree.draft_forwards) == (plain.tokens, 1)

@@ -19,6 +19,7 @@ from specdec_core.drafting.hybrid import HybridSettings, merged
 from specdec_core.drafting.lookahead import LookaheadSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.drafting.token_cache import TokenCacheSettings
@@ -127,7 +128,7 @@ def test_the_draft_models_cache_stays_a_prefix_of_the_text(tiny_pair: Pair) -> N
         drafted = propose(sequences)
         for sequence, tree in zip(sequences, drafted, strict=True):
             alone = SlotState(0, sequence.tokens, Sampling(), sequence.random, sequence.room)
-            fresh.drafter.runner.truncate(0, 0)
+            fresh.drafter.model.runner.truncate(0, 0)
             fresh.drafter.open([alone])
             [expected] = fresh.drafter.propose([alone])
             assert tree.tokens == expected.tokens
@@ -194,8 +195,13 @@ def test_samples_have_the_targets_joint_distribution(
 
 
 def test_what_cannot_be_joined_is_refused() -> None:
+    begun = TargetTreeSettings()
     with pytest.raises(ValidationError, match="target_tree begins with the target's tokens"):
-        HybridSettings(otherwise=TargetTreeSettings())
+        HybridSettings(otherwise=begun)
+    with pytest.raises(ValidationError, match="target_tree begins with the target's tokens"):
+        BanditSettings(arms=(begun, 2))
+    with pytest.raises(ValidationError, match="target_tree begins with the target's tokens"):
+        ScheduleSettings(ranges={1: begun, 4: None})
     with pytest.raises(ValidationError, match="a tree of 148 nodes, at most 128"):
         HybridSettings(
             lookup=SuffixSettings(max_tokens=20),

@@ -129,7 +129,7 @@ def test_phrases_follow_the_last_anchors_as_far_as_there_is_room(tiny_pair: Pair
     [plain] = drafter.propose([sequence])
     assert plain.is_chain
     chain = plain.tokens
-    drafter.runner.truncate(0, 2)
+    drafter.model.runner.truncate(0, 2)
     for key in chain[:3]:
         drafter.cache.learn(sequence, key, (201, 202, 203, 204, 205))
     drafter.cache.learn(sequence, chain[3], (311, 312, 313, 314, 315))
@@ -155,7 +155,7 @@ def test_of_a_short_chain_the_text_is_an_anchor_too(tiny_pair: Pair) -> None:
 def test_what_the_draft_model_confirms_returns_to_the_cache(tiny_pair: Pair) -> None:
     drafter, sequence = drafting(tiny_pair, at_target=0)
     [plain] = drafter.propose([sequence])
-    drafter.runner.truncate(0, 2)
+    drafter.model.runner.truncate(0, 2)
     chain, key = plain.tokens, sequence.tokens[-1]
     drafter.cache.learn(sequence, key, (chain[0], 301, 302))
     drafter.cache.learn(sequence, key, (303, 304))

@@ -142,8 +142,3 @@ def test_whole_configurations_as_ranges_sample_alike() -> None:
     given["drafter"]["ranges"][5] = cold
     with pytest.raises(UserError, match="different sampling"):
         parse(Configuration, given, "test")
-
-
-def test_nobody_can_rest_where_the_target_begins_the_trees(tiny_pair: Pair) -> None:
-    with pytest.raises(UserError, match="somebody has to draft"):
-        Engine(tiny_pair, schedule({1: {"kind": "target_tree", "branching": [1, 2]}, 2: None}))

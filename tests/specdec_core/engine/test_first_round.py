@@ -77,7 +77,9 @@ def test_no_drafter_is_asked_in_the_first_round(
     requests = [Request(str(n), p, 24, seed=n, ignore_eos=True) for n, p in enumerate(PROMPTS[:3])]
     generations = engine.generate(requests)
     assert list(missed.values()) == [1, 1, 1]
-    begins = engine.drafter.target_width > 0  # the first round draws the first token of a tree
+    begins = (
+        engine.configuration.drafter.target_started
+    )  # the first round draws the first token of a tree
     for generation in generations:
         first, *rounds = generation.rounds
         assert (first.position, first.drafted, first.accepted) == (0, 0, 0)

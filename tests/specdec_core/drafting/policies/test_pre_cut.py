@@ -11,17 +11,14 @@ from types import SimpleNamespace
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec, RecordingFacts, Sampling, parse
+from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.drafter import SlotState
 from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.pre_cut import PreCutPolicy, PreCutSettings, QTable, reward
 from specdec_core.engine import Engine, Request
 from specdec_core.models.eagle.runner import EagleRunner
 from specdec_core.models.loading import load_skeleton
 from specdec_core.models.pair import Pair
-from specdec_core.models.runner import Batch
-from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
 from tests.conftest import tiny_llama
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
@@ -333,82 +330,3 @@ def test_a_broken_or_foreign_table_is_refused_with_one_line(
         PreCutPolicy(PreCutSettings(table=str(path), target_cost=5))
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-MATCHES = PreCutSettings(max_tokens=6, target_cost=3, useful="matches", **SURE)
-
-
-def with_matches(drafter: dict[str, object]) -> Configuration:
-    return parse(Configuration, {"drafter": {**drafter, "policy": MATCHES.model_dump()}}, "here")
-
-
-def test_matches_behind_a_rejection_are_earned_where_they_are_asked_for() -> None:
-    earned = {}
-    for useful in ("accepted", "matches"):
-        policy = PreCutPolicy(MATCHES.model_copy(update={"useful": useful}))
-        for position in range(1, 5):
-            policy.go_on(
-                SimpleNamespace(
-                    slots=[0],
-                    positions=[position],
-                    probability=[1.0],
-                    calls=[position],
-                    free=[False],
-                )
-            )
-        # Another policy of the drafter may have asked.
-        policy.observe(0, PolicyOutcome(4, 1, 4, useful=(True, False, True, True)))
-        stopped = [state for state, trials in enumerate(policy.table.stopped) if trials]
-        earned[useful] = [(policy.table.stop[s] + 1) * (n + 4) for n, s in enumerate(stopped)]
-    assert earned["accepted"] == pytest.approx([2, 2, 2, 2])
-    assert earned["matches"] == pytest.approx([2, 2, 3, 4])
-
-
-@pytest.mark.parametrize("kind", ["draft_model", "post_use"])
-def test_a_policy_is_told_what_the_target_chooses_behind_a_rejection(
-    tiny_pair: Pair, kind: str
-) -> None:
-    """Against the target's own choices after the text and the chain, in a forward by itself."""
-    engine = Engine(tiny_pair, with_matches({"kind": kind}))
-    chains: list[tuple[list[int], list[int]]] = []
-    told: list[PolicyOutcome] = []
-    propose, observe = engine.drafter.propose, engine.drafter.policy.observe
-
-    def watch(sequences: list[SlotState]) -> list[TokenTree]:
-        trees = propose(sequences)
-        [sequence], [tree] = sequences, trees
-        drafted = [node for node, origin in enumerate(tree.origins) if origin is TokenOrigin.DRAFT]
-        chains.append((list(sequence.tokens), [tree.tokens[node] for node in drafted]))
-        return trees
-
-    def listen(slot: int, outcome: PolicyOutcome) -> None:
-        told.append(outcome)
-        observe(slot, outcome)
-
-    engine.drafter.propose, engine.drafter.policy.observe = watch, listen
-    prompt = engine.encode("def add(a, b):\n    return a + b\n\ndef add(a, b):\n")
-    engine.generate([Request("0", prompt, 50, ignore_eos=True)])
-    target, behind = tiny_pair.open_runner(None, 1), 0
-    assert len(told) > 10
-    for (text, chain), outcome in zip(chains, told, strict=False):
-        target.truncate(0, 0)
-        wanted = [len(chain) + 1]
-        [choices] = target.forward(Batch([0], [text + chain], wanted=wanted)).choices()
-        assert outcome.useful == tuple(a == b for a, b in zip(chain, choices, strict=False))
-        behind += sum(outcome.useful[outcome.accepted :])
-    assert behind > 3
-
-
-def test_matches_are_not_in_a_recording_and_not_told_by_every_drafter() -> None:
-    facts = RecordingFacts(("draft",), Sampling(), max_draft=20, max_new_tokens=50)
-    chain = DraftModelSettings(policy=MATCHES)
-    assert "candidates that it rejects are not recorded" in str(chain.unsupported_reason(facts))
-    assert chain.reads_rejected
-    plain = MATCHES.model_copy(update={"useful": "accepted"})
-    assert DraftModelSettings(policy=plain).unsupported_reason(facts) is None
-    for kind in ("fork", "target_fork", "dynamic_tree"):
-        with pytest.raises(UserError, match="does not tell its policy the matches"):
-            with_matches({"kind": kind})
-    pearl = {"kind": "pearl", "drafter": chain.model_dump()}
-    with pytest.raises(UserError, match="pearl: what the target chooses"):
-        parse(Configuration, {"drafter": pearl}, "here")

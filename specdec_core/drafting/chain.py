@@ -1,0 +1,349 @@
+"""A draft model's chain: one candidate a forward, or several where guesses help.
+
+Guesses at the draft model's next tokens are verified against it by the rule that the target
+applies: speculative decoding of the draft model itself. The chain stays the draft model's. It has
+the same tokens when greedy. Under sampling every token is drawn from the draft model's own
+distribution q, which it carries to the target's verification. Guesses only change the number of
+forwards of the draft model that a chain takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from time import perf_counter
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specdec_core.config import PolicySettings
+from specdec_core.drafting.context import DraftContext
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
+from specdec_core.drafting.policies.policy import PolicyOutcome
+from specdec_core.drafting.policies.signals import Signals
+from specdec_core.drafting.warped import warped
+from specdec_core.models.runner import Batch, Output
+from specdec_core.tokens.acceptance import Places, VerifierOutput, rule_of
+from specdec_core.tokens.sampling import distributions
+from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
+from specdec_core.tokens.topology import after_text
+
+
+@dataclass(slots=True)
+class ChainInProgress:
+    """A slot's chain of at most `limit` tokens."""
+
+    state: SlotState
+    limit: int
+    tree: TokenTree = field(default_factory=TokenTree)
+    unread: list[int] = field(default_factory=list)  # tokens of the sequence and of the chain
+    # The latest forward's tokens and the distributions that they carry. `before` is the number of
+    # new tokens of other slots before them.
+    new: list[tuple[int, Tensor | None]] = field(default_factory=list)
+    before: int = 0
+    guessed: Outcome | None = None  # the draft model's verdict on the latest guess
+
+
+class ChainModel(Protocol):
+    """What the tokens of chains come from: a draft model, or a recording of one."""
+
+    def prepare(self, hidden: bool, rests: bool) -> None:
+        """The length policy reads `hidden` states; it `rests` for many rounds."""
+
+    def room(self, sequence: SlotState) -> int:
+        """The most tokens of a chain in the coming round."""
+
+    def begin(self, draft: ChainInProgress) -> None:
+        """A chain begins."""
+
+    def forward(
+        self,
+        drafts: Sequence[ChainInProgress],
+        guesses: Sequence[TokenTree] | None,
+        reads: Sequence[str],
+    ) -> Signals:
+        """Read the ends of the chains, and `guesses` after them. Sets each chain's new tokens;
+        returns their signals, slot by slot, with the values `reads`."""
+
+    def keep(self, sequence: SlotState, outcome: Outcome, length: int) -> None:
+        """The round is committed; the chain was the first `length` nodes of its tree."""
+
+    def cut(self, draft: ChainInProgress) -> None:
+        """A chain has ended; tokens that were read beyond its end are forgotten."""
+
+
+class ChainDrafter(Drafter):
+    """Drafts chains from a draft model, or from a recording of one.
+
+    The length policy is asked about one token after the other, and knows which of them took a
+    forward. The tokens after the one where it stops are dropped. A subclass with `guesses` predicts
+    the draft model's tokens in :meth:`guess`.
+    """
+
+    guesses = True
+
+    def __init__(self, draft: str | None, policy: PolicySettings, resources: Resources) -> None:
+        self.model: ChainModel = resources.recorded_chain(draft) or LiveChainModel(draft, resources)
+        self.policy = resources.policy(draft, policy)
+        self.eos_token_ids = resources.eos_token_ids
+        self.clock = resources.clock
+        self.model.prepare(self.policy.needs_hidden, self.policy.rests)
+        self._lengths: dict[int, int] = {}  # of the latest chain, by slot
+
+    def guess(self, sequence: SlotState, drafted: Sequence[int], room: int) -> TokenTree:
+        """Deterministic candidates for the draft model's tokens after the sequence and `drafted`,
+        at most `room` tokens deep."""
+        raise NotImplementedError
+
+    def learn(self, sequence: SlotState, drafted: Sequence[int], outcome: Outcome) -> None:
+        """The draft model's verdict on a guess after `drafted`; `outcome.choices` are its most
+        likely tokens."""
+
+    def open(self, sequences: Sequence[SlotState]) -> None:
+        for sequence in sequences:
+            self.policy.reset(sequence.slot)
+
+    @torch.inference_mode()
+    def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
+        drafts = [
+            ChainInProgress(s, min(self.model.room(s), self.policy.limit(s.slot, s.batch)))
+            for s in sequences
+        ]
+        active = [draft for draft in drafts if draft.limit > 0]
+        for draft in active:
+            self.model.begin(draft)
+        while active:
+            active = self._extend(active, self._forward(active))
+        for draft in drafts:
+            self._lengths[draft.state.slot] = len(draft.tree)
+        return [draft.tree for draft in drafts]
+
+    def observe(self, sequence: SlotState, outcome: Outcome) -> None:
+        length = self._lengths[sequence.slot]
+        self.model.keep(sequence, outcome, length)
+        if length:
+            # The nodes of the chain come first; the other nodes took no draft.
+            accepted = sum(node < length for node in outcome.path)
+            reused = len(outcome.path) - accepted
+            calls = outcome.tree.draft_forwards
+            self.policy.observe(sequence.slot, PolicyOutcome(length, accepted, calls, reused))
+
+    def _forward(self, active: list[ChainInProgress]) -> Signals:
+        """One forward of the draft model. Returns the signals of all new tokens, slot by slot."""
+        if not self.guesses:
+            # The policy need not be asked about the last possible candidates.
+            last = all(len(draft.tree) + 1 == draft.limit for draft in active)
+            return self.model.forward(
+                active, None, () if last and not self.policy.learns else self.policy.reads
+            )
+        guesses = []
+        for draft in active:
+            drafted = draft.tree.tokens
+            room = draft.limit - len(drafted) - 1  # the draft model adds a token of its own
+            guesses.append(self.guess(draft.state, drafted, room) if room > 0 else TokenTree())
+        signals = self.model.forward(active, guesses, self.policy.reads)
+        for draft in active:
+            if draft.guessed is not None:
+                self.learn(draft.state, draft.tree.tokens, draft.guessed)
+        return signals
+
+    def _extend(self, active: list[ChainInProgress], signals: Signals) -> list[ChainInProgress]:
+        """Append the new tokens one by one until the policy stops. Returns the chains that need
+        another forward."""
+        unfinished, step = [], 0
+        while active:
+            for draft in active:
+                token, q = draft.new[step]
+                draft.tree.add(token, len(draft.tree) - 1, TokenOrigin.DRAFT, q)
+            open_ended = [
+                len(draft.tree) < draft.limit and draft.new[step][0] not in self.eos_token_ids
+                for draft in active
+            ]
+            shown = [n for n, open_ in enumerate(open_ended) if open_ or self.policy.learns]
+            answers = [False] * len(active)
+            if shown:
+                asking = perf_counter()
+                current = signals.only([active[n].before + step for n in shown])
+                current.free = [open_ended[n] and step + 1 < len(active[n].new) for n in shown]
+                for n, answer in zip(shown, self.policy.go_on(current), strict=True):
+                    answers[n] = answer and open_ended[n]
+                self.clock.asked(asking)
+            following, step = [], step + 1
+            for draft, answer in zip(active, answers, strict=True):
+                if not answer:
+                    self.model.cut(draft)
+                elif step == len(draft.new):
+                    unfinished.append(draft)
+                else:
+                    following.append(draft)
+            active = following
+        return unfinished
+
+
+class LiveChainModel:
+    """A :class:`ChainModel` that runs the draft model."""
+
+    def __init__(self, draft: str | None, resources: Resources) -> None:
+        self.runner = resources.draft_runner(draft)
+        self.context = DraftContext(self.runner)
+        self.clock = resources.clock
+
+    def room(self, sequence: SlotState) -> int:
+        return self.context.room(sequence)
+
+    def prepare(self, hidden: bool, rests: bool) -> None:
+        if hidden:
+            self.runner.watch_hidden(True)
+        self.runner.lazy = self.runner.lazy or rests
+
+    def begin(self, draft: ChainInProgress) -> None:
+        draft.unread = self.context.pending(draft.state)
+
+    def forward(
+        self,
+        drafts: Sequence[ChainInProgress],
+        guesses: Sequence[TokenTree] | None,
+        reads: Sequence[str],
+    ) -> Signals:
+        if guesses is None:
+            signals = self._draw(drafts, reads)
+        else:
+            signals = self._verify(drafts, guesses, reads)
+        for draft in drafts:
+            draft.unread = [draft.new[-1][0]]
+        return signals
+
+    def keep(self, sequence: SlotState, outcome: Outcome, length: int) -> None:
+        self.context.keep_chain(sequence, outcome, length)
+
+    def cut(self, draft: ChainInProgress) -> None:
+        slot, end = draft.state.slot, len(draft.state.tokens) + len(draft.tree)
+        if self.runner.lengths[slot] > end:
+            self.runner.truncate(slot, end)
+
+    def _draw(self, drafts: Sequence[ChainInProgress], reads: Sequence[str]) -> Signals:
+        """The next token of each chain."""
+        slots = [draft.state.slot for draft in drafts]
+        states = [draft.state for draft in drafts]
+        output = self.runner.forward(
+            Batch(slots, [draft.unread for draft in drafts], wanted=[1] * len(drafts))
+        )
+        returned = perf_counter()
+        output = warped(output, states, lambda n: [drafts[n].tree.tokens])
+        at = Places(
+            [state.sampling for state in states],
+            [state.random for state in states],
+            [len(draft.state.tokens) + len(draft.tree) for draft in drafts],
+            output.logits,
+            lambda: output.chosen,
+        )
+        signals = Signals(
+            slots,
+            at.draw(),
+            [len(draft.tree) + 1 for draft in drafts],
+            at.logits,
+            at.probs,
+            output.hidden,
+            source=output if at.probs is None else None,
+        )
+        signals.fetch(reads)
+        self.clock.chose(returned, at.logits)
+        for n, (draft, token, q) in enumerate(
+            zip(drafts, signals.tokens, at.carried(), strict=True)
+        ):
+            draft.new, draft.before = [(token, q)], n
+            draft.tree.draft_forwards += 1
+            draft.tree.draft_tokens += 1
+        return signals
+
+    def _verify(
+        self,
+        drafts: Sequence[ChainInProgress],
+        guesses: Sequence[TokenTree],
+        reads: Sequence[str],
+    ) -> Signals:
+        """The next tokens of each chain: the guesses that the draft model accepts, and its own
+        token. Rejected guesses are forgotten."""
+        rows, counts = [draft.state.slot for draft in drafts], [1 + len(g) for g in guesses]
+        pairs = list(zip(drafts, guesses, strict=True))
+        tokens = [draft.unread + guess.tokens for draft, guess in pairs]
+        parents = [after_text(len(draft.unread), guess.parents) for draft, guess in pairs]
+        output = self.runner.forward(Batch(rows, tokens, parents, counts))
+        returned = perf_counter()
+        output = warped(
+            output,
+            [draft.state for draft in drafts],
+            lambda n: [
+                [*drafts[n].tree.tokens, *guesses[n].path(node)]
+                for node in range(ROOT, len(guesses[n]))
+            ],
+        )
+        samplings = [
+            draft.state.sampling
+            for draft, count in zip(drafts, counts, strict=True)
+            for _ in range(count)
+        ]
+        probs = distributions(output.logits, samplings)
+        split: Sequence[Tensor | None]
+        split = [None] * len(drafts) if probs is None else probs.split(counts)
+        chosen = iter(output.chosen.tolist())
+        accepted = [
+            self._decide(draft, guess, list(islice(chosen, count)), q)
+            for draft, guess, count, q in zip(drafts, guesses, counts, split, strict=True)
+        ]
+        signals = _signals(drafts, accepted, output, probs)
+        signals.fetch(reads)
+        self.clock.chose(returned, output.logits)
+        return signals
+
+    def _decide(
+        self, draft: ChainInProgress, guess: TokenTree, choices: list[int], q: Tensor | None
+    ) -> list[int]:
+        """Set a chain's next tokens; returns the places of the row at which they were drawn.
+        `choices` (1 + nodes) and `q` (1 + nodes, vocabulary) are the draft model's."""
+        sequence, chain, slot = draft.state, draft.tree, draft.state.slot
+        rule, start = rule_of(sequence.sampling), len(sequence.tokens) + len(chain)
+        reading = VerifierOutput(guess, choices, q, sequence.random, start)
+        verdict = rule.verify(reading, rule.choices(reading))
+        self.runner.keep(slot, self.runner.lengths[slot] - len(guess), verdict.path)
+        assert verdict.token is not None  # the draft model has read the whole guess
+        tokens = [*(guess.tokens[node] for node in verdict.path), verdict.token]
+        places = [0, *(node + 1 for node in verdict.path)]
+        draft.new = [
+            (token, None if q is None or not rule.carries_q else q[place])
+            for token, place in zip(tokens, places, strict=True)
+        ]
+        chain.draft_forwards += 1
+        chain.draft_tokens += 1 + len(guess)
+        draft.guessed = Outcome(guess, verdict.path, choices, 0.0) if len(guess) else None
+        return places
+
+
+def _signals(
+    drafts: Sequence[ChainInProgress],
+    accepted: Sequence[Sequence[int]],
+    output: Output,
+    probs: Tensor | None,
+) -> Signals:
+    """The signals of all new tokens, given the forward's output and distributions
+    (n, vocabulary); `accepted` are the tokens' places in their rows."""
+    slots, positions, places, calls = [], [], [], []
+    tokens: list[int] = []
+    first = 0
+    for draft, row, count in zip(drafts, accepted, output.counts, strict=True):
+        draft.before = len(tokens)
+        for position, ((token, _), place) in enumerate(
+            zip(draft.new, row, strict=True), len(draft.tree) + 1
+        ):
+            slots.append(draft.state.slot)
+            tokens.append(token)
+            positions.append(position)
+            places.append(first + place)
+            calls.append(draft.tree.draft_forwards)
+        first += count
+    source = output if probs is None else None
+    return Signals(
+        slots, tokens, positions, output.logits, probs, output.hidden, places, calls, source=source
+    )
