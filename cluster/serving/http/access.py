@@ -1,4 +1,4 @@
-"""Who may ask: keys, and what each may use in a minute."""
+"""Access: API keys, what each key may use, and which pages and names a browser may ask by."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.serving.http.errors import answer
-from cluster.serving.http.limits import NO_ALLOWANCE, NO_LIMITS, Account, Allowance, RequestLimits
+from cluster.serving.http.limits import Account, Allowance, RequestLimits
 from cluster.serving.protocol.errors import ApiError
 from specdec_core.base.errors import UserError
 
-OPEN = frozenset({"/health", "/ready"})  # what load balancers ask
-PAGES = "/playground"  # files of the page at `/`, for whoever asks; it asks with its user's key
-# They ask for the server's token.
+PAGES = "/playground"  # files of the page at `/`, which itself asks with its user's key
+# They ask for the server's token instead of a key.
 OPERATE = ("/v1/specdec/deploy", "/v1/specdec/rollback", "/v1/specdec/stop")
 ACCOUNT = "account"  # in a request's state
+_OPEN = frozenset({"/health", "/ready", "/", *OPERATE})  # without a key
 _HOSTS = (b"host", b"x-forwarded-host")
 _PORTS = {"http": 80, "https": 443}
 _LINE = re.compile(r"([0-9a-fA-F]{64})(\s.*)?")
@@ -30,18 +30,19 @@ _LINE = re.compile(r"([0-9a-fA-F]{64})(\s.*)?")
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask for how much.
+    """Which requests are answered.
 
     Args:
-        keys: the SHA-256 hashes of the keys that are let in; None: everybody is.
-        allowance: of each key, or of all who ask without one together.
+        keys: the SHA-256 hashes of the API keys; None: no key is needed.
+        allowance: of each key, or of all requests together where no key is needed.
         limits: of each request.
-        local: asked by this machine's own names alone, see :func:`check_host`.
+        local: whether the server answers only to this machine's own names, see
+            :func:`check_host`.
     """
 
     keys: tuple[bytes, ...] | None = None
-    allowance: Allowance = NO_ALLOWANCE
-    limits: RequestLimits = NO_LIMITS
+    allowance: Allowance = field(default_factory=Allowance)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     local: bool = False
 
     def admitting(self, token: str | None) -> Access:
@@ -55,8 +56,8 @@ EVERYBODY = Access()
 
 
 def read_keys(path: Path) -> tuple[bytes, ...]:
-    """The hashes in a file: one a line in hexadecimal, with anything after it; empty lines and
-    those that begin with # are ignored. Raises :class:`UserError`."""
+    """The hashes in a file: one on each line, in hexadecimal, with a comment after it. Empty lines
+    and lines that begin with # are ignored. Raises :class:`UserError`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -68,7 +69,7 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
     for number, line in enumerate(lines, 1):
         if not (line := line.strip()) or line.startswith("#"):
             continue
-        # A line that is no hash may be a key: it is not shown.
+        # The line is not shown: it may be a key.
         if not (match := _LINE.fullmatch(line)):
             raise UserError(
                 f"{path}:{number}: expected the SHA-256 of a key, 64 hexadecimal digits"
@@ -80,8 +81,7 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
 
 
 def check_exposed(host: str, keys: tuple[bytes, ...] | None, no_auth: bool) -> None:
-    """Raises :class:`UserError` where others than this machine could ask without a key, unless that
-    was asked for."""
+    """Raises :class:`UserError` where other machines could ask without a key, unless `no_auth`."""
     if keys is None and not no_auth and not _loopback(host):
         raise UserError(
             f"--host {host}: other machines can reach this address; give --api-key-file, or"
@@ -96,46 +96,12 @@ def _loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-class Accounts:
-    """The accounts of the keys."""
-
-    def __init__(self, access: Access) -> None:
-        self.access = access
-        self._all = Account(access.allowance)
-        self._accounts = {key: Account(access.allowance) for key in access.keys or ()}
-
-    def of(self, headers: Iterable[tuple[bytes, bytes]]) -> Account:
-        """The account of a request with these headers. Raises :class:`ApiError` (401)."""
-        if self.access.keys is None:
-            return self._all
-        given = dict(headers).get(b"authorization", b"")
-        scheme, _, key = given.partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
-        # All are compared, each in constant time, so that no time tells how near a guess was.
-        known = [stored for stored in self._accounts if hmac.compare_digest(stored, digest)]
-        if scheme.lower() != b"bearer" or not known:
-            raise ApiError(
-                "an API key is needed: Authorization: Bearer KEY"
-                if not given
-                else "this API key is not known here",
-                status=401,
-                type="authentication_error",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-        return self._accounts[known[0]]
-
-
-def _open(path: str) -> bool:
-    return path in (*OPEN, *OPERATE) or path == "/" or path.startswith(f"{PAGES}/")
-
-
 def check_origin(method: str, headers: Mapping[bytes, bytes]) -> None:
-    """Raises :class:`ApiError` (403) for what a page of another site has a browser send: no such
-    page can read the answer, but a request without a key would be decoded all the same. Links to
-    what is shown here may be followed from anywhere. Programs send none of these headers."""
+    """Raises :class:`ApiError` (403) for a request that a page of another site has a browser send.
+    That page cannot read the answer, but the request would be decoded. Links to this server's page
+    may be followed from any site. Only browsers send these headers."""
     site = headers.get(b"sec-fetch-site")
-    if site is None:  # an older browser, or a page that is not encrypted and not this machine's
+    if site is None:  # an older browser, or a page of another machine without encryption
         foreign = b"origin" in headers and not _own(headers)
     else:
         foreign = site in (b"cross-site", b"same-site")
@@ -150,7 +116,7 @@ def check_origin(method: str, headers: Mapping[bytes, bytes]) -> None:
 
 
 def _own(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the origin is the host that was asked, also where a proxy says which that was."""
+    """Whether the origin is the requested host, or the host that a proxy says was requested."""
     try:
         origin = urlsplit(headers[b"origin"].decode("latin-1").lower())
     except ValueError:
@@ -162,9 +128,9 @@ def _own(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def check_host(headers: Mapping[bytes, bytes]) -> None:
-    """Raises :class:`ApiError` (403) for a server that is asked by a name that is not this
-    machine's own. Such a name can be another site's that was made to lead here (DNS rebinding):
-    to the browser that site's page and this server are one, so it may read the answers, too."""
+    """Raises :class:`ApiError` (403) where the requested host is not a name of this machine. The
+    name of another site may lead to this server (DNS rebinding). To the browser, that site's page
+    and this server are then the same, so that the page may read the answers."""
     asked = headers.get(b"host", b"").decode("latin-1").lower()
     try:
         name = urlsplit(f"//{asked}").hostname
@@ -180,29 +146,49 @@ def check_host(headers: Mapping[bytes, bytes]) -> None:
 
 
 class Gate:
-    """ASGI middleware: lets in who may ask, and puts the account into the request's state."""
+    """ASGI middleware: refuses requests without access, and puts the key's account into the state
+    of the others."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
-        self.app, self.accounts = app, Accounts(access)
+        self.app, self.access = app, access
+        self._shared = Account(access.allowance)
+        self._accounts = {key: Account(access.allowance) for key in access.keys or ()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        method, path, headers = scope["method"], scope["path"], dict(scope["headers"])
         try:
-            headers = dict(scope["headers"])
-            check_origin(scope["method"], headers)
-            if self.accounts.access.local:
+            check_origin(method, headers)
+            if self.access.local:
                 check_host(headers)
-            if not _open(scope["path"]):
-                scope.setdefault("state", {})[ACCOUNT] = self._account(scope)
+            if path not in _OPEN and not path.startswith(f"{PAGES}/"):
+                account = self._account(headers.get(b"authorization", b""))
+                if method == "POST":
+                    account.request()
+                scope.setdefault("state", {})[ACCOUNT] = account
         except ApiError as error:
             await answer(error)(scope, receive, send)
             return
         await self.app(scope, receive, send)
 
-    def _account(self, scope: Scope) -> Account:
-        account = self.accounts.of(scope["headers"])
-        if scope["method"] == "POST":
-            account.request()
-        return account
+    def _account(self, authorization: bytes) -> Account:
+        """The account of the request's key. Raises :class:`ApiError` (401)."""
+        if self.access.keys is None:
+            return self._shared
+        scheme, _, key = authorization.partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
+        # All are compared, each in constant time, so that the time does not depend on the guess.
+        known = [stored for stored in self._accounts if hmac.compare_digest(stored, digest)]
+        if scheme.lower() == b"bearer" and known:
+            return self._accounts[known[0]]
+        raise ApiError(
+            "this API key is not known here"
+            if authorization
+            else "an API key is needed: Authorization: Bearer KEY",
+            status=401,
+            type="authentication_error",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )

@@ -1,42 +1,80 @@
-"""The answer to a request for text: whole, or as server-sent events. Each protocol says how its
-parts look."""
+"""The answer to a request that generates text: whole, or as server-sent events. A subclass for each
+protocol makes its parts."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import closing
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
 from cluster.serving.engine_loop import EngineFailed
+from cluster.serving.http.access import ACCOUNT
+from cluster.serving.http.bodies import JsonRequest, run
 from cluster.serving.http.limits import Account, WindowUse, within
 from cluster.serving.http.rounds import Rounds
 from cluster.serving.http.service import Service
-from cluster.serving.protocol.counts import AnswerMetrics, SpecDec, Usage
+from cluster.serving.protocol.counts import AnswerMetrics, SpecDec, SpeculativeMetrics, Usage
 from cluster.serving.protocol.errors import SERVER_ERROR, ApiError
-from cluster.serving.protocol.events import DONE, event
 from cluster.serving.protocol.fields import StreamOptions
 from cluster.serving.protocol.generation import GenerationRequest
+from cluster.serving.protocol.responses import ResponseRequest
 from cluster.serving.stream import Stream
 from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Generation, TokenLogprobs
 
+_DONE = "data: [DONE]\n\n"
+# JSON leaves these as they are, but clients that split lines as Python does end a line there.
+_LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
+_SLOW = frozenset({"response_format", "text", "tools"})  # fields that need a compiled grammar
+
 Body = TypeVar("Body", bound=GenerationRequest)
-Choice = BaseModel  # of a protocol
+T = TypeVar("T")
+Chunks = AsyncIterator[tuple[int, Chunk]]  # with the index of their choice
+
+
+async def respond(
+    service: Service,
+    request: JsonRequest,
+    body: GenerationRequest | ResponseRequest,
+    answer: Callable[[Service, Any], HttpAnswer[Any]],
+) -> Any:
+    """Answer a request. Tokenising a long prompt, or compiling a grammar, takes a while: that is
+    not done on the event loop. Raises :class:`ApiError`."""
+    service.check_model(body.model)
+    quick = request.small and body.model_fields_set.isdisjoint(_SLOW)
+    prepared = await run(answer, service, body, quick=quick)
+    account: Account = getattr(request.state, ACCOUNT)
+    return await while_connected(request, prepared.respond(account))
+
+
+async def while_connected(request: HttpRequest, answering: Coroutine[Any, Any, T]) -> T | Response:
+    """The result of `answering`, which is cancelled when the client disconnects. uvicorn only tells
+    of that, and an answer that is sent at once does not ask."""
+    task, left = asyncio.ensure_future(answering), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else Response(status_code=499)
+    finally:
+        task.cancel()
+        left.cancel()
 
 
 class HttpAnswer(ABC, Generic[Body]):
-    """What is said to one body. `requests` are the engine's, one for each choice."""
+    """The answer to one body. `requests` are the engine's, one for each choice."""
 
     prefix: str  # of ids
-    end = DONE  # of a stream
-    stream: Stream  # from when the engine has the requests
+    end = _DONE  # of a stream
+    stream: Stream[Any]  # from when the engine has the requests
 
     def __init__(self, service: Service, body: Body, requests: Sequence[Request]) -> None:
         self.service, self.body, self.requests = service, body, requests
@@ -45,7 +83,7 @@ class HttpAnswer(ABC, Generic[Body]):
         self.created = int(time.time())
 
     @abstractmethod
-    def choice(self, index: int, generation: Generation) -> Choice:
+    def choice(self, index: int, generation: Generation) -> BaseModel:
         """A whole choice."""
 
     @abstractmethod
@@ -53,21 +91,20 @@ class HttpAnswer(ABC, Generic[Body]):
         """The answer with these choices."""
 
     @abstractmethod
-    def parts(self, chunks: AsyncIterator[tuple[int, Chunk]]) -> AsyncIterator[BaseModel]:
-        """The events of a stream. Where it is read, the engine has the requests."""
+    def parts(self, chunks: Chunks) -> AsyncIterator[BaseModel]:
+        """The events of a stream. The engine has the requests when it is read."""
 
     async def respond(self, account: Account) -> BaseModel | StreamingResponse:
-        """Hand the requests to the engine, and answer. Raises :class:`ApiError`."""
+        """Submit the requests to the engine, and answer. Raises :class:`ApiError`."""
         prompts = sum(len(request.tokens) for request in self.requests[:: self.body.choices])
-        most = prompts + sum(request.max_new_tokens for request in self.requests)
-        taken = account.tokens(most)
+        taken = account.tokens(prompts + sum(request.max_new_tokens for request in self.requests))
         try:
             stream = self.stream = await self.service.submit(self.requests)
         except BaseException:
             taken.close()
             raise
         taken.used = prompts
-        self.configuration = stream.configuration  # that of now, should it have changed
+        self.configuration = stream.configuration  # it may just have been replaced
         if not self.body.stream:
             with closing(stream), closing(taken):
                 return await self.complete(self._chunks(taken))
@@ -77,9 +114,9 @@ class HttpAnswer(ABC, Generic[Body]):
             headers={"Cache-Control": "no-cache"},
         )
 
-    async def _chunks(self, taken: WindowUse) -> AsyncIterator[tuple[int, Chunk]]:
-        """What the engine adds, with the choice that it adds to. Raises :class:`ApiError`: it takes
-        too long (408), or ends with an error (500)."""
+    async def _chunks(self, taken: WindowUse) -> Chunks:
+        """The engine's chunks. Raises :class:`ApiError` where the answer takes too long (408), or
+        ends with an error (500)."""
         async for index, chunk in within(self.stream, self.service.access.limits.seconds):
             taken.used += len(chunk.tokens)
             if chunk.finished and (failure := chunk.finished.failure):
@@ -88,7 +125,7 @@ class HttpAnswer(ABC, Generic[Body]):
 
     @cached_property
     def common(self) -> dict[str, Any]:
-        """What all parts of the answer have; from when the engine has the requests."""
+        """The fields of all parts of the answer, from when the engine has the requests."""
         return {
             "id": self.id,
             "created": self.created,
@@ -97,15 +134,17 @@ class HttpAnswer(ABC, Generic[Body]):
         }
 
     def counts(self, generations: Sequence[Generation]) -> dict[str, Any]:
-        """How the tokens came about."""
-        said = SpecDec.of(generations, self.configuration, self.stream.arms)
-        counts: dict[str, Any] = {"specdec": said}
+        """The counts of decoding."""
+        counts: dict[str, Any] = {
+            "specdec": SpecDec.of(generations, self.configuration, self.stream.arms)
+        }
         if self.configuration.drafter is not None:
-            counts["metrics"] = AnswerMetrics.of(generations)
+            metrics = SpeculativeMetrics.of(generations)
+            counts["metrics"] = AnswerMetrics(speculative_decoding=metrics)
         return counts
 
-    async def complete(self, chunks: AsyncIterator[tuple[int, Chunk]]) -> BaseModel:
-        """The whole answer at once."""
+    async def complete(self, chunks: Chunks) -> BaseModel:
+        """The whole answer."""
         done = {index: chunk.finished async for index, chunk in chunks if chunk.finished}
         generations = [done[index] for index in sorted(done)]
         return self.whole(
@@ -115,8 +154,7 @@ class HttpAnswer(ABC, Generic[Body]):
         )
 
     async def events(self, taken: WindowUse) -> AsyncIterator[str]:
-        """The answer as server-sent events, the choices' parts as they come. The last part of text
-        carries the counts; usage follows if requested."""
+        """The answer as server-sent events."""
         with closing(self.stream), closing(taken):
             try:
                 async for part in self.parts(self._chunks(taken)):
@@ -124,53 +162,52 @@ class HttpAnswer(ABC, Generic[Body]):
                 yield self.end
             except EngineFailed:
                 yield event(SERVER_ERROR.body)
-            except ApiError as error:  # it took too long, or failed
+            except ApiError as error:
                 yield event(error.body)
 
 
 class ChoicesAnswer(HttpAnswer[Body]):
-    """One whose stream has parts of choices.
+    """An answer whose stream has parts of choices.
 
-    A choice's opening comes with its first token, so that its time is the first token's. Where
-    rounds are told, it comes with the first of them.
+    A choice's opening comes with its first token, so that the time to first token is measured on
+    the opening. With rounds, it comes with the first round. The last part of text carries the
+    counts; usage follows if requested.
     """
 
     @abstractmethod
-    def opening(self, index: int, prompt: Sequence[TokenLogprobs] | None) -> Choice | None:
-        """What comes before a choice's first text in a stream, if anything does; with the prompt's
-        log-probabilities, where they were asked for."""
+    def opening(self, index: int, prompt: Sequence[TokenLogprobs] | None) -> BaseModel | None:
+        """What precedes a choice's first text in a stream; with the prompt's log-probabilities,
+        where they were asked for."""
 
     @abstractmethod
-    def part(self, index: int, chunk: Chunk) -> Choice:
+    def part(self, index: int, chunk: Chunk) -> BaseModel:
         """What a chunk adds to a choice in a stream."""
 
     @abstractmethod
     def event(self, choices: list[Any], **fields: Any) -> BaseModel:
         """An event of a stream with parts of choices."""
 
-    async def _in_order(
-        self, chunks: AsyncIterator[tuple[int, Chunk]]
-    ) -> AsyncIterator[tuple[int, Chunk]]:
-        """The same, but what comes first of a choice waits for every lower choice: client libraries
-        append choices in the order in which they come."""
+    async def _in_order(self, chunks: Chunks) -> Chunks:
+        """The chunks. The first chunk of a choice waits for the first chunk of every lower choice:
+        client libraries append choices in the order in which they come."""
         opened, held = 0, list[tuple[int, Chunk]]()
         async for index, chunk in chunks:
             held.append((index, chunk))
             ready = {n for n, waits in held if waits.adds or self.body.traced}
             while opened in ready:
                 opened += 1
-            held.sort(key=lambda item: item[0])  # those of one choice stay in order
+            held.sort(key=lambda item: item[0])  # chunks of one choice stay in order
             while held and held[0][0] < opened:
                 yield held.pop(0)
 
-    async def parts(self, chunks: AsyncIterator[tuple[int, Chunk]]) -> AsyncIterator[BaseModel]:
+    async def parts(self, chunks: Chunks) -> AsyncIterator[BaseModel]:
         options = self.body.stream_options or StreamOptions()
-        tokens_told = self.body.return_token_ids or self.body.tops is not None
-        done: dict[int, Generation] = {}
-        written = dict.fromkeys(range(len(self.requests)), 0)
-        opened: set[int] = set()
-        prompts: dict[int, list[TokenLogprobs] | None] = {}  # of the choices' first chunks
+        has_tokens = self.body.return_token_ids or self.body.tops is not None
         rounds = Rounds(self.service, self.requests) if self.body.traced else None
+        written = [0] * len(self.requests)  # tokens
+        prompts: dict[int, list[TokenLogprobs] | None] = {}
+        opened: set[int] = set()
+        done: dict[int, Generation] = {}
         async for index, chunk in self._in_order(chunks):
             prompts[index] = chunk.prompt_logprobs or prompts.get(index)
             if not chunk.adds and rounds is None:
@@ -190,8 +227,16 @@ class ChoicesAnswer(HttpAnswer[Body]):
                     fields |= self.counts(list(done.values()))
             if rounds is not None:
                 fields["round"] = rounds.of(index, chunk, self.stream.configuration)
-            if chunk.text or chunk.finished or tokens_told or rounds is not None:
+            if chunk.text or chunk.finished or has_tokens or rounds is not None:
                 yield self.event([self.part(index, chunk)], **fields)
         if options.include_usage:
             generations = [done[index] for index in sorted(done)]
             yield self.event([], usage=Usage.of(generations, self.body.choices))
+
+
+def event(value: BaseModel) -> str:
+    """The server-sent event with this value. Its data is one line, however lines are split. A
+    value with a type gives the event its name."""
+    kind = getattr(value, "type", None)
+    name = f"event: {kind}\n" if kind else ""
+    return f"{name}data: {value.model_dump_json().translate(_LINE_ENDS)}\n\n"

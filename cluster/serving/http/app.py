@@ -5,22 +5,22 @@ It needs a :class:`Service` and nothing of Ray, so it runs under any ASGI server
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI, Security
+from fastapi.security import HTTPBearer
 
-from cluster.serving.http.access import OPEN, Gate
+from cluster.serving.http.access import Gate
 from cluster.serving.http.errors import add_error_handlers
 from cluster.serving.http.listener import Listener
-from cluster.serving.http.openapi import ANYWHERE, describe_bodies
+from cluster.serving.http.openapi import ERRORS, describe_events
 from cluster.serving.http.pages import Heads, Page, add_page
 from cluster.serving.http.routes import (
     chat,
     completions,
     deploy,
     health,
-    metrics,
     models,
     responses,
     tokens,
@@ -29,16 +29,8 @@ from cluster.serving.http.samples import PromptSampling, Sampler, Samples
 from cluster.serving.http.service import Service
 from cluster.serving.http.stopping import Admission
 
-ROUTES: tuple[Callable[[Service], APIRouter], ...] = (
-    health.router,
-    metrics.router,
-    models.router,
-    completions.router,
-    chat.router,
-    responses.router,
-    tokens.router,
-    deploy.router,
-)
+# The header is checked by `Gate`; this one tells the document about it.
+KEY = Security(HTTPBearer(scheme_name="key", auto_error=False))
 
 
 def build_app(
@@ -47,9 +39,8 @@ def build_app(
     samples: PromptSampling | None = None,
     listener: Listener | None = None,
 ) -> FastAPI:
-    """Routes and error shapes, for those who have access; the application's lifespan is
-    the service's. With `samples`, some prompts are kept. With a `listener` it is reached there,
-    too."""
+    """The routes of `service`, which runs during the application's lifespan. With `samples`, some
+    prompts are kept. With a `listener`, the application can be reached there, too."""
     kept = None if samples is None else Samples(samples, service.engine.pair.tokenizer)
 
     @asynccontextmanager
@@ -65,17 +56,20 @@ def build_app(
     app = FastAPI(
         title="specdec",
         lifespan=lifespan,
-        responses=ANYWHERE,
+        responses=ERRORS,
         redirect_slashes=False,
-        docs_url=None,  # FastAPI's pages load scripts from elsewhere, which then could ask here
+        docs_url=None,  # FastAPI's pages load scripts from other sites
         redoc_url=None,
     )
     add_error_handlers(app)
     if page is not None:
         add_page(app, page)
-    for router in ROUTES:
-        app.include_router(router(service))
-    describe_bodies(app, service.schema_limits(), OPEN, keys=service.access.keys is not None)
+    app.include_router(health.router(service))
+    for routes in (models, completions, chat, responses, tokens, deploy):
+        app.include_router(
+            routes.router(service), dependencies=[KEY] if service.access.keys else []
+        )
+    describe_events(app)
     if kept is not None:
         app.add_middleware(Sampler, samples=kept)
     app.add_middleware(Gate, access=service.access)

@@ -1,20 +1,22 @@
-"""The bodies of requests."""
+"""The bodies of requests: FastAPI describes them, this module reads and validates them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from fastapi.routing import APIRoute
 from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
-from cluster.serving.protocol.errors import ApiError
-from cluster.serving.protocol.fields import MAX_BODY_BYTES
+from cluster.serving.protocol.errors import ApiError, parse_body
 
-SMALL = 4096  # bytes of a body that is read and encoded in a millisecond or two
-# Few, because a long text takes some hundred times its size while it is cut into tokens.
-_READERS = ThreadPoolExecutor(2, "bodies")
+MAX_BODY_BYTES = 8 * 2**20
+_SMALL = 4096  # bytes of a body that is validated and tokenised in a millisecond or two
+# Few, because tokenising takes a hundred times the memory of the text.
+_THREADS = ThreadPoolExecutor(2, "bodies")
 
 T = TypeVar("T")
 
@@ -29,10 +31,42 @@ async def read_body(request: HttpRequest) -> bytes:
     return bytes(body)
 
 
-async def soon(small: bool, call: Callable[..., T], *arguments: object) -> T:
-    """The result of a call: at once where little is to do, else in one of a few threads, so that
-    the event loop goes on. Handing little to a thread takes longer than doing it, and now and then
-    milliseconds, while the thread waits for the interpreter."""
-    if small:
+async def run(call: Callable[..., T], *arguments: object, quick: bool) -> T:
+    """The result of a call. A call that is not `quick` runs in a thread, so that the event loop
+    continues. For a quick one that would take longer than the call, sometimes by milliseconds,
+    because the thread waits for the interpreter."""
+    if quick:
         return call(*arguments)
-    return await asyncio.get_running_loop().run_in_executor(_READERS, call, *arguments)
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, call, *arguments)
+
+
+class JsonRequest(HttpRequest):
+    """A request whose body has been validated: a model instead of bytes."""
+
+    value: Any
+    small: bool  # whether the body was
+
+    async def body(self) -> Any:
+        return self.value
+
+    json = body
+
+
+class JsonRoute(APIRoute):
+    """A route that validates its body as strict JSON, whatever its content type says, and not on
+    the event loop where the body is large. Errors are OpenAI's."""
+
+    def get_route_handler(self) -> Callable[[HttpRequest], Coroutine[Any, Any, Response]]:
+        handle, field = super().get_route_handler(), self.body_field
+        if field is None:
+            return handle
+        kind = field.field_info.annotation
+
+        async def handle_json(request: HttpRequest) -> Response:
+            content = await read_body(request)
+            parsed = JsonRequest(request.scope, request.receive)
+            parsed.small = len(content) <= _SMALL
+            parsed.value = await run(parse_body, kind, content, quick=parsed.small)
+            return await handle(parsed)
+
+        return handle_json

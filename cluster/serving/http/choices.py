@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from cluster.serving.http.service import Described, Service
-from cluster.serving.protocol.errors import ApiError
+from cluster.serving.protocol.errors import ApiError, conflict
 from cluster.serving.protocol.generation import GenerationRequest, check_tokens
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Request
@@ -26,14 +26,13 @@ def choices(
     default_tokens: int | None,
     shown: frozenset[int] = frozenset(),
 ) -> list[Request]:
-    """An engine request for each choice, those of a prompt after each other.
+    """An engine request for each choice; the choices of a prompt are consecutive.
 
-    Without a number in the request a choice gets `default_tokens` tokens, or all that there is room
-    for, and that a key may use in a minute. The special tokens `shown` are
-    part of the text.
+    Without a limit in the request a choice gets `default_tokens` tokens, or as many as the context
+    and the key's minute have room for. The special tokens `shown` are part of the text.
 
     Raises:
-        ApiError: what was asked for does not fit, or does not go together.
+        ApiError: fields do not go together, or ask for more than there is room for.
     """
     engine = service.engine
     if len(prompts) * body.choices > MAX_TOGETHER:
@@ -47,48 +46,44 @@ def choices(
     check_tokens(stops, engine.vocab_size, "stop_token_ids")
     grammar = _grammar(engine, body)
     sampling = body.sampling(engine.configuration.sampling, engine.vocab_size)
-    granted = _granted(service, prompts, body.choices)
-    if granted is not None:
+    if (minute := service.access.allowance.tokens) is not None:
+        # At least one: a prompt that needs more than a minute's tokens is refused later.
+        granted = max((minute - sum(map(len, prompts))) // (len(prompts) * body.choices), 1)
         default_tokens = min(default_tokens or granted, granted)
-    requests, random_seeds = [], seeds(body.seed)
-    for prompt in prompts:
-        new_tokens = _new_tokens(service, body, len(prompt), default_tokens)
-        requests += [
-            Request(
-                id=uuid.uuid4().hex,
-                tokens=prompt,
-                max_new_tokens=new_tokens,
-                sampling=sampling,
-                seed=next(random_seeds),
-                stop=body.stops,
-                ignore_eos=bool(body.ignore_eos),
-                stop_tokens=stops,
-                min_tokens=body.min_tokens or 0,
-                logprobs=0 if body.traced and body.tops is None else body.tops,
-                prompt_logprobs=body.measures_prompt,
-                grammar=grammar,
-                speculate=body.speculative.most if body.speculative else None,
-                trace=body.traced,
-                shown=shown,
-            )
-            for _ in range(body.choices)
-        ]
-    return requests
+    random_seeds = seeds(body.seed)
+    return [
+        Request(
+            id=uuid.uuid4().hex,
+            tokens=prompt,
+            max_new_tokens=new_tokens,
+            sampling=sampling,
+            seed=next(random_seeds),
+            stop=body.stops,
+            ignore_eos=bool(body.ignore_eos),
+            stop_tokens=stops,
+            min_tokens=body.min_tokens or 0,
+            logprobs=0 if body.traced and body.tops is None else body.tops,
+            prompt_logprobs=body.measures_prompt,
+            grammar=grammar,
+            speculate=body.speculative.most if body.speculative else None,
+            trace=body.traced,
+            shown=shown,
+        )
+        for prompt in prompts
+        for new_tokens in [_new_tokens(service, body, len(prompt), default_tokens)]
+        for _ in range(body.choices)
+    ]
 
 
 def _grammar(engine: Described, body: GenerationRequest) -> Grammar | None:
-    """What the text must be. It is compiled here already, so that what is no grammar is refused
-    before it comes to the engine. Raises :class:`ApiError`."""
+    """The compiled grammar of the output, so that an invalid one does not reach the engine. Raises
+    :class:`ApiError`."""
     if (wanted := body.grammar) is None:
         return None
     field, grammar = wanted
     for name in ("min_tokens", "ignore_eos"):
         if getattr(body, name):
-            raise ApiError(
-                f"{name}: does not go together with {field}: what is complete has to end",
-                param=name,
-                code="conflicting_parameters",
-            )
+            raise conflict(name, f"does not go together with {field}: what is complete has to end")
     known = _grammars(engine.pair.tokenizer, engine.vocab_size, engine.pair.eos_token_ids)
     try:
         return known.prepared(grammar)
@@ -96,18 +91,9 @@ def _grammar(engine: Described, body: GenerationRequest) -> Grammar | None:
         raise ApiError(f"{field}: {error}", param=field, code="invalid_grammar") from None
 
 
-@lru_cache(maxsize=2)  # of the model that is served, and of one that takes its place
+@lru_cache(maxsize=2)  # of the served model, and of one that replaces it
 def _grammars(tokenizer: Any, vocab_size: int, final: frozenset[int]) -> Grammars:
     return Grammars(tokenizer, vocab_size, final)
-
-
-def _granted(service: Service, prompts: Sequence[tuple[int, ...]], choices: int) -> int | None:
-    """The new tokens of each choice that a key's whole minute has, next to the prompts; None: any
-    number. One where it has none: more than it has is refused where it is taken."""
-    minute = service.access.allowance.tokens
-    if minute is None:
-        return None
-    return max((minute - sum(map(len, prompts))) // (len(prompts) * choices), 1)
 
 
 def _new_tokens(service: Service, body: GenerationRequest, length: int, default: int | None) -> int:
@@ -130,20 +116,16 @@ def _new_tokens(service: Service, body: GenerationRequest, length: int, default:
             param="max_tokens",
             code="too_many_tokens",
         )
-    if (body.min_tokens or 0) > new_tokens:
-        raise ApiError(
-            f"min_tokens: {body.min_tokens} is more than max_tokens, which is {new_tokens}",
-            param="min_tokens",
-            code="conflicting_parameters",
-        )
+    if (least := body.min_tokens or 0) > new_tokens:
+        raise conflict("min_tokens", f"{least} is more than max_tokens, which is {new_tokens}")
     return new_tokens
 
 
 def seeds(seed: int | None) -> Iterator[int]:
-    """The seeds of a request's choices, each with a random stream of its own: the first one's is
-    `seed`, or without one a random number, and the others follow from it."""
+    """The seeds of a request's choices, one random stream for each. The first seed is `seed`, or a
+    random number without one; the others follow from the first."""
     first = secrets.randbits(63) if seed is None else seed
     yield first
-    others = random.Random(f"choices {first}")
+    following = random.Random(f"choices {first}")
     while True:
-        yield others.getrandbits(63)
+        yield following.getrandbits(63)

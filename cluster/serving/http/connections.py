@@ -1,4 +1,4 @@
-"""What a connection may take before anything is known of its client."""
+"""Bounds of a connection before anything is known of its client."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from http import HTTPStatus
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD = 64 * 1024  # bytes of a request's first line and headers
-SECONDS = 10.0  # in which a request must have come, with its body
-_REFUSED = 100  # connections beyond the limit that are told so; more are closed
+SECONDS = 10.0  # until a request is complete, with its body
+_REFUSED = 100  # connections beyond the limit that are answered 503; further ones are closed
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with bounds for a request's head and time, and for connections: uvicorn's
-    `limit_concurrency` refuses their requests only."""
+    `limit_concurrency` refuses requests, but keeps their connections."""
 
-    _timer: asyncio.TimerHandle | None = None  # while a request is expected or comes
-    _head = 0  # bytes of a head that is not complete
+    _timer: asyncio.TimerHandle | None = None  # while a request is incomplete
+    _head = 0  # bytes of an incomplete head
     _complete = False  # whether the head is
-    _refusal: HTTPStatus | None = None
+    _refusal = HTTPStatus.BAD_REQUEST
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect()
+        self._start_timer()
         limit = self.limit_concurrency
         if limit is not None and len(self.connections) > limit + _REFUSED:
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._arrived()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -41,32 +41,32 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._complete = False
-        self._expect()
+        self._start_timer()
 
     def on_headers_complete(self) -> None:
         self._complete = True
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD:
             self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-            raise ValueError("the head is too large")  # uvicorn sends its 400, see below
+            raise ValueError("the head is too large")  # uvicorn then calls send_400_response
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._arrived()
+        self._stop_timer()
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(self._refusal or HTTPStatus.BAD_REQUEST)
+        self._refuse(self._refusal)
 
-    def _expect(self) -> None:
+    def _start_timer(self) -> None:
         if self._timer is None:
-            self._timer = self.loop.call_later(SECONDS, self._late)
+            self._timer = self.loop.call_later(SECONDS, self._time_out)
 
-    def _arrived(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _late(self) -> None:
+    def _time_out(self) -> None:
         if self.cycle and self.cycle.response_started and not self.cycle.response_complete:
             self.transport.close()
         else:

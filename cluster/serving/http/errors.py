@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
@@ -19,7 +20,7 @@ def answer(error: ApiError) -> JSONResponse:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer what routes raise. What nobody foresaw is logged, and told without its reason."""
+    """Answer the errors of routes. An unexpected error is logged; its reason is not sent."""
 
     @app.exception_handler(ApiError)
     async def refuse(_: HttpRequest, error: ApiError) -> JSONResponse:
@@ -29,6 +30,12 @@ def add_error_handlers(app: FastAPI) -> None:
     async def refuse_route(request: HttpRequest, error: HTTPException) -> JSONResponse:
         message = f"{request.method} {request.url.path}: {error.detail}"
         return answer(ApiError(message, status=error.status_code, headers=error.headers))
+
+    @app.exception_handler(RequestValidationError)
+    async def refuse_query(_: HttpRequest, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        name = str(first["loc"][-1])
+        return answer(ApiError(f"{name}: {first['msg']} (got {first['input']!r:.50})", param=name))
 
     @app.exception_handler(Exception)
     async def fail(_: HttpRequest, error: Exception) -> JSONResponse:

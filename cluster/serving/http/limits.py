@@ -1,4 +1,4 @@
-"""What a request, and a key in a minute, may take."""
+"""Limits of a request, and of a key in a minute."""
 
 from __future__ import annotations
 
@@ -19,29 +19,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Of one request; None: none."""
+    """The limits of one request; None: unlimited."""
 
-    tokens: int | None = None  # new ones of a choice
-    seconds: float | None = None  # until its answer is complete
-
-
-NO_LIMITS = RequestLimits()
+    tokens: int | None = None  # new tokens of a choice
+    seconds: float | None = None  # until the answer is complete
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """Of one key in a minute; None: any number."""
+    """What one key may use in a minute; None: unlimited."""
 
     requests: int | None = None
     tokens: int | None = None  # of prompts and answers
 
 
-NO_ALLOWANCE = Allowance()
-
-
 @dataclass(slots=True, eq=False)
 class WindowUse:
-    """So much of a window was taken at a time. Closing it leaves what was used of that."""
+    """An amount that was taken from a window. Closing it gives back what was not used."""
 
     time: float
     amount: int
@@ -56,24 +50,23 @@ class Window:
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
-        self._taken: deque[WindowUse] = deque()
+        self._uses: deque[WindowUse] = deque()
 
     def take(self, amount: int, now: float) -> WindowUse | int:
-        """Take so much, or else say in how many seconds there will be room for it."""
-        while self._taken and self._taken[0].time <= now - MINUTE:
-            self._taken.popleft()
+        """Take `amount`. Where there is no room, returns the seconds until there is."""
+        while self._uses and self._uses[0].time <= now - MINUTE:
+            self._uses.popleft()
         if self.limit is not None:
-            over = sum(taken.amount for taken in self._taken) + amount - self.limit
-            for taken in self._taken:
-                if over <= 0:
+            room, wait = self.limit - sum(use.amount for use in self._uses), 0
+            for use in self._uses:
+                if room >= amount:
                     break
-                over -= taken.amount
-                wait = taken.time + MINUTE - now
-                if over <= 0:
-                    return max(ceil(wait), 1)
-        taken = WindowUse(now, amount)
-        self._taken.append(taken)
-        return taken
+                room, wait = room + use.amount, max(ceil(use.time + MINUTE - now), 1)
+            if wait:
+                return wait
+        use = WindowUse(now, amount)
+        self._uses.append(use)
+        return use
 
 
 class Account:
@@ -114,8 +107,7 @@ class Account:
 
 
 async def within(items: AsyncIterable[T], seconds: float | None) -> AsyncIterator[T]:
-    """The items, as long as they come within so many seconds from now. Raises :class:`ApiError`
-    (408)."""
+    """The items that come within `seconds` from now. Raises :class:`ApiError` (408)."""
     deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
     iterator = aiter(items)
     while True:

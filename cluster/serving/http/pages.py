@@ -1,4 +1,4 @@
-"""Pages for people: static files that ask the other routes for all that they show."""
+"""Web pages: static files, whose scripts ask the other routes for their data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# Nothing from elsewhere is loaded, asked or shown, and no other site shows the page.
+# The page loads nothing from other sites, and no other site shows it.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
     " img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none';"
@@ -22,7 +22,7 @@ HEADERS = {
 
 
 class Page(NamedTuple):
-    """`index.html` and what it needs, by where they are: a folder of a Python package."""
+    """The folder of a Python package with `index.html` and the files that it needs."""
 
     package: str
     folder: str
@@ -36,7 +36,7 @@ class _Files(StaticFiles):
 
 
 class Heads:
-    """ASGI middleware: HEAD is answered as GET is, and the server leaves out the body."""
+    """ASGI middleware: HEAD is answered like GET, and the server leaves out the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -48,7 +48,7 @@ class Heads:
 
 
 def add_page(app: FastAPI, page: Page) -> None:
-    """Show the page at `/`; its other files are below its folder's name."""
+    """Show the page at `/`, with its other files below its folder's name."""
     files = _Files(packages=[page])
 
     @app.get("/", include_in_schema=False)

@@ -1,4 +1,4 @@
-"""The prompts of requests as tokens."""
+"""Prompts and chats as tokens."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from specdec_core.prompts.chat import render, template_of
 from specdec_core.prompts.prompt import Message
 from specdec_core.tokens.bounds import longest_token
 
-# What a template's variables cannot be called.
+# Names that a template's variables cannot have.
 _OPTIONS = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
 _NOTHING = {"type": "object", "properties": {}}
 
 
 class Prompts:
-    """Texts and chats as tokens of one tokenizer. It takes a while for long ones: not for the event
-    loop."""
+    """Turns texts and chats into tokens. Long ones take a while: not on the event loop."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -34,9 +33,9 @@ class Prompts:
         self._longest = longest_token(tokenizer)
 
     def of_text(self, text: str, most: int, special: bool | None = None) -> tuple[int, ...]:
-        """With the special tokens that the tokenizer puts first, unless `special` is False. Raises
-        :class:`ApiError` for a text that is certain to have more than `most` tokens, which is not
-        cut into them."""
+        """The tokens of a text, with the tokenizer's special tokens unless `special` is False.
+        Raises :class:`ApiError`, without tokenising, for a text that certainly has more than `most`
+        tokens."""
         if self._longest is not None and len(text) > most * self._longest:
             raise ApiError(
                 f"the context holds {most} tokens here, but the prompt has {len(text)} characters,"
@@ -50,7 +49,7 @@ class Prompts:
         return tuple(self.tokenizer(text, add_special_tokens=special)["input_ids"])
 
     def of_chat(self, asked: Rendered, most: int) -> tuple[int, ...]:
-        """The template writes the special tokens itself, so none are added to what it wrote. Raises
+        """The tokens of a chat. The template itself writes the special tokens. Raises
         :class:`ApiError`; see :meth:`of_text`."""
         if self.template is None:
             raise ApiError(
@@ -67,9 +66,9 @@ class Prompts:
                     param="chat_template_kwargs",
                     code="chat_template_failed",
                 )
-        going_on = bool(asked.continue_final_message)
-        begun = not going_on if asked.add_generation_prompt is None else asked.add_generation_prompt
-        options = {**extra, "add_generation_prompt": begun, "continue_final_message": going_on}
+        final = bool(asked.continue_final_message)
+        begun = not final if asked.add_generation_prompt is None else asked.add_generation_prompt
+        options = {**extra, "add_generation_prompt": begun, "continue_final_message": final}
         template = self.template
         if asked.offered:
             template = self._tool_template
@@ -92,7 +91,7 @@ class Prompts:
         return template_of(self.tokenizer, "tool_use") or self.template or ""
 
     def _probe(self, *answers: dict[str, Any]) -> str:
-        """What the template writes of a tool, a question and these answers; "" if it cannot."""
+        """The template's text of a tool, a question and these answers; "" if it fails."""
         function = ToolFunction(name=PROBE.function.name, description="", parameters=_NOTHING)
         tools = _described([Tool(type="function", function=function)])
         options = {"add_generation_prompt": False, "tools": tools}
@@ -109,24 +108,24 @@ class Prompts:
 
     @cached_property
     def call_syntax(self) -> CallSyntax | None:
-        """How the model writes a call, by what the template writes of one; None: in none of the
-        ways that can be read here."""
+        """How the model writes a call, found by letting the template write one; None: in a way
+        that cannot be parsed here."""
         call = {"role": "assistant", "content": "", "tool_calls": [PROBE.variables]}
         return syntax_of(self._probe(call))
 
     @cached_property
     def call_marks(self) -> frozenset[int]:
-        """The tokens around calls, which may be special ones."""
+        """The tokens around calls, which may be special tokens."""
         known = self.tokenizer.get_vocab()
         return frozenset(known[mark] for mark in self.call_syntax or () if mark in known)
 
 
 def _described(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Tools as templates read them."""
+    """The tools for a template."""
     return [tool.model_dump(exclude_none=True) for tool in tools]
 
 
-@lru_cache(maxsize=2)  # of the model that is served, and of one that takes its place
+@lru_cache(maxsize=2)  # of the served model, and of one that replaces it
 def prompts_of(tokenizer: Any) -> Prompts:
-    """Made once for each tokenizer."""
+    """The tokenizer's :class:`Prompts`, made once."""
     return Prompts(tokenizer)

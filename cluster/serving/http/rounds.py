@@ -1,4 +1,4 @@
-"""What a stream says of its rounds."""
+"""The rounds in a stream."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from cluster.serving.protocol.counts import drafted_by, has_arms
 from cluster.serving.protocol.rounds import Candidate, RoundToken, StreamedRound
 from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Request
+from specdec_core.engine.request import Candidates
 from specdec_core.tokens.detokenising import StreamDecoder
 
 
 class Rounds:
-    """The rounds of an answer's choices. A chunk's text may end within a token, so each token's
-    text is decoded here; joined, these texts are the choice's."""
+    """The rounds of an answer's choices. A chunk's text may end within a token, so each token is
+    decoded here; joined, these texts are the choice's."""
 
     def __init__(self, service: Service, requests: Sequence[Request]) -> None:
         self._name = service.prompts.texts.named
@@ -26,13 +27,23 @@ class Rounds:
         ]
 
     def of(self, index: int, chunk: Chunk, configuration: Configuration) -> StreamedRound:
-        """The round of a chunk of the choice `index`, whose request had a trace, by this
-        configuration."""
-        round = chunk.round
+        """The round of a chunk of the choice `index`, decoded by `configuration`."""
+        round, drawn = chunk.round, chunk.candidates
+        assert drawn is not None  # the request has a trace
+        nodes = zip(drawn.tokens, drawn.parents, drawn.origins, drawn.probabilities, strict=True)
         return StreamedRound(
             index=index,
-            tokens=self._tokens(index, chunk),
-            candidates=self._candidates(chunk),
+            tokens=self._tokens(index, chunk, drawn),
+            candidates=[
+                Candidate(
+                    text=self._name(token)[0],
+                    parent=parent,
+                    origin=origin,
+                    probability=probability,
+                    accepted=node in drawn.path,
+                )
+                for node, (token, parent, origin, probability) in enumerate(nodes)
+            ],
             drafted=round.drafted,
             accepted=round.accepted,
             arm=drafted_by(configuration, round.arm) if has_arms(configuration) else None,
@@ -41,13 +52,11 @@ class Rounds:
             target_milliseconds=1e3 * round.target_seconds,
         )
 
-    def _tokens(self, index: int, chunk: Chunk) -> list[RoundToken]:
-        drawn, decoder = chunk.candidates, self._decoders[index]
-        assert drawn is not None
-        tokens = []
+    def _tokens(self, index: int, chunk: Chunk, drawn: Candidates) -> list[RoundToken]:
+        decoder, tokens = self._decoders[index], []
         for place, (token, origin) in enumerate(zip(chunk.tokens, chunk.origins, strict=True)):
             node = drawn.path[place] if place < len(drawn.path) else None
-            # A token that ends the text is none of it.
+            # The token that ends a sequence has no text.
             ends = chunk.finished is not None and token in self._final[index]
             tokens.append(
                 RoundToken(
@@ -61,18 +70,3 @@ class Rounds:
         if chunk.finished and tokens:
             tokens[-1].text += decoder.finish()
         return tokens
-
-    def _candidates(self, chunk: Chunk) -> list[Candidate]:
-        drawn = chunk.candidates
-        assert drawn is not None
-        nodes = zip(drawn.tokens, drawn.parents, drawn.origins, drawn.probabilities, strict=True)
-        return [
-            Candidate(
-                text=self._name(token)[0],
-                parent=parent,
-                origin=origin,
-                probability=probability,
-                accepted=node in drawn.path,
-            )
-            for node, (token, parent, origin, probability) in enumerate(nodes)
-        ]

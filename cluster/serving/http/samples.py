@@ -1,7 +1,7 @@
-"""A sample of the prompts that are answered, kept in files where the user asks for it.
+"""A sample of the answered prompts, kept in files where the user asks for it.
 
-Nothing of it is in the way of an answer: a prompt is read again from its request's body once the
-answer has begun, and written by a thread of its own.
+It does not delay an answer: a prompt is parsed again from its request's body once the answer has
+begun, and written by a separate thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.serving.protocol.chat import ChatRequest
 from cluster.serving.protocol.completions import CompletionRequest
-from cluster.serving.protocol.errors import ApiError
+from cluster.serving.protocol.errors import ApiError, parse_body
 from specdec_core.prompts.prompt import Prompt
 from specdec_core.prompts.shards import keep_within, write_shard
 
@@ -28,12 +28,13 @@ logger = logging.getLogger(__name__)
 
 ROWS = 256  # prompts that fill a file
 WRITE_SECONDS = 300.0  # after which fewer are written
+_COMPLETIONS, _CHATS = "/v1/completions", "/v1/chat/completions"
 
 
 @dataclass(frozen=True)
 class PromptSampling:
     """Keep the prompts of a `share` of the answered requests in `folder`, up to `limit` bytes:
-    then the oldest files are deleted."""
+    beyond that the oldest files are deleted."""
 
     folder: Path
     share: float = 0.05
@@ -41,40 +42,40 @@ class PromptSampling:
 
 
 class Samples:
-    """The prompts that were drawn, until they are written."""
+    """The sampled prompts, until they are written."""
 
     def __init__(self, sampling: PromptSampling, tokenizer: Any, seed: int | None = None) -> None:
         self.sampling, self._tokenizer = sampling, tokenizer
         self._random = Random(seed)
-        self._drawn: list[Prompt] = []
-        self._reading: set[asyncio.Task[None]] = set()
+        self._sampled: list[Prompt] = []
+        self._parsing: set[asyncio.Task[None]] = set()
         self._failed = False
 
     def draws(self) -> bool:
-        """Whether the next request is one of the sample."""
+        """Whether the next request is in the sample."""
         return self._random.random() < self.sampling.share
 
     def add(self, path: str, body: bytes) -> None:
-        """Take the prompts of an answered request; does not wait for that."""
+        """Add the prompts of an answered request, in the background."""
         task = asyncio.create_task(self._add(path, body))
-        self._reading.add(task)
-        task.add_done_callback(self._reading.discard)
+        self._parsing.add(task)
+        task.add_done_callback(self._parsing.discard)
 
     async def _add(self, path: str, body: bytes) -> None:
-        read = await asyncio.to_thread(self._read, path, body)
-        self._drawn += read  # not in one statement, which takes the list before it waits
-        if len(self._drawn) >= ROWS:
+        prompts = await asyncio.to_thread(self._prompts, path, body)
+        self._sampled += prompts  # `+= await` would read the list before it waits
+        if len(self._sampled) >= ROWS:
             await self.write()
 
     async def write(self) -> None:
-        """Write what was drawn since the last time."""
-        drawn, self._drawn = self._drawn, []
-        if drawn:
-            await asyncio.to_thread(self._write, drawn)
+        """Write the prompts sampled since the last call."""
+        sampled, self._sampled = self._sampled, []
+        if sampled:
+            await asyncio.to_thread(self._write, sampled)
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[None]:
-        """Write them during the block, and what is left at its end."""
+        """Write periodically during the block, and the rest at its end."""
 
         async def periodically() -> None:
             while True:
@@ -86,22 +87,23 @@ class Samples:
             yield
         finally:
             task.cancel()
-            await asyncio.gather(*self._reading)
+            await asyncio.gather(*self._parsing)
             await self.write()
 
-    def _read(self, path: str, body: bytes) -> list[Prompt]:
+    def _prompts(self, path: str, body: bytes) -> list[Prompt]:
         try:
-            if path == "/v1/chat/completions":
-                chat = ChatRequest.from_body(body)
+            if path == _CHATS:
+                chat = parse_body(ChatRequest, body)
                 messages = tuple(message.message for message in chat.messages)
-                asked = [Prompt(_id(), messages[-1].content, messages=messages)]
-                # Others are begun answers, or need more than their messages.
-                return asked if messages[-1].role == "user" and chat.plain else []
-            prompts = CompletionRequest.from_body(body).prompts
+                # Other chats are begun answers, or have more than their messages.
+                if messages[-1].role != "user" or not chat.text_only:
+                    return []
+                return [Prompt(uuid.uuid4().hex, messages[-1].content, messages=messages)]
+            prompts = parse_body(CompletionRequest, body).prompts
         except ApiError:  # it was answered by another version's rules
             return []
         texts = [p if isinstance(p, str) else self._tokenizer.decode(p) for p in prompts]
-        return [Prompt(_id(), text) for text in texts if text.strip()]
+        return [Prompt(uuid.uuid4().hex, text) for text in texts if text.strip()]
 
     def _write(self, prompts: list[Prompt]) -> None:
         try:
@@ -109,25 +111,19 @@ class Samples:
             keep_within(self.sampling.folder, self.sampling.limit)
             self._failed = False
         except OSError as error:
-            if not self._failed:  # said once, as long as it goes on
+            if not self._failed:  # one warning until it works again
                 logger.warning("%s: sampled prompts are lost: %s", self.sampling.folder, error)
             self._failed = True
-
-
-def _id() -> str:
-    return uuid.uuid4().hex
 
 
 class Sampler:
     """ASGI middleware: hands the bodies of some answered requests to `samples`."""
 
-    PATHS = ("/v1/completions", "/v1/chat/completions")
-
     def __init__(self, app: ASGIApp, samples: Samples) -> None:
         self.app, self.samples = app, samples
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wanted = scope["type"] == "http" and scope["path"] in self.PATHS
+        wanted = scope["type"] == "http" and scope["path"] in (_COMPLETIONS, _CHATS)
         if not wanted or not self.samples.draws():
             await self.app(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""What the routes share: what answers, under one model name; and that where it is an engine."""
+"""The service that the routes share, and the service of one engine."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from specdec_core.models.pair import Pair
 
 logger = logging.getLogger(__name__)
 
-_ARMS = 5.0  # seconds in which an engine says what its bandit has learned
-KEEP_SECONDS = 60  # between copies of what was learned while serving
+_ARMS = 5.0  # seconds that an engine may take to report its bandit's arms
+KEEP_SECONDS = 60  # between copies of the learned state
 
 
 class Described(Protocol):
-    """What is known of an engine without asking it."""
+    """The properties of an engine that never change."""
 
     @property
     def configuration(self) -> Configuration: ...
@@ -50,8 +50,8 @@ class Described(Protocol):
 
 
 class Service(ABC):
-    """Answers requests under one model name. `access` says who may ask for how much, `operation`
-    how it is operated."""
+    """Answers requests under one model name. `access` says which requests are answered, `operation`
+    how the server is operated."""
 
     def __init__(self, model: str, access: Access, operation: Operation) -> None:
         self.model, self.access, self.operation = model, access, operation
@@ -61,15 +61,15 @@ class Service(ABC):
     @property
     @abstractmethod
     def engine(self) -> Described:
-        """The one that new requests go to."""
+        """The engine that new requests go to."""
 
     @abstractmethod
     def running(self) -> AbstractAsyncContextManager[None]:
-        """It answers during the block."""
+        """Requests are answered during the block."""
 
     @abstractmethod
     async def health(self) -> Health:
-        """Whether requests are answered, and by what."""
+        """Whether requests are answered, and how."""
 
     @abstractmethod
     async def ready(self) -> bool:
@@ -77,39 +77,27 @@ class Service(ABC):
 
     @abstractmethod
     async def page(self) -> tuple[bytes, str]:
-        """What it counts, in Prometheus' text format, and the content type."""
+        """The metrics in Prometheus' text format, and the content type."""
 
     @abstractmethod
     async def begin(self, requests: Sequence[Request]) -> Stream:
-        """Put requests into the engine. Raises :class:`UserError`, :class:`QueueFull` and
+        """Submit requests to the engine. Raises :class:`UserError`, :class:`QueueFull` and
         :class:`EngineFailed`."""
 
     @abstractmethod
     async def deploy(self, deployment: Deployment, canary: float | None = None) -> Deployment:
         """Serve this from now on, or give it the share `canary` of the traffic. Raises
-        :class:`UserError`."""
+        :class:`UserError` and :class:`EngineFailed`."""
 
     @abstractmethod
     async def roll_back(self) -> Deployment:
-        """Serve again what was served before. Raises :class:`UserError`."""
+        """Serve the previous deployment again. Raises :class:`UserError` and
+        :class:`EngineFailed`."""
 
     @property
     def prompts(self) -> Prompts:
-        """Texts and chats as the model's tokens."""
+        """Turns texts and chats into the model's tokens."""
         return prompts_of(self.engine.pair.tokenizer)
-
-    def schema_limits(self) -> dict[str, dict[str, Any]]:
-        """The limits in the schemas of a request's parts, for the served pair."""
-        most = self.engine.max_length - 1
-        new = {"maximum": min(most, self.access.limits.tokens or most)}
-        return {
-            "ModelName": {"enum": [self.model]},
-            "NewTokens": new,
-            "NewTokensOrNone": new,
-            "LeastTokens": {"maximum": most},
-            "TokenId": {"minimum": 0, "maximum": self.engine.vocab_size - 1},
-            "TokenIds": {"maxItems": most},
-        }
 
     def check_model(self, name: str | None) -> None:
         """Raises :class:`ApiError` (404) for a model that is not served here."""
@@ -122,7 +110,7 @@ class Service(ABC):
             )
 
     async def submit(self, requests: Sequence[Request]) -> Stream:
-        """Put requests into the engine. Raises :class:`ApiError`."""
+        """Submit requests to the engine. Raises :class:`ApiError`."""
         try:
             return await self.begin(requests)
         except UserError as error:
@@ -146,12 +134,11 @@ class Service(ABC):
 
 
 class CompletionService(Service):
-    """Answers requests by an engine.
+    """Answers requests with one engine.
 
-    A bandit with memory of all requests learns from them. With `learned`, it starts from that file,
-    if it exists, and saves its state there. While `queue` requests wait, others are refused. The
-    engine's threads run on the CPU cores `cores`, if given. `access` says who may ask for how much;
-    a step may take `patience` seconds.
+    A bandit that learns over all requests starts from the file `learned`, if it exists, and saves
+    its state there. While `queue` requests wait, further ones are refused. The engine's threads run
+    on the CPU cores `cores`, if given. A step may take `patience` seconds.
     """
 
     def __init__(
@@ -180,19 +167,19 @@ class CompletionService(Service):
         return self.loop.engine
 
     def state(self) -> dict[str, Any] | None:
-        """The drafter's state that lasts over requests."""
+        """The drafter's state that is kept between requests."""
         return self.loop.current.state()
 
     def keep_learned(self) -> None:
-        """Save what the drafter has learned since it was saved last."""
+        """Save what the drafter has learned since the last call."""
         self.loop.current.keep_learned()
 
     def close(self) -> None:
-        """End the engine's process, if it has one of its own."""
+        """End the engine's process, if it has one."""
         self.loop.current.end()
 
     async def keep_learning(self) -> None:
-        """Save it periodically, so that little is lost however the server ends."""
+        """Save periodically, so that a killed server loses little."""
         while True:
             await asyncio.sleep(KEEP_SECONDS)
             try:

@@ -1,4 +1,4 @@
-"""A server that stops: it takes no more requests, says so, and finishes those under way."""
+"""A server that stops: it refuses new requests and finishes the running ones."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _STOPS = ApiError(
 
 
 class Stopping:
-    """Whether a server stops, and which requests are under way."""
+    """Whether a server stops, and its running requests."""
 
     def __init__(self) -> None:
         self.until: float | None = None  # by the event loop's clock; None: it does not stop
-        self.under_way = set[asyncio.Timeout]()
+        self.running = set[asyncio.Timeout]()
 
     async def within(self, seconds: float) -> None:
-        """Take no more requests. Returns once those under way have ended; what takes longer than
-        `seconds` from the first call is broken off."""
+        """Refuse new requests. Returns once the running ones have ended, or were cancelled
+        `seconds` after the first call."""
         if self.until is None:
             self.until = asyncio.get_running_loop().time() + seconds
-            for limit in self.under_way:
+            for limit in self.running:
                 limit.reschedule(self.until)
-        while self.under_way:
+        while self.running:
             await asyncio.sleep(_LOOK)
 
 
 class Admission:
-    """ASGI middleware: knows the requests under way, and refuses new ones when the server stops
-    (503). What may be looked at, and operating the server, goes on until its end."""
+    """ASGI middleware: knows the running requests, and refuses POST requests when the server stops
+    (503). GET requests, and those that operate the server, are answered until its end."""
 
     def __init__(self, app: ASGIApp, stopping: Stopping) -> None:
         self.app, self.stopping = app, stopping
@@ -53,8 +53,8 @@ class Admission:
             await answer(_STOPS)(scope, receive, send)
             return
         async with asyncio.timeout(None) as limit:
-            self.stopping.under_way.add(limit)
+            self.stopping.running.add(limit)
             try:
                 await self.app(scope, receive, send)
             finally:
-                self.stopping.under_way.discard(limit)
+                self.stopping.running.discard(limit)

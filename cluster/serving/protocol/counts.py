@@ -1,4 +1,4 @@
-"""What an answer says of its tokens: how many, and how they came about."""
+"""The counts of an answer: its tokens, and how they were decoded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from specdec_core.config import Configuration, distinct_labels, identity
 from specdec_core.tokens.statistics import Counts, Generation
 
-NOBODY = "nobody"  # drafts, in a range of a schedule
+NO_DRAFTER = "no drafter"  # the label of a range without speculation in a schedule
 
 
 def optional() -> Any:
@@ -20,7 +20,7 @@ def optional() -> Any:
 
 
 class PromptTokens(BaseModel):
-    cached_tokens: int  # which an earlier request's text in the cache began with
+    cached_tokens: int  # prefix-cache hits
 
 
 class Usage(BaseModel):
@@ -31,38 +31,34 @@ class Usage(BaseModel):
 
     @classmethod
     def of(cls, generations: Sequence[Generation], choices: int = 1) -> Usage:
-        """The sum over generations, of which `choices` after each other share a prompt."""
+        """The sum over generations. Each prompt has `choices` consecutive ones."""
         prompts = generations[::choices]
-        prompt = sum(g.prompt_tokens for g in prompts)
-        completion = sum(len(g.tokens) for g in generations)
-        return cls(
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            total_tokens=prompt + completion,
-            prompt_tokens_details=PromptTokens(cached_tokens=sum(g.cached_tokens for g in prompts)),
+        usage = cls.so_far(
+            sum(g.prompt_tokens for g in prompts), sum(len(g.tokens) for g in generations)
         )
+        cached = sum(g.cached_tokens for g in prompts)
+        usage.prompt_tokens_details = PromptTokens(cached_tokens=cached)
+        return usage
 
     @classmethod
     def so_far(cls, prompt: int, completion: int) -> Usage:
-        """Of one choice that is not finished."""
+        """The tokens of a choice that is not finished."""
         return cls(
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            total_tokens=prompt + completion,
+            prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion
         )
 
 
 class SpecDec(BaseModel):
-    """How the tokens came about, summed over the request's choices (rates as in `Counts`)."""
+    """How the tokens were decoded, summed over the request's choices (rates as in `Counts`)."""
 
     configuration: str  # its id
     lossless: bool
-    rounds: int  # forwards of the target, N_target
+    rounds: int  # forwards of the target model, N_target
     drafted: int
     accepted: int
     verification_rate: float
     mat: float
-    arms: dict[str, int] = {}  # rounds by who drafted, where that changes from round to round
+    arms: dict[str, int] = {}  # rounds of each drafter, where the drafter changes between rounds
 
     @classmethod
     def of(
@@ -71,8 +67,7 @@ class SpecDec(BaseModel):
         configuration: Configuration,
         arms: Iterable[tuple[Configuration, Mapping[int | None, int]]] = (),
     ) -> SpecDec:
-        """`arms` are the rounds by the arm that drafted, for each configuration that had a part in
-        them."""
+        """`arms` has the rounds of each arm, for every configuration that decoded some of them."""
         counts = Counts.of(generations)
         metrics = counts.metrics()
         return cls(
@@ -88,35 +83,37 @@ class SpecDec(BaseModel):
 
 
 def _by_label(arms: Iterable[tuple[Configuration, Mapping[int | None, int]]]) -> dict[str, int]:
-    """Rounds by the label of who drafted, where any drafter has arms."""
-    arms = list(arms)
-    rounds: Counter[str] = Counter()
+    """Rounds by the drafter's label, where any drafter has arms."""
+    rounds, several = Counter[str](), False
     for configuration, counts in arms:
+        several |= has_arms(configuration)
         for arm, count in counts.items():
             rounds[drafted_by(configuration, arm)] += count
-    return dict(rounds) if any(has_arms(configuration) for configuration, _ in arms) else {}
+    return dict(rounds) if several else {}
 
 
 def has_arms(configuration: Configuration) -> bool:
-    """Whether who drafts changes from round to round."""
+    """Whether the drafter changes between rounds."""
     drafter = configuration.drafter
     return drafter is not None and drafter.chosen(0) != drafter
 
 
 def drafted_by(configuration: Configuration, arm: int | None) -> str:
-    """The label of the arm of a configuration that drafted; its own where it has no arms."""
+    """The label of the arm that drafted; the configuration's own where it has no arms."""
     drafter = configuration.drafter
     if drafter is None or not has_arms(configuration):
         return configuration.label
-    return NOBODY if arm is None else distinct_labels(drafter.parts)[identity(drafter.chosen(arm))]
+    if arm is None:
+        return NO_DRAFTER
+    return distinct_labels(drafter.parts)[identity(drafter.chosen(arm))]
 
 
 class SpeculativeMetrics(BaseModel):
-    """vLLM's counts of the rounds that had candidates, summed over the request's choices.
-    `acceptance_histogram[j]` rounds kept j of them; `num_spec_tokens` is the longest path of
-    candidates in a round."""
+    """vLLM's counts of the rounds with candidate tokens, summed over the request's choices.
+    `acceptance_histogram[j]` rounds accepted j of them; `num_spec_tokens` is the longest path of
+    candidate tokens in a round."""
 
-    mean_acceptance_length: float  # tokens of a round, the target's own included
+    mean_acceptance_length: float  # tokens of a round, the target model's own included
     draft_acceptance_rate: float
     acceptance_histogram: list[int]
     num_spec_steps: int
@@ -142,10 +139,6 @@ class SpeculativeMetrics(BaseModel):
 
 
 class AnswerMetrics(BaseModel):
-    """As vLLM names it."""
+    """vLLM's name for the counts."""
 
     speculative_decoding: SpeculativeMetrics
-
-    @classmethod
-    def of(cls, generations: Sequence[Generation]) -> AnswerMetrics:
-        return cls(speculative_decoding=SpeculativeMetrics.of(generations))

@@ -1,15 +1,18 @@
-"""OpenAI's error object, and what is refused with it."""
+"""OpenAI's error object, and why a body is refused."""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Hashable, Mapping
+from functools import cache
+from typing import Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails as Found
 from pydantic_core import from_json
 
+Body = TypeVar("Body")
 ErrorType = Literal[
     "invalid_request_error", "authentication_error", "rate_limit_error", "server_error"
 ]
@@ -48,35 +51,54 @@ class ApiError(Exception):
 SERVER_ERROR = ApiError("the server failed to answer", status=500, type="server_error")
 
 
-def refusal(error: ValidationError, model: type[BaseModel], body: bytes) -> ApiError:
-    """The first thing wrong with a `body` of `model`, naming its key. All errors are listed for
-    that: the fields of requests keep them few."""
-    item = error.errors(include_url=False)[0]
-    reason = item["msg"].removeprefix("Value error, ")
-    if item["type"] == "json_invalid":
-        return ApiError(f"the body is not JSON: {item['ctx']['error']}")
-    if not item["loc"]:
+def conflict(param: str, reason: str) -> ApiError:
+    """The field `param` does not go together with another one."""
+    return ApiError(f"{param}: {reason}", param=param, code="conflicting_parameters")
+
+
+def parse_body(kind: type[Body], body: bytes) -> Body:
+    """Validate a request's body. `kind` is a model, or a union of models. Raises :class:`ApiError`
+    (400) with the wrong key as `param`."""
+    try:
+        return cast(Body, _adapter(cast(Hashable, kind)).validate_json(body))
+    except ValidationError as error:
+        raise _refusal(error, getattr(kind, "model_fields", {}), body) from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _refusal(error: ValidationError, fields: Mapping[str, FieldInfo], body: bytes) -> ApiError:
+    """The first error in a `body`, by its key. All errors are listed for that: the fields of
+    requests keep them few."""
+    first = error.errors(include_url=False)[0]
+    reason = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        return ApiError(f"the body is not JSON: {first['ctx']['error']}")
+    path = _path(first, from_json(body))
+    if not path:
         return ApiError(f"the body: {reason[:1].lower()}{reason[1:]}")
-    key = ".".join(_path(item, from_json(body)))
-    param = str(item["loc"][0])
-    if item["type"] == "extra_forbidden":
+    param, key = path[0], ".".join(path)
+    if first["type"] == "extra_forbidden":
         return ApiError(f"{key}: unknown key", param=param, code="unknown_parameter")
-    if item["type"] == "missing":
+    if first["type"] == "missing":
         return ApiError(f"{key}: required", param=param, code="missing_required_parameter")
-    if description := model.model_fields[param].description:
+    if param in fields and (description := fields[param].description):
         key, reason = param, f"expected {description}"
-    # A prompt of a megabyte should not come back in the error.
-    return ApiError(f"{key}: {reason} (got {reprlib.repr(item['input'])})", param=param)
+    # The value is shortened: a prompt may have a megabyte.
+    return ApiError(f"{key}: {reason} (got {reprlib.repr(first['input'])})", param=param)
 
 
-def _path(item: Found, value: Any) -> list[str]:
-    """Where in the body `value` it is: the validator's path without the names of alternatives."""
-    path, last = [], len(item["loc"]) - 1
-    for place, part in enumerate(item["loc"]):
+def _path(found: Found, value: Any) -> list[str]:
+    """The error's place in the body `value`: the validator's path without names of alternatives."""
+    path, last = [], len(found["loc"]) - 1
+    for place, part in enumerate(found["loc"]):
         many, named = isinstance(value, list), isinstance(value, dict)
         if part in (range(len(value)) if many else value if named else ()):
             value = value[part]
-        elif item["type"] != "missing" or place != last:
+        elif found["type"] != "missing" or place != last:
             continue
         path.append(str(part))
     return path

@@ -1,29 +1,24 @@
-"""The kinds of values that requests have, named as in `/openapi.json`."""
+"""The values that the fields of requests may have."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    model_validator,
-)
-from typing_extensions import TypeAliasType
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-MAX_BODY_BYTES = 8 * 2**20
 MAX_STOP_STRINGS = 4
 MAX_STOP_TOKENS = 64
 MAX_LOGPROBS = 20
-MAX_CHOICES = 32  # of a prompt
+MAX_CHOICES = 32  # for each prompt
+
+
+def neutral(expected: str) -> Any:
+    """An optional field. Clients send its neutral value; an error says what was `expected`."""
+    return Field(default=None, description=expected)
 
 
 def _only(wanted: bool) -> AfterValidator:
-    """Accepts this one value; a `Literal` would accept 0 for False."""
+    """Accepts one of the two values. A `Literal` would accept 0 for False, too."""
 
     def check(value: bool) -> bool:
         if value is not wanted:
@@ -33,30 +28,24 @@ def _only(wanted: bool) -> AfterValidator:
     return AfterValidator(check)
 
 
-No = Annotated[bool, _only(False), Field(json_schema_extra={"const": False})]
-Yes = Annotated[bool, _only(True), Field(json_schema_extra={"const": True})]
-
-
 def _whole(value: Any) -> Any:
     """JSON has one kind of number: 1.0 is an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+No = Annotated[bool, _only(False), Field(json_schema_extra={"const": False})]
+Yes = Annotated[bool, _only(True), Field(json_schema_extra={"const": True})]
 WHOLE = BeforeValidator(_whole)
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=0), WHOLE]
 One = Annotated[int, Field(ge=1, le=1), WHOLE]
-Unit = Annotated[float, Field(ge=1, le=1)]
+NewTokens = Annotated[int, Field(ge=1), WHOLE]
+TokenId = Annotated[int, WHOLE]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+TopP = Annotated[float, Field(gt=0, le=1)]
 Tops = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE]
-
-# Named, so that their schemas can have the limits of the model that is served.
-ModelName = TypeAliasType("ModelName", str)
-NewTokens = TypeAliasType("NewTokens", Annotated[int, Field(ge=1), WHOLE])
-NewTokensOrNone = TypeAliasType("NewTokensOrNone", Count)
-LeastTokens = TypeAliasType("LeastTokens", Count)
-TokenId = TypeAliasType("TokenId", Annotated[int, WHOLE])
-TokenIds = TypeAliasType("TokenIds", Annotated[list[TokenId], Field(min_length=1, fail_fast=True)])
+Empty = Annotated[list[Any], Field(max_length=0)]
 Bias = Annotated[
     dict[
         Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")],
@@ -74,8 +63,7 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_unknown_key(cls, value: Any) -> Any:
-        """One unknown key is enough to refuse it: each makes an error, and a body has room for a
-        million."""
+        """Keeps one unknown key. Each makes an error, and a body has room for a million."""
         if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
             return value
         known = {field.alias or name for name, field in cls.model_fields.items()}
@@ -88,52 +76,38 @@ class CacheOptions(Part):
 
 
 class Labels(Part):
-    """What OpenAI bills, caches and stores by. Nothing of it changes an answer here."""
+    """What OpenAI bills, caches and stores requests by. It does not change an answer here."""
 
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None  # prompts that begin alike share the cache by themselves
-    prompt_cache_options: CacheOptions | None = Field(
-        default=None, description='{"mode": "implicit"}; others are not supported'
+    prompt_cache_key: str | None = None  # prompts with a common prefix share the cache anyway
+    prompt_cache_options: CacheOptions | None = neutral(
+        '{"mode": "implicit"}; others are not supported'
     )
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None  # at most
-    service_tier: Literal["auto", "default"] | None = Field(
-        default=None, description='"auto" or "default"; there is one tier'
+    service_tier: Literal["auto", "default"] | None = neutral(
+        '"auto" or "default"; there is one tier'
     )
     metadata: dict[str, str] | None = Field(
         default=None, max_length=16, fail_fast=True, description="at most 16 strings by name"
     )
-    moderation: None = Field(default=None, description="null; moderation is not supported")
+    moderation: None = neutral("null; moderation is not supported")
+    user: str | None = None
 
 
 class StreamOptions(Part):
     include_usage: bool | None = False
-    include_obfuscation: bool | None = None  # of lengths; there is none
+    include_obfuscation: bool | None = None  # of lengths; it is not done
     continuous_usage_stats: bool | None = False
     include_rounds: bool | None = False
 
 
 class Speculation(Part):
-    """How one request is decoded; its text or distribution is the same either way."""
+    """How one request is decoded. Its output, or the output's distribution, does not change."""
 
     enabled: bool = True
-    max_tokens: Count | None = Field(
-        default=None, description="consecutive candidates a round, at most"
-    )
+    max_tokens: Count | None = neutral("the most consecutive candidate tokens in a round")
 
     @property
     def most(self) -> int | None:
-        """Candidates a round, at most; 0: none, None: as the configuration says."""
+        """Candidate tokens in a round, at most. 0: none, None: as the configuration says."""
         return self.max_tokens if self.enabled else 0
-
-
-def schema_rules(*rules: dict[str, Any]) -> dict[str, Any]:
-    """What a schema says of several keys together."""
-    return {"allOf": list(rules)}
-
-
-def needs(key: str, kinds: Sequence[dict[str, Any]], other: str) -> dict[str, Any]:
-    """The rule that `other` is true where `key` is one of these kinds of value."""
-    return {
-        "if": {"properties": {key: {"anyOf": list(kinds)}}, "required": [key]},
-        "then": {"properties": {other: {"const": True}}, "required": [other]},
-    }

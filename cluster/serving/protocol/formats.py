@@ -1,4 +1,4 @@
-"""What an answer's text must be: OpenAI's `response_format`, and a regular expression."""
+"""The format of an answer's text: OpenAI's `response_format`, or a regular expression."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class JsonObject(Part):
 
 
 class Schema(Part):
-    """A JSON schema. It is always kept to, with or without `strict`."""
+    """A JSON schema. The text always follows it, with or without `strict`."""
 
     name: str | None = None
     description: str | None = None
@@ -46,7 +46,7 @@ class JsonSchema(Part):
 
 
 class Regex(Part):
-    """The text as a whole matches the regular expression."""
+    """A regular expression for the text as a whole."""
 
     type: Literal["regex"]
     regex: Text

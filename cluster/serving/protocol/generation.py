@@ -1,20 +1,21 @@
-"""What requests for completions and for chats have in common."""
+"""What completions and chats have in common: fields of requests and of answers."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self, TypeVar
+from collections.abc import Iterable
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, model_validator
 
-from cluster.serving.protocol.errors import ApiError, refusal
+from cluster.serving.protocol.counts import AnswerMetrics, SpecDec, Usage, optional
+from cluster.serving.protocol.errors import ApiError, conflict
 from cluster.serving.protocol.fields import (
     MAX_CHOICES,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
     WHOLE,
     Bias,
-    LeastTokens,
-    ModelName,
+    Count,
     No,
     One,
     Part,
@@ -23,40 +24,25 @@ from cluster.serving.protocol.fields import (
     StreamOptions,
     Text,
     TokenId,
-    Unit,
+    TopP,
     Yes,
-    needs,
+    neutral,
 )
 from cluster.serving.protocol.formats import ResponseFormat
+from cluster.serving.protocol.rounds import StreamedRound
 from specdec_core.config import Sampling, Temperature
 from specdec_core.tokens.grammar import Grammar
 
-Body = TypeVar("Body", bound=BaseModel)
-
-STREAM_RULE = needs("stream_options", [{"type": "object"}], "stream")
 _SAMPLING = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
+    *("temperature", "top_p", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 
 
-def parse_body(model: type[Body], body: bytes) -> Body:
-    """Validate a request's body. Raises :class:`ApiError` (400) with the offending key as
-    `param`."""
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise refusal(error, model, body) from None
-
-
 class GenerationRequest(Part):
-    """A key left out or null takes the server's default."""
+    """A field that is missing or null takes the server's default."""
 
-    model: ModelName | None = None
+    model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = Field(
         default=None, description=f"an integer from 1 to {MAX_CHOICES}: choices of each prompt"
     )
@@ -64,62 +50,46 @@ class GenerationRequest(Part):
     stream_options: StreamOptions | None = None
     # How tokens are drawn.
     temperature: Temperature | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: TopP | None = None
     top_k: Annotated[int, Field(ge=-1), WHOLE] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    logit_bias: Bias | None = Field(
-        default=None, description="token ids as strings, with numbers from -100 to 100"
-    )
+    logit_bias: Bias | None = neutral("token ids as strings, with numbers from -100 to 100")
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
-    # Where the text ends.
+    # Where the output ends.
     stop: (
         Text | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None
-    ) = Field(
-        default=None,
-        description=f"a string, or at most {MAX_STOP_STRINGS} of them, none of them empty",
-    )
+    ) = neutral(f"a string, or at most {MAX_STOP_STRINGS} of them, none of them empty")
     stop_token_ids: (
         Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None
     ) = None
-    min_tokens: LeastTokens | None = None
+    min_tokens: Count | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
-    # What is done, and what is answered.
+    # How it is decoded, and what the answer has.
     speculative: Speculation | None = None
     return_token_ids: bool | None = None
-    user: str | None = None
-    # Clients send the neutral values of these.
-    best_of: One | None = Field(default=None, description="1; more is not supported")
-    use_beam_search: No | None = Field(default=None, description="false; true is not supported")
-    length_penalty: Unit | None = Field(default=None, description="1; others are not supported")
-    skip_special_tokens: Yes | None = Field(
-        default=None, description="true; false is not supported"
+    # Fields of which clients send the neutral values.
+    best_of: One | None = neutral("1; more is not supported")
+    use_beam_search: No | None = neutral("false; true is not supported")
+    length_penalty: Annotated[float, Field(ge=1, le=1)] | None = neutral(
+        "1; others are not supported"
     )
-    spaces_between_special_tokens: Yes | None = Field(
-        default=None, description="true; false is not supported"
-    )
-    include_stop_str_in_output: No | None = Field(
-        default=None, description="false; true is not supported"
-    )
+    skip_special_tokens: Yes | None = neutral("true; false is not supported")
+    spaces_between_special_tokens: Yes | None = neutral("true; false is not supported")
+    include_stop_str_in_output: No | None = neutral("false; true is not supported")
 
-    @field_validator("stream_options")
-    @classmethod
-    def _only_streaming(cls, value: StreamOptions | None, info: Any) -> StreamOptions | None:
-        if value is not None and not info.data.get("stream"):
-            raise ValueError("needs stream: true")
-        return value
-
-    @classmethod
-    def from_body(cls, body: bytes) -> Self:
-        """See :func:`parse_body`."""
-        return parse_body(cls, body)
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise conflict("stream_options", "needs stream: true")
+        return self
 
     @property
     def choices(self) -> int:
-        """Of each prompt."""
+        """Choices of each prompt."""
         return self.n or 1
 
     @property
@@ -128,33 +98,32 @@ class GenerationRequest(Part):
 
     @property
     def grammar(self) -> tuple[str, Grammar] | None:
-        """What the text must be, and the field that says so."""
+        """The grammar that the output must follow, and the field that asks for it."""
         grammar = self.response_format.grammar if self.response_format else None
         return None if grammar is None else ("response_format", grammar)
 
     @property
     def traced(self) -> bool:
-        """Whether the rounds are to be told."""
+        """Whether the stream has the rounds."""
         return bool(self.stream_options and self.stream_options.include_rounds)
 
     @property
     def most_tokens(self) -> int | None:
-        """New tokens of each choice that were asked for."""
+        """The most new tokens of each choice, where the request limits them."""
         raise NotImplementedError
 
     @property
     def tops(self) -> int | None:
-        """Most likely tokens to tell with each token; None: nothing of its probability."""
+        """The most likely tokens to list beside each token; None: no log-probabilities."""
         raise NotImplementedError
 
     @property
     def measures_prompt(self) -> bool:
-        """Whether to tell the same of the prompt's tokens."""
+        """Whether the answer has the log-probabilities of the prompt's tokens."""
         return False
 
     def sampling(self, default: Sampling, vocab_size: int) -> Sampling:
-        """The configuration's sampling, with what this request asks for. Raises
-        :class:`ApiError`."""
+        """The configuration's sampling, changed as this request asks. Raises :class:`ApiError`."""
         given: dict[str, Any] = {key: getattr(self, key) for key in _SAMPLING}
         given["top_k"] = None if self.top_k is None else max(self.top_k, 0)
         if self.logit_bias is not None:
@@ -164,7 +133,20 @@ class GenerationRequest(Part):
         return default.model_copy(update={k: v for k, v in given.items() if v is not None})
 
 
-def check_tokens(tokens: Any, vocab_size: int, param: str) -> None:
+class GenerationAnswer(BaseModel):
+    """A whole answer, or one event of a stream."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str  # the configuration's id
+    usage: Usage | None = None
+    specdec: SpecDec | None = optional()
+    metrics: AnswerMetrics | None = optional()
+    round: StreamedRound | None = optional()  # of an event
+
+
+def check_tokens(tokens: Iterable[int], vocab_size: int, param: str) -> None:
     """Raises :class:`ApiError` for tokens outside the vocabulary."""
     for token in tokens:
         if not 0 <= token < vocab_size:

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, in the shapes of both protocols."""
+"""Log-probabilities of tokens, in the shapes of completions and of chats."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _LEAST = -9999.0  # JSON has no infinity
 
 
 class CompletionLogprobs(BaseModel):
-    """Of a completion's tokens; of an echoed prompt's first one nothing is known. `text_offset`
-    counts characters of the tokens' texts."""
+    """The first token of an echoed prompt has no log-probability. `text_offset` counts characters
+    of the tokens' texts."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -41,15 +41,15 @@ class ChatLogprobs(BaseModel):
 
 
 class TokenTexts:
-    """Single tokens as texts."""
+    """The texts of single tokens."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.named = cache(self._named)
 
     def _named(self, token: int) -> tuple[str, list[int] | None]:
-        """A token's text and its bytes. One that is no whole character is called after its bytes,
-        as OpenAI does, for instance `bytes:\\xe2`; without known bytes by what decodes of it."""
+        """A token's text and its bytes. A token that is part of a character is named by its bytes,
+        as OpenAI does: `bytes:\\xe2`. Where they are unknown, its name is what decodes of it."""
         text = str(self.tokenizer.decode([token], skip_special_tokens=False))
         name = str(self.tokenizer.convert_ids_to_tokens(token))
         if REPLACEMENT not in text:
@@ -63,8 +63,8 @@ class TokenTexts:
     def completion(
         self, tokens: Sequence[TokenLogprobs], offset: int, unknown: int | None = None
     ) -> CompletionLogprobs:
-        """In the shape of `/v1/completions`; the first token's text is at `offset`. A token about
-        which nothing is known, `unknown`, comes before the others."""
+        """In the shape of `/v1/completions`. The first token's text is at `offset`. The token
+        `unknown`, without a log-probability, precedes `tokens`."""
         before = [] if unknown is None else [unknown]
         names = [self.named(token)[0] for token in (*before, *(e.token for e in tokens))]
         return CompletionLogprobs(
@@ -75,7 +75,8 @@ class TokenTexts:
         )
 
     def _tops(self, entry: TokenLogprobs) -> dict[str, float]:
-        """Of tokens with one name, the token's own value or else the most likely one's."""
+        """The most likely tokens by name. Of tokens with one name, the token itself counts, or else
+        the most likely one."""
         tops: dict[str, float] = {}
         for token, value in ((entry.token, entry.logprob), *entry.top):
             tops.setdefault(self.named(token)[0], max(value, _LEAST))
@@ -99,13 +100,13 @@ class TokenTexts:
 
 
 def _spaces(name: str, space: str = "▁") -> str:
-    """The spaces that a token begins with. SentencePiece's decoders leave one out where a text
-    begins, as that of a lone token does."""
+    """The spaces that a token begins with. SentencePiece's decoders leave out a space at the
+    beginning of a text, and so of a single token."""
     return " " * (len(name) - len(name.lstrip(space)))
 
 
 def _bytes_of(name: str) -> bytes | None:
-    """The bytes that the name of a token stands for, in byte-level BPE (a character a byte) or as
+    """The bytes of a token's name, in byte-level BPE (one character for each byte) or as
     SentencePiece's byte (`<0xE2>`); None for other names."""
     if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
         return bytes.fromhex(name[3:5])
@@ -117,8 +118,8 @@ def _bytes_of(name: str) -> bytes | None:
 
 @cache
 def _byte_letters() -> dict[str, int]:
-    """The byte of each character of byte-level BPE: printable ones stand for themselves, the other
-    bytes, in order, for characters from U+0100 on (GPT-2)."""
+    """The byte of each character of byte-level BPE: printable characters are their own bytes. The
+    other bytes have, in order, the characters from U+0100 on (GPT-2)."""
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     others = [byte for byte in range(256) if chr(byte) not in alphabet]
     letters = {chr(byte): byte for byte in range(256) if chr(byte) in alphabet}

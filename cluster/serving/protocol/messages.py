@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -14,8 +15,8 @@ _ROLES = {"developer": "system"}  # OpenAI's newer name
 _TEXTS = ("text", "refusal", "input_text", "output_text")
 
 
-def of_text(part: Any) -> Any:
-    """Refuses, in a sentence, what a part of a message may be elsewhere."""
+def text_only(part: Any) -> Any:
+    """Refuses, in a sentence, parts of a message that other servers take."""
     if isinstance(part, dict):
         kind = part.get("type")
         if isinstance(kind, str) and kind not in _TEXTS:
@@ -43,32 +44,29 @@ class RefusalPart(Part):
         return self.refusal
 
 
-def one_or_many(value: Any) -> str:
-    """Which alternative of a content is meant, so that errors are about that one."""
+def text_or_parts(value: Any) -> str:
+    """The alternative of a content that is meant, so that errors are about that one."""
     return "parts" if isinstance(value, list) else "text"
 
 
+ContentPart = Annotated[
+    Annotated[TextPart | RefusalPart, Field(discriminator="type")], BeforeValidator(text_only)
+]
 Content = Annotated[
     Annotated[str, Tag("text")]
-    | Annotated[
-        list[
-            Annotated[TextPart | RefusalPart, Field(discriminator="type"), BeforeValidator(of_text)]
-        ],
-        Field(min_length=1, fail_fast=True),
-        Tag("parts"),
-    ],
-    Discriminator(one_or_many),
+    | Annotated[list[ContentPart], Field(min_length=1, fail_fast=True), Tag("parts")],
+    Discriminator(text_or_parts),
 ]
 
 
 def joined(content: Any) -> str:
-    """The text of a content, its parts on lines of their own."""
+    """The text of a content, with one line for each part."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(part.text for part in content)
 
 
-class Said(Part):
+class PromptMessage(Part):
     """A message of the user or the system."""
 
     role: Literal["system", "developer", "user"]
@@ -81,13 +79,12 @@ class Said(Part):
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What a template reads of it."""
-        message = self.message
-        return {"role": message.role, "content": message.content, "name": message.name}
+        """The variables of a chat template."""
+        return asdict(self.message)
 
 
-class Answer(Part):
-    """A message of the model, with all that clients send back of what they were answered."""
+class AssistantMessage(Part):
+    """A message of the model, with all that clients send back of an answer."""
 
     role: Literal["assistant"]
     name: str | None = None
@@ -97,7 +94,7 @@ class Answer(Part):
     reasoning_content: str | None = None
     reasoning: str | None = None  # another server's name for the same
     annotations: list[Any] | None = None
-    parsed: Any = None  # of the content, by the client
+    parsed: Any = None  # the content as the client has parsed it
     audio: None = None
     function_call: None = None
 
@@ -107,18 +104,16 @@ class Answer(Part):
 
     @property
     def variables(self) -> dict[str, Any]:
-        """See :attr:`Said.variables`. Templates write the arguments of calls as JSON."""
+        """The variables of a chat template."""
         return {
-            "role": self.role,
-            "content": self.message.content,
-            "name": self.name,
+            **asdict(self.message),
             "reasoning_content": self.reasoning_content or self.reasoning,
             "tool_calls": [call.variables for call in self.tool_calls or ()] or None,
         }
 
 
-class ToolResult(Part):
-    """What a tool answered."""
+class ToolMessage(Part):
+    """The result of a tool call."""
 
     role: Literal["tool"]
     name: str | None = None
@@ -131,13 +126,8 @@ class ToolResult(Part):
 
     @property
     def variables(self) -> dict[str, Any]:
-        """See :attr:`Said.variables`."""
-        return {
-            "role": self.role,
-            "content": joined(self.content),
-            "name": self.name,
-            "tool_call_id": self.tool_call_id,
-        }
+        """The variables of a chat template."""
+        return {**asdict(self.message), "tool_call_id": self.tool_call_id}
 
 
-ChatMessage = Annotated[Said | Answer | ToolResult, Field(discriminator="role")]
+ChatMessage = Annotated[PromptMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]

@@ -7,46 +7,16 @@ from typing import Literal
 from pydantic import BaseModel
 
 
-class ModelPermission(BaseModel):
-    """What clients of vLLM's may ask for; of everybody the same."""
-
-    id: str
-    object: Literal["model_permission"] = "model_permission"
-    created: int
-    allow_create_engine: Literal[False] = False
-    allow_sampling: Literal[True] = True
-    allow_logprobs: Literal[True] = True
-    allow_search_indices: Literal[False] = False
-    allow_view: Literal[True] = True
-    allow_fine_tuning: Literal[False] = False
-    organization: Literal["*"] = "*"
-    group: None = None
-    is_blocking: Literal[False] = False
-
-
 class ModelCard(BaseModel):
-    """OpenAI's card, and what vLLM's has more. `root` is the hub id that the target came from; for
-    any other, the name that it is served under."""
+    """OpenAI's card, with two fields of vLLM's. `root` is the hub id of the target model; for a
+    model from elsewhere, the name that it is served under."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "specdec"
     root: str
-    parent: None = None
     max_model_len: int
-    permission: list[ModelPermission]
-
-    @classmethod
-    def of(cls, name: str, root: str, created: int, max_length: int) -> ModelCard:
-        permission = ModelPermission(id=f"modelperm-{name}", created=created)
-        return cls(
-            id=name,
-            created=created,
-            root=root,
-            max_model_len=max_length,
-            permission=[permission],
-        )
 
 
 class ModelList(BaseModel):
@@ -60,19 +30,19 @@ class Arm(BaseModel):
     arm: str
     rounds: int
     share: float
-    tokens: float | None  # of a round, on average
+    tokens: float | None  # in a round, on average
     per_millisecond: float | None  # tokens
 
 
 class CanaryState(BaseModel):
-    """How a challenger that gets a share of the traffic stands: over so many pairs of turns, how
-    many times faster than the champion it is, with an interval that holds at all times."""
+    """How a challenger with a share of the traffic compares with the champion: over n pairs of
+    interleaved turns, its speedup and the speedup's anytime-valid interval."""
 
     configuration: str  # its id
     label: str
     share: float
     state: Literal["running", "promoted", "dropped"]
-    reason: str  # why, where it is over
+    reason: str  # why it has ended
     pairs: int
     ratio: float | None
     low: float | None
@@ -92,17 +62,17 @@ class ReplicaHealth(BaseModel):
 
 
 class DriftAlarm(BaseModel):
-    """The traffic has changed: the mean of a signal before, and of the latest requests."""
+    """The traffic has changed: the mean of a signal before, and over the latest requests."""
 
     signal: str  # acceptance, prompt_tokens
     time: int
-    requests: int  # that it looked at
+    requests: int  # that were looked at
     before: float
     after: float
 
 
 class Health(BaseModel):
-    """Whether requests are answered, and by what."""
+    """Whether requests are answered, and how."""
 
     ready: bool
     model: str
@@ -110,26 +80,26 @@ class Health(BaseModel):
     label: str
     lossless: bool
     slots: int
-    queue: int  # choices that may wait; more requests are refused
+    queue: int  # choices that may wait; further requests are refused
     max_length: int
-    running: int  # choices that are waiting or being decoded
-    waiting: int  # of these, those without a slot
-    preemptions: int  # times a choice has made room for an older one in the cache
-    prefix_hits: int  # prompts that began like a text in the cache
-    prefix_tokens: int  # tokens of them that were not read again
-    cancelled: int  # HTTP requests given up by their clients
+    running: int  # choices that wait or are being decoded
+    waiting: int  # the part of `running` without a slot
+    preemptions: int  # choices that were preempted, for room in the KV cache
+    prefix_hits: int
+    prefix_tokens: int  # prompt tokens that were not prefilled again
+    cancelled: int  # HTTP requests whose clients disconnected
     chat: bool  # whether the tokenizer has a chat template
-    since: int  # when it began to decode by this configuration
-    source: str  # where that comes from
+    since: int  # when this configuration began to be served
+    source: str  # of the configuration
     version: int | None  # of the registered model
     certified: bool
-    certificate: str | None  # what it says
+    certificate: str | None  # its sentence
     switches: int  # times that the configuration was replaced
     restarts: int  # of an engine that had failed
     canary: CanaryState | None = None  # the last one
-    replicas: list[ReplicaHealth] = []  # where there are several; the counts are sums of theirs
+    replicas: list[ReplicaHealth] = []  # where there are several; the counts above are sums
     drift: list[DriftAlarm] = []  # the latest
-    arms: list[Arm] = []  # where a bandit with memory of all requests chooses who drafts
+    arms: list[Arm] = []  # of a bandit that learns over all requests
 
 
 class Ready(BaseModel):

@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/responses`, as values: text, without a state between requests."""
+"""OpenAI's `/v1/responses`: text, without a state between requests."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from cluster.serving.protocol.chat import MAX_MESSAGES, ChatRequest, Empty
+from cluster.serving.protocol.chat import MAX_MESSAGES, ChatRequest
 from cluster.serving.protocol.counts import AnswerMetrics, SpecDec, Usage, optional
-from cluster.serving.protocol.fields import Labels, ModelName, NewTokens, No, Part
+from cluster.serving.protocol.fields import Empty, Labels, NewTokens, No, Part, TopP, neutral
 from cluster.serving.protocol.formats import JsonObject, JsonSchema, Schema, TextFormat
 from cluster.serving.protocol.messages import (
-    Answer,
+    AssistantMessage,
     ChatMessage,
-    Said,
+    PromptMessage,
     joined,
-    of_text,
-    one_or_many,
+    text_only,
+    text_or_parts,
 )
 from specdec_core.config import Temperature
 
+_STATELESS = "null: nothing is stored here; give the whole conversation as input"
+
 
 class InputText(Part):
-    """A part of a message. What this server has answered has annotations and log-probabilities."""
+    """A part of a message. Parts of this server's answers have annotations and logprobs."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -30,8 +32,8 @@ class InputText(Part):
     logprobs: list[Any] | None = None
 
 
-def _message(item: Any) -> Any:
-    """Refuses, in a sentence, what an item may be elsewhere."""
+def _message_only(item: Any) -> Any:
+    """Refuses, in a sentence, items that OpenAI takes."""
     kind = item.get("type") if isinstance(item, dict) else None
     if isinstance(kind, str) and kind != "message":
         raise ValueError(f"an item of type {kind} is not supported: give messages of text")
@@ -44,13 +46,13 @@ class InputMessage(Part):
     content: Annotated[
         Annotated[str, Tag("text")]
         | Annotated[
-            list[Annotated[InputText, BeforeValidator(of_text)]],
+            list[Annotated[InputText, BeforeValidator(text_only)]],
             Field(min_length=1, fail_fast=True),
             Tag("parts"),
         ],
-        Discriminator(one_or_many),
+        Discriminator(text_or_parts),
     ]
-    # What this server has answered has these.
+    # Messages of this server's answers have these.
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: Literal["commentary", "final_answer"] | None = None
@@ -59,12 +61,12 @@ class InputMessage(Part):
     def of_chat(self) -> ChatMessage:
         text = joined(self.content)
         if self.role == "assistant":
-            return Answer(role=self.role, content=text)
-        return Said(role=self.role, content=text)
+            return AssistantMessage(role=self.role, content=text)
+        return PromptMessage(role=self.role, content=text)
 
 
 class ResponseSchema(Schema):
-    """A JSON schema, in this protocol beside its type."""
+    """A JSON schema. Here its keys stand beside its type."""
 
     type: Literal["json_schema"]
 
@@ -82,86 +84,70 @@ class Reasoning(Part):
 
 
 class ResponseStreamOptions(Part):
-    include_obfuscation: bool | None = None  # of lengths; there is none
+    include_obfuscation: bool | None = None  # of lengths; it is not done
 
 
 class ResponseRequest(Labels):
     """The body of `POST /v1/responses`."""
 
-    model: ModelName | None = None
+    model: str | None = None
     input: Annotated[
         Annotated[str, Tag("text")]
         | Annotated[
-            list[Annotated[InputMessage, BeforeValidator(_message)]],
+            list[Annotated[InputMessage, BeforeValidator(_message_only)]],
             Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
             Tag("parts"),
         ],
-        Discriminator(one_or_many),
+        Discriminator(text_or_parts),
     ]
     instructions: str | None = None
     max_output_tokens: NewTokens | None = None
     temperature: Temperature | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    text: TextConfig | None = Field(
-        default=None,
-        description='a format of type "text", "json_object" or "json_schema", and the verbosity'
-        ' "medium"',
+    top_p: TopP | None = None
+    text: TextConfig | None = neutral(
+        'a format of type "text", "json_object" or "json_schema", and the verbosity "medium"'
     )
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    user: str | None = None
-    store: bool | None = None  # nothing is, which the answer says
-    # Clients send the neutral values of these.
-    background: No | None = Field(default=None, description="false; true is not supported")
-    include: list[Literal["reasoning.encrypted_content"]] | None = Field(
-        default=None, description='[] or ["reasoning.encrypted_content"], of which there is none'
-    )
-    tools: Empty | None = Field(
-        default=None, description="[]; /v1/chat/completions takes functions as tools"
-    )
-    tool_choice: Literal["none", "auto"] | None = Field(
-        default=None, description='"none" or "auto"; tools are not supported'
-    )
+    store: bool | None = None  # the answer says that it is not stored
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
-    truncation: Literal["disabled"] | None = Field(
-        default=None, description='"disabled"; what is too long is refused'
+    # Fields of which clients send the neutral values.
+    background: No | None = neutral("false; true is not supported")
+    include: list[Literal["reasoning.encrypted_content"]] | None = neutral(
+        '[] or ["reasoning.encrypted_content"], of which there is none'
     )
-    reasoning: Reasoning | None = Field(
-        default=None, description='the effort "none" or "medium"; others are not supported'
+    tools: Empty | None = neutral("[]; /v1/chat/completions takes functions as tools")
+    tool_choice: Literal["none", "auto"] | None = neutral(
+        '"none" or "auto"; tools are not supported'
     )
-    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = Field(
-        default=None, description="0; /v1/chat/completions tells log-probabilities"
+    truncation: Literal["disabled"] | None = neutral('"disabled"; what is too long is refused')
+    reasoning: Reasoning | None = neutral('the effort "none" or "medium"; others are not supported')
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = neutral(
+        "0; /v1/chat/completions has log-probabilities"
     )
-    previous_response_id: None = Field(
-        default=None,
-        description="null: nothing is stored here; give the whole conversation as input",
-    )
-    conversation: None = Field(
-        default=None,
-        description="null: nothing is stored here; give the whole conversation as input",
-    )
-    prompt: None = Field(default=None, description="null; no prompts are stored here")
-    context_management: Empty | None = Field(
-        default=None, description="[]; context management is not supported"
-    )
-    access_programs: None = Field(default=None, description="null; they are not supported")
-    image: None = Field(default=None, description="null; images are not supported")
+    previous_response_id: None = neutral(_STATELESS)
+    conversation: None = neutral(_STATELESS)
+    prompt: None = neutral("null; no prompts are stored here")
+    context_management: Empty | None = neutral("[]; context management is not supported")
+    access_programs: None = neutral("null; they are not supported")
+    image: None = neutral("null; images are not supported")
 
     @property
     def chat(self) -> ChatRequest:
-        """The same as a chat."""
+        """The same request as a chat."""
         messages: list[ChatMessage] = []
         if self.instructions is not None:
-            messages.append(Said(role="system", content=self.instructions))
+            messages.append(PromptMessage(role="system", content=self.instructions))
         if isinstance(self.input, str):
-            messages.append(Said(role="user", content=self.input))
+            messages.append(PromptMessage(role="user", content=self.input))
         else:
             messages += [message.of_chat for message in self.input]
         wanted: Any = self.text.format if self.text else None
         if isinstance(wanted, ResponseSchema):
             wanted = JsonSchema(type="json_schema", json_schema=wanted)
         return ChatRequest(
+            model=self.model,
             messages=messages,
             max_completion_tokens=self.max_output_tokens,
             temperature=self.temperature,
@@ -220,7 +206,7 @@ class Incomplete(BaseModel):
 
 
 class Response(BaseModel):
-    """The answer, and what was asked for."""
+    """The answer, with the fields of the request."""
 
     id: str
     object: Literal["response"] = "response"
@@ -251,7 +237,7 @@ class Response(BaseModel):
 
 
 class ResponseEvent(BaseModel):
-    """One event of a stream; what it has beside this depends on its type, as at OpenAI."""
+    """One event of a stream. Its other fields depend on its type, as OpenAI's do."""
 
     model_config = ConfigDict(extra="allow")
 

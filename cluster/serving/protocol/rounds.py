@@ -1,5 +1,4 @@
-"""The rounds that a stream's tokens came from, where it is asked for with
-`stream_options.include_rounds`."""
+"""The rounds that a stream's tokens came from, for `stream_options.include_rounds`."""
 
 from __future__ import annotations
 
@@ -9,11 +8,10 @@ from specdec_core.tokens.token_tree import TokenOrigin
 
 
 class RoundToken(BaseModel):
-    """A new token. `probability` is the target's, of its logits as they are; `drafted` the
-    drafter's, where it drew the token and that is known. A `branch` is no first choice: it hangs
-    in the tree beside a candidate that was drawn before it."""
+    """A new token. `probability` is the target model's, before any warper; `drafted` the draft
+    model's, where it drew the token. A `branch` was not the first candidate drawn at its place."""
 
-    text: str  # may be completed by the next token's
+    text: str  # the next token may complete a character of it
     origin: TokenOrigin
     probability: float | None
     drafted: float | None
@@ -21,24 +19,25 @@ class RoundToken(BaseModel):
 
 
 class Candidate(BaseModel):
-    """A node of the draft tree; `parent` is its parent's number, -1 the text before the round."""
+    """A node of the draft tree. `parent` is the index of its parent, -1 the end of the sequence."""
 
     text: str
     parent: int
     origin: TokenOrigin
-    probability: float | None  # the drafter's
+    probability: float | None  # the draft model's
     accepted: bool
 
 
 class StreamedRound(BaseModel):
-    """One round of one choice. Times are those of the engine's step, which requests share."""
+    """One round of one choice. Times are those of the engine's step, which all its requests
+    share."""
 
     index: int  # of the choice
     tokens: list[RoundToken]
     candidates: list[Candidate]
     drafted: int
     accepted: int
-    arm: str | None  # who drafted, where that changes from round to round
+    arm: str | None  # the label of the drafter, where it changes between rounds
     milliseconds: float
     draft_milliseconds: float
     target_milliseconds: float

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Discriminator, Field, Tag
 
-from cluster.serving.protocol.chat import NOT_BOTH, Rendered
+from cluster.serving.protocol.chat import Rendered
 from cluster.serving.protocol.counts import optional
-from cluster.serving.protocol.fields import ModelName, Part, TokenId, schema_rules
+from cluster.serving.protocol.fields import Part, TokenId
 
 
-class TokenizeRequest(Part):
+class TokenizeTextRequest(Part):
     """A text to cut into tokens."""
 
-    model: ModelName | None = None
+    model: str | None = None
     prompt: str
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -23,10 +23,19 @@ class TokenizeRequest(Part):
 class TokenizeChatRequest(Rendered):
     """Messages to render and cut into tokens."""
 
-    model_config = ConfigDict(json_schema_extra=schema_rules(NOT_BOTH))
-
-    model: ModelName | None = None
+    model: str | None = None
     return_token_strs: bool | None = None
+
+
+def _kind(body: Any) -> str:
+    chat = isinstance(body, TokenizeChatRequest) or (isinstance(body, dict) and "messages" in body)
+    return "a chat" if chat else "a text"
+
+
+TokenizeRequest = Annotated[
+    Annotated[TokenizeTextRequest, Tag("a text")] | Annotated[TokenizeChatRequest, Tag("a chat")],
+    Discriminator(_kind),
+]
 
 
 class Tokens(BaseModel):
@@ -37,7 +46,7 @@ class Tokens(BaseModel):
 
 
 class DetokenizeRequest(Part):
-    model: ModelName | None = None
+    model: str | None = None
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 

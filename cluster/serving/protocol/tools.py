@@ -1,4 +1,4 @@
-"""Tools that a chat offers to the model, and the calls that its text has of them."""
+"""The tools that a chat offers to the model, and the calls in the model's text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ToolFunction(Part):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None  # a JSON schema
-    strict: bool | None = None  # a call that has to be is always strict
+    strict: bool | None = None  # a required call is always strict
 
 
 class Tool(Part):
@@ -34,14 +34,16 @@ class NamedFunction(Part):
 
 
 class NamedTool(Part):
+    """The choice of one tool."""
+
     type: Literal["function"]
     function: NamedFunction
 
 
 class CalledFunction(Part):
     name: str
-    arguments: str  # JSON, if the model wrote JSON
-    parsed_arguments: Any = optional()  # by the client
+    arguments: str  # JSON, unless the model has written something else
+    parsed_arguments: Any = optional()  # the arguments as the client has parsed them
 
 
 class ToolCall(Part):
@@ -52,19 +54,19 @@ class ToolCall(Part):
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What templates read of it: the arguments as values, which they write as JSON."""
+        """The variables of a chat template, which writes the arguments as JSON."""
         arguments: Any = self.function.arguments
         try:
             value = json.loads(arguments)
             arguments = value if isinstance(value, dict) else arguments
         except (ValueError, RecursionError):
-            pass  # a model may write what is not JSON; the template then writes the same text
+            pass  # not JSON: the template writes the same text again
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": self.id, "type": self.type, "function": function}
 
 
 class ToolCallDelta(BaseModel):
-    """A call in an event of a stream, whole."""
+    """A whole call in an event of a stream."""
 
     index: int
     id: str
@@ -73,8 +75,8 @@ class ToolCallDelta(BaseModel):
 
 
 class CallSyntax(NamedTuple):
-    """How a model writes its calls: between two marks (without a second one, to the end of the
-    text), or as a text of nothing else."""
+    """How a model writes its calls: between two marks, or from a mark to the end of the text.
+    Without marks, the text is nothing but calls."""
 
     opening: str = ""
     closing: str = ""
@@ -95,13 +97,13 @@ _SYNTAXES = {
 
 
 def syntax_of(written: str) -> CallSyntax | None:
-    """The syntax in which a template has written :data:`PROBE`; None for another one."""
+    """The syntax in which a template has written :data:`PROBE`; None for an unknown one."""
     return next((own for known, own in _SYNTAXES.items() if re.search(known, written)), None)
 
 
 def call_grammar(tools: Sequence[Tool]) -> Grammar:
-    """A call of one of the tools, as JSON and nothing else. Each schema is a document of its own,
-    so that its references hold."""
+    """A call of one of the tools, as JSON and nothing else. Each schema is a separate document, so
+    that its references resolve."""
     rules = [f"start: {' | '.join(f'call_{n}' for n in range(len(tools)))}"]
     for n, tool in enumerate(tools):
         schema = {"type": "object", **(tool.function.parameters or {})}
@@ -113,69 +115,69 @@ def call_grammar(tools: Sequence[Tool]) -> Grammar:
 
 
 class CallReader:
-    """Separates the calls from the text of one answer while it comes. What looks like a call, and
-    is none of a tool that there is, remains text."""
+    """Separates the calls from the text of an answer while it is written. Text that looks like a
+    call, but not of a known tool, stays text."""
 
     def __init__(self, syntax: CallSyntax, tools: Iterable[Tool], parallel: bool = True) -> None:
         self._syntax = syntax
         self._names = {tool.function.name for tool in tools}
         self._parallel = parallel
         self._held = ""
-        self._within = False  # a call
-        self._plain = False  # no call can come any more
+        self._in_call = False
+        self._plain = False  # no call can follow
         self.count = 0  # calls so far
 
     def push(self, text: str, last: bool = False) -> tuple[str, list[ToolCall]]:
-        """The text and the calls that are certain with this more of the answer."""
+        """Add `text` to the answer. Returns the text and the calls that are now certain."""
         self._held += text
-        said, calls = "", []
-        while (piece := self._next(last)) is not None:
-            if isinstance(piece, str):
-                said += piece
-            else:
-                calls += piece
-        return said, calls
+        plain, calls = "", list[ToolCall]()
+        while self._held:
+            if not self._in_call:
+                before = self._text_before_call(last)
+                plain, self._held = plain + self._held[:before], self._held[before:]
+                if not self._in_call:
+                    break
+            if (whole := self._whole_call(last)) is None:
+                break
+            found = self._parse(whole)
+            calls += found
+            plain += "" if found else whole
+        return plain, calls
 
-    def _next(self, last: bool) -> str | list[ToolCall] | None:
-        """The next piece that is certain; None: nothing is."""
-        if not self._held:
-            return None
-        if not self._within:
-            before = self._before(last)
-            said, self._held = self._held[:before], self._held[before:]
-            return said or (self._next(last) if self._within else None)
-        opening, closing = self._syntax
-        end = self._held.find(closing, len(opening)) if closing else -1
-        if end < 0 and not last:
-            return None
-        whole = self._held[: end + len(closing)] if end >= 0 else self._held
-        self._held, self._within = self._held[len(whole) :], False
-        self._plain = not closing
-        body = whole.removeprefix(opening).removesuffix(closing)
-        return self._calls(body) or whole
-
-    def _before(self, last: bool) -> int:
-        """How much of what is held comes before a call, for certain."""
+    def _text_before_call(self, last: bool) -> int:
+        """The number of held characters that certainly come before a call."""
         opening = self._syntax.opening
         if self._plain:
             return len(self._held)
         if not opening:
             begun = self._held.lstrip()
-            self._within = begun.startswith("{")
-            self._plain = bool(begun) and not self._within
-            return 0 if self._within or (not begun and not last) else len(self._held)
+            self._in_call = begun.startswith("{")
+            self._plain = bool(begun) and not self._in_call
+            return 0 if self._in_call or (not begun and not last) else len(self._held)
         if (at := self._held.find(opening)) >= 0:
-            self._within = True
+            self._in_call = True
             return at
         most = 0 if last else min(len(opening) - 1, len(self._held))
         tail = next((n for n in range(most, 0, -1) if opening.startswith(self._held[-n:])), 0)
         return len(self._held) - tail
 
-    def _calls(self, text: str) -> list[ToolCall]:
-        """The calls in `text`; none where it has anything else."""
+    def _whole_call(self, last: bool) -> str | None:
+        """The call that the held text begins with, marks included; None while it is incomplete."""
+        opening, closing = self._syntax
+        end = self._held.find(closing, len(opening)) if closing else -1
+        if end < 0 and not last:
+            return None
+        size = end + len(closing) if end >= 0 else len(self._held)
+        whole, self._held = self._held[:size], self._held[size:]
+        self._in_call, self._plain = False, not closing
+        return whole
+
+    def _parse(self, whole: str) -> list[ToolCall]:
+        """The calls in `whole`; none where it has anything else."""
+        opening, closing = self._syntax
         calls = []
         try:
-            for value in _values(text):
+            for value in _values(whole.removeprefix(opening).removesuffix(closing)):
                 arguments = value.get("arguments", value.get("parameters"))
                 if value["name"] not in self._names or not isinstance(arguments, dict):
                     return []
@@ -183,14 +185,15 @@ class CallReader:
                 function = CalledFunction(name=value["name"], arguments=written)
                 calls.append(ToolCall(id=uuid.uuid4().hex[:9], function=function))
         except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
-            return []  # not JSON, or not of a call
-        taken = calls if self._parallel else calls[: max(1 - self.count, 0)]
-        self.count += len(taken)
-        return taken
+            return []  # not JSON, or not a call
+        if not self._parallel:
+            calls = calls[: max(1 - self.count, 0)]
+        self.count += len(calls)
+        return calls
 
 
 def _values(text: str) -> Iterable[Any]:
-    """The JSON values in `text`, those of lists one by one. Raises :class:`ValueError`."""
+    """The JSON values in `text`; of a list, its values. Raises :class:`ValueError`."""
     rest = text.strip(" \t\r\n;")
     while rest:
         value, end = json.JSONDecoder().raw_decode(rest)

@@ -20,7 +20,7 @@ from cluster.serving.deployment import (
     check_servable,
     serving,
 )
-from cluster.serving.protocol.fields import MAX_BODY_BYTES
+from cluster.serving.http.bodies import MAX_BODY_BYTES
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings

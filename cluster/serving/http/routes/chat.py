@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.requests import Request as HttpRequest
 
-from cluster.serving.http.answer import ChoicesAnswer
-from cluster.serving.http.bodies import SMALL, read_body, soon
+from cluster.serving.http.answer import ChoicesAnswer, respond
+from cluster.serving.http.bodies import JsonRequest, JsonRoute
 from cluster.serving.http.choices import choices
-from cluster.serving.http.openapi import CHAT, body_of
+from cluster.serving.http.openapi import streamed
 from cluster.serving.http.service import Service
 from cluster.serving.protocol.chat import (
     Answered,
@@ -32,22 +31,13 @@ from specdec_core.tokens.statistics import Generation, TokenLogprobs
 
 def router(service: Service) -> APIRouter:
     """`/v1/chat/completions`."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=JsonRoute)
 
     @routes.post(
-        "/v1/chat/completions",
-        response_model=ChatCompletion,
-        responses=CHAT,
-        openapi_extra=body_of(ChatRequest),
+        "/v1/chat/completions", response_model=ChatCompletion, responses=streamed(ChatChunk)
     )
-    async def chat(request: HttpRequest) -> Any:
-        content = await read_body(request)
-        small = len(content) <= SMALL
-        body = await soon(small, ChatRequest.from_body, content)
-        service.check_model(body.model)
-        quick = small and body.response_format is None and not body.offered
-        asked = await soon(quick, chat_requests, service, body)
-        return await ChatAnswer(service, body, asked).respond(request.state.account)
+    async def chat(body: ChatRequest, request: JsonRequest) -> Any:
+        return await respond(service, request, body, ChatAnswer)
 
     return routes
 
@@ -57,7 +47,7 @@ def chat_requests(service: Service, body: ChatRequest) -> list[Request]:
     prompts = service.prompts
     prompt = prompts.of_chat(body, service.engine.max_length)
     shown: frozenset[int] = frozenset()
-    if body.offered and not body.demanded:
+    if body.offered and not body.required:
         if prompts.call_syntax is None:
             raise ApiError(
                 "tools: in what format this model writes calls is not known here; with tool_choice"
@@ -72,25 +62,16 @@ def chat_requests(service: Service, body: ChatRequest) -> list[Request]:
 class ChatAnswer(ChoicesAnswer[ChatRequest]):
     prefix = "chatcmpl"
 
-    def __init__(self, service: Service, body: ChatRequest, requests: Sequence[Request]) -> None:
-        super().__init__(service, body, requests)
-        # A call that has to be is JSON and nothing else.
-        syntax = CallSyntax() if body.demanded else self.prompts.call_syntax
+    def __init__(self, service: Service, body: ChatRequest) -> None:
+        super().__init__(service, body, chat_requests(service, body))
+        # A required call is JSON and nothing else.
+        syntax = CallSyntax() if body.required else self.prompts.call_syntax
         parallel = body.parallel_tool_calls is not False
         self._readers = [
             CallReader(syntax, body.offered, parallel) if syntax and body.offered else None
-            for _ in requests
+            for _ in self.requests
         ]
-
-    def _read(
-        self, index: int, text: str, finished: Generation | None
-    ) -> tuple[str, list[ToolCall], FinishReason | None]:
-        """What of this text of a choice is no call, the calls, and why the choice ends."""
-        reason: FinishReason | None = finished.ended if finished else None
-        if (reader := self._readers[index]) is None:
-            return text, [], reason
-        said, calls = reader.push(text, finished is not None)
-        return said, calls, "tool_calls" if reason == "stop" and reader.count else reason
+        self._prompt_tokens = list(self.requests[0].tokens) if body.return_token_ids else None
 
     def choice(self, index: int, generation: Generation) -> ChatChoice:
         text, calls, reason = self._read(index, generation.text, generation)
@@ -104,8 +85,8 @@ class ChatAnswer(ChoicesAnswer[ChatRequest]):
         )
 
     def opening(self, index: int, prompt: Sequence[TokenLogprobs] | None) -> DeltaChoice:
-        told: list[int] | None = [] if self.body.return_token_ids else None
-        return DeltaChoice(index=index, delta=Delta(role="assistant", content=""), token_ids=told)
+        tokens: list[int] | None = [] if self.body.return_token_ids else None
+        return DeltaChoice(index=index, delta=Delta(role="assistant", content=""), token_ids=tokens)
 
     def part(self, index: int, chunk: Chunk) -> DeltaChoice:
         reader = self._readers[index]
@@ -124,22 +105,23 @@ class ChatAnswer(ChoicesAnswer[ChatRequest]):
         )
 
     def whole(self, choices: list[Any], **fields: Any) -> ChatCompletion:
-        return ChatCompletion(
-            choices=choices, prompt_token_ids=self._prompt_tokens, **self.common, **fields
-        )
+        tokens = self._prompt_tokens
+        return ChatCompletion(choices=choices, prompt_token_ids=tokens, **self.common, **fields)
 
     def event(self, choices: list[Any], **fields: Any) -> ChatChunk:
         opens = any(choice.delta.role for choice in choices)
-        return ChatChunk(
-            choices=choices,
-            prompt_token_ids=self._prompt_tokens if opens else None,
-            **self.common,
-            **fields,
-        )
+        tokens = self._prompt_tokens if opens else None
+        return ChatChunk(choices=choices, prompt_token_ids=tokens, **self.common, **fields)
 
-    @property
-    def _prompt_tokens(self) -> list[int] | None:
-        return list(self.requests[0].tokens) if self.body.return_token_ids else None
+    def _read(
+        self, index: int, text: str, finished: Generation | None
+    ) -> tuple[str, list[ToolCall], FinishReason | None]:
+        """The text of a choice without its calls, the calls, and why the choice ends."""
+        reason: FinishReason | None = finished.ended if finished else None
+        if (reader := self._readers[index]) is None:
+            return text, [], reason
+        plain, calls = reader.push(text, finished is not None)
+        return plain, calls, "tool_calls" if reason == "stop" and reader.count else reason
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs] | None) -> ChatLogprobs | None:
         return None if tokens is None else self.prompts.texts.chat(tokens)

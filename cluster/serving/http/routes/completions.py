@@ -1,4 +1,4 @@
-"""OpenAI's completions: a text goes on."""
+"""OpenAI's completions: a text is continued."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
-from starlette.requests import Request as HttpRequest
 
-from cluster.serving.http.answer import ChoicesAnswer
-from cluster.serving.http.bodies import SMALL, read_body, soon
+from cluster.serving.http.answer import ChoicesAnswer, respond
+from cluster.serving.http.bodies import JsonRequest, JsonRoute
 from cluster.serving.http.choices import choices
-from cluster.serving.http.openapi import COMPLETION, body_of
+from cluster.serving.http.openapi import streamed
 from cluster.serving.http.service import Service
 from cluster.serving.protocol.completions import (
     DEFAULT_MAX_TOKENS,
@@ -27,47 +26,32 @@ from specdec_core.tokens.statistics import Generation, TokenLogprobs
 
 def router(service: Service) -> APIRouter:
     """`/v1/completions`."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=JsonRoute)
 
-    def requests(body: CompletionRequest) -> list[Request]:
-        for prompt in body.prompts:
-            if not isinstance(prompt, str):
-                check_tokens(prompt, service.engine.vocab_size, "prompt")
-        prompts = [
-            service.prompts.of_text(prompt, service.engine.max_length, body.add_special_tokens)
-            if isinstance(prompt, str)
-            else tuple(prompt)
-            for prompt in body.prompts
-        ]
-        return choices(service, body, prompts, DEFAULT_MAX_TOKENS)
-
-    @routes.post(
-        "/v1/completions",
-        response_model=Completion,
-        responses=COMPLETION,
-        openapi_extra=body_of(CompletionRequest),
-    )
-    async def completions(request: HttpRequest) -> Any:
-        # The body is read here so that curl without a content type works and errors are OpenAI's.
-        content = await read_body(request)
-        small = len(content) <= SMALL
-        body = await soon(small, CompletionRequest.from_body, content)
-        service.check_model(body.model)
-        # Encoding a long prompt, or compiling a grammar, takes a while: not on the event loop.
-        asked = await soon(small and body.response_format is None, requests, body)
-        return await CompletionAnswer(service, body, asked).respond(request.state.account)
+    @routes.post("/v1/completions", response_model=Completion, responses=streamed(Completion))
+    async def completions(body: CompletionRequest, request: JsonRequest) -> Any:
+        return await respond(service, request, body, CompletionAnswer)
 
     return routes
+
+
+def _requests(service: Service, body: CompletionRequest) -> list[Request]:
+    most, prompts = service.engine.max_length, []
+    for prompt in body.prompts:
+        if isinstance(prompt, str):
+            prompts.append(service.prompts.of_text(prompt, most, body.add_special_tokens))
+        else:
+            check_tokens(prompt, service.engine.vocab_size, "prompt")
+            prompts.append(tuple(prompt))
+    return choices(service, body, prompts, DEFAULT_MAX_TOKENS)
 
 
 class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
     prefix = "cmpl"
 
-    def __init__(
-        self, service: Service, body: CompletionRequest, requests: Sequence[Request]
-    ) -> None:
-        super().__init__(service, body, requests)
-        self._offsets = [0] * len(requests)  # of the next token's text
+    def __init__(self, service: Service, body: CompletionRequest) -> None:
+        super().__init__(service, body, _requests(service, body))
+        self._offsets = [0] * len(self.requests)  # of the next token's text
 
     def choice(self, index: int, generation: Generation) -> CompletionChoice:
         return CompletionChoice(
@@ -85,13 +69,12 @@ class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
         text, tokens = self._echoed(index), self._prompt_tokens(index)
         if not text and tokens is None and prompt is None:
             return None
-        told: list[int] | None = None if tokens is None else []
         return CompletionChoice(
             index=index,
             text=text,
             logprobs=self._logprobs(index, None, prompt),
             prompt_token_ids=tokens,
-            token_ids=told,
+            token_ids=None if tokens is None else [],
         )
 
     def part(self, index: int, chunk: Chunk) -> CompletionChoice:
@@ -109,13 +92,11 @@ class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
     event = whole
 
     def _echoed(self, index: int) -> str:
-        """The beginning of a choice's text."""
+        """The prompt, where the choice's text begins with it."""
         if not self.body.echo:
             return ""
         prompt = self.body.prompts[index // self.body.choices]
-        if isinstance(prompt, str):
-            return prompt
-        return str(self.prompts.tokenizer.decode(prompt))
+        return prompt if isinstance(prompt, str) else str(self.prompts.tokenizer.decode(prompt))
 
     def _prompt_tokens(self, index: int) -> list[int] | None:
         return list(self.requests[index].tokens) if self.body.return_token_ids else None
@@ -126,7 +107,7 @@ class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
         tokens: Sequence[TokenLogprobs] | None,
         prompt: Sequence[TokenLogprobs] | None = None,
     ) -> CompletionLogprobs | None:
-        """Those of new tokens, behind those of the whole prompt where these are told."""
+        """The log-probabilities of new tokens, after those of the whole prompt if given."""
         if tokens is None and prompt is None:
             return None
         unknown = None if prompt is None else self.requests[index].tokens[0]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 from fastapi import APIRouter, Response
 
 from cluster.serving.http.openapi import PLAIN
 from cluster.serving.http.service import Service
-from cluster.serving.protocol.models import Health, Ready, Version
+from cluster.serving.protocol.models import Health, Ready
 
 
 def router(service: Service) -> APIRouter:
-    """`/health`, `/ready` and `/version`."""
+    """`/health` and `/ready`."""
     routes = APIRouter()
 
     @routes.get(
@@ -27,21 +25,11 @@ def router(service: Service) -> APIRouter:
 
     @routes.get(
         "/ready",
-        responses={
-            503: {
-                "model": Ready,
-                "description": "Requests are not answered, or so many wait that more are refused.",
-                "content": PLAIN,
-            }
-        },
+        responses={503: {"model": Ready, "description": "Requests are refused.", "content": PLAIN}},
     )
     async def ready(response: Response) -> Ready:
         answers = service.stopping.until is None and await service.ready()
         response.status_code = 200 if answers else 503
         return Ready(ready=answers)
-
-    @routes.get("/version")
-    async def versions() -> Version:
-        return Version(version=version("specdec"))
 
     return routes

@@ -1,31 +1,44 @@
-"""The model that is served."""
+"""The served model, the server's version and its counts."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-from starlette.requests import Request as HttpRequest
+from importlib.metadata import version
 
-from cluster.serving.http.openapi import MODEL, MODEL_NAME
+from fastapi import APIRouter, Response
+
+from cluster.serving.http.openapi import PLAIN
 from cluster.serving.http.service import Service
-from cluster.serving.protocol.models import ModelCard, ModelList
+from cluster.serving.protocol.models import ModelCard, ModelList, Version
 from specdec_core.models.location import hub_id
 
 
 def router(service: Service) -> APIRouter:
-    """`/v1/models`."""
+    """`/v1/models`, `/version` and `/metrics`."""
     routes = APIRouter()
-
-    def card() -> ModelCard:
-        root = hub_id(service.engine.pair.spec.target) or service.model
-        return ModelCard.of(service.model, root, service.started, service.engine.max_length)
 
     @routes.get("/v1/models")
     async def models() -> ModelList:
-        return ModelList(data=[card()])
+        card = ModelCard(
+            id=service.model,
+            created=service.started,
+            root=hub_id(service.engine.pair.spec.target) or service.model,
+            max_model_len=service.engine.max_length,
+        )
+        return ModelList(data=[card])
 
-    @routes.get("/v1/models/{name:path}", responses=MODEL, openapi_extra=MODEL_NAME)
-    async def model(request: HttpRequest) -> ModelCard:
-        service.check_model(request.path_params["name"])
-        return card()
+    @routes.get("/v1/models/{name:path}")
+    async def model(name: str) -> ModelCard:
+        service.check_model(name)
+        (card,) = (await models()).data
+        return card
+
+    @routes.get("/version")
+    async def versions() -> Version:
+        return Version(version=version("specdec"))
+
+    @routes.get("/metrics", response_class=Response, responses={200: {"content": PLAIN}})
+    async def metrics() -> Response:
+        page, content_type = await service.page()
+        return Response(page, headers={"content-type": content_type})
 
     return routes

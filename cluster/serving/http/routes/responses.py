@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from itertools import count
 from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel
-from starlette.requests import Request as HttpRequest
 
-from cluster.serving.http.answer import HttpAnswer
-from cluster.serving.http.bodies import SMALL, read_body, soon
-from cluster.serving.http.openapi import RESPONSE, body_of
+from cluster.serving.http.answer import Chunks, HttpAnswer, respond
+from cluster.serving.http.bodies import JsonRequest, JsonRoute
+from cluster.serving.http.openapi import streamed
 from cluster.serving.http.routes.chat import chat_requests
 from cluster.serving.http.service import Service
 from cluster.serving.protocol.chat import ChatRequest
 from cluster.serving.protocol.counts import Usage
-from cluster.serving.protocol.generation import parse_body
 from cluster.serving.protocol.responses import (
     Incomplete,
     OutputMessage,
@@ -29,29 +27,16 @@ from cluster.serving.protocol.responses import (
     ResponseRequest,
     ResponseUsage,
 )
-from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Generation
 
 
 def router(service: Service) -> APIRouter:
     """`/v1/responses`."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=JsonRoute)
 
-    @routes.post(
-        "/v1/responses",
-        response_model=Response,
-        responses=RESPONSE,
-        openapi_extra=body_of(ResponseRequest),
-    )
-    async def responses(request: HttpRequest) -> Any:
-        content = await read_body(request)
-        small = len(content) <= SMALL
-        asked = await soon(small, parse_body, ResponseRequest, content)
-        service.check_model(asked.model)
-        chat = asked.chat
-        requests = await soon(small and chat.response_format is None, chat_requests, service, chat)
-        answer = ResponseAnswer(service, asked, chat, requests)
-        return await answer.respond(request.state.account)
+    @routes.post("/v1/responses", response_model=Response, responses=streamed(ResponseEvent))
+    async def responses(body: ResponseRequest, request: JsonRequest) -> Any:
+        return await respond(service, request, body, ResponseAnswer)
 
     return routes
 
@@ -59,18 +44,18 @@ def router(service: Service) -> APIRouter:
 class ResponseAnswer(HttpAnswer[ChatRequest]):
     prefix, end = "resp", ""
 
-    def __init__(
-        self,
-        service: Service,
-        asked: ResponseRequest,
-        body: ChatRequest,
-        requests: Sequence[Request],
-    ) -> None:
-        super().__init__(service, body, requests)
+    def __init__(self, service: Service, asked: ResponseRequest) -> None:
+        chat = asked.chat
+        super().__init__(service, chat, chat_requests(service, chat))
         self._asked, self._item = asked, f"msg-{uuid.uuid4().hex}"
 
     def choice(self, index: int, generation: Generation) -> OutputMessage:
-        return self._message(generation)
+        whole = generation.finish_reason == "stop"
+        return OutputMessage(
+            id=self._item,
+            status="completed" if whole else "incomplete",
+            content=[OutputText(text=generation.text)],
+        )
 
     def whole(self, choices: list[Any], **fields: Any) -> Response:
         (message,) = choices
@@ -80,7 +65,7 @@ class ResponseAnswer(HttpAnswer[ChatRequest]):
             message.status, [message], usage=usage, incomplete_details=incomplete, **fields
         )
 
-    async def parts(self, chunks: AsyncIterator[tuple[int, Chunk]]) -> AsyncIterator[BaseModel]:
+    async def parts(self, chunks: Chunks) -> AsyncIterator[BaseModel]:
         numbers = count()
 
         def event(type: str, **fields: Any) -> ResponseEvent:
@@ -91,7 +76,8 @@ class ResponseAnswer(HttpAnswer[ChatRequest]):
         text: dict[str, Any] = {**item, "item_id": self._item, "content_index": 0}
         yield event("created", response=begun)
         yield event("in_progress", response=begun)
-        yield event("output_item.added", item=self._message(None), **item)
+        message = OutputMessage(id=self._item, status="in_progress", content=[])
+        yield event("output_item.added", item=message, **item)
         yield event("content_part.added", part=OutputText(text=""), **text)
         finished: Generation | None = None
         async for _, chunk in chunks:
@@ -99,25 +85,12 @@ class ResponseAnswer(HttpAnswer[ChatRequest]):
                 yield event("output_text.delta", delta=chunk.text, logprobs=[], **text)
             finished = chunk.finished or finished
         assert finished is not None
-        message = self._message(finished)
+        message = self.choice(0, finished)
         yield event("output_text.done", text=finished.text, logprobs=[], **text)
         yield event("content_part.done", part=message.content[0], **text)
         yield event("output_item.done", item=message, **item)
-        usage = Usage.of([finished])
-        yield event(
-            message.status, response=self.whole([message], usage=usage, **self.counts([finished]))
-        )
-
-    def _message(self, finished: Generation | None) -> OutputMessage:
-        """The answer's only item; None: it is only begun."""
-        if finished is None:
-            return OutputMessage(id=self._item, status="in_progress", content=[])
-        whole = finished.finish_reason == "stop"
-        return OutputMessage(
-            id=self._item,
-            status="completed" if whole else "incomplete",
-            content=[OutputText(text=finished.text)],
-        )
+        whole = self.whole([message], usage=Usage.of([finished]), **self.counts([finished]))
+        yield event(message.status, response=whole)
 
     def _response(self, status: Any, output: list[OutputMessage], **fields: Any) -> Response:
         asked, sampling = self._asked, self.requests[0].sampling

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter
-from pydantic_core import from_json
-from starlette.requests import Request as HttpRequest
 
-from cluster.serving.http.bodies import read_body, soon
-from cluster.serving.http.openapi import NEEDS_BODY, body_of
+from cluster.serving.http.bodies import JsonRoute, run
 from cluster.serving.http.service import Service
-from cluster.serving.protocol.generation import check_tokens, parse_body
+from cluster.serving.protocol.generation import check_tokens
 from cluster.serving.protocol.tokens import (
     Detokenized,
     DetokenizeRequest,
@@ -23,11 +18,9 @@ from cluster.serving.protocol.tokens import (
 
 def router(service: Service) -> APIRouter:
     """`/tokenize` and `/detokenize`."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=JsonRoute)
 
-    def cut(content: bytes) -> Tokens:
-        body = _tokenize_request(content)
-        service.check_model(body.model)
+    def cut(body: TokenizeRequest) -> Tokens:
         most = service.engine.max_length
         if isinstance(body, TokenizeChatRequest):
             tokens = service.prompts.of_chat(body, most)
@@ -36,44 +29,23 @@ def router(service: Service) -> APIRouter:
         names = service.prompts.tokenizer.convert_ids_to_tokens(list(tokens))
         return Tokens(
             count=len(tokens),
-            max_model_len=service.engine.max_length,
+            max_model_len=most,
             tokens=list(tokens),
             token_strs=names if body.return_token_strs else None,
         )
 
-    def join(content: bytes) -> Detokenized:
-        body = parse_body(DetokenizeRequest, content)
-        service.check_model(body.model)
+    def join(body: DetokenizeRequest) -> Detokenized:
         check_tokens(body.tokens, service.engine.vocab_size, "tokens")
         return Detokenized(prompt=service.prompts.tokenizer.decode(body.tokens))
 
-    @routes.post(
-        "/tokenize",
-        response_model=Tokens,
-        responses=NEEDS_BODY,
-        openapi_extra=body_of(TokenizeRequest, TokenizeChatRequest),
-    )
-    async def tokenize(request: HttpRequest) -> Any:
-        return await soon(False, cut, await read_body(request))
+    @routes.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> Tokens:
+        service.check_model(body.model)
+        return await run(cut, body, quick=False)
 
-    @routes.post(
-        "/detokenize",
-        response_model=Detokenized,
-        responses=NEEDS_BODY,
-        openapi_extra=body_of(DetokenizeRequest),
-    )
-    async def detokenize(request: HttpRequest) -> Any:
-        return await soon(False, join, await read_body(request))
+    @routes.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Detokenized:
+        service.check_model(body.model)
+        return await run(join, body, quick=False)
 
     return routes
-
-
-def _tokenize_request(content: bytes) -> TokenizeRequest | TokenizeChatRequest:
-    """Of messages where the body has them, else of a prompt."""
-    try:
-        body = from_json(content)
-    except ValueError:
-        body = None  # the error is told below
-    if isinstance(body, dict) and "messages" in body:
-        return parse_body(TokenizeChatRequest, content)
-    return parse_body(TokenizeRequest, content)

@@ -60,7 +60,7 @@ def test_all_routes_but_health_and_ready_need_a_key(chat_pair: Pair) -> None:
                     assert "security" not in operation
                     continue
                 assert operation["security"] == [{"key": []}]
-                assert "401" in operation["responses"]
+                assert "4XX" in operation["responses"]
                 for headers in ({}, bearer("sk-other"), {"Authorization": f"Basic {ANNE}"}):
                     answer = await http.request(method, path, headers=headers)
                     assert answer.status_code == 401

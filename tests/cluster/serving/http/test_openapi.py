@@ -16,9 +16,9 @@ from jsonschema import Draft202012Validator
 
 from cluster.serving.http.access import Access
 from cluster.serving.http.app import build_app
+from cluster.serving.http.bodies import MAX_BODY_BYTES
 from cluster.serving.http.limits import RequestLimits
 from cluster.serving.http.service import CompletionService
-from cluster.serving.protocol.fields import MAX_BODY_BYTES
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.engine import Engine
@@ -32,7 +32,9 @@ BEYOND = {
     "context_length_exceeded",
     "conflicting_parameters",
     "invalid_grammar",
+    "model_not_found",
     "too_many_choices",
+    "too_many_tokens",
     "tools_not_supported",
     "unknown_token",
 }
@@ -69,7 +71,8 @@ class Api:
         operations = self.document["paths"][route]
         operation = operations.get(method.lower()) or next(iter(operations.values()))
         kind, _, _ = answer.headers["content-type"].partition(";")
-        content = operation["responses"][str(answer.status_code)]["content"][kind]
+        responses, status = operation["responses"], str(answer.status_code)
+        content = responses.get(status, responses.get(f"{status[0]}XX"))["content"][kind]
         if kind == "application/json":
             self.validator(content["schema"]).validate(answer.json())
             return answer
@@ -99,7 +102,7 @@ class Api:
             case {"type": "boolean"}:
                 return st.booleans()
             case {"type": "integer"}:
-                return st.integers(schema.get("minimum"), schema.get("maximum"))
+                return st.integers(schema.get("minimum"), min(schema.get("maximum", 9), 2**31))
             case {"type": "number"}:
                 return st.floats(
                     schema.get("minimum", schema.get("exclusiveMinimum")),

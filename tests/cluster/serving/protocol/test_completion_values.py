@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from cluster.serving.http.answer import event
 from cluster.serving.protocol.chat import ChatRequest
 from cluster.serving.protocol.completions import CompletionChoice, CompletionRequest
-from cluster.serving.protocol.counts import NOBODY, SpecDec
-from cluster.serving.protocol.errors import ApiError
-from cluster.serving.protocol.events import event
+from cluster.serving.protocol.counts import NO_DRAFTER, SpecDec
+from cluster.serving.protocol.errors import ApiError, parse_body
 from cluster.serving.protocol.fields import Part
-from cluster.serving.protocol.generation import parse_body
 from cluster.serving.protocol.tokens import DetokenizeRequest, TokenizeChatRequest
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -29,7 +28,7 @@ from specdec_core.models.pair import Pair
 @pytest.mark.parametrize("name", ["temperature", "top_p"])
 def test_numbers_that_are_no_setting_are_refused_by_name(name: str, number: str) -> None:
     with pytest.raises(ApiError, match=f"{name}: ") as refused:
-        CompletionRequest.from_body(f'{{"prompt": "x", "{name}": {number}}}'.encode())
+        parse_body(CompletionRequest, f'{{"prompt": "x", "{name}": {number}}}'.encode())
     assert refused.value.status == 400
     assert refused.value.body.error.param == name
 
@@ -75,7 +74,7 @@ def test_an_event_is_one_line_however_lines_are_split() -> None:
 
 
 def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
-    asked = CompletionRequest.from_body(b'{"prompt": "x", "temperature": 1e-40}')
+    asked = parse_body(CompletionRequest, b'{"prompt": "x", "temperature": 1e-40}')
     assert asked.sampling(Sampling(temperature=0.7), 512).greedy
 
 
@@ -87,7 +86,7 @@ def test_an_answer_says_who_drafted_where_that_follows_the_load(tiny_pair: Pair)
     generations = engine.generate(requests)
     rounds = Counter(r.arm for generation in generations for r in generation.rounds)
     told = SpecDec.of(generations, schedule, [(schedule, rounds)])
-    assert set(told.arms) == {NOBODY, chain.label}
+    assert set(told.arms) == {NO_DRAFTER, chain.label}
     assert sum(told.arms.values()) == told.rounds
     alone = Configuration(drafter=chain)
     assert SpecDec.of(generations, alone, [(alone, Counter({None: 3}))]).arms == {}
