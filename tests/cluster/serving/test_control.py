@@ -125,9 +125,9 @@ def test_what_fails_for_now_is_told_from_a_refusal(
                 assert not isinstance(error.value, Refusal)
         monkeypatch.setattr(CompletionService, "deploy", served)
         sure = deployment.model_copy(update={"certificate": "sure"})
-        assert server.deploy(sure) == sure  # clients of earlier versions do not know of weights
+        assert server.deploy(sure) == sure.as_here()
         elsewhere = sure.model_copy(update={"weights": {"target": "t", "draft": "d"}})
-        assert server.deploy(elsewhere) == deployment
+        assert server.deploy(elsewhere) == deployment.as_here()
     here = weights_here(tiny_spec, [AUTOREGRESSIVE])
     assert [each.weights for each in taken] == [here, here]
 
