@@ -37,7 +37,7 @@ def as_number(value: float | None, form: str) -> str:
     return f"{value:{spec}}{unit}"
 
 
-def as_ratio(value: float, low: float | None = None, high: float | None = None) -> str:
+def as_ratio(value: float | None, low: float | None = None, high: float | None = None) -> str:
     """How many times as fast, with the interval unless that is a point: `1.52× (1.40–1.63)`."""
     text = as_number(value, ".2f×")
     known = not (unknown(value) or unknown(low) or unknown(high)) and low != high
@@ -60,34 +60,30 @@ def text(name: str) -> Cell:
     return lambda row: NONE if unknown(row[name]) else str(row[name])
 
 
-def anything(name: Hashable) -> Cell:
-    """A column of values of any kind."""
-    return lambda row: plain(row[name])
-
-
-def number(name: Hashable, form: str) -> Cell:
-    """A column by a format: :func:`as_number`."""
-    return lambda row: as_number(row[name], form)
+def number(name: Hashable, form: str, scale: float = 1.0) -> Cell:
+    """A column by a format: :func:`as_number`; multiplied by `scale`."""
+    return lambda row: NONE if unknown(row[name]) else as_number(scale * row[name], form)
 
 
 def count(name: str) -> Cell:
     """A column of whole numbers."""
-    return lambda row: as_number(row[name], ",.0f")
+    return number(name, ",.0f")
 
 
 def milliseconds(name: str) -> Cell:
     """A column of seconds."""
-    return lambda row: NONE if unknown(row[name]) else f"{1e3 * row[name]:.2f}"
+    return number(name, ".2f", 1e3)
 
 
-def ratio(name: str, low: str, high: str) -> Cell:
-    """A column of ratios, with the columns of their intervals' ends."""
-    return lambda row: as_ratio(row[name], row[low], row[high])
+def ratio(name: str, low: str | None = None, high: str | None = None) -> Cell:
+    """A column of ratios, with the columns of the ends of their intervals; unset `<name>_low` and
+    `<name>_high`."""
+    return lambda row: as_ratio(row[name], row[low or f"{name}_low"], row[high or f"{name}_high"])
 
 
-def interval(name: str, form: str) -> Cell:
+def interval(name: str, form: str, scale: float = 1.0) -> Cell:
     """A column with its interval, from the columns `<name>_low` and `<name>_high`."""
-    value, low, high = (number(name + end, form) for end in ("", "_low", "_high"))
+    value, low, high = (number(name + end, form, scale) for end in ("", "_low", "_high"))
     return lambda row: NONE if unknown(row[name]) else f"{value(row)} ({low(row)} to {high(row)})"
 
 
@@ -100,7 +96,7 @@ def table(rows: pd.DataFrame | Iterable[Row], columns: Mapping[Any, Cell]) -> pd
 
 def everything(frame: pd.DataFrame) -> pd.DataFrame:
     """The text of a whole table, every column as it is."""
-    return table(frame, {name: anything(name) for name in frame.columns})
+    return frame.astype(object).map(plain)
 
 
 def verdict(ratio: Ratio) -> str:

@@ -89,7 +89,7 @@ def train_on_answers(
     from cluster.session import ray_session
     from dashboards.outputs.console import show
     from dashboards.progress import TrainingProgress
-    from dashboards.reports.learning import learning
+    from dashboards.reports.trained import learning
     from dashboards.tracking.training_run import TrainingRun
     from specdec_core.config import PairSpec, RunnerSettings
     from specdec_core.training.recorded.answers import read_card

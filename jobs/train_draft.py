@@ -61,7 +61,7 @@ def main(
     otherwise with random weights. Interrupted, the same command resumes.
     """
     # Ray, torch and MLflow take seconds to import.
-    from dashboards.reports.trained_draft import agreement
+    from dashboards.reports.trained import agreement
     from specdec_core.training.kinds import DRAFT
     from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
 

@@ -62,7 +62,7 @@ def main(
     trained on them. Interrupted, the same command resumes.
     """
     # Ray, torch and MLflow take seconds to import.
-    from dashboards.reports.eagle import acceptance
+    from dashboards.reports.trained import acceptance
     from specdec_core.models.eagle.checks import check_layers
     from specdec_core.models.loading import load_skeleton
     from specdec_core.training.eagle.settings import EagleTrainingSettings

@@ -5,40 +5,49 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from collections.abc import Iterable
 from functools import cache
-from itertools import accumulate, groupby
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from dashboards import cells, look
 from dashboards.sections import Report, Section
-from dashboards.templating import render
 
 
 def page(report: Report) -> str:
     """A report; plotly.js is part of it where it has figures."""
-    plotly = get_plotlyjs() if report.figures else ""
-    return _page(report.title, report.sections, report.about, report.summary, plotly=plotly)
+    return _page(report.title, report.sections, report.about, report.summary)
 
 
 def figure_page(section: Section) -> str:
-    """A figure by itself, with its table."""
+    """A figure alone, with its table."""
     alone = section.alone()
-    return _page(alone.title, [alone], compressed=_compressed_plotly())
+    return _page(alone.title, [alone])
 
 
-def _page(title: str, sections: Any, about: str = "", summary: str = "", **scripts: str) -> str:
-    return render(
-        "page.jinja",
-        filters={"json": figure_json, "table": _table},
+def _page(title: str, sections: Iterable[Section], about: str = "", summary: str = "") -> str:
+    """Text in the template's values is escaped; a value that is missing raises."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parents[1] / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"json": figure_json, "table": _table}
+    sections = list(sections)
+    return environment.get_template("page.jinja").render(
         title=title,
         about=about,
         summary=summary,
         sections=sections,
         neutral=[look.INK, look.MUTED, look.PAPER],
-        **{"plotly": "", "compressed": "", **scripts},
+        plotly=_compressed_plotly() if any(s.figure is not None for s in sections) else "",
     )
 
 
@@ -60,14 +69,16 @@ def _table(section: Section) -> dict[str, Any] | None:
         for name, members in groupby(shown.columns[1:], key=lambda heading: heading[0])
         if grouped
     ]
-    edges = [*accumulate((width for _, width in groups), initial=1)][:-1]
+    edges = [1 + sum(width for _, width in groups[:n]) for n in range(len(groups))]
     words = [n for n in range(shown.shape[1]) if n and not cells.numeric(shown.iloc[:, n])]
-    headings = [heading[1] if grouped else heading for heading in shown.columns]
     return {
         "groups": groups,
         "headings": [
-            {"text": text, "classes": _classes(group=n in edges, words=n in words)}
-            for n, text in enumerate(headings)
+            {
+                "text": heading[1] if grouped else heading,
+                "classes": _classes(group=n in edges, words=n in words),
+            }
+            for n, heading in enumerate(shown.columns)
         ],
         "rows": [
             {

@@ -10,36 +10,45 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.cells import Cell
-from dashboards.figures.bench import bench_figure, bench_svg
-from dashboards.reports.bench_sets import sets
+from dashboards.figures.bench import bench_figure
 from dashboards.reports.contestants import (
+    CONTESTANT,
+    OVER_OURS,
     by_group,
     chosen_on,
     contestants,
+    lead_metrics,
     models,
     origin,
     ratio_columns,
+    ratio_of,
     report_tags,
     row_tags,
     whose,
 )
 from dashboards.reports.sentences import sentences
 from dashboards.sections import LoggedRun, Report, Section
-from specdec_core.base.names import plain_name
 from specdec_core.evidence.bench import spec_bench
 from specdec_core.evidence.bench.limits import PARTS, limits, limits_frame
 from specdec_core.evidence.bench.result import (
     BenchResult,
     BenchRow,
     over,
-    positions_frame,
     summary_frame,
     times_frame,
 )
+from specdec_core.evidence.bench.sets import by_set, sets_frame
 from specdec_core.measure.comparison import OURS
 
+NAME = ("", "contestant")
+OVER = "over our autoregressive"
+OF_SET = {
+    "tokens/s": cells.number("tokens_per_second", ".0f"),
+    OVER: OVER_OURS,
+    "MAT": cells.number("mean_accepted", ".2f"),
+}
 LIMITS = {
-    "": cells.text("contestant"),
+    **CONTESTANT,
     "ms a token": cells.number("ms_per_token", ".2f"),
     "of its forwards' speed": cells.number("of_forwards", ".0%"),
     "of the oracle's": cells.number("of_oracle", ".0%"),
@@ -57,9 +66,9 @@ def report(result: BenchResult, baseline: Sequence[spec_bench.Answer] | None = N
         parts=sections(result, baseline),
         frames={"times": times_frame(result), "summary": summary_frame(result)},
         metrics={
-            f"over_{plain_name(best.group)}_T{best.temperature:g}{end}": value
-            for best in result.headlines()
-            for end, value in (("", best.ratio), ("_low", best.low), ("_high", best.high))
+            name: value
+            for lead in result.headlines()
+            for name, value in lead_metrics(lead, f"_T{lead.temperature:g}").items()
         },
         tags=report_tags(result),
         nested=list(_rows(result)),
@@ -70,11 +79,9 @@ def sections(
     result: BenchResult, baseline: Sequence[spec_bench.Answer] | None = None
 ) -> list[Section]:
     """The benchmark's tables."""
+    by_temperature = (_speed, _sets, _limits)
     return [
-        *(_speed(result, temperature) for temperature in result.temperatures),
-        *(section for t in result.temperatures for section in sets(result, t)),
-        *(section for t in result.temperatures for section in _positions(result, t)),
-        *(section for t in result.temperatures for section in _limits(result, t)),
+        *(part for of in by_temperature for t in result.temperatures for part in of(result, t)),
         *([_tasks(result, baseline)] if any(result.categories) else []),
         *_forwards(result),
         contestants(result.rows),
@@ -98,9 +105,8 @@ def _against_peers(result: BenchResult) -> Iterator[str]:
     for best in result.headlines():
         chosen = chosen_on(best, "prompts", f"{len(result.ids) - best.prompts} prompts")
         yield (
-            f"temperature {best.temperature:g}: our best, {best.ours}, is"
-            f" {cells.as_ratio(best.ratio, best.low, best.high)} {whose(best.group)} best,"
-            f" {best.theirs} ({chosen})"
+            f"temperature {best.temperature:g}: our best, {best.ours}, is {ratio_of(best)}"
+            f" {whose(best.group)} best, {best.theirs} ({chosen})"
         )
 
 
@@ -142,9 +148,10 @@ def how_measured(result: BenchResult) -> list[str]:
         f"`{result.command}`",
         models(result.pair),
         f"{prompts.count} prompts of {prompts.label} (sha256 {prompts.digest[:16]}…),"
-        f" {result.max_new_tokens} new tokens, repeats {result.repeats}: every prompt is decoded by"
-        " everybody in turn, another one beginning each time; before a repeat all drafters forget"
-        " what they learned from earlier prompts, those of other libraries, too",
+        f" {result.max_new_tokens} new tokens, repeats {result.repeats}: contestants are"
+        " interleaved on every prompt, each prompt beginning with another contestant; before each"
+        " repeat all drafters, also those of other libraries, forget what they learned from earlier"
+        " prompts",
         *result.notes,
     ]
 
@@ -152,37 +159,32 @@ def how_measured(result: BenchResult) -> list[str]:
 # The tables
 
 
-def _speed(result: BenchResult, temperature: float) -> Section:
+def _speed(result: BenchResult, temperature: float) -> Iterator[Section]:
     """Tokens a second and the ratios, the fastest first within each group."""
     frame = summary_frame(result)
-    frame = frame[frame["temperature"] == temperature]
-    frame = by_group(result, frame)
+    frame = by_group(result, frame[frame["temperature"] == temperature])
     best = [result.best(temperature, group) for group in result.groups]
     names = {(row.group, row.name) for row in best if row is not None}
     pairs = zip(frame["group"], frame["contestant"], strict=True)
-    return Section(
-        key=f"temperature_{temperature:g}",
-        title=f"Temperature {temperature:g}",
-        note=_speed_note(result, temperature),
-        frame=frame,
-        shown=cells.table(frame, _speed_columns(result, temperature)),
-        figure=bench_figure(result, temperature),
-        svg=bench_svg(result, temperature),
-        marked=tuple(number for number, pair in enumerate(pairs) if pair in names),
-    )
-
-
-def _speed_columns(result: BenchResult, temperature: float) -> dict[str, Cell]:
     equal = {"equal to its own autoregressive": _equal("own")}
     if len(result.groups) > 1:
         equal["equal to ours"] = _equal("ours")
-    return {
-        "": cells.text("contestant"),
+    columns = {
+        **CONTESTANT,
         "tokens/s": cells.number("tokens_per_second", ".0f"),
         **ratio_columns(result),
         "MAT": cells.number("mean_accepted", ".2f"),
         **(equal if temperature == 0 else {}),
     }
+    yield Section(
+        key=f"temperature_{temperature:g}",
+        title=f"Temperature {temperature:g}",
+        note=_speed_note(result, temperature),
+        frame=frame,
+        shown=cells.table(frame, columns),
+        figure=bench_figure(result, temperature),
+        marked=tuple(number for number, pair in enumerate(pairs) if pair in names),
+    )
 
 
 def _speed_note(result: BenchResult, temperature: float) -> str:
@@ -207,21 +209,47 @@ def _speed_note(result: BenchResult, temperature: float) -> str:
     )
 
 
-def _positions(result: BenchResult, temperature: float) -> Iterator[Section]:
-    """How far candidates are accepted, ours and others' side by side."""
-    frame = positions_frame(result, temperature)
-    if not len(frame):
+def _equal(name: str) -> Cell:
+    """How many outputs equal the reference's, and the first token at which one differs."""
+
+    def cell(row: Mapping[str, Any]) -> str:
+        if cells.unknown(row[f"compared_{name}"]):
+            return cells.NONE
+        text = f"{row[f'equal_{name}']:.0f} of {row[f'compared_{name}']:.0f}"
+        first = row[f"first_difference_{name}"]
+        return text if cells.unknown(first) else f"{text}, from {first:.0f}"
+
+    return cell
+
+
+def _sets(result: BenchResult, temperature: float) -> Iterator[Section]:
+    """The speed of each contestant on each of several prompt sets."""
+    whole = sets_frame(result)
+    if not len(whole):
         return
-    positions = [column for column in frame.columns if isinstance(column, int)]
-    columns = {str(position): cells.number(position, ".2f") for position in positions}
+    frame = whole[whole["temperature"] == temperature]
+    overall = summary_frame(result)
+    overall = by_group(result, overall[overall["temperature"] == temperature])
+    order = [*zip(overall["group"], overall["contestant"], strict=True)]
+    shown = pd.DataFrame({NAME: [name for _, name in order]}, dtype=object)
+    best: list[tuple[int, int]] = []
+    for name, part in by_set(result).items():
+        of_set = frame[frame["set"] == name].set_index(["group", "contestant"])
+        fastest = part.best(temperature, OURS)
+        if fastest is not None:
+            best.append((order.index((OURS, fastest.name)), shown.shape[1] + 1))
+        for heading, column in cells.table(of_set.loc[order].reset_index(), OF_SET).items():
+            shown[f"{name} ({len(part.ids)})", heading] = column
     yield Section(
-        key=f"positions_{temperature:g}",
-        title=f"Accepted by position, temperature {temperature:g}",
-        note="The share of the target's forwards that accepted at least so many candidates in a"
-        " row. transformers does not tell.",
+        key=f"sets_{temperature:g}",
+        title=f"By prompt set, temperature {temperature:g}",
+        note="As above, on each set's prompts alone, whose number is in brackets, in the order of"
+        " all prompts; stressed, our fastest on the set.",
         frame=frame,
-        shown=cells.table(frame, {"": cells.text("contestant"), **columns}),
-        on_console=False,
+        shown=shown,
+        best=best,
+        brief=[NAME, *shown.columns[shown.columns.get_level_values(1) == OVER]],
+        intervals=False,
     )
 
 
@@ -230,24 +258,21 @@ def _limits(result: BenchResult, temperature: float) -> Iterator[Section]:
     frame = limits_frame(result, temperature)
     if not len(frame):
         return
-    shares = {heading: _part(name) for name, heading in PARTS.items()}
+    shares = frame[[f"{name}_ms" for name in PARTS]].div(frame["ms_per_token"], axis=0)
+    columns = {heading: cells.number(f"{name}_ms", ".0%") for name, heading in PARTS.items()}
     yield Section(
         key=f"limits_{temperature:g}",
         title=f"Against the physical limit, temperature {temperature:g}",
-        note="Speed as a share of what its forwards alone would allow (those of the same widths,"
-        " timed by themselves in this run at"
-        f" {result.forwards['target'].context} tokens of context, and the prefill) and of the"
-        " oracle's (SpecDec++, Thm 4.1: a chain that always stops before its next rejection, at the"
-        " cost of its forwards alone; what also copies from the text can be faster); the part of a"
-        " round that is no forward; and where a token's time went.",
+        note="Speed as a share of what its forwards alone would allow (forwards of the same widths,"
+        f" timed separately in this run at {result.forwards['target'].context} tokens of context,"
+        " and the prefill) and of the oracle's (SpecDec++, Thm 4.1: a chain that always stops"
+        " before its next rejection, at the cost of its forwards alone; a drafter that also copies"
+        " from the sequence can be faster); the part of a round that is no forward; and where a"
+        " token's time went.",
         frame=frame,
-        shown=cells.table(frame, {**LIMITS, **shares}),
+        shown=pd.concat([cells.table(frame, LIMITS), cells.table(shares, columns)], axis=1),
         brief=list(LIMITS),
     )
-
-
-def _part(name: str) -> Cell:
-    return lambda row: cells.as_number(row[f"{name}_ms"] / row["ms_per_token"], ".0%")
 
 
 def _tasks(result: BenchResult, baseline: Sequence[spec_bench.Answer] | None) -> Section:
@@ -291,17 +316,15 @@ def _forwards(result: BenchResult) -> Iterator[Section]:
     wide = wide.loc[list(result.forwards)]
     widths = {str(width): cells.number(width, ".2f") for width in wide.columns}
     wide["share"] = wide[1] / wide[1].get("target", math.nan)
+    columns = {"": cells.text("model"), **widths, "÷ target": cells.number("share", ".3f")}
     yield Section(
         key="forwards",
         title="Forwards",
-        note="Medians, milliseconds, by how many tokens are fed at once, measured between the"
+        note="Medians, milliseconds, by the number of tokens in the forward, measured between the"
         " repeats; and a forward of one token as a share of the target's. A chain of K takes a"
         " draft K forwards.",
         frame=frame,
-        shown=cells.table(
-            wide.reset_index(),
-            {"": cells.text("model"), **widths, "÷ target": cells.number("share", ".3f")},
-        ),
+        shown=cells.table(wide.reset_index(), columns),
         on_console=False,
     )
 
@@ -312,43 +335,24 @@ def _forwards(result: BenchResult) -> Iterator[Section]:
 def _rows(result: BenchResult) -> Iterator[LoggedRun]:
     """A nested run a contestant and temperature."""
     for row, values in zip(result.rows, summary_frame(result).to_dict("records"), strict=True):
+        numbers = {
+            str(name): float(value)
+            for name, value in values.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and not pd.isna(value)
+        }
         yield LoggedRun(
             name=f"{row.group}: {row.name}, T={row.temperature:g}",
             params=row.settings,
-            metrics=_row_metrics(result, row, values),
+            metrics=numbers | _limit_metrics(result, row),
             tags=row_tags(row, row.temperature),
         )
 
 
-def _row_metrics(result: BenchResult, row: BenchRow, values: cells.Row) -> dict[str, float]:
-    metrics = {
-        name: float(value)
-        for name, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and not pd.isna(value)
-    }
+def _limit_metrics(result: BenchResult, row: BenchRow) -> dict[str, float]:
     parts, oracle = limits(result, row)
+    metrics = {} if oracle is None else {"of_oracle": oracle}
     if parts is not None:
-        metrics |= {
-            "of_forwards": parts.of_forwards,
-            "beside_forwards": parts.beyond_forwards_share,
-        }
+        metrics["of_forwards"] = parts.of_forwards
+        metrics["beside_forwards"] = parts.beyond_forwards_share
         metrics |= {f"{name}_ms": 1e3 * getattr(parts, name) for name in PARTS}
-    if oracle is not None:
-        metrics["of_oracle"] = oracle
     return metrics
-
-
-# Cells
-
-
-def _equal(name: str) -> Cell:
-    """How many outputs equal the reference's, and the first token at which one differs."""
-
-    def cell(row: Mapping[str, Any]) -> str:
-        if cells.unknown(row[f"compared_{name}"]):
-            return cells.NONE
-        text = f"{row[f'equal_{name}']:.0f} of {row[f'compared_{name}']:.0f}"
-        first = row[f"first_difference_{name}"]
-        return text if cells.unknown(first) else f"{text}, from {first:.0f}"
-
-    return cell

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import pandas as pd
 
 from dashboards import cells
-from dashboards.cells import Cell
-from dashboards.figures.load_check import agreement_figure
 from dashboards.reports.sentences import limited, sentences
+from dashboards.reports.simulated import TPOT, TTFT, Measure, simulated
 from dashboards.sections import Report, ReportOrigin, Section
 from specdec_core.config import Configuration
 from specdec_core.search.load.capacity import Capacity, Tried
@@ -29,28 +28,7 @@ COLUMNS = {
     "router busy": cells.number("router_busy", ".0%"),
     "messages/s": cells.count("messages"),
 }
-
-
-def _compared(clients: bool) -> dict[str, Cell]:
-    """Columns of live and simulated measures, with so many clients or at rates."""
-    ttft, heading = ("ttft", "TTFT p50, ms") if clients else ("ttft_p95", "TTFT p95, ms")
-    loads = {
-        "share": cells.number("share", ".0%"),
-        "requests/s": cells.number("rate", ".2f"),
-    }
-    return {
-        **({"clients": cells.text("clients")} if clients else loads),
-        "configuration": cells.text("configuration"),
-        "tokens/s": cells.number("tokens_per_second", ".0f"),
-        "simulated": cells.number("tokens_per_second_simulated", ".0f"),
-        "off by": cells.number("tokens_per_second_error", "+.0%"),
-        "TPOT p50, ms": cells.milliseconds("tpot"),
-        "simulated ": cells.milliseconds("tpot_simulated"),
-        "off by ": cells.number("tpot_error", "+.0%"),
-        heading: cells.milliseconds(ttft),
-        "simulated  ": cells.milliseconds(f"{ttft}_simulated"),
-        "off by  ": cells.number(f"{ttft}_error", "+.0%"),
-    }
+TOKENS = Measure("tokens/s", ".0f")
 
 
 def report(
@@ -62,18 +40,18 @@ def report(
     """What was found, everything that was simulated, and what was checked live: nothing, or with
     clients and at rates, the tables of :mod:`specdec_core.search.load.check`."""
     frame = pd.concat([result.frame() for result in results], ignore_index=True)
-    chosen = [result.chosen for result in results]
-    shown = [each for each in chosen if each is not None]
-    parts = [] if frame.empty else [_tried(results)]
-    parts += _checked(*checked) if checked else []
+    shown = [result.chosen for result in results if result.chosen is not None]
+    parts = [] if frame.empty else [_tried(results, frame)]
     return Report(
         command="capacity",
         title="Replicas and load, simulated",
         origin=origin,
         findings=[*map(found_line, results), *map(latencies, shown)],
-        parts=[*parts, sentences([(configuration.label, configuration)])],
-        frames={"tried": frame, **dict(zip(("checked", "checked_rates"), checked, strict=False))},
-        run_name=f"capacity {origin.name}",
+        parts=[
+            *parts,
+            *(_checked(*checked) if checked else []),
+            sentences([(configuration.label, configuration)]),
+        ],
         metrics={
             f"replicas_{each.replicas}.{name}": float(value)
             for each in shown
@@ -93,24 +71,23 @@ def found_line(result: Capacity) -> str:
             f"{_replicas(found)}: {found.rate:,.1f} requests a second,"
             f" {found.measures.good_share:.1%} of them with {limits}.{held_up}"
         )
+    missed = f"{limits} cannot be kept for {wanted} of the requests with any number of replicas"
     if alone.good_share < result.share:
         return (
-            f"{limits} cannot be kept for {wanted} of the requests with any number of replicas:"
-            f" alone on a replica, {alone.good_share:.0%} keep it ({limited(alone, limits)})"
+            f"{missed}: alone on a replica, {alone.good_share:.0%} keep it"
+            f" ({limited(alone, limits)})"
         )
     return (
-        f"{limits} cannot be kept for {wanted} of the requests with any number of replicas: they"
-        f" wait too long for the router, which is {result.tried[-1].router_busy:.0%} busy (several:"
-        " --routers)"
+        f"{missed}: they wait too long for the router, which is"
+        f" {result.tried[-1].router_busy:.0%} busy (several: --routers)"
     )
 
 
 def latencies(found: Tried) -> str:
     """The percentiles of what was found."""
-    measures = found.measures
 
     def percentiles(name: str) -> str:
-        values = [f"{1e3 * measures.value(name, p):.0f}" for p in (50, 95, 99)]
+        values = [f"{1e3 * found.measures.value(name, p):.0f}" for p in (50, 95, 99)]
         return f"{' / '.join(values)} ms"
 
     return (
@@ -123,49 +100,53 @@ def _replicas(found: Tried) -> str:
     return f"{found.replicas:,} replica" + ("" if found.replicas == 1 else "s")
 
 
-def _tried(results: Sequence[Capacity]) -> Section:
-    frames = [result.frame() for result in results]
-    frame = pd.concat(frames, ignore_index=True)
-    rows = frame.to_dict("records")
-    found = {
-        (result.chosen.replicas, result.chosen.rate)
-        for result in results
-        if result.chosen is not None
-    }
+def _tried(results: Sequence[Capacity], frame: pd.DataFrame) -> Section:
+    rows = list(zip(frame["replicas"], frame["rate"], strict=True))
+    found = [(r.chosen.replicas, r.chosen.rate) for r in results if r.chosen is not None]
     return Section(
         key="tried",
         title="What was simulated",
-        note="The marked rows are the answer. Replicas whose queue grows as long as requests come"
-        " are none, even within the limits. A message is an addition to an answer, which a server"
-        " passes on to its client. Simulated"
+        note="The marked rows are the answer. A number of replicas whose queue grows while requests"
+        " arrive is no answer, even within the limits. A message is an addition to an answer, which"
+        " a server passes on to its client. Simulated"
         f" {min(result.pace for result in results):,.0f} times as fast as replicas decode.",
+        frame=frame,
         shown=cells.table(frame, COLUMNS),
-        marked=[n for n, row in enumerate(rows) if (row["replicas"], row["rate"]) in found],
-        ruled=cells.group_ends(row["replicas"] for row in rows) if len(results) > 1 else (),
+        marked=[n for n, row in enumerate(rows) if row in found],
+        ruled=cells.group_ends(frame["replicas"]) if len(results) > 1 else (),
         brief=[*COLUMNS][:9],
     )
 
 
 def _checked(clients: pd.DataFrame, rates: pd.DataFrame) -> list[Section]:
+    configuration = {"configuration": cells.text("configuration")}
+    shares = {"share": cells.number("share", ".0%"), "requests/s": cells.number("rate", ".2f")}
     return [
-        Section(
+        simulated(
+            clients,
+            {
+                "tokens_per_second": TOKENS,
+                "tpot": TPOT,
+                "ttft": TTFT._replace(heading="TTFT p50, ms"),
+            },
+            {"clients": cells.text("clients")} | configuration,
+            "clients",
             key="checked",
             title="Live and simulated",
-            note="The same requests, by so many clients that each wait for their answer, decoded by"
-            " the live engine and simulated, with step times that were measured in turns with the"
-            " live runs.",
-            shown=cells.table(clients, _compared(clients=True)),
+            note="The same requests, by a number of clients that each wait for their answer,"
+            " decoded by the live engine and simulated, with step times whose measurement was"
+            " interleaved with the live runs.",
             ruled=cells.group_ends(clients["clients"]),
         ),
-        Section(
+        simulated(
+            rates,
+            {"tokens_per_second": TOKENS, "tpot": TPOT, "ttft_p95": TTFT},
+            shares | configuration,
+            "share",
             key="checked_rates",
             title="Live and simulated, at rates",
-            note=f"{rates['requests'].max()} requests that come at random, at a share of the rate"
-            " that all slots together answered live, at the same times for both. The figure has"
-            " every comparison, circles with clients (median TTFT), diamonds at rates (95th"
-            " percentile): on the dashed line the simulation is right.",
-            shown=cells.table(rates, _compared(clients=False)),
-            figure=agreement_figure(clients, rates),
+            note=f"{rates['requests'].max()} requests that arrive at random, at a share of the rate"
+            " that all slots together answered live, at the same times for both.",
             ruled=cells.group_ends(rates["configuration"]),
         ),
     ]

@@ -1,4 +1,5 @@
-"""What the reports of all comparisons share: who took part, on which models, and who is best."""
+"""What the reports of all comparisons share: the contestants, their models, and the best of each
+group."""
 
 from __future__ import annotations
 
@@ -12,8 +13,12 @@ from dashboards import cells
 from dashboards.cells import Cell
 from dashboards.reports.sentences import note
 from dashboards.sections import ReportOrigin, Section
+from specdec_core.base.names import plain_name
 from specdec_core.config import PairSpec
 from specdec_core.measure.comparison import Comparison, Contender, Lead
+
+CONTESTANT = {"": cells.text("contestant")}
+OVER_OURS = cells.ratio("over_autoregressive")
 
 
 def origin(result: Comparison[Any], notes: Sequence[str], **params: Any) -> ReportOrigin:
@@ -36,11 +41,8 @@ def origin(result: Comparison[Any], notes: Sequence[str], **params: Any) -> Repo
 
 def report_tags(result: Comparison[Any]) -> dict[str, str]:
     """The tags of a comparison's run in MLflow."""
-    return {
-        "prompts": result.prompts.source,
-        "prompts_digest": result.prompts.digest,
-        **result.environment,
-    }
+    prompts = result.prompts
+    return {"prompts": prompts.source, "prompts_digest": prompts.digest, **result.environment}
 
 
 def row_tags(row: Contender, temperature: float) -> dict[str, str]:
@@ -62,36 +64,42 @@ def whose(group: str) -> str:
 
 
 def ratio_columns(result: Comparison[Any]) -> dict[str, Cell]:
-    """Columns of ratios: to our autoregressive decoding, and to every other group's best."""
-    against = {"over our autoregressive": "over_autoregressive"}
-    against |= {f"over {whose(group)} best": f"over_{group}" for group in result.others}
-    return {
-        heading: cells.ratio(name, f"{name}_low", f"{name}_high")
-        for heading, name in against.items()
-    }
+    """Columns of ratios: to our autoregressive decoding, and to the best of each other group."""
+    others = {f"over {whose(group)} best": cells.ratio(f"over_{group}") for group in result.others}
+    return {"over our autoregressive": OVER_OURS, **others}
 
 
 def by_group(
     result: Comparison[Any], frame: pd.DataFrame, *first: str, slowness: str | None = None
 ) -> pd.DataFrame:
-    """The rows in the order of the columns `first`, then our group before the others, and within
-    each the fastest first: by tokens a second, or by the column `slowness`."""
+    """The rows in the order of the columns `first`, then our group before the other groups, and
+    within each the fastest first: by tokens a second, or by the column `slowness`."""
     place = frame["group"].map({group: number for number, group in enumerate(result.groups)})
     slow = -frame["tokens_per_second"] if slowness is None else frame[slowness]
     ordered = frame.assign(place=place, slow=slow).sort_values([*first, "place", "slow"])
     return ordered.drop(columns=["place", "slow"]).reset_index(drop=True)
 
 
+def ratio_of(lead: Lead) -> str:
+    return cells.as_ratio(lead.ratio, lead.low, lead.high)
+
+
+def lead_metrics(lead: Lead, where: str = "") -> dict[str, float]:
+    """A lead's ratio and the ends of its interval as metrics; `where` is a part of their names."""
+    name = f"over_{plain_name(lead.group)}{where}"
+    return {name: lead.ratio, f"{name}_low": lead.low, f"{name}_high": lead.high}
+
+
 def chosen_on(lead: Lead, what: str, others: str) -> str:
     """On which prompts, called `what`, both bests were chosen, and on which compared; `others` is
-    how the half is called that they were chosen on."""
+    the name of the half that they were chosen on."""
     if lead.held_out:
         return f"both chosen on {others}, compared on the {lead.prompts} others"
     return f"both chosen on the same {lead.prompts} {what}, which flatters both"
 
 
 def contestants(rows: Iterable[Contender]) -> Section:
-    """Versions and settings of everybody, each once."""
+    """Versions and settings of each contestant, once."""
     frame = pd.DataFrame(
         {
             "contestant": row.name,
@@ -101,12 +109,12 @@ def contestants(rows: Iterable[Contender]) -> Section:
         }
         for row in {(row.group, row.name): row for row in rows}.values()
     )
-    columns = {name if name != "contestant" else "": cells.text(name) for name in frame.columns}
+    rest = {name: cells.text(name) for name in ("group", "version", "settings")}
     return Section(
         key="contestants",
-        title="Who took part",
+        title="Contestants and their settings",
         frame=frame,
-        shown=cells.table(frame, columns),
+        shown=cells.table(frame, CONTESTANT | rest),
         style="long",
         on_console=False,
     )

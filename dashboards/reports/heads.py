@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dashboards import cells, figures
-from dashboards.figures.head_training import reliability_diagram, training_curves
+from dashboards import cells
+from dashboards.figures.heads import heads_table, reliability_diagram
 from dashboards.sections import Section
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.policies.fixed import FixedSettings
@@ -105,25 +105,12 @@ def _chosen(policy: Any) -> str:
     return f"{'Π ' if getattr(policy, 'cumulative', False) else ''}h = {policy.threshold:g}"
 
 
-def drawn(
-    cards: Mapping[str, HeadCard], judged: Mapping[str, Modelled] | None = None
-) -> list[Section]:
-    """The figures of some heads; `judged` has their best thresholds."""
-    return [
-        Section.drawn("reliability", reliability_diagram(cards)),
-        Section.drawn("curves", training_curves(cards)),
-        *ablation(cards, judged=judged),
-    ]
-
-
-def ablation(
+def reliability(
     cards: Mapping[str, HeadCard],
     result: SweepResult | None = None,
     judged: Mapping[str, Modelled] | None = None,
-) -> list[Section]:
-    """Table 3 of SpecDec++ for trained heads; with the best thresholds where a sweep used them or
-    they were judged on a recording (:func:`specdec_core.training.heads.evaluation.evaluate`)."""
-    if not any(card.kind == "specdecpp" for card in cards.values()):
-        return []
-    frame = figures.heads_frame(cards, result, judged)
-    return [Section.drawn("heads", figures.heads_heatmap(frame), figures.heads_table(frame))]
+) -> Section:
+    """How well calibrated some heads are, and how they fit; with their best thresholds where a
+    sweep used them or they were `judged` on a recording."""
+    table = heads_table(cards, result, judged)
+    return Section.drawn("heads", reliability_diagram(cards), table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -11,23 +11,24 @@ from dashboards import cells
 from dashboards.cells import Cell
 from dashboards.figures.load import drafting_figure, load_figure
 from dashboards.reports.contestants import (
+    CONTESTANT,
     by_group,
     chosen_on,
     contestants,
+    lead_metrics,
     models,
     origin,
     ratio_columns,
+    ratio_of,
     report_tags,
     row_tags,
 )
 from dashboards.reports.sentences import sentences
 from dashboards.sections import LoggedRun, Report, Section, metric_name
-from specdec_core.base.names import plain_name
 from specdec_core.evidence.load.load import BenchLoad
 from specdec_core.evidence.load.plan import SLOTS
 from specdec_core.evidence.load.result import (
     LoadResult,
-    added_ttft,
     arms_frame,
     http_frame,
     over,
@@ -35,7 +36,6 @@ from specdec_core.evidence.load.result import (
     summary_frame,
 )
 from specdec_core.measure.comparison import OURS
-from specdec_core.tokens.statistics import Ratio
 
 # Of the nested runs; those of the summary that are numbers by load.
 METRICS = (
@@ -45,13 +45,25 @@ METRICS = (
 )
 
 TIMES = (
-    "TTFT: from sending a request, or from its arrival time, to its first text, TPOT: from there"
-    " to the last, for each further token; both by the client's clock, median and 95th percentile."
+    "TTFT: from sending a request, or from its arrival time, to its first token. TPOT: from then"
+    " to the last, for each further token. Both by the client's clock, median and 95th percentile."
 )
 RATIOS = (
     "with 95 % bootstrap intervals over requests and repeats, in pairs; requests at the same time"
     " are not independent, so intervals of many at once are too narrow rather than too wide."
 )
+HTTP = {
+    "load": cells.text("load"),
+    "contestant": cells.text("contestant"),
+    "tokens/s": cells.number("tokens_per_second", ".0f"),
+    "engine alone": cells.number("tokens_per_second_alone", ".0f"),
+    "speed": cells.interval("share", ".1%"),
+    "TTFT ms": cells.number("ttft", ".1f", 1e3),
+    "TTFT alone": cells.number("ttft_alone", ".1f", 1e3),
+    "HTTP adds ms": cells.interval("adds", ".1f", 1e3),
+}
+
+Metrics = dict[str, float | dict[int, float]]
 
 
 def report(result: LoadResult) -> Report:
@@ -71,7 +83,7 @@ def report(result: LoadResult) -> Report:
         parts=[
             *_load(result, summary),
             *_http(http),
-            *_drafting(result, summary, arms),
+            *_drafting(result, summary),
             *_errors(result),
             contestants(result.rows),
             sentences((row.name, row.configuration) for row in result.rows if row.configuration),
@@ -82,7 +94,11 @@ def report(result: LoadResult) -> Report:
             **({"arms": arms} if len(arms) else {}),
             **({"http": http} if len(http) else {}),
         },
-        metrics=_leads(result),
+        metrics=_by_load(
+            (lead.load, name, value)
+            for lead in result.leads()
+            for name, value in lead_metrics(lead).items()
+        ),
         tags=report_tags(result),
         nested=list(_rows(result, summary)),
     )
@@ -104,12 +120,8 @@ def findings(result: LoadResult) -> list[str]:
 
 def _against_peers(result: LoadResult) -> Iterator[str]:
     for lead in result.leads():
-        ratio = cells.as_ratio(lead.ratio, lead.low, lead.high)
-        what = (
-            f"writes {ratio} the tokens a second of"
-            if lead.load.closed
-            else f"answers {ratio} as fast as"
-        )
+        ratio, closed = ratio_of(lead), lead.load.closed
+        what = f"writes {ratio} the tokens a second of" if closed else f"answers {ratio} as fast as"
         chosen = chosen_on(lead, "requests", "every other request")
         yield (
             f"{lead.load}: our best, {lead.ours}, {what} {lead.group}'s best, {lead.theirs}"
@@ -123,15 +135,12 @@ def _against_ourselves(result: LoadResult) -> Iterator[str]:
         best = result.best(load, OURS)
         if best is None or baseline is None or best is baseline:
             continue
-        ratio = cells.of_ratio(over(best, baseline, load))
+        ratio = f"{cells.of_ratio(over(best, baseline, load))}"
         if load.closed:
-            speed = best.tokens_per_second(load)
-            yield (
-                f"{load}: {best.name} writes {speed:.0f} tokens/s, {ratio} our autoregressive"
-                " decoding"
-            )
+            what = f"writes {best.tokens_per_second(load):.0f} tokens/s, {ratio}"
         else:
-            yield f"{load}: {best.name} answers {ratio} as fast as our autoregressive decoding"
+            what = f"answers {ratio} as fast as"
+        yield f"{load}: {best.name} {what} our autoregressive decoding"
 
 
 def _within_the_limits(result: LoadResult) -> Iterator[str]:
@@ -139,34 +148,21 @@ def _within_the_limits(result: LoadResult) -> Iterator[str]:
     if result.slo is None:
         return
     for load in result.loads:
-        best = [result.best(load, group) for group in result.groups]
-        if load.closed or not any(best):
-            continue
-        shares = ", ".join(
-            f"{row.good_share(load, result.slo):.0%} of {row.name}'s" for row in best if row
-        )
-        yield f"{load}: {shares} requests keep {result.slo}"
+        best = [row for group in result.groups if (row := result.best(load, group)) is not None]
+        if best and not load.closed:
+            shares = (f"{row.good_share(load, result.slo):.0%} of {row.name}'s" for row in best)
+            yield f"{load}: {', '.join(shares)} requests keep {result.slo}"
 
 
 def _costs_of_http(result: LoadResult) -> Iterator[str]:
-    """What clients of a server wait longer than the engine alone takes."""
-    for load in result.loads:
-        for served, alone in result.with_and_without_http:
-            share, later = over(served, alone, load), added_ttft(served, alone, load)
-            yield (
-                f"{load}: over HTTP {served.name} answers at"
-                f" {_percent(share)} of the speed of its engine alone, and first tokens come"
-                f" {_of_milliseconds(later)} later"
-            )
-
-
-def _percent(share: Ratio) -> str:
-    return f"{share.value:.1%} ({share.low:.1%} to {share.high:.1%})"
-
-
-def _of_milliseconds(seconds: Ratio) -> str:
-    value, low, high = (1e3 * each for each in (seconds.value, seconds.low, seconds.high))
-    return f"{value:.1f} ms ({low:.1f} to {high:.1f})"
+    """How much longer clients of a server wait than those of the engine alone."""
+    for row in http_frame(result).to_dict("records"):
+        load = next(load for load in result.loads if load.key == row["load"])
+        yield (
+            f"{load}: over HTTP {row['contestant']} answers at {HTTP['speed'](row)} of the speed of"
+            f" its engine alone, and first tokens come"
+            f" {HTTP['HTTP adds ms'](row).replace(' (', ' ms (')} later"
+        )
 
 
 def _unequal(result: LoadResult) -> Iterator[str]:
@@ -183,46 +179,40 @@ def _unequal(result: LoadResult) -> Iterator[str]:
 def how_measured(result: LoadResult) -> list[str]:
     """Command, models, prompts, machine."""
     requests = ", ".join(f"{result.requests[load.key]} with {load}" for load in result.loads)
-    return [
+    lines = [
         f"`{result.command}`",
         models(result.pair),
         f"{result.prompts.count} prompts of {result.prompts.label} (sha256"
-        f" {result.prompts.digest[:16]}…), {result.max_new_tokens} new tokens each, greedy, past"
-        f" the ends of texts; requests to a server: {requests}; repeats {result.repeats}",
-        *_loops(result),
-        "sent over /v1/completions, streamed; every server was started anew for every load, in"
-        " turns, and warmed up with other prompts, all at once; no prompt was sent to a server"
-        " twice",
-        f"requests decoded together: {_slots(result)}; prefix caches off",
-        *result.notes,
+        f" {result.prompts.digest[:16]}…), {result.max_new_tokens} new tokens each, greedy, without"
+        f" stopping at an end of text; requests to a server: {requests}; repeats {result.repeats}",
     ]
-
-
-def _loops(result: LoadResult) -> Iterator[str]:
-    """When requests were sent."""
+    slots = [] if result.slots is None else [str(result.slots)]
     if result.clients:
-        yield "closed loop: each client sends its next request when its last is answered"
+        lines.append("closed loop: each client sends its next request when its last is answered")
+        slots = slots or ["as many as there are clients"]
     if result.rates:
         late = 1e3 * result.lateness()
-        yield (
+        lines.append(
             "open loop: requests are sent at random times (Poisson), the same for every server,"
             " whether or not earlier ones are answered, and their latencies count from then on; the"
             f" client sent them {np.median(late):.1f} ms late (median), {late.max():.0f} at most"
         )
-
-
-def _slots(result: LoadResult) -> str:
-    if result.slots is not None:
-        return str(result.slots)
-    closed = ["as many as there are clients"] if result.clients else []
-    return ", ".join([*closed, *([f"{SLOTS} at a rate"] if result.rates else [])])
+        slots += [] if result.slots is not None else [f"{SLOTS} at a rate"]
+    return [
+        *lines,
+        "sent over /v1/completions, streamed; every server was started anew for every load,"
+        " interleaved with the others, and warmed up with other prompts, all at once; no prompt was"
+        " sent to a server twice",
+        f"requests decoded together: {', '.join(slots)}; prefix caches off",
+        *result.notes,
+    ]
 
 
 # The tables
 
 
 def _load(result: LoadResult, summary: pd.DataFrame) -> Iterator[Section]:
-    """Everybody under every load, the fastest first within each group."""
+    """Each contestant under every load, the fastest first within each group."""
     closed = summary[summary["clients"].notna()]
     if len(closed):
         yield _table(
@@ -239,19 +229,18 @@ def _load(result: LoadResult, summary: pd.DataFrame) -> Iterator[Section]:
         )
     at_rates = summary[summary["rate"].notna()]
     if len(at_rates):
+        what = "Goodput" if result.slo else "Throughput"
         best = "with the most requests within the limits, then the " if result.slo else ""
         yield _table(
             result,
             at_rates,
             by_group(result, at_rates, "rate", slowness="latency_median"),
             key="rates",
-            title="Goodput and latency by the rate of requests"
-            if result.slo
-            else "Throughput and latency by the rate of requests",
-            note="Tokens a second are those of a whole run over its seconds: what was asked for, as"
-            f" long as a server keeps up. {TIMES} Ratios of how fast a request is answered, from"
-            f" its arrival to its end, {RATIOS} A group's best is its row {best}fastest on these"
-            " requests.",
+            title=f"{what} and latency by the rate of requests",
+            note="Tokens a second are those of a whole run over its seconds: what the requests"
+            f" asked for, while a server keeps up. {TIMES} Ratios of how fast a request is"
+            f" answered, from its arrival to its end, {RATIOS} A group's best is its row"
+            f" {best}fastest on these requests.",
             columns={"requests/s": cells.number("rate", "g")},
             in_report=("tokens/s", "TTFT ms") if result.slo else ("TTFT ms",),
         )
@@ -268,7 +257,7 @@ def _table(
     in_report: Sequence[str],
 ) -> Section:
     """The rows of `frame`, those of `summary` in another order: loads in the first of the
-    `columns`, then what each contestant did. A console leaves out what is `in_report`."""
+    `columns`, then the measures of each contestant. A console leaves out what is `in_report`."""
     loads = [load for load in result.loads if load.key in set(frame["load"])]
     best = {
         (load.key, row.group, row.name)
@@ -277,7 +266,23 @@ def _table(
         if (row := result.best(load, group)) is not None
     }
     keys = zip(frame["load"], frame["group"], frame["contestant"], strict=True)
-    shown = columns | _columns(result)
+    good = {
+        "good requests/s": cells.number("goodput", ".2f"),
+        "good": cells.number("good_share", ".0%"),
+    }
+    columns = {
+        **columns,
+        "contestant": cells.text("contestant"),
+        "tokens/s": cells.number("tokens_per_second", ".0f"),
+        **(good if result.slo else {}),
+        "TTFT ms": cells.number("ttft_median", ".1f", 1e3),
+        "TTFT p95": cells.number("ttft_p95", ".1f", 1e3),
+        "TPOT ms": cells.number("tpot_median", ".1f", 1e3),
+        "TPOT p95": cells.number("tpot_p95", ".1f", 1e3),
+        "errors": cells.count("errors"),
+        **ratio_columns(result),
+        "equal texts": lambda row: f"{row['equal']:.0f} of {row['compared']:.0f}",
+    }
     limits = f" Good requests are those with {result.slo}." if result.slo else ""
     return Section(
         key=key,
@@ -285,74 +290,30 @@ def _table(
         note=f"{note}{limits} Equal texts are those of autoregressive decoding in our server"
         f" ({result.pair.runner.target_dtype}).",
         frame=frame,
-        shown=cells.table(frame, shown),
+        shown=cells.table(frame, columns),
         figure=load_figure(summary, title, result.slo),
         marked=tuple(number for number, each in enumerate(keys) if each in best),
         ruled=cells.group_ends(frame["load"]),
-        brief=[name for name in shown if name not in ("TPOT p95", "equal texts", *in_report)],
+        brief=[name for name in columns if name not in ("TPOT p95", "equal texts", *in_report)],
     )
-
-
-def _columns(result: LoadResult) -> dict[str, Cell]:
-    good = {
-        "good requests/s": cells.number("goodput", ".2f"),
-        "good": cells.number("good_share", ".0%"),
-    }
-    return {
-        "contestant": cells.text("contestant"),
-        "tokens/s": cells.number("tokens_per_second", ".0f"),
-        **(good if result.slo else {}),
-        "TTFT ms": _milliseconds("ttft_median"),
-        "TTFT p95": _milliseconds("ttft_p95"),
-        "TPOT ms": _milliseconds("tpot_median"),
-        "TPOT p95": _milliseconds("tpot_p95"),
-        "errors": cells.count("errors"),
-        **ratio_columns(result),
-        "equal texts": lambda row: f"{row['equal']:.0f} of {row['compared']:.0f}",
-    }
-
-
-def _milliseconds(name: str) -> Cell:
-    """A column of seconds, to three digits."""
-
-    def cell(row: cells.Row) -> str:
-        milliseconds = 1e3 * row[name]
-        return cells.as_number(milliseconds, ".1f" if milliseconds < 100 else ".0f")
-
-    return cell
 
 
 def _http(frame: pd.DataFrame) -> Iterator[Section]:
     """What HTTP costs, where engines were measured alone, too."""
-    if not len(frame):
-        return
-    yield Section(
-        key="http",
-        title="What HTTP costs",
-        note="Each server of ours against its engine alone: a process that decodes the same"
-        " requests under the same load, whose clients wait in that process. `speed` is the server's"
-        " share of the engine's tokens a second, `TTFT` are means in milliseconds; differences are"
-        f" of the same requests, {RATIOS}",
-        frame=frame,
-        shown=cells.table(
-            frame,
-            {
-                "load": cells.text("load"),
-                "contestant": cells.text("contestant"),
-                "tokens/s": cells.number("tokens_per_second", ".0f"),
-                "engine alone": cells.number("tokens_per_second_alone", ".0f"),
-                "speed": cells.interval("share", ".1%"),
-                "TTFT ms": _milliseconds("ttft"),
-                "TTFT alone": _milliseconds("ttft_alone"),
-                "HTTP adds ms": lambda row: _of_milliseconds(
-                    Ratio(row["adds"], row["adds_low"], row["adds_high"])
-                ),
-            },
-        ),
-    )
+    if len(frame):
+        yield Section(
+            key="http",
+            title="What HTTP costs",
+            note="Each server of ours against its engine alone: a process that decodes the same"
+            " requests under the same load, whose clients wait in that process. `speed` is the"
+            " server's share of the engine's tokens a second, `TTFT` are means in milliseconds;"
+            f" differences are of the same requests, {RATIOS}",
+            frame=frame,
+            shown=cells.table(frame, HTTP),
+        )
 
 
-def _drafting(result: LoadResult, summary: pd.DataFrame, arms: pd.DataFrame) -> Iterator[Section]:
+def _drafting(result: LoadResult, summary: pd.DataFrame) -> Iterator[Section]:
     """What drafts at which load, of our rows that draft."""
     plain = {row.name for row in result.rows if row.autoregressive}
     drafting = summary[summary["candidates"].notna() & ~summary["contestant"].isin(plain)]
@@ -361,23 +322,22 @@ def _drafting(result: LoadResult, summary: pd.DataFrame, arms: pd.DataFrame) -> 
     wide = drafting.pivot(index="contestant", columns="load", values="candidates")
     loads = list(dict.fromkeys(drafting["load"]))
     wide = wide.loc[list(dict.fromkeys(drafting["contestant"])), loads].reset_index()
+    columns = CONTESTANT | {load: cells.number(load, ".2f") for load in loads}
     yield Section(
         key="drafting",
         title="What drafts at which load",
         note="Candidates of a request's round, on average, by the number of clients or the requests"
-        " a second that come (/s); below, of configurations whose drafters take turns, who drafts"
-        " in how many of the rounds.",
+        " a second that arrive (/s); below, of configurations that choose among drafters, the share"
+        " of the rounds of each drafter.",
         frame=drafting[["load", "clients", "rate", "contestant", "candidates"]],
-        shown=cells.table(
-            wide, {"": cells.text("contestant"), **{k: cells.number(k, ".2f") for k in loads}}
-        ),
-        figure=drafting_figure(summary, arms),
-        lines=list(_turns(result)),
+        shown=cells.table(wide, columns),
+        figure=drafting_figure(summary),
+        lines=list(_arms(result)),
     )
 
 
-def _turns(result: LoadResult) -> Iterator[str]:
-    """The shares of drafters that take turns, in words."""
+def _arms(result: LoadResult) -> Iterator[str]:
+    """The shares of the drafters that a configuration chooses among, in words."""
     for row in result.rows:
         for load in result.loads:
             counted = row.arms(load)
@@ -390,29 +350,18 @@ def _errors(result: LoadResult) -> Iterator[Section]:
     """What failed, if anything did: how often and why."""
     frame = requests_frame(result)
     failed = frame[frame["error"].notna()]
-    if not len(failed):
-        return
-    counted = failed.groupby(["load", "contestant", "error"], as_index=False).size()
-    yield Section(
-        key="errors",
-        title="Errors",
-        note="Requests that failed; they count neither in speeds nor in times.",
-        frame=counted,
-        shown=cells.everything(counted),
-    )
+    if len(failed):
+        counted = failed.groupby(["load", "contestant", "error"], as_index=False).size()
+        yield Section(
+            key="errors",
+            title="Errors",
+            note="Requests that failed; they count neither in speeds nor in times.",
+            frame=counted,
+            shown=cells.everything(counted),
+        )
 
 
 # MLflow
-
-
-def _leads(result: LoadResult) -> dict[str, float | dict[int, float]]:
-    """Our best over every other group's, by load."""
-    found = [
-        (lead.load, f"over_{plain_name(lead.group)}{end}", value)
-        for lead in result.leads()
-        for end, value in (("", lead.ratio), ("_low", lead.low), ("_high", lead.high))
-    ]
-    return _by_load(found)
 
 
 def _rows(result: LoadResult, summary: pd.DataFrame) -> Iterator[LoggedRun]:
@@ -420,25 +369,22 @@ def _rows(result: LoadResult, summary: pd.DataFrame) -> Iterator[LoggedRun]:
     loads = {load.key: load for load in result.loads}
     for row in result.rows:
         mine = summary[(summary["group"] == row.group) & (summary["contestant"] == row.name)]
-        found = [
-            (loads[each["load"]], name, float(each[name]))
-            for each in mine.to_dict("records")
-            for name in METRICS
-            if not pd.isna(each[name])
-        ]
         yield LoggedRun(
             name=f"{row.group}: {row.name}, under load",
             params=row.settings,
-            metrics=_by_load(found),
+            metrics=_by_load(
+                (loads[each["load"]], name, float(each[name]))
+                for each in mine.to_dict("records")
+                for name in METRICS
+                if not pd.isna(each[name])
+            ),
             tags=row_tags(row, temperature=0),
         )
 
 
-def _by_load(
-    found: Sequence[tuple[BenchLoad, str, float]],
-) -> dict[str, float | dict[int, float]]:
+def _by_load(found: Iterable[tuple[BenchLoad, str, float]]) -> Metrics:
     """Metrics whose steps are numbers of clients; those at a rate have it in their name."""
-    metrics: dict[str, float | dict[int, float]] = {}
+    metrics: Metrics = {}
     steps: dict[str, dict[int, float]] = {}
     for load, name, value in found:
         if load.clients is None:

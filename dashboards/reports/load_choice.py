@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from dashboards import cells
 from dashboards.cells import Cell
-from dashboards.figures.simulation import simulated_against_live
 from dashboards.reports.sentences import limited
+from dashboards.reports.simulated import TPOT, TTFT, Measure, simulated
 from dashboards.sections import Section
 from specdec_core.search.load.result import CHECKED, Compared, LoadChoice, LoadVerdict
 
-# What is compared, by objective: a heading and a number's format.
+# What is compared, by objective.
 OBJECTIVES = {
-    "tokens_per_second": ("tokens/s", ",.0f"),
-    "goodput": ("good requests/s", ",.2f"),
-    "request_speed": ("tokens/s of a request", ",.1f"),
+    "tokens_per_second": Measure("tokens/s", ",.0f"),
+    "goodput": Measure("good requests/s", ",.2f"),
+    "request_speed": Measure("tokens/s of a request", ",.1f"),
 }
-_CHECKED = [f"{name}{end}" for name in ("value", *CHECKED) for end in ("", "_simulated", "_error")]
 
 
 def served(choice: LoadChoice) -> Section:
@@ -34,7 +31,7 @@ def findings(choice: LoadChoice) -> list[str]:
     errors = choice.errors()
     if errors:
         lines.append(
-            f"The simulation is off by {errors['value']:.0%} in {OBJECTIVES[choice.by][0]},"
+            f"The simulation is off by {errors['value']:.0%} in {OBJECTIVES[choice.by].heading},"
             f" {errors['tpot']:.0%} in TPOT (median) and {errors['ttft']:.0%} in TTFT (95th"
             " percentile), in the median of all that was timed."
         )
@@ -46,21 +43,21 @@ def load_metrics(choice: LoadChoice) -> dict[str, float | dict[int, float]]:
     simulation's errors."""
     rows = {load.clients or 0: row for load, row in choice.served().items()}
     kept = [verdict for verdict in choice.verdicts if not choice.unkept(verdict.load)]
-    verdicts = {verdict.load.clients or 0: verdict for verdict in kept}
-    numbers: dict[str, dict[int, float | None]] = {
+    by_load: dict[str, dict[int, float | None]] = {
         "load_speedup": {step: row.speedup for step, row in rows.items()},
         "load_speedup_low": {step: row.low for step, row in rows.items()},
         "load_speedup_high": {step: row.high for step, row in rows.items()},
         f"load_{choice.by}": {step: _value(choice, row) for step, row in rows.items()},
-        "load_regret": {step: verdict.regret for step, verdict in verdicts.items()},
-        "load_regret_at_most": {step: verdict.at_most for step, verdict in verdicts.items()},
+        "load_regret": {verdict.load.clients or 0: verdict.regret for verdict in kept},
+        "load_regret_at_most": {verdict.load.clients or 0: verdict.at_most for verdict in kept},
     }
-    known = {
-        name: {step: value for step, value in values.items() if value is not None}
-        for name, values in numbers.items()
+    metrics: dict[str, float | dict[int, float]] = {
+        f"simulation_error_{name}": error for name, error in choice.errors().items()
     }
-    errors = {f"simulation_error_{name}": error for name, error in choice.errors().items()}
-    return {**{name: values for name, values in known.items() if values}, **errors}
+    for name, values in by_load.items():
+        if known := {step: value for step, value in values.items() if value is not None}:
+            metrics[name] = known
+    return metrics
 
 
 def verdicts(choice: LoadChoice) -> list[str]:
@@ -72,14 +69,14 @@ def _verdict(choice: LoadChoice, verdict: LoadVerdict) -> str:
     row, label = choice.row(verdict.load, verdict.config_id), choice.labels[verdict.config_id]
     if (nearest := choice.unkept(verdict.load)) is not None:
         return (
-            f"{verdict.load.label}: nobody keeps {choice.slo}, so {label} is no better than others;"
-            f" nearest comes {choice.labels[nearest.config_id]}"
+            f"{verdict.load.label}: no configuration meets {choice.slo}, so {label} is no better"
+            f" than the others; nearest comes {choice.labels[nearest.config_id]}"
             f" ({limited(nearest.known, choice.slo)})"
         )
-    heading, form = OBJECTIVES[choice.by]
+    objective = OBJECTIVES[choice.by]
     text = (
-        f"{verdict.load.label}: {label}, {_value(choice, row):{form}} {heading}, {_gain(row)}"
-        " autoregressive decoding"
+        f"{verdict.load.label}: {label}, {_value(choice, row):{objective.form}}"
+        f" {objective.heading}, {_gain(row)} autoregressive decoding"
     )
     if verdict.regret is None or verdict.at_most is None:
         return f"{text}, simulated"
@@ -95,44 +92,50 @@ def _value(choice: LoadChoice, row: Compared) -> float:
 
 
 def _gain(row: Compared) -> str:
-    return cells.NONE if row.speedup is None else cells.as_ratio(row.speedup, row.low, row.high)
+    return cells.as_ratio(row.speedup, row.low, row.high)
 
 
 def loads(choice: LoadChoice) -> Section:
     """What was compared at each load."""
     table = choice.table()
-    heading, form = OBJECTIVES[choice.by]
+    objective = OBJECTIVES[choice.by]
     source = "" if choice.timed else "_simulated"
     columns: dict[str, Cell] = {
         "load": cells.text("load"),
         "configuration": _marked,
-        heading: cells.number(f"value{source}", form),
+        objective.heading: cells.number(f"value{source}", objective.form),
         "over autoregressive": cells.ratio("speedup", "low", "high"),
         "TPOT p50, ms": cells.milliseconds(f"tpot{source}"),
         "TTFT p95, ms": cells.milliseconds(f"ttft{source}"),
     }
+    brief = list(columns)[:4]
     if choice.timed:
         columns["the choice costs"] = _costs(choice)
-    by = f"goodput with {choice.slo}" if choice.slo else heading
+    by = f"goodput with {choice.slo}" if choice.slo else objective.heading
     pace = f", {choice.pace:,.0f} times as fast as an engine decodes" if choice.pace else ""
     how = (
-        "Each answered the same requests on the live engine, in turns with autoregressive decoding;"
-        " medians of the turns, ratios with 95 % bootstrap intervals over requests and turns, which"
-        " with many clients are rather too narrow. Costs: what the choice falls behind the best"
-        " timed there, expected and from … to."
+        "Each answered the same requests on the live engine, interleaved with autoregressive"
+        " decoding; medians of the repeats, ratios with 95 % bootstrap intervals over requests and"
+        " repeats, which with many clients are rather too narrow. Costs: what the choice falls"
+        " behind the best timed there, expected and from … to."
         if choice.timed
         else "By simulation alone."
+    )
+    decoded = (
+        " Those marked † cannot be replayed: they were simulated from rounds decoded live."
+        if choice.decoded
+        else ""
     )
     return Section(
         key="loads",
         title=f"The choice for each load, by {by}",
-        note=f"{how} {choice.simulated} configurations were simulated{pace}.{_decoded(choice)}",
+        note=f"{how} {choice.simulated} configurations were simulated{pace}.{decoded}",
         shown=cells.table(table, columns),
         legend="★ chosen for this load" + (", † decoded live" if choice.decoded else ""),
         frame=table,
         marked=[n for n, chosen in enumerate(table["chosen"]) if chosen],
         ruled=cells.group_ends(table["load"]),
-        brief=("load", "configuration", heading, "over autoregressive"),
+        brief=brief,
     )
 
 
@@ -141,14 +144,7 @@ def _marked(row: cells.Row) -> str:
     return f"{row['configuration']}{marks}"
 
 
-def _decoded(choice: LoadChoice) -> str:
-    """What the mark of configurations that cannot be replayed means."""
-    if not choice.decoded:
-        return ""
-    return " Those marked † cannot be replayed: they were simulated from rounds decoded live."
-
-
-def _costs(choice: LoadChoice) -> Callable[[cells.Row], str]:
+def _costs(choice: LoadChoice) -> Cell:
     verdicts = {verdict.load.label: verdict for verdict in choice.verdicts}
 
     def cell(row: cells.Row) -> str:
@@ -165,30 +161,19 @@ def simulation(choice: LoadChoice) -> list[Section]:
     if not choice.timed:
         return []
     table = choice.table()
-    heading, form = OBJECTIVES[choice.by]
-    columns: dict[str, Cell] = {
-        "load": cells.text("load"),
-        "configuration": cells.text("configuration"),
-    }
-    for place, (name, title, cell) in enumerate(
-        (
-            ("value", heading, lambda column: cells.number(column, form)),
-            ("tpot", "TPOT p50, ms", cells.milliseconds),
-            ("ttft", "TTFT p95, ms", cells.milliseconds),
-        )
-    ):
-        again = " " * place  # headings have to differ
-        columns[title] = cell(name)
-        columns[f"simulated{again}"] = cell(f"{name}_simulated")
-        columns[f"off by{again}"] = cells.number(f"{name}_error", "+.0%")
-    section = Section(
+    columns = {name: cells.text(name) for name in ("load", "configuration")}
+    checked = [
+        f"{name}{end}" for name in ("value", *CHECKED) for end in ("", "_simulated", "_error")
+    ]
+    section = simulated(
+        table[[*columns, *checked]],
+        {"value": OBJECTIVES[choice.by], "tpot": TPOT, "ttft": TTFT},
+        columns,
+        "load",
         key="simulation",
         title="The simulation against the live engine",
         note="The same requests, simulated from recorded rounds and step times; live runs are those"
         " of median length.",
-        figure=simulated_against_live(table, heading),
-        shown=cells.table(table, columns),
-        frame=table[["load", "configuration", *_CHECKED]],
         ruled=cells.group_ends(table["load"]),
         on_console=False,
     )

@@ -1,4 +1,4 @@
-"""All figures of a sweep, its heads and its traces."""
+"""All figures of a sweep, its heads and its recording."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from dashboards import figures
-from dashboards.reports.heads import ablation
+from dashboards.figures.frontier import frontier
+from dashboards.figures.heads import head_names
+from dashboards.figures.lengths import length_errors
+from dashboards.figures.sweep import accepted_lengths, speedups, time_per_token
+from dashboards.figures.times import forward_times
+from dashboards.figures.tokens import entropy_by_outcome, entropy_table
+from dashboards.figures.trees import LEAST_TREES, tree_heatmap, trees_frame
+from dashboards.reports.heads import reliability
 from dashboards.reports.load_choice import simulation
 from dashboards.sections import Section
 from specdec_core.base.errors import UserError
@@ -25,13 +31,12 @@ def drawn(
     result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None = None
 ) -> list[Section]:
     """All figures of a sweep."""
-    heads = ablation(cards(result), result)
-    traces = _of_traces(evidence) if evidence is not None else ()
+    heads, choice = cards(result), result.under_load
     return [
         *_of_sweep(result, rounds),
-        *_part("Many requests at once", simulation(result.under_load) if result.under_load else ()),
-        *_part("The trained heads", heads),
-        *_part("What the traces say", traces),
+        *_part("Many requests at once", simulation(choice) if choice else ()),
+        *_part("The trained heads", [reliability(heads, result)] if heads else ()),
+        *_part("What the recording says", _of_recording(evidence) if evidence else ()),
     ]
 
 
@@ -42,45 +47,28 @@ def _part(heading: str, sections: Iterable[Section]) -> Iterator[Section]:
 
 
 def _of_sweep(result: SweepResult, rounds: pd.DataFrame) -> Iterator[Section]:
-    yield Section.drawn("frontier", figures.frontier(result))
-    yield Section.drawn("speedups", figures.speedups(result))
-    yield Section.drawn("time", figures.time_per_token(result))
-    yield Section.drawn("accepted", figures.accepted_lengths(result, rounds))
-    yield Section.drawn("lengths", figures.lengths_over_position(result, rounds))
+    yield Section.drawn("frontier", frontier(result))
+    yield Section.drawn("speedups", speedups(result))
+    yield Section.drawn("time", time_per_token(result))
+    yield Section.drawn("accepted", accepted_lengths(result, rounds))
     if max(m.width for m in result.profile.target.measurements) > 1:  # else not measured
-        yield Section.drawn("forwards", figures.forward_times(result))
-    trees = figures.trees_frame(result)
-    if len(trees) >= figures.LEAST_TREES:
-        yield Section.drawn("trees", figures.tree_heatmap(trees))
-    generations = figures.generation_times(result, rounds)
-    regressed = figures.regression_table(generations)
-    if regressed["t_draft (ms)"].notna().any():
-        yield Section.drawn("regression", figures.time_regression(generations), regressed)
+        yield Section.drawn("forwards", forward_times(result))
+    trees = trees_frame(result)
+    if len(trees) >= LEAST_TREES:
+        yield Section.drawn("trees", tree_heatmap(trees))
 
 
-def _of_traces(evidence: Evidence) -> Iterator[Section]:
-    """What a recording says about drafts and policies."""
-    tokens = evidence.tokens
+def _of_recording(evidence: Evidence) -> Iterator[Section]:
     if evidence.distances is not None and len(evidence.distances):
-        yield Section.drawn("oracle", figures.length_errors(evidence.distances))
-    if evidence.runs:
-        runs = figures.utilisation_over_time(evidence.runs, evidence.families)
-        yield Section.drawn("utilisation", runs)
-    if evidence.prefixes:
-        yield Section.drawn("confidence", figures.acceptance_by_confidence(evidence.prefixes))
-    if tokens:
-        outcomes = figures.entropy_by_outcome(tokens)
-        yield Section.drawn("entropy", outcomes, figures.entropy_table(tokens))
-        of_draft, draft = tokens[evidence.draft], evidence.draft
-        yield Section.drawn("bounds", figures.acceptance_bounds(of_draft, draft))
-        with suppress(ValueError):  # a draft that is the target has no ratio to fit
-            yield Section.drawn("ratio", figures.ratio_of_entropies(of_draft, draft))
+        yield Section.drawn("oracle", length_errors(evidence.distances))
+    if tokens := evidence.tokens:
+        yield Section.drawn("entropy", entropy_by_outcome(tokens), entropy_table(tokens))
 
 
 def cards(result: SweepResult) -> dict[str, HeadCard]:
     """The cards of the heads in a sweep, without heads that are gone."""
     loaded: dict[str, HeadCard] = {}
-    if names := figures.head_names(result):
+    if names := head_names(result):
         from specdec_core.drafting.heads.storage import load_card  # torch takes seconds to import
 
         for name in names:

@@ -11,10 +11,8 @@ from typing import Any
 
 from mlflow.entities import Metric, RunTag
 
-from dashboards.figures.head_training import reliability_diagram
 from dashboards.outputs.mlflow_runs import log_figures
-from dashboards.reports.heads import drawn
-from dashboards.sections import Section
+from dashboards.reports.heads import reliability
 from dashboards.store import (
     as_metrics,
     as_params,
@@ -80,7 +78,8 @@ class HeadsRun(DeliveredRun, HeadObserver):
 
     def _finish(self) -> None:
         if self.cards:
-            log_figures(self._client, self.run_id, drawn(self.cards, self.judged))
+            section = reliability(self.cards, judged=self.judged)
+            log_figures(self._client, self.run_id, [section])
         self._client.set_terminated(self.run_id)
 
     def _log(self, head: FinishedHead) -> None:
@@ -91,8 +90,7 @@ class HeadsRun(DeliveredRun, HeadObserver):
         run_id = run.info.run_id
         self._log_card(run_id, head)
         # Its curves are the run's metrics, which MLflow draws itself.
-        diagram = reliability_diagram({head.label: head.card})
-        log_figures(self._client, run_id, [Section.drawn("reliability", diagram)])
+        log_figures(self._client, run_id, [reliability({head.label: head.card})])
         self._client.log_artifacts(run_id, str(head.folder), "head")
         self._client.set_terminated(run_id)
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from dashboards.figures.svg import SvgBar, bars_svg
 from dashboards.look import (
     DASHED,
     OTHER_COLOURS,
@@ -19,6 +18,7 @@ from dashboards.look import (
 )
 from research.papers.plan import Method, Quantity, Table
 from research.papers.result import PapersResult
+from research.papers.svg import SvgBar, bars_svg
 
 
 class Look(NamedTuple):

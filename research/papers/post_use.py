@@ -8,12 +8,12 @@ from collections.abc import Mapping
 import pandas as pd
 
 from research.papers.component_times import component_times
+from research.papers.confidence_products import by_confidence, prefixes
 from research.papers.draft_reuse import best_lengths, recycled
 from specdec_core.base.errors import UserError
 from specdec_core.cost import Profile
 from specdec_core.engine import Request
 from specdec_core.models.pair import load_pair
-from specdec_core.recordings.confidence_products import by_confidence, prefixes
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 

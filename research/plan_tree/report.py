@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from dashboards import cells
-from dashboards.figures import tree_heatmap
+from dashboards.figures.trees import tree_heatmap
 from dashboards.reports.sentences import sentences
 from dashboards.sections import Report, ReportOrigin, Section
 from research.plan_tree.comparison import GRID, KINDS, PLANNED, TreeComparison

@@ -13,7 +13,7 @@ import pytest
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.heads.card import HeadCard
+from specdec_core.drafting.heads.card import HeadCard, ReliabilityBin
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
@@ -181,6 +181,10 @@ def with_heads(
                 pair=FINGERPRINTS,
                 sampling=Sampling(),
                 metrics={"train_kl": 0.3 + depth, "eval_kl": 0.4 + w_rej, "auc": 0.7},
+                reliability=[
+                    ReliabilityBin(low=p, high=p + 0.1, count=5, predicted=p, accepted=p)
+                    for p in (0.2, 0.7)
+                ],
             )
             save_head(build_head("specdecpp", 32, 10, depth, 8), card, folder)
             for threshold in (0.3, 0.7):

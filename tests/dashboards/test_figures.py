@@ -11,7 +11,10 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from dashboards import figures, look, ranking
+from dashboards import look, ranking
+from dashboards.figures.frontier import CELLS, FrontierView, chain_speedup, frontier, pareto, thin
+from dashboards.figures.sweep import accepted_lengths, speedups, time_per_token
+from dashboards.figures.times import forward_times
 from specdec_core.config import Configuration
 from specdec_core.config.kinds import DRAFTERS, POLICIES
 from specdec_core.drafting.bandit.settings import RULE_NAMES
@@ -37,13 +40,16 @@ def rounds(swept: tuple[SweepResult, Path]) -> pd.DataFrame:
 
 def draw_all(result: SweepResult, rounds: pd.DataFrame) -> dict[str, go.Figure]:
     return {
-        "frontier": figures.frontier(result),
-        "speedups": figures.speedups(result),
-        "time": figures.time_per_token(result),
-        "accepted": figures.accepted_lengths(result, rounds),
-        "lengths": figures.lengths_over_position(result, rounds),
-        "forwards": figures.forward_times(result),
+        "frontier": frontier(result),
+        "speedups": speedups(result),
+        "time": time_per_token(result),
+        "accepted": accepted_lengths(result, rounds),
+        "forwards": forward_times(result),
     }
+
+
+def scatters(figure: go.Figure) -> list[go.Scatter]:
+    return [trace for trace in figure.data if trace.type == "scatter"]
 
 
 def test_every_figure_has_a_title_and_names_its_axes(result, rounds):
@@ -60,7 +66,7 @@ def test_every_figure_has_a_title_and_names_its_axes(result, rounds):
 def test_frontier_shows_every_drafting_configuration_once(result):
     drawn = [
         (x, y)
-        for trace in figures.frontier(result).data
+        for trace in scatters(frontier(result))
         if trace.mode in ("lines+markers", "markers") and not trace.name.startswith("oracle")
         for x, y in zip(trace.x, trace.y, strict=True)
     ]
@@ -97,8 +103,8 @@ def crowded(result: SweepResult) -> SweepResult:
 
 
 def test_a_frontier_of_a_thousand_configurations_keeps_every_front_and_thins_the_rest(crowded):
-    figure = figures.frontier(crowded)
-    traces = [t for t in figure.data if t.mode in ("lines+markers", "markers")]
+    figure = frontier(crowded)
+    traces = [t for t in scatters(figure) if t.mode in ("lines+markers", "markers")]
     points = [(t, *p) for t in traces for p in zip(t.x, t.y, strict=True)]
     assert len(points) < 700
     numbers = re.search(
@@ -110,29 +116,28 @@ def test_a_frontier_of_a_thousand_configurations_keeps_every_front_and_thins_the
     for kind in ("confidence", "svip", "confidence_product"):
         members = [t for t in crowded.trials if t.configuration.family == kind]
         front = [
-            (t.metrics["discard_rate"], t.metrics["verification_rate"])
-            for t in figures.pareto(members)
+            (t.metrics["discard_rate"], t.metrics["verification_rate"]) for t in pareto(members)
         ]
         name = look.style(kind).name
         (line,) = [t for t in traces if t.name == name and t.mode == "lines+markers"]
         assert list(zip(line.x, line.y, strict=True)) == front
         (faint,) = [t for t in traces if t.name == name and t.mode == "markers"]
         assert faint.opacity < 0.3 < line.opacity
-    assert figure.data == figures.frontier(crowded).data  # the same every time
+    assert figure.data == frontier(crowded).data  # the same every time
 
 
 def test_what_lies_behind_a_front_is_drawn_once_in_every_cell(crowded):
     trials = [t for t in crowded.trials if t.configuration.family == "svip"]
-    view = figures.FrontierView(0, 2.1, 0.1, 3)
+    view = FrontierView(0, 2.1, 0.1, 3)
 
     def cells(some: list[Trial]) -> list[tuple[int, int]]:
         return [
-            (int(10 * t.metrics["discard_rate"] / 2.1),
-             int(10 * (t.metrics["verification_rate"] - 0.1) / 2.9))
+            (int(CELLS * t.metrics["discard_rate"] / 2.1),
+             int(CELLS * (t.metrics["verification_rate"] - 0.1) / 2.9))
             for t in some
         ]  # fmt: skip
 
-    kept = cells(figures.thin(trials, view, most=10, cells=10))
+    kept = cells(thin(trials, view, most=10))
     assert sorted(kept) == sorted(set(cells(trials)))
 
 
@@ -142,7 +147,7 @@ def test_the_oracle_as_a_configuration_is_a_mark_and_no_contender(result):
     best.metrics |= {"discard_rate": 0.0, "estimated_speedup": 99.0}
     result.trials.append(best.model_copy(update={"configuration": oracle}))
     assert oracle.id not in {t.id for t in ranking.ranked(result)}
-    assert oracle.id not in figures.speedups(result).layout.yaxis.tickvals
+    assert oracle.id not in speedups(result).layout.yaxis.tickvals
     assert "oracle" not in {ranking.family(t) for t in ranking.contenders(result)}
 
 
@@ -150,12 +155,12 @@ def test_a_lasting_heuristic_is_told_apart_from_one_that_begins_anew(result):
     lasting = HeuristicSettings(transient=False)
     configuration = Configuration(drafter=DraftModelSettings(draft="draft", policy=lasting))
     result.trials.append(result.trials[4].model_copy(update={"configuration": configuration}))
-    names = {t.name for t in figures.frontier(result).data}
+    names = {t.name for t in frontier(result).data}
     assert {"heuristic", "lasting heuristic"} <= names
 
 
 def test_oracle_is_marked_at_discard_rate_zero(result):
-    (oracle,) = [t for t in figures.frontier(result).data if t.name == "oracle"]
+    (oracle,) = [t for t in frontier(result).data if t.name == "oracle"]
     assert list(oracle.x) == [0]
     assert list(oracle.y) == [0.1]
 
@@ -166,44 +171,44 @@ def test_a_frontier_keeps_what_nothing_beats_in_both_rates():
         return Trial(configuration=Configuration(), counts={}, metrics=metrics)
 
     points = [(0.5, 0.3), (0.2, 0.5), (0.6, 0.4), (0.9, 0.2), (0.2, 0.6)]
-    front = figures.pareto([trial(*p) for p in points])
+    front = pareto([trial(*p) for p in points])
     rates = [(t.metrics["discard_rate"], t.metrics["verification_rate"]) for t in front]
     assert rates == [(0.2, 0.5), (0.5, 0.3), (0.9, 0.2)]
 
 
 def test_lines_of_equal_latency_agree_with_the_estimates(result):
-    """A chain's point lies between the lines of the speedups just above and below its estimate."""
     trial = next(t for t in result.trials if t.configuration.family == "fixed")
     profile, counts = result.profile, trial.counts
-    lines = figures.iso_latency(profile, "draft")
     n = counts["n"]
     # the last verification of a request may throw its own token away; compare where it did not
     assert counts["n_draft"] + counts["n_target"] == n + counts["n_discarded"]
-    predicted = lines.gain(counts["n_discarded"] / n, counts["n_target"] / n)
+    rates = np.array([counts["n_discarded"], counts["n_target"]]) / n
+    predicted = chain_speedup(profile, "draft", *rates)
     assert predicted == pytest.approx(trial.metrics["estimated_speedup"], rel=1e-6)
-    on_line = lines.verification(predicted, counts["n_discarded"] / n)
-    assert on_line == pytest.approx(counts["n_target"] / n, rel=1e-6)
+    (lines,) = [trace for trace in frontier(result).data if trace.type == "contour"]
+    drawn = [[chain_speedup(profile, "draft", x, y) for x in lines.x] for y in lines.y]
+    assert np.allclose(lines.z, drawn)
 
 
 def test_timed_bars_are_solid_with_intervals_and_estimated_ones_are_lighter(result):
-    bars = [t for t in figures.speedups(result).data if isinstance(t, go.Bar)]
+    bars = [t for t in speedups(result).data if isinstance(t, go.Bar)]
     timed = {t.config_id: t for t in result.timings}
     seen = set()
     for bar in bars:
         for i, config in enumerate(bar.y):
             seen.add(config)
             if config in timed:
-                assert bar.marker.opacity == 1
+                assert bar.marker.opacity[i] == 1
                 assert bar.x[i] + bar.error_x.array[i] == pytest.approx(timed[config].high)
                 assert bar.x[i] - bar.error_x.arrayminus[i] == pytest.approx(timed[config].low)
             else:
-                assert bar.marker.opacity < 0.5
-                assert bar.error_x.array is None
+                assert bar.marker.opacity[i] < 0.5
+                assert np.isnan(bar.error_x.array[i])
     assert seen == {t.id for t in result.trials if t.configuration.drafter is not None}
 
 
 def test_bars_mark_the_champion_and_who_is_tied_with_it(result):
-    axis = figures.speedups(result).layout.yaxis
+    axis = speedups(result).layout.yaxis
     text = dict(zip(axis.tickvals, axis.ticktext, strict=True))
     assert text[result.champion].startswith("★")
     tied = [config for config, shown in text.items() if shown.startswith("= ")]
@@ -211,14 +216,14 @@ def test_bars_mark_the_champion_and_who_is_tied_with_it(result):
 
 
 def test_bars_are_limited_to_the_fastest(result):
-    figure = figures.speedups(result, limit=3)
+    figure = speedups(result, limit=3)
     ids = [t.id for t in ranking.ranked(result)[:3]]
     assert sorted(figure.layout.yaxis.tickvals) == sorted(ids)
     assert "other configurations are in the table" in figure.layout.title.subtitle.text
 
 
 def test_bars_of_a_large_sweep_show_what_was_timed_and_every_family(crowded):
-    figure = figures.speedups(crowded)
+    figure = speedups(crowded)
     shown = set(figure.layout.yaxis.tickvals)
     assert len(shown) == 24
     assert {t.config_id for t in crowded.timings} <= shown
@@ -235,21 +240,8 @@ def test_contenders_begin_with_the_champion(result):
     assert len({t.id for t in others}) == len(others) == 7
 
 
-def test_lengths_over_position_average_the_rounds(result, rounds):
-    figure = figures.lengths_over_position(result, rounds, bins=1)
-    for column in ("drafted", "accepted"):
-        of_champion = rounds[rounds["config_id"] == result.champion]
-        (trace,) = [
-            t
-            for t in figure.data
-            if t.legendgroup == result.champion and f">{column} " in t.hovertemplate
-        ]
-        assert trace.visible is True
-        assert trace.y[0] == pytest.approx(of_champion[column].mean())
-
-
 def test_time_of_a_token_adds_up_to_the_estimate(result):
-    bars = [t for t in figures.time_per_token(result).data if isinstance(t, go.Bar)]
+    bars = [t for t in time_per_token(result).data if isinstance(t, go.Bar)]
     total: dict[str, float] = {}
     for bar in bars:
         for config, milliseconds in zip(bar.y, bar.x, strict=True):
@@ -260,7 +252,7 @@ def test_time_of_a_token_adds_up_to_the_estimate(result):
 
 
 def test_forward_times_show_measurements_and_the_fit(result):
-    figure = figures.forward_times(result)
+    figure = forward_times(result)
     for role, cost in {
         "target": result.profile.target,
         "draft": result.profile.drafts["draft"],
@@ -305,8 +297,8 @@ def test_a_second_draft_is_told_apart(result, rounds):
     fixed = next(t for t in result.trials if t.configuration.family == "fixed")
     other = Configuration(drafter=DraftModelSettings(draft="other", policy=FixedSettings()))
     result.trials.append(fixed.model_copy(update={"configuration": other}))
-    figure = figures.frontier(result)
-    fronts = {t.name: t for t in figure.data if t.mode == "lines+markers"}
+    figure = frontier(result)
+    fronts = {t.name: t for t in scatters(figure) if t.mode == "lines+markers"}
     assert fronts["fixed K · draft"].line.dash == "solid"  # the champion's draft
     assert fronts["fixed K · other"].line.dash == "dot"
     draw_all(result, rounds)
@@ -324,8 +316,8 @@ def test_of_many_families_only_the_champions_draft_is_drawn_at_first(crowded):
         drafter = trial.configuration.drafter.model_copy(update={"draft": "other"})
         twin = trial.configuration.model_copy(update={"drafter": drafter})
         crowded.trials.append(trial.model_copy(update={"configuration": twin}))
-    figure = figures.frontier(crowded)
-    fronts = [t for t in figure.data if t.mode == "lines+markers"]
+    figure = frontier(crowded)
+    fronts = [t for t in scatters(figure) if t.mode == "lines+markers"]
     visible = {t.name for t in fronts if t.visible is True}
     waiting = {t.name for t in fronts if t.visible == "legendonly"}
     assert {name.partition(" · ")[2] for name in visible} == {"draft", ""}

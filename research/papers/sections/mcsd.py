@@ -5,7 +5,6 @@ from __future__ import annotations
 import pandas as pd
 
 from dashboards import cells
-from dashboards.figures.svg import SvgLine, lines_svg
 from dashboards.look import PARTS
 from dashboards.sections import Section
 from research.drift.report import TEXTS
@@ -13,6 +12,7 @@ from research.papers import mcsd
 from research.papers.decision_values import THRESHOLD, DecisionValues
 from research.papers.sections.section import PaperSection, shown_range
 from research.papers.studies import Study
+from research.papers.svg import SvgLine, lines_svg
 
 OUTCOMES = {
     "accepted": PARTS["draft forwards, kept"],

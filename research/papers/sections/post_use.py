@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import pandas as pd
 
 from dashboards import cells
-from dashboards.figures.svg import SvgLine, lines_svg
 from dashboards.look import DRAFT_COLOURS, MUTED, OTHER_COLOURS
 from dashboards.sections import Section
 from research.papers import post_use
 from research.papers.component_times import CACHE, CONTROLLER, M_D, M_T, ROLL_BACK
+from research.papers.confidence_products import LONGEST
 from research.papers.draft_reuse import DRAFT_CALL, DRAFTED, LENGTH, TARGET_CALL
 from research.papers.sections.section import PaperSection
 from research.papers.studies import TIMES, Study
-from specdec_core.recordings.confidence_products import LONGEST
+from research.papers.svg import SvgLine, lines_svg
 
 PAPER = "Post-use & Pre-cut"
 DRAFTS = "each draft model of the pair, on greedy texts of the prompt sets named"

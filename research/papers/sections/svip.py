@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import pandas as pd
 
 from dashboards import cells
-from dashboards.figures.svg import SvgLine, lines_svg
 from dashboards.look import ARM_COLOURS, DRAFT_COLOURS, INK, style
 from dashboards.sections import Section
 from research.papers import svip
 from research.papers.sections.section import PaperSection, shown_range
 from research.papers.studies import LONG_FORM, LONG_FORM_GREEDY, TIMES, Study
+from research.papers.svg import SvgLine, lines_svg
 
 PAPER = "SVIP"
 BOTH = ("greedy", "sampled")

@@ -1,14 +1,12 @@
-"""Draft lengths are held against the oracle's, and utilisation adds up over requests."""
+"""Draft lengths are held against the oracle's."""
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-import pytest
 
 from dashboards import look
-from dashboards.figures.lengths import FARTHEST, length_errors, utilisation, utilisation_over_time
+from dashboards.figures.lengths import FARTHEST, length_errors
 
 
 def rounds(label: str, family: str, drafted: list[int], oracle: list[int]) -> pd.DataFrame:
@@ -51,38 +49,3 @@ def test_a_row_each_in_the_order_of_the_families():
 def test_no_rounds_are_an_empty_figure():
     figure = length_errors(rounds("", "", [], []))
     assert isinstance(figure, go.Figure)
-
-
-@pytest.fixture
-def decoded() -> pd.DataFrame:
-    """Three requests of two rounds."""
-    return pd.DataFrame({
-        "request_id": ["b", "b", "a", "a", "c", "c"],
-        "generated": [2, 2, 6, 6, 1, 1],
-        "draft_forwards": [4, 4, 6, 6, 1, 0],
-    })  # fmt: skip
-
-
-def test_utilisation_is_a_ratio_of_sums_in_the_order_of_the_requests(decoded):
-    table = utilisation(decoded, window=2)
-    assert table["so far"].tolist() == pytest.approx([4 / 8, 16 / 20, 18 / 21])
-    assert table["recent"].tolist() == pytest.approx([4 / 8, 16 / 20, 14 / 13])
-
-
-def test_a_request_without_a_draft_call_does_not_divide_by_zero():
-    table = utilisation(
-        pd.DataFrame({"request_id": [0], "generated": [1], "draft_forwards": [0]}), window=1
-    )
-    assert np.isfinite(table.to_numpy()).all()
-
-
-def test_runs_of_one_family_are_told_apart_by_their_lines(decoded):
-    names = ["fixed K=5", "pre-cut, Q_init", "pre-cut, Q updated"]
-    families = {names[0]: "fixed", names[1]: "pre_cut", names[2]: "pre_cut"}
-    figure = utilisation_over_time(dict.fromkeys(names, decoded), families)
-    lines = [t for t in figure.data if t.showlegend]
-    assert [t.name for t in lines] == names
-    assert len({(t.line.color, t.line.dash) for t in lines}) == 3
-    assert all(list(t.x) == [1, 2, 3] for t in lines)
-    assert lines[0].y[-1] == pytest.approx(18 / 21)
-    assert "0.86 with pre-cut, Q updated" in figure.layout.title.text

@@ -11,9 +11,8 @@ from mlflow import MlflowClient
 from dashboards.evidence import gather
 from dashboards.outputs.html import figure_page
 from dashboards.outputs.mlflow_runs import log_figures
-from dashboards.reports.heads import ablation
 from dashboards.reports.sweep import of_folder
-from dashboards.reports.sweep_figures import cards, drawn
+from dashboards.reports.sweep_figures import drawn
 from dashboards.sections import Section
 from specdec_core.search.results import SweepResult
 from tests.dashboards import browser
@@ -26,7 +25,7 @@ def drawings(
     rounds = pd.read_parquet(swept[1] / "rounds.parquet")
     sections = drawn(with_heads, rounds, gather(with_heads, recorded))
     parts = [section.part for section in sections if section.part]
-    assert parts == ["The trained heads", "What the traces say"]
+    assert parts == ["The trained heads", "What the recording says"]
     return {section.key: section for section in sections}
 
 
@@ -53,19 +52,12 @@ def test_each_figure_is_an_artifact_and_each_table_a_file(
     log_figures(client, run_id, of_folder(with_heads, swept[1], recorded).figures)
     logged = {item.path for item in client.list_artifacts(run_id, "figures")}
     tables = {name for name, section in drawings.items() if section.frame is not None}
-    assert tables == {"regression", "heads", "entropy"}
+    assert tables == {"heads", "entropy"}
     pages = {f"figures/{name}.html" for name in drawings}
     assert logged == pages | {f"figures/{name}.csv" for name in tables}
     table = pd.read_csv(client.download_artifacts(run_id, "figures/heads.csv"))
     assert list(table.columns) == list(drawings["heads"].frame.columns)
     assert len(table) == 4
-
-
-def test_without_acceptance_heads_there_is_no_grid_to_draw(with_heads: SweepResult):
-    known = cards(with_heads)
-    assert [section.key for section in ablation(known)] == ["heads"]
-    decisions = {name: card.model_copy(update={"kind": "t1"}) for name, card in known.items()}
-    assert ablation(decisions) == ablation({}) == []
 
 
 def test_a_page_draws_itself_without_a_network(drawings: dict[str, Section], tmp_path: Path):

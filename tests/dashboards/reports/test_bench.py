@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
-from dashboards.figures.bench import bars, bench_svg
 from dashboards.outputs.files import write
 from dashboards.outputs.markdown import document, part
 from dashboards.outputs.mlflow_runs import log
@@ -34,11 +32,14 @@ def test_the_report_has_every_row_and_says_who_wins(
     keys = [section.key for section in shown]
     assert keys == [
         *("temperature_0", "temperature_1", "sets_0", "sets_1"),
-        *("positions_0", "positions_1", "limits_0", "limits_1"),
+        *("limits_0", "limits_1"),
         *("tasks", "forwards", "contestants"),
     ]
     assert files >= {"report.md", "report.html", "bench.json", "times.csv", "summary.csv"}
-    assert files >= {f"{key}.csv" for key in keys} | {"temperature_0.svg", "temperature_1.svg"}
+    assert files >= {f"{key}.csv" for key in keys}
+    for figure, temperature in zip(whole.figures, bench_result.temperatures, strict=True):
+        drawn = [name for bars in figure.figure.data for name in bars.y]
+        assert sorted(drawn) == sorted(row.name for row in bench_result.at(temperature))
     text = (folder / "report.md").read_text()
     for row in bench_result.rows:
         assert f"| {row.name} |" in text or f"| **{row.name}** |" in text
@@ -95,13 +96,3 @@ def test_what_is_not_lossless_is_said(bench_result: BenchResult) -> None:
     assert "1 of 6 outputs" in line
     assert "first at token 4" in line
     assert "5 of 6, from 4" in document(report(broken))
-
-
-def test_bars_are_drawn_for_everybody(bench_result: BenchResult) -> None:
-    shown = bars(bench_result, 0.0)
-    assert [bar.ratio for bar in shown] == sorted((bar.ratio for bar in shown), reverse=True)
-    svg = ElementTree.fromstring(bench_svg(bench_result, 0.0))
-    texts = ["".join(text.itertext()) for text in svg.iter("{http://www.w3.org/2000/svg}text")]
-    for bar in shown:
-        assert bar.name in texts
-        assert f"{bar.ratio:.2f}× · {bar.tokens_per_second:.0f}/s" in texts

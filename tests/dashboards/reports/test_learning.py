@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dashboards.reports.learning import learning
+from dashboards.reports.trained import learning
 from specdec_core.base.bundled import bundled_path
 from specdec_core.training.eagle.finished import EagleTrainingCard
 from specdec_core.training.recorded.extrapolation import fitted

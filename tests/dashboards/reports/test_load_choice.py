@@ -18,7 +18,7 @@ DRAFT = Configuration(drafter=DraftModelSettings(draft="draft"))
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_limits_that_nobody_keeps_are_said_with_who_comes_nearest(
+def test_limits_that_no_configuration_meets_are_named_with_the_nearest(
     live: bool, tiny_pair: Pair, tmp_path: Path
 ) -> None:
     replay = recorded(tiny_pair, tmp_path)
@@ -33,7 +33,7 @@ def test_limits_that_nobody_keeps_are_said_with_who_comes_nearest(
     assert nearest is not None
     assert nearest.config_id == AUTOREGRESSIVE.id  # candidates beyond a dozen slow a step down
     [line] = [line for line in findings(choice) if line.startswith("8 clients")]
-    assert line.startswith("8 clients: nobody keeps tpot ≤ 0.009 s, so draft, K=5 is no better")
+    assert line.startswith("8 clients: no configuration meets tpot ≤ 0.009 s, so draft, K=5 is no")
     assert line.endswith("; nearest comes autoregressive (95th percentile: tpot 10 ms)")
     if live:
         costs = loads(choice).shown.set_index("load")["the choice costs"]

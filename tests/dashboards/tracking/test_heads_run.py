@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from dashboards.figures.head_training import reliability_diagram, training_curves
+from dashboards.figures.heads import reliability_diagram
 from dashboards.reports.heads import FITS, fits
 from dashboards.store import tracking_uri
 from dashboards.tracking import delivered_run
@@ -59,15 +59,6 @@ def test_the_reliability_diagram_holds_the_bins(heads: list[FinishedHead]) -> No
         assert sum(counts) == head.card.examples["test"]
 
 
-def test_the_curves_hold_every_epoch_and_mark_the_one_kept(heads: list[FinishedHead]) -> None:
-    head = heads[1]
-    figure = training_curves({head.label: head.card})
-    evaluated = figure.data[0]
-    assert list(evaluated.y) == [epoch.eval_loss for epoch in head.card.curve]
-    kept = list(evaluated.marker.symbol).index("star") + 1
-    assert kept == head.card.metrics["epoch"]
-
-
 def test_the_table_marks_the_least_eval_kl(heads: list[FinishedHead]) -> None:
     section = fits(heads)
     best = min(range(2), key=lambda i: heads[i].card.metrics["eval_kl"])
@@ -104,14 +95,11 @@ def test_each_head_is_one_run_with_its_curves_figures_and_files(
         files = {f.path for f in store.list_artifacts(run.info.run_id)}
         assert files == {"figures", "head"}
         pages = {f.path for f in store.list_artifacts(run.info.run_id, "figures")}
-        assert pages == {"figures/reliability.html"}
+        assert pages == {"figures/heads.html", "figures/heads.csv"}
         kept = {f.path for f in store.list_artifacts(run.info.run_id, "head")}
         assert kept == {"head/model.safetensors", "head/head.json"}
     pages = {f.path for f in store.list_artifacts(first.run_id, "figures")}
-    assert pages == {
-        *(f"figures/{name}.html" for name in ("reliability", "curves", "heads")),
-        "figures/heads.csv",
-    }
+    assert pages == {"figures/heads.html", "figures/heads.csv"}
 
 
 def test_other_settings_are_another_run(

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
 
+from research.papers.confidence_products import by_confidence, prefixes
 from research.papers.draft_reuse import best_lengths, recycled
 from research.papers.mcsd import values
 from research.papers.post_use import components, confidences, phrases, rounds
 from specdec_core.base.errors import UserError
 from specdec_core.cost import ForwardCost, Profile
 from specdec_core.models.pair import Pair
-from specdec_core.recordings.confidence_products import prefixes
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from tests.specdec_core.recordings.test_record import record
@@ -59,3 +62,39 @@ def test_components_are_timed_on_the_recorded_prompts(
     assert table["share"].sum() == pytest.approx(1)
     assert set(table["tokens"]) == {sum(map(len, greedy["texts"].prompts.outputs))}
     table.to_parquet(tmp_path / "components.parquet")
+
+
+def test_prefixes_are_what_the_draft_model_writes(
+    tiny_pair: Pair, greedy: dict[str, Recording]
+) -> None:
+    replay, longest = Replay(greedy["texts"]), 4
+    track, prompts = replay.track(), replay.recording.prompts
+    table = prefixes(track, longest)
+    expected = []
+    for prompt, position, bound in zip(track.prompt, track.position, track.bound, strict=True):
+        output = prompts.outputs[prompt].tolist()
+        sequence = prompts.tokens[prompt].tolist() + output[:position]
+        product, written = 1.0, []
+        for length in range(1, min(longest, bound) + 1):
+            with torch.inference_mode():
+                logits = tiny_pair.drafts["draft"](torch.tensor([sequence + written])).logits[0, -1]
+            q = logits.float().softmax(-1)
+            written.append(int(q.argmax()))
+            product *= float(q.max())
+            accepted = written == output[position : position + length]
+            expected.append((length, product, accepted))
+    rows = list(table.itertuples(index=False, name=None))
+    assert [(r[0], r[2]) for r in rows] == [(e[0], e[2]) for e in expected]
+    assert np.allclose([r[1] for r in rows], [e[1] for e in expected], rtol=1e-4)
+
+
+def test_bins_of_confidence_hold_every_prefix_once() -> None:
+    rng = np.random.default_rng(0)
+    product = np.append(rng.uniform(0, 1, 4000), [0.0, 1.0])
+    accepted = rng.uniform(0, 1, len(product)) < product
+    table = by_confidence(pd.DataFrame({"product": product, "accepted": accepted}), 10)
+    assert table["count"].sum() == len(product)
+    assert np.allclose(table["high"] - table["low"], 0.1)
+    assert ((table["low"] <= table["product"]) & (table["product"] <= table["high"])).all()
+    # accepted with the probability of the product: the curve is the diagonal
+    assert np.allclose(table["acceptance"], table["product"], atol=0.08)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil, floor, isnan, log10
+from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
+from jinja2 import Environment, FileSystemLoader
 
 from dashboards.look import INK, MUTED, PAPER
-from dashboards.templating import render
 
 _ROW, _TOP, _BARS, _LETTER = 22, 58, 440, 7.0  # pixels
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 _PLOT, _LEFT, _WIDTH, _HEIGHT = 260, 64, 560, 366  # of lines
 
 
@@ -38,8 +45,7 @@ def bars_svg(
     most = max([*ends, 1.0] if one else ends, default=1.0) or 1.0
     names = round(24 + _LETTER * max((len(bar.name) for bar in bars), default=0))
     scale = _BARS / most
-    return render(
-        "bars.jinja",
+    return _TEMPLATES.get_template("bars.jinja").render(
         title=title,
         subtitle=subtitle,
         width=names + _BARS + 120,
@@ -118,8 +124,7 @@ def lines_svg(
         return f"{_LEFT + across * (x - low_x):.1f} {_TOP + up * (high_y - y):.1f}"
 
     marks = [low_y + step * number for number in range(round((high_y - low_y) / step) + 1)]
-    return render(
-        "lines.jinja",
+    return _TEMPLATES.get_template("lines.jinja").render(
         title=title,
         subtitle=subtitle,
         width=_LEFT
