@@ -63,7 +63,7 @@ def main(
     """
     # Ray, torch and MLflow take seconds to import.
     from dashboards.reports.trained import acceptance
-    from specdec_core.models.eagle.checks import check_layers
+    from specdec_core.models.eagle.settings import check_layers
     from specdec_core.models.loading import load_skeleton
     from specdec_core.training.eagle.settings import EagleTrainingSettings
     from specdec_core.training.kinds import HEAD

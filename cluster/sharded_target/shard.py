@@ -156,11 +156,7 @@ class Shard:
     # A runner's calls: the operations of :class:`ModelRunner`.
 
     def open(self, number: int, slots: int, cache_tokens: int | None) -> None:
-        runner = self.runners[number] = self._open(slots, cache_tokens)
-        if isinstance(runner, EagerRunner):
-            # All ranks decide how rows are run before there are any.
-            with torch.inference_mode():
-                runner.prepare()
+        self.runners[number] = self._open(slots, cache_tokens)
 
     def close(self, number: int) -> None:
         self.runners.pop(number, None)
@@ -178,9 +174,6 @@ class Shard:
 
     def truncate(self, number: int, row: int, length: int) -> None:
         self.runners[number].truncate(row, length)
-
-    def blank(self, number: int, row: int, length: int) -> None:
-        self.runners[number].blank(row, length)
 
     def keep(self, number: int, row: int, start: int, kept: Sequence[int]) -> None:
         self.runners[number].keep(row, start, kept)

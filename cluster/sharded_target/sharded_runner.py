@@ -96,10 +96,6 @@ class ShardedRunner(ModelRunner):
             self._lengths[row] = length
             self._queue.append(("truncate", (row, length)))
 
-    def blank(self, row: int, length: int) -> None:
-        self._lengths[row] = length
-        self._queue.append(("blank", (row, length)))
-
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
         self._lengths[row] = start + len(kept)
         self._queue.append(("keep", (row, start, tuple(kept))))
@@ -172,7 +168,7 @@ class ShardedRunner(ModelRunner):
         """The queued calls; applies them to `_rows`, as the shards will."""
         calls = [self._call(name, arguments) for name, arguments in self._queue]
         for name, arguments in self._queue:
-            if name in ("truncate", "blank"):
+            if name == "truncate":
                 row, length = arguments
                 self._rows[row].truncate(length)
             elif name == "keep":
@@ -213,17 +209,12 @@ class _Output(Output):
         hidden: Tensor | None,
         device: torch.device,
     ) -> None:
-        super().__init__(counts)
+        super().__init__(counts, torch.empty(0), hidden)
         self._tokens, self._fetch, self._device = tokens, fetch, device
-        self._hidden = hidden
 
     @cached_property
     def logits(self) -> Tensor:
         return self._fetch()
-
-    @property
-    def hidden(self) -> Tensor | None:
-        return self._hidden
 
     @cached_property
     def chosen(self) -> Tensor:

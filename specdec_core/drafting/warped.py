@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from specdec_core.drafting.drafter import SlotState
-from specdec_core.models.runner import Output, PackedOutput
+from specdec_core.models.runner import Output
 
 
 def warped(
@@ -25,4 +25,4 @@ def warped(
             parts[n] = state.warper.warp(part, state.tokens, paths(n))
             chosen[first : first + len(part)] = parts[n].argmax(dim=-1)
         first += len(part)
-    return PackedOutput(output.counts, torch.cat([p.float() for p in parts]), output.hidden, chosen)
+    return Output(output.counts, torch.cat([p.float() for p in parts]), output.hidden, chosen)

@@ -60,11 +60,6 @@ class DraftRunners:
         for runner in self._runners.values():
             runner.truncate(slot, min(length, runner.lengths[slot]))
 
-    def blank(self, slot: int) -> None:
-        """Forget a slot's texts, and leave none of their numbers."""
-        for runner in self._runners.values():
-            runner.blank(slot, 0)
-
     def read(self, texts: Mapping[int, Sequence[int]], until: Mapping[int, int]) -> None:
         """Have the slots' rows hold the first `until[slot]` tokens of these texts, which the target
         has read, unless their runners are lazy or the texts are too long for them."""

@@ -1,11 +1,11 @@
-"""Attention in the data type that keys and values are kept in, of whole batches or row by row.
+"""Attention in the data type that keys and values are kept in.
 
 On a CPU torch attends in float32 two to five times faster than in bfloat16, so there a cache keeps
-float32 whatever the weights are in; the few queries of a forward are converted to meet it.
+float32 whatever the weights are in; the few queries of a forward are converted.
 
-Attention there waits for memory, and a batch of padded rows reads every row as far as the longest
-one reaches. So the tokens of several rows are packed into one sequence, which has no padding, and
-each row attends to its own part of the cache (:mod:`specdec_core.models.row_attention`).
+Attention there waits for memory, and padded rows would be read as far as the longest one reaches.
+So the tokens of several rows are packed into one sequence without padding, and each row attends to
+its own part of the cache (:mod:`specdec_core.models.row_attention`).
 """
 
 from __future__ import annotations

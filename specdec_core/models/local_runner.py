@@ -24,9 +24,6 @@ class LocalRunner(ModelRunner):
     def truncate(self, row: int, length: int) -> None:
         self.cache.truncate(row, length)
 
-    def blank(self, row: int, length: int) -> None:
-        self.cache.blank(row, length)
-
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
         self.cache.keep(row, start, kept)
 

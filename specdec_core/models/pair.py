@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
 from specdec_core.models.eager import EagerRunner
-from specdec_core.models.eagle.any_head import AnyHead
+from specdec_core.models.eagle import AnyHead
 from specdec_core.models.eagle.loading import check_method, head_positions, load_head, names_head
 from specdec_core.models.eagle.runner import EagleRunner, ReadRows
 from specdec_core.models.fingerprints import (

@@ -1,14 +1,14 @@
-"""The interface of whatever executes a model: append tokens to rows, and predict what follows.
+"""The interface of everything that executes a model: append tokens to rows, predict what follows.
 
-A runner keeps, for each row, the tokens that its model has read and the cache computed from them.
+A runner keeps, for each row, the tokens that its model was fed and the cache computed from them.
 Three operations change a row: a forward appends the tokens of a :class:`Batch`, `truncate` cuts the
 row, and `keep` drops some of the tokens that were appended last. Every runner guarantees:
 
 - *Rows are independent.* A row's output depends on that row's tokens alone. A batch may mix rows of
-  any kind and length: the next token of a text, a draft tree, a piece of a prompt.
-- *A row has a length.* It holds `lengths[row]` tokens. The rest of the row's text must still be
-  fed, whether the row is new, was cut or has fallen behind. Reading a prompt in pieces, or resuming
-  a text that had left its row, needs nothing else.
+  any kind and length: a sequence's next token, a draft tree, a chunk of a prompt.
+- *A row has a length.* It holds `lengths[row]` tokens. The rest of the sequence must still be fed,
+  whether the row is new, was cut or has fallen behind. Chunked prefill, and resuming a sequence
+  that had left its row, need nothing else.
 - *Nothing is computed twice.* Tokens that are kept are never fed again.
 - *Only wanted logits are computed.* A batch says which; a runner may leave out the others.
 - *A forward that raises has appended nothing.*
@@ -36,7 +36,7 @@ _MOST_LOGITS = 64 * 2**20  # bytes of logits that a forward of a prompt may comp
 
 
 def logits_chunk(vocab_size: int) -> int:
-    """The same where all logits are computed, as compiled graphs of padded rows always do."""
+    """The same where all logits are computed."""
     return max(1, min(PREFILL_CHUNK, _MOST_LOGITS // (4 * vocab_size)))
 
 
@@ -48,7 +48,7 @@ class Batch:
         rows: the rows, each once.
         tokens: what each row gets.
         parents: the trees that the tokens form; None, for a row or for all, means a chain. Token j
-            of row i follows token `parents[i][j]`, or the text before the tree when that is -1,
+            of row i follows token `parents[i][j]`, or the sequence so far when that is -1,
             and sees only its ancestors. `parents[i]` may begin with tokens that earlier forwards
             have appended: a tree grows level by level.
         wanted: for each row, the number of last tokens whose logits are wanted; None: all.
@@ -65,102 +65,16 @@ class Batch:
         return list(map(len, self.tokens)) if self.wanted is None else list(self.wanted)
 
 
-class Output(ABC):
-    """A forward's output at the n tokens whose logits were wanted, row after row."""
+class Output:
+    """A forward's output at the n tokens whose logits were wanted, row after row.
 
-    def __init__(self, counts: Sequence[int]) -> None:
-        self.counts = counts  # of those tokens, for each row
-
-    @property
-    @abstractmethod
-    def logits(self) -> Tensor:
-        """(n, vocabulary)."""
-
-    @property
-    @abstractmethod
-    def hidden(self) -> Tensor | None:
-        """The input of the output layer (n, dimension), where it is watched."""
-
-    @property
-    @abstractmethod
-    def chosen(self) -> Tensor:
-        """The most likely tokens (n,)."""
-
-    @cached_property
-    def confidence(self) -> Tensor:
-        """The probabilities (n,) of the most likely tokens at temperature 1, in float32."""
-        return most_likely(self.logits)[1]
-
-    @abstractmethod
-    def choices(self) -> list[list[int]]:
-        """The most likely tokens of each row, on the host; :data:`NO_TOKEN` where the logits are no
-        numbers. Waits for the device."""
-
-    def of_row(self, row: int) -> Tensor:
-        """The logits (count, vocabulary) of the batch's row number `row`."""
-        first = sum(self.counts[:row])
-        return self.logits[first : first + self.counts[row]]
-
-
-class PaddedOutput(Output):
-    """The output for a batch whose rows were padded to one width. `logits` (rows, width,
-    vocabulary), `hidden` (rows, width, dimension), `chosen` and `confidence` (rows, width) begin
-    with the batch's tokens, or with the `first` of each row from which on they were computed; the
-    wanted ones among them are picked when they are first read."""
-
-    def __init__(
-        self,
-        batch: Batch,
-        logits: Tensor,
-        hidden: Tensor | None = None,
-        chosen: Tensor | None = None,
-        confidence: Tensor | None = None,
-        first: int = 0,
-    ) -> None:
-        super().__init__(batch.counts)
-        ends = (len(row) - first for row in batch.tokens)
-        self._spans = [(end - count, end) for end, count in zip(ends, self.counts, strict=True)]
-        self._logits, self._hidden = logits, hidden
-        self._chosen, self._confidence = chosen, confidence
-
-    @cached_property
-    def logits(self) -> Tensor:
-        return self._wanted(self._logits)
-
-    @cached_property
-    def hidden(self) -> Tensor | None:
-        return None if self._hidden is None else self._wanted(self._hidden)
-
-    @cached_property
-    def chosen(self) -> Tensor:
-        # Not argmax: on a CPU in bfloat16 it takes five times as long.
-        chosen = self._chosen
-        return self.logits.max(dim=-1).indices if chosen is None else self._wanted(chosen)
-
-    @cached_property
-    def confidence(self) -> Tensor:
-        known = self._confidence
-        return most_likely(self.logits)[1] if known is None else self._wanted(known)
-
-    def choices(self) -> list[list[int]]:
-        if self._chosen is not None:
-            chosen = _checked(self._chosen, self._logits).tolist()
-            pairs = zip(chosen, self._spans, strict=True)
-            return [row[first:end] for row, (first, end) in pairs]
-        flat = iter(_checked(self.chosen, self.logits).tolist())
-        return [list(islice(flat, count)) for count in self.counts]
-
-    def _wanted(self, states: Tensor) -> Tensor:
-        if len(set(self._spans)) == 1:
-            first, end = self._spans[0]
-            return states[:, first:end].flatten(0, 1)
-        rows = [row for row, span in enumerate(self._spans) for _ in range(*span)]
-        return states[rows, [place for span in self._spans for place in range(*span)]]
-
-
-class PackedOutput(Output):
-    """The output for a batch whose rows were packed: `logits` (n, vocabulary), `hidden`
-    (n, dimension), `chosen` and `confidence` (n,) of the wanted tokens."""
+    Args:
+        counts: the number of those tokens of each row.
+        logits: (n, vocabulary).
+        hidden: the input of the output layer (n, dimension), where it is watched.
+        chosen: the most likely tokens (n,), where the forward has them.
+        confidence: their probabilities (n,) at temperature 1, alike.
+    """
 
     def __init__(
         self,
@@ -170,37 +84,38 @@ class PackedOutput(Output):
         chosen: Tensor | None = None,
         confidence: Tensor | None = None,
     ) -> None:
-        super().__init__(counts)
-        self._logits, self._hidden = logits, hidden
-        self._chosen, self._confidence = chosen, confidence
+        self.counts, self.hidden = counts, hidden
+        self._logits, self._chosen, self._confidence = logits, chosen, confidence
 
     @property
     def logits(self) -> Tensor:
+        """(n, vocabulary)."""
         return self._logits
-
-    @property
-    def hidden(self) -> Tensor | None:
-        return self._hidden
 
     @cached_property
     def chosen(self) -> Tensor:
-        # See PaddedOutput.
-        return self._logits.max(dim=-1).indices if self._chosen is None else self._chosen
+        """The most likely tokens (n,)."""
+        # Not argmax: on a CPU in bfloat16 it takes five times as long.
+        return self.logits.max(dim=-1).indices if self._chosen is None else self._chosen
 
     @cached_property
     def confidence(self) -> Tensor:
-        return most_likely(self._logits)[1] if self._confidence is None else self._confidence
+        """The probabilities (n,) of the most likely tokens at temperature 1, in float32."""
+        return most_likely(self.logits)[1] if self._confidence is None else self._confidence
 
     def choices(self) -> list[list[int]]:
-        flat = iter(_checked(self.chosen, self.logits).tolist())
+        """The most likely tokens of each row, on the host; :data:`NO_TOKEN` where the logits are no
+        numbers. Waits for the device."""
+        # Of numbers with a NaN among them the largest is NaN.
+        largest = self.logits.gather(-1, self.chosen[:, None])[:, 0]
+        checked = torch.where(largest.isfinite(), self.chosen, NO_TOKEN)
+        flat = iter(checked.tolist())
         return [list(islice(flat, count)) for count in self.counts]
 
-
-def _checked(chosen: Tensor, logits: Tensor) -> Tensor:
-    """The most likely tokens (...) by `logits` (..., vocabulary) that are numbers. Of numbers with
-    a NaN among them the largest is NaN."""
-    largest = logits.gather(-1, chosen[..., None])[..., 0]
-    return torch.where(largest.isfinite(), chosen, NO_TOKEN)
+    def of_row(self, row: int) -> Tensor:
+        """The logits (count, vocabulary) of the batch's row number `row`."""
+        first = sum(self.counts[:row])
+        return self.logits[first : first + self.counts[row]]
 
 
 def chunks(
@@ -215,7 +130,8 @@ def chunks(
 
 
 def _known(batch: Batch, known: int) -> Batch:
-    """The batch with only the first `known` tokens: what a draft reads does not decide the text."""
+    """The batch with only the first `known` tokens of the vocabulary: what a draft model is fed
+    does not decide the output."""
     if max(map(max, batch.tokens)) < known:
         return batch
     tokens = [[token if token < known else 0 for token in row] for row in batch.tokens]
@@ -223,19 +139,18 @@ def _known(batch: Batch, known: int) -> Batch:
 
 
 class ModelRunner(ABC):
-    """A model and the tokens that it has read in each row, with the guarantees listed in this
-    module."""
+    """A model and the tokens that it was fed in each row, with the guarantees of this module."""
 
     device: torch.device  # of outputs
     vocab_size: int  # logits of the first tokens only: a draft may have more than its target
     max_length: int  # tokens of a row; a last draft tree fits after them
     prefill_chunk = PREFILL_CHUNK
-    known: int | None = None  # tokens of which it has embeddings, where a text may have others
-    mixes = False  # whether a forward's rows cost what their own tokens do, not the widest one's
+    known: int | None = None  # tokens that it embeds, where a sequence may have others
+    mixes = False  # whether one forward of several rows costs less than a forward of each
 
     def __init__(self) -> None:
         self.seconds = 0.0  # spent in forwards so far; on a GPU, in starting them
-        self.lazy = False  # whether a draft reads a text only when tokens are drafted after it
+        self.lazy = False  # whether a draft model prefills only when tokens are drafted
 
     @property
     @abstractmethod
@@ -273,11 +188,6 @@ class ModelRunner(ABC):
         Raises:
             ValueError: the row holds fewer.
         """
-
-    @abstractmethod
-    def blank(self, row: int, length: int) -> None:
-        """The same, and overwrite with zeros what is forgotten: a masked position still meets its
-        value with weight 0, and 0 · NaN is NaN."""
 
     @abstractmethod
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:

@@ -29,7 +29,7 @@ from transformers.generation import CandidateGenerator
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairConfiguration, PairSpec, RunnerSettings, Sampling
 from specdec_core.drafting.bandit.settings import BanditSettings
-from specdec_core.models.eagle.any_head import AnyHead
+from specdec_core.models.eagle import AnyHead
 from specdec_core.models.pair import Pair, load_drafts
 from specdec_core.plugins.features import TargetFeatures
 from specdec_core.plugins.text_drafter import TextDrafter, check_chains, opened

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specdec_core.config import Configuration
 from specdec_core.engine import Engine, Request
-from specdec_core.models.eagle.any_head import AnyHead
+from specdec_core.models.eagle import AnyHead
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.recordings.schema import (

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdec_core.base.errors import UserError
 from specdec_core.drafting.recorded import KnownRounds
-from specdec_core.models.eagle.any_head import AnyHead
+from specdec_core.models.eagle import AnyHead
 from specdec_core.models.eagle.runner import EagleRunner
 from specdec_core.models.local_runner import LocalRunner
 from specdec_core.models.runner import Batch, ModelRunner

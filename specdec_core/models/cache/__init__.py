@@ -1,25 +1,14 @@
-"""Keys and values of the tokens that models have read: rows of any length, in slots."""
+"""The key-value cache: rows of any length, one for each slot."""
 
 from __future__ import annotations
 
 import torch
 
-from specdec_core.models.cache.mapped import MappedCache, MappedStore
 from specdec_core.models.cache.pooled import PooledCache
 from specdec_core.models.cache.slots import SlotCache, SlotLayer, Store
-from specdec_core.models.cache.windows import PackedWindow, SlidingWindow
+from specdec_core.models.cache.window import Window
 
-__all__ = [
-    "MappedCache",
-    "MappedStore",
-    "PackedWindow",
-    "PooledCache",
-    "SlidingWindow",
-    "SlotCache",
-    "SlotLayer",
-    "Store",
-    "open_cache",
-]
+__all__ = ["PooledCache", "SlotCache", "SlotLayer", "Store", "Window", "open_cache"]
 
 
 def open_cache(
@@ -31,8 +20,8 @@ def open_cache(
     pooled: bool,
     tokens: int | None = None,
 ) -> SlotCache:
-    """A cache for a model on `device`, see :class:`SlotCache`: `pooled` in blocks, for `tokens`
-    tokens at first (unset: for all that the slots have room for)."""
+    """A cache for a model on `device`, see :class:`SlotCache`. A `pooled` one takes memory for
+    `tokens` tokens at first (None: for all that the rows can hold)."""
     if pooled:
         return PooledCache(layers, slots, positions, device, dtype, tokens)
-    return MappedCache(layers, slots, positions, dtype)
+    return SlotCache(layers, slots, positions, dtype)

@@ -1,16 +1,15 @@
-"""A slot cache whose memory is a pool of blocks, for devices that give memory all at once.
+"""The key-value cache in a pool of blocks, for devices that give memory all at once.
 
-A row holds as many blocks as its tokens need, wherever in the pool they are; a table on the device
-says where. Rows that begin alike hold the blocks of that beginning together, and before a row
-writes to a block that others hold, too, it gets one of its own.
+A row holds as many blocks as its tokens need, anywhere in the pool; a table on the device says
+where. Rows that begin alike hold the blocks of that beginning together.
 
-In the stores' tensors all blocks lie one behind the other, as if they were a single row's. Who
-writes is told the places; attention, which reads whole ranges of rows, reads the table.
-"""
+In the stores' tensors all blocks lie one behind the other, as if they were a single row's. A
+forward writes to places that :meth:`PooledCache.at` finds; attention, which reads whole ranges of
+rows, uses the table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,17 +17,16 @@ from torch import Tensor
 from specdec_core.base.errors import UserError
 from specdec_core.models.cache.blocks import BLOCK, PooledBlocks
 from specdec_core.models.cache.slots import SlotCache, Store
-from specdec_core.models.cache.windows import SlidingWindow
 
 _GROWTH = 2  # a pool that is too small grows by one such part of it at least
 
 
 class PooledCache(SlotCache):
-    """See this module. The pool is on `device`, for `tokens` tokens and a block more of each row;
-    unset, for all that rows can hold. Where it does not suffice it grows.
+    """See this module. The pool is on `device`, for `tokens` tokens and one more block for each row
+    (None: for all that rows can hold). Where it is too small it grows.
 
-    `table` (slots, blocks of a row) has the numbers of the blocks that rows hold. Block 0 is
-    nobody's: padding is written there. `version` changes when the stores' tensors are other ones.
+    `table` (slots, blocks of a row) has the numbers of the blocks that rows hold. Block 0 is no
+    row's: padding is written there. `version` changes when the stores' tensors are replaced.
     """
 
     table: Tensor
@@ -61,39 +59,27 @@ class PooledCache(SlotCache):
         places = [held[row][at // BLOCK] * BLOCK + at % BLOCK for row, at in pairs]
         return [0] * len(places), places
 
-    def claim(self, rows: Iterable[int], counts: Iterable[int]) -> None:
+    def claim(self, rows: Sequence[int], counts: Sequence[int]) -> None:
         spans = [
             (row, self.lengths[row] // BLOCK, -(-(self.lengths[row] + count) // BLOCK))
             for row, count in zip(rows, counts, strict=True)
         ]
-        # Several rows may leave the same block: more than are needed are asked for then.
-        self._have(sum(self.blocks.needed(*span) for span in spans))
+        # More than enough where several rows leave the same block.
+        self._ensure(sum(self.blocks.needed(*span) for span in spans))
         for row, first, last in spans:
             for old, new in self.blocks.own(row, first, last):
                 self._copy(old * BLOCK, new * BLOCK, BLOCK)
-        self._show()
+        self._update_table()
 
     def truncate(self, row: int, length: int) -> None:
-        self._checked(row, length)
-        self.lengths[row] = length
+        super().truncate(row, length)
         self.blocks.cut(row, -(-length // BLOCK))
-
-    @torch.inference_mode()
-    def blank(self, row: int, length: int) -> None:
-        for number, block in self.blocks.alone(row, length // BLOCK):
-            start = block * BLOCK + max(length - number * BLOCK, 0)
-            for store in self.stores():
-                store.tensor[0, :, start : (block + 1) * BLOCK] = 0
-        self.truncate(row, length)
-
-    def _window(self, rows: list[int], offsets: list[int], width: int) -> SlidingWindow:
-        return _PooledWindow(self, rows, offsets, width)
 
     def _begin_like(self, row: int, other: int, length: int) -> None:
         shared = length // BLOCK
         self.blocks.share(row, other, shared)
         if rest := length % BLOCK:
-            self._have(1)
+            self._ensure(1)
             self.blocks.own(other, shared, shared + 1)
             source, to = (self.blocks.rows[own][shared] * BLOCK for own in (row, other))
             self._copy(source, to, rest)
@@ -103,8 +89,8 @@ class PooledCache(SlotCache):
             places = store.tensor[0]
             places[:, to : to + count] = places[:, source : source + count]
 
-    def _have(self, count: int) -> None:
-        """Have so many free blocks."""
+    def _ensure(self, count: int) -> None:
+        """Grow the pool until `count` blocks are free."""
         short = count - self.blocks.free
         if short <= 0:
             return
@@ -122,8 +108,8 @@ class PooledCache(SlotCache):
                 layer.renew()
         self.blocks.grow(more)
 
-    def _show(self) -> None:
-        """Have the table say what rows hold."""
+    def _update_table(self) -> None:
+        """Copy the blocks of rows that changed to the table on the device."""
         if self.blocks.changed:
             for row in self.blocks.changed:
                 held = self.blocks.rows[row]
@@ -134,7 +120,7 @@ class PooledCache(SlotCache):
 
 
 def _zeros(blocks: int, heads: int, size: int, like: Tensor) -> Tensor:
-    """A store's tensor of so many blocks, and block 0. Raises :class:`UserError` where the device's
+    """A store's tensor of `blocks` blocks and block 0. Raises :class:`UserError` where the device's
     memory does not suffice."""
     try:
         # Zeros: a masked position still meets its value with weight 0, and 0 · NaN is NaN.
@@ -144,21 +130,3 @@ def _zeros(blocks: int, heads: int, size: int, like: Tensor) -> Tensor:
             f"a cache of {blocks * BLOCK} tokens does not fit on {like.device}: fewer slots,"
             " shorter texts (max_length), or fewer tokens together (--cache-tokens)"
         ) from None
-
-
-class _PooledWindow(SlidingWindow):
-    """A window that reads a copy."""
-
-    def __init__(self, cache: PooledCache, rows: list[int], offsets: list[int], width: int) -> None:
-        super().__init__(rows, offsets, width)
-        device = cache.table.device
-        each = zip(rows, offsets, strict=True)
-        new = [(row, at + n) for row, at in each for n in range(width)]
-        self._new = torch.tensor(cache.at(*zip(*new, strict=True))[1], device=device)
-        positions = torch.arange(self.end, device=device)
-        blocks = cache.table[torch.tensor(rows, device=device)][:, positions // BLOCK]
-        self._read = blocks * BLOCK + positions % BLOCK  # (rows, end)
-
-    def write(self, store: Tensor, states: Tensor) -> Tensor:
-        store[0][:, self._new] = states.transpose(0, 1).flatten(1, 2).to(store.dtype)
-        return store[0][:, self._read].transpose(0, 1)

@@ -1,16 +1,14 @@
-"""A preallocated key-value cache in which every row (slot) has its own length.
+"""The key-value cache, in which every row (slot) has its own length.
 
 Rolling back rejected tokens is setting a number: what lies beyond a row's length is overwritten by
-the next forward and never attended to. The cache implements transformers' cache interface, so a
-model's own code writes to it and reads from it. Where its memory is, and how rows that begin alike
-hold that beginning once, differs from device to device: see
-:mod:`specdec_core.models.cache.mapped` and :mod:`specdec_core.models.cache.pooled`.
-"""
+a later forward before anything reads it. The cache implements transformers' cache interface, so a
+model's own code writes to it and reads from it."""
 
 from __future__ import annotations
 
+import math
+import mmap
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -18,19 +16,46 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specdec_core.models.cache.blocks import BLOCK
-from specdec_core.models.cache.windows import PackedWindow, SlidingWindow
+from specdec_core.models.cache.window import Window
+
+# Giving memory back and taking it again for the next sequence costs a fifth of that prefill. So
+# rows that were cut keep some memory that holds nothing, all rows together this much:
+_SPARE = 1024  # positions,
+_SPARE_SHARE = 8  # or one for this many that are held
 
 
 class Store:
-    """What is kept of every token: a `tensor` (rows, heads, positions, size)."""
+    """What is kept of every token: a `tensor` (rows, heads, positions, size). On a CPU it may lie
+    in `memory` that the system gives page by page as it is written to."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    def __init__(self, tensor: Tensor, memory: mmap.mmap | None = None) -> None:
+        self.tensor, self._memory = tensor, memory
 
-    @property
-    def taken(self) -> int | None:
-        """Bytes of memory in use, where it is known."""
-        return self.tensor.nbytes
+    @classmethod
+    def by_pages(cls, shape: Sequence[int], dtype: torch.dtype) -> Store:
+        """A store of zeros on the CPU, in such memory. Raises RuntimeError where there is none."""
+        count = math.prod(shape)
+        size = count * dtype.itemsize
+        try:
+            memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:  # as torch does when memory is short
+            raise RuntimeError(f"{size / 2**20:.0f} MiB of memory: {error.strerror}") from None
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page would hold the unused ends of many rows
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+        return cls(torch.frombuffer(memory, dtype=dtype, count=count).view(*shape), memory)
+
+    def release(self, row: int, first: int) -> None:
+        """Give back the memory of `row` from position `first` on; what it held is lost."""
+        if self._memory is None:
+            return
+        _, heads, positions, size = self.tensor.shape
+        place = size * self.tensor.dtype.itemsize  # bytes
+        for head in range(heads):
+            begin = (row * heads + head) * positions
+            start = -(-(begin + first) * place // mmap.PAGESIZE) * mmap.PAGESIZE
+            end = (begin + positions) * place // mmap.PAGESIZE * mmap.PAGESIZE
+            if end > start:
+                self._memory.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
 class SlotLayer(CacheLayerMixin):
@@ -41,14 +66,15 @@ class SlotLayer(CacheLayerMixin):
 
     def __init__(self, cache: SlotCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # transformers' own
-        # The cache holds its layers: so that both, and their memory, go with who holds the cache.
+        # The cache holds its layers; held by them in turn, it would outlive its last user.
         self.cache: SlotCache = weakref.proxy(cache)
         self.stores: list[Store] = []
 
+    @torch.inference_mode(False)  # torch.compile takes no other tensors
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         dtype = self.cache.dtype or key_states.dtype
         for states in (key_states, value_states):
-            like = states[:0].to(dtype)
+            like = torch.empty(0, dtype=dtype, device=states.device)
             self.stores.append(self.cache.new_store(states.shape[1], states.shape[3], like))
         self.renew()
         self.is_initialized = True
@@ -75,10 +101,15 @@ class SlotLayer(CacheLayerMixin):
         return self.cache.positions
 
 
-class SlotCache(Cache, ABC):
+class SlotCache(Cache):
     """Keys and values of `slots` rows of up to `positions` tokens, for `layers` layers, in `dtype`
     or else in the model's own. `features` are further states of each token, where they are kept
-    (:meth:`keep_features`)."""
+    (:meth:`keep_features`).
+
+    Every row has addresses for all that it may ever hold. On a CPU it takes memory for what it
+    holds. For devices that give memory all at once see
+    :class:`~specdec_core.models.cache.pooled.PooledCache`.
+    """
 
     table: Tensor | None = None  # where attention finds a row's positions, if not in its own row
 
@@ -88,100 +119,81 @@ class SlotCache(Cache, ABC):
         self.slots, self.dtype = slots, dtype
         self.positions = -(-positions // BLOCK) * BLOCK
         self.lengths = [0] * slots
-        self.window: SlidingWindow | PackedWindow = SlidingWindow([0], [0], 1)
+        self.window = Window([0], [0], [1])
         self.features: Store | None = None
+        self._used = [0] * slots  # positions of each row that take memory
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
-    @abstractmethod
     def new_store(self, heads: int, size: int, like: Tensor) -> Store:
         """Room for states of every token, `heads` times `size` numbers each, of the data type and
         on the device of `like`."""
+        shape = self.slots, heads, self.positions, size
+        on_cpu = like.device.type == "cpu"
+        return Store.by_pages(shape, like.dtype) if on_cpu else Store(like.new_zeros(shape))
 
-    @abstractmethod
-    def claim(self, rows: Iterable[int], counts: Iterable[int]) -> None:
-        """Have memory for so many positions after each row's tokens, which is nobody else's, before
-        something is written there."""
-
-    @abstractmethod
-    def truncate(self, row: int, length: int) -> None:
-        """Forget everything of `row` past its first `length` tokens. Raises :class:`ValueError`
-        where it holds fewer."""
-
-    @abstractmethod
-    def blank(self, row: int, length: int) -> None:
-        """The same, and overwrite with zeros what `row` alone held there."""
-
-    @abstractmethod
-    def _begin_like(self, row: int, other: int, length: int) -> None:
-        """Have `other` hold the first `length` tokens of `row`, a different row."""
-
-    @abstractmethod
-    def at(self, rows: Sequence[int], positions: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Where in the stores' tensors `positions[i]` of `rows[i]` is: rows and positions."""
-
-    def open_window(self, rows: Sequence[int], width: int) -> SlidingWindow:
-        """Make the next forward write after each row's valid tokens. Raises :class:`ValueError`
-        where a row has no room for `width` more."""
-        rows = list(rows)
-        offsets = [self.lengths[row] for row in rows]
-        self._claim_all(rows, [width] * len(rows))
-        self.window = window = self._window(rows, offsets, width)
-        return window
-
-    def open_packed(self, rows: Sequence[int], counts: Sequence[int]) -> PackedWindow:
-        """The same for `counts[i]` more tokens of row `rows[i]`, packed into one sequence."""
-        self._claim_all(rows, counts)
-        self.window = window = PackedWindow(rows, [self.lengths[row] for row in rows], counts)
-        window.rows, window.positions = self.at(window.rows, window.positions)
-        return window
-
-    def _window(self, rows: list[int], offsets: list[int], width: int) -> SlidingWindow:
-        return SlidingWindow(rows, offsets, width)
-
-    def _claim_all(self, rows: Sequence[int], counts: Sequence[int]) -> None:
-        end = max(self.lengths[row] + count for row, count in zip(rows, counts, strict=True))
+    def open_window(
+        self, rows: Sequence[int], counts: Sequence[int], own_row_only: bool = False
+    ) -> Window:
+        """Make the next forward write `counts[i]` tokens after those of row `rows[i]`, see
+        :class:`Window`. Raises :class:`ValueError` where a row has no room for them."""
+        lengths = [self.lengths[row] for row in rows]
+        end = max(length + count for length, count in zip(lengths, counts, strict=True))
         if end > self.positions:
             raise ValueError(f"{end} tokens do not fit in a slot of {self.positions}")
         self.claim(rows, counts)
+        self.window = window = Window(rows, lengths, counts, own_row_only)
+        window.rows, window.positions = self.at(window.rows, window.positions)
+        window.neighbours = len(rows) == 1 and self.table is None
+        return window
 
-    def fits(self, rows: Iterable[int], counts: Iterable[int]) -> bool:
-        """Whether each row has room for so many more tokens."""
-        pairs = zip(rows, counts, strict=True)
-        return all(self.lengths[row] + count <= self.positions for row, count in pairs)
+    def claim(self, rows: Sequence[int], counts: Sequence[int]) -> None:
+        """Have memory for `counts[i]` positions after the tokens of row `rows[i]`, which is no
+        other row's, before something is written there."""
+
+    def at(self, rows: Sequence[int], positions: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Where in the stores' tensors `positions[i]` of `rows[i]` is: rows and positions."""
+        return list(rows), list(positions)
 
     def append(self, rows: Iterable[int], counts: Iterable[int]) -> None:
         """Count tokens that have been written after those of each row."""
         for row, count in zip(rows, counts, strict=True):
             self.lengths[row] += count
+            self._used[row] = max(self._used[row], self.lengths[row])
 
-    def held(self) -> list[SlotLayer]:
-        """The layers that this process runs; another process may run others."""
-        held = (layer for layer in self.layers if isinstance(layer, SlotLayer))
-        return [layer for layer in held if layer.is_initialized]
+    def truncate(self, row: int, length: int) -> None:
+        """Forget everything of `row` past its first `length` tokens. Raises :class:`ValueError`
+        where it holds fewer."""
+        if length > self.lengths[row]:
+            raise ValueError(f"row {row} holds {self.lengths[row]} tokens, cannot keep {length}")
+        self.lengths[row] = length
+        if self._used[row] - length > BLOCK:
+            self._bound_spare(row)
 
-    def keep_features(self, size: int, like: Tensor) -> None:
-        """From now on keep so many numbers of each token, of the type and on the device of
-        `like`."""
-        self.features = self.new_store(1, size, like)
-
-    def stores(self) -> list[Store]:
-        """All that is kept of tokens in this process."""
-        stores = [store for layer in self.held() for store in layer.stores]
-        return stores if self.features is None else [*stores, self.features]
-
-    @property
-    def taken(self) -> int:
-        """Bytes of memory in use, where it is known."""
-        return sum(store.taken or 0 for store in self.stores())
+    def _bound_spare(self, cut: int) -> None:
+        """Give back memory that holds nothing, where there is much of it: first that of row
+        `cut`."""
+        most = max(_SPARE, sum(self.lengths) // _SPARE_SHARE)
+        for row in (cut, *range(self.slots)):
+            if sum(self._used) - sum(self.lengths) <= most:
+                return
+            if self._used[row] - self.lengths[row] > BLOCK:
+                for store in self.stores():
+                    store.release(row, self.lengths[row])
+                self._used[row] = self.lengths[row]
 
     @torch.inference_mode()
     def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """Make `rows[i]` hold the first `lengths[i]` tokens of `row`: its whole blocks where memory
-        can be shared, and a copy of the rest."""
+        """Make `rows[i]` hold the first `lengths[i]` tokens of `row`, and nothing else."""
         for other, length in zip(rows, lengths, strict=True):
             if other != row:
                 self._begin_like(row, other, length)
             self.lengths[other] = length
+            self._used[other] = max(self._used[other], length)
+
+    def _begin_like(self, row: int, other: int, length: int) -> None:
+        """Make `other` hold the first `length` tokens of `row`, a different row."""
+        for store in self.stores():
+            store.tensor[other, :, :length] = store.tensor[row, :, :length]
 
     @torch.inference_mode()
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
@@ -201,6 +213,18 @@ class SlotCache(Cache, ABC):
                 tensor[:, target] = tensor.index_select(1, index[len(moved) :])
         self.lengths[row] = start + len(kept)
 
-    def _checked(self, row: int, length: int) -> None:
-        if length > self.lengths[row]:
-            raise ValueError(f"row {row} holds {self.lengths[row]} tokens, cannot keep {length}")
+    def held(self) -> list[SlotLayer]:
+        """The layers that this process runs; another process may run others."""
+        layers = (layer for layer in self.layers if isinstance(layer, SlotLayer))
+        return [layer for layer in layers if layer.is_initialized]
+
+    @torch.inference_mode(False)
+    def keep_features(self, size: int, like: Tensor) -> None:
+        """From now on keep `size` numbers of each token, of the data type and on the device of
+        `like`."""
+        self.features = self.new_store(1, size, like)
+
+    def stores(self) -> list[Store]:
+        """All that is kept of tokens in this process."""
+        stores = [store for layer in self.held() for store in layer.stores]
+        return stores if self.features is None else [*stores, self.features]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import ZipFile
 
 import torch
 import transformers
@@ -24,16 +24,15 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
 from transformers import PretrainedConfig
 
-from specdec_core.base.files import alone, atomic_path
+from specdec_core.base.files import alone, atomic_folder
 from specdec_core.base.workspace import kept_folder
-from specdec_core.models import attention, confidence, draft_vocabulary, features
+from specdec_core.models import attention, confidence, draft_vocabulary, features, huge_pages
 from specdec_core.models.cache import tensor_layer
-from specdec_core.models.compiled.graphs import CannotCompile, first_line
-from specdec_core.models.compiled.loading import load
+from specdec_core.models.compiled.failures import CannotCompile, first_line
 from specdec_core.models.products import graph as products
 from specdec_core.models.products import operator
 from specdec_core.models.row_attention import operator as attending
-from specdec_core.models.row_attention import plans, row_mask
+from specdec_core.models.row_attention import plans
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,6 @@ _TRACED = (
     draft_vocabulary,
     features,
     plans,
-    row_mask,
     tensor_layer,
 )
 
@@ -87,23 +85,23 @@ class Packages:
             CannotCompile: there is none.
         """
         try:
-            path = self._folder() / f"{name}.pt2"
-            if not path.exists():
+            path = self._folder() / name
+            if not path.is_dir():
                 with alone(path):
-                    if not path.exists():  # not made by another process meanwhile
+                    if not path.is_dir():  # not made by another process meanwhile
                         self._compile(path, tuple(inputs), tuple(shapes))
             run: Callable[[list[Tensor]], Sequence[Tensor]] = load(path).boxed_run
             return run
         except InvalidCxxCompiler:
             raise CannotCompile("no C++ compiler found (install g++, or set CXX)") from None
-        except (OSError, RuntimeError, BadZipFile) as error:  # unusable folder or file
+        except (OSError, RuntimeError) as error:  # unusable folder or file
             raise CannotCompile(f"{self._folder()}: {first_line(error)}") from error
 
     def _compile(self, path: Path, inputs: tuple[Any, ...], shapes: tuple[Any, ...]) -> None:
         try:
             get_cpp_compiler()
-            log.warning("compiling %s of %s: once, then kept", path.stem, self._name)
-            with torch.inference_mode(False), torch.no_grad(), atomic_path(path) as temporary:
+            log.warning("compiling %s of %s: once, then kept", path.name, self._name)
+            with torch.inference_mode(False), torch.no_grad(), atomic_folder(path) as folder:
                 program = torch.export.export(
                     self._step, inputs, dynamic_shapes=shapes, strict=False
                 )
@@ -113,13 +111,30 @@ class Packages:
                     program = torch.export.export(
                         module, inputs, dynamic_shapes=shapes, strict=False
                     )
+                package = folder / "package.pt2"
                 torch._inductor.aoti_compile_and_package(
-                    program, package_path=str(temporary), inductor_configs=dict(_OPTIONS)
+                    program, package_path=str(package), inductor_configs=dict(_OPTIONS)
                 )
+                # Torch would unpack a package anew for every process, into the temporary folder,
+                # where a killed process leaves it. It loads an unpacked one as it is.
+                with ZipFile(package) as archive:
+                    archive.extractall(folder)
+                package.unlink()
         except InvalidCxxCompiler:
             raise
         except Exception as error:  # of any of torch's compilers; eager forwards do without them
             raise CannotCompile(f"{type(error).__name__}: {first_line(error)}") from error
+
+
+@cache
+def load(folder: Path) -> Any:
+    """The graph in `folder`, shared by all runners of this process. Torch's loader alone, because
+    its Python wrapper reads the description of the inputs at every call, which takes longer than a
+    small draft's forward. Raises OSError or RuntimeError for a graph that cannot be loaded."""
+    graph = torch._C._aoti.AOTIModelPackageLoader(str(folder), "model", False, 1, -1)
+    if any(file.stat().st_size >= huge_pages.SIZE for file in folder.rglob("*")):
+        huge_pages.settle()
+    return graph
 
 
 def _digest(step: nn.Module, facts: Sequence[object]) -> str:

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import torch
 
 from specdec_core.models.cache import PooledCache
-from specdec_core.models.compiled.graphs import CannotCompile, Forwards
+from specdec_core.models.compiled.captured import CapturedPacked
+from specdec_core.models.compiled.failures import CannotCompile
+from specdec_core.models.compiled.packaged import PackagedPacked
 from specdec_core.models.compiled.packages import Packages
-from specdec_core.models.compiled.packed.captured import CapturedPacked
-from specdec_core.models.compiled.packed.forwards import PackedForwards
-from specdec_core.models.compiled.packed.packaged import PackagedPacked
-from specdec_core.models.compiled.packed.step import PackedStep
+from specdec_core.models.compiled.step import PackedStep
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.local_runner import LocalRunner
+from specdec_core.models.row_attention import PackedSequence, SeenPlaces
 from specdec_core.models.runner import Batch, Output
 
 
@@ -24,64 +24,75 @@ class CompiledRunner(LocalRunner):
     kept on disk, on a GPU captured as CUDA graphs. Where the model cannot be compiled, the eager
     runner takes over after one warning.
 
-    `weights` is the digest of the model's weights. The graphs of a `draft` say how sure it is, too.
+    `weights` is the digest of the model's weights. The graphs of a `draft` also return how sure it
+    is.
     """
 
     def __init__(self, eager: EagerRunner, weights: str, draft: bool = False) -> None:
         super().__init__()
-        self._eager = eager
+        self._eager, self._watched = eager, False
         self.device, self.vocab_size, self.known = eager.device, eager.vocab_size, eager.known
         self.max_length, self.feature_layers = eager.max_length, eager.feature_layers
-        self._watched = False
-        eager.prepare()
         self.cache = eager.cache
-        self._forwards: Forwards | None = None
+        eager.forward(Batch([0], [[0]]))  # makes the cache's layers
+        eager.truncate(0, 0)
+        self._graphs: PackagedPacked | CapturedPacked | None = None
         with torch.inference_mode():
             try:
-                self._forwards = _forwards(eager, weights, draft)
-                self.prefill_chunk = self._forwards.prefill_chunk
-                self._forwards.prepare()
+                self._graphs = _graphs(eager, weights, draft)
+                self._graphs.prepare(len(eager.windows))
             except CannotCompile as reason:
                 self._give_up(reason)
 
     @property
     def mixes(self) -> bool:  # type: ignore[override]
-        return (self._forwards or self._eager).mixes
+        return self._graphs is not None or self._eager.mixes
 
     def expect(self, parents: Sequence[int]) -> None:
         self._eager.expect(parents)
 
     def watch_hidden(self, wanted: bool) -> None:
         self._watched = wanted
-        if self._forwards is None:
+        if self._graphs is None:
             self._eager.watch_hidden(wanted)
 
     def _forward(self, batch: Batch) -> Output:
-        if self._forwards is not None:
+        if self._graphs is not None:
             try:
-                return self._forwards.run(batch, hidden=self._watched)
+                return self._by_graph(self._graphs, batch)
             except CannotCompile as reason:
                 self._give_up(reason)
         return self._eager._forward(batch)
 
+    def _by_graph(self, graphs: PackagedPacked | CapturedPacked, batch: Batch) -> Output:
+        counts = [len(row) for row in batch.tokens]
+        window = self.cache.open_window(batch.rows, counts)
+        packed = PackedSequence.of(batch, window.ends, self._eager.topologies)
+        feed = packed.tokens, window.rows, window.positions, packed.positions
+        seen = [SeenPlaces(packed.rows, window) for window in self._eager.windows.values()]
+        outputs = graphs.run(feed, packed.wanted or [0], seen)
+        self.cache.append(batch.rows, counts)
+        if not packed.wanted:
+            outputs = [output[:0] for output in outputs]
+        logits, chosen, hidden, *confidence = outputs
+        return Output(batch.counts, logits, hidden if self._watched else None, chosen, *confidence)
+
     def _give_up(self, reason: CannotCompile) -> None:
         warnings.warn(f"running without compiled graphs: {reason}", stacklevel=3)
-        self._forwards = None
+        self._graphs = None
         self._eager.watch_hidden(self._watched)
 
 
-def _forwards(eager: EagerRunner, weights: str, draft: bool) -> Forwards:
-    """The way to run graphs of the eager runner's model. Raises :class:`CannotCompile` for a model
-    whose rows have to be padded."""
-    if not (eager.packs and eager.compact):
-        raise CannotCompile("graphs are of packed rows, and this model's have to be padded")
+def _graphs(eager: EagerRunner, weights: str, draft: bool) -> PackagedPacked | CapturedPacked:
+    """The graphs of the eager runner's model. Raises :class:`CannotCompile` for a model whose rows
+    are run one by one."""
+    if not eager.compact:
+        raise CannotCompile("graphs are of packed rows, and this model's rows are run one by one")
     model, size, last = eager.model, eager.vocab_size, eager.last_position
     step = PackedStep(
         model, list(eager.windows), last, size, eager.keeps_logits, eager.layer_inputs, draft
     )
     if isinstance(eager.cache, PooledCache):
-        return PackedForwards(eager, CapturedPacked(step, eager.cache))
-    packages = Packages(
-        step, model.config, [model.dtype, weights, last, size, eager.feature_layers, draft]
-    )
-    return PackedForwards(eager, PackagedPacked(packages, eager.cache))
+        return CapturedPacked(step, eager.cache)
+    facts = [model.dtype, weights, last, size, eager.feature_layers, draft]
+    return PackagedPacked(Packages(step, model.config, facts), eager.cache)

@@ -1,26 +1,118 @@
-"""An EAGLE-3 head: one decoder layer over the embedding of a token and the target's features before
-it, which predicts the token after it.
+"""EAGLE heads: one decoder layer over a token and a state before it, which predicts the next token.
 
-At token t the layer reads cat(embedding of x_t, g_{t-1}), where g = fc(features of the target's
-layers) as long as the target has read x_{t-1}, and the head's own state after it from there on.
-Parameters are named as in the format of *speculators*.
+At token t the state is g_{t-1}. It is made of the target's features as long as the target was fed
+x_{t-1}; from there on it is the head's own state after x_{t-1}.
+
+- An EAGLE-3 head reads cat(embedding of x_t, g_{t-1}), where g = fc(features of several of the
+  target's layers). Its parameters are named as in the format of *speculators*.
+- The head of EAGLE and EAGLE-2 reads fc(cat(embedding of x_t, f_{t-1})), where f is what the
+  target's output layer reads, and predicts the next such state. Its logits are those of the
+  target's own output layer. Its parameters are named as in the authors' checkpoints.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.cache_utils import Cache
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
 
 from specdec_core.models.draft_vocabulary import spread
-from specdec_core.models.eagle.any_head import AnyHead, attending
 from specdec_core.models.eagle.settings import EagleSettings
 
 
+class AnyHead(nn.Module, ABC):
+    """What heads of all generations have in common.
+
+    `embed_tokens` is the target's embedding, unless the head brings its own; None until it is
+    given.
+    """
+
+    layers: nn.ModuleList  # with the one decoder layer
+
+    def __init__(self, settings: EagleSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.config = settings.layer_config()
+        self.config._attn_implementation = "sdpa"
+        self.rotary = LlamaRotaryEmbedding(self.config)
+        self.embed_tokens: nn.Module | None = None
+
+    @property
+    @abstractmethod
+    def proposable(self) -> Tensor:
+        """The ids of the tokens that the head can propose, increasing."""
+
+    @abstractmethod
+    def fused(self, features: Tensor) -> Tensor:
+        """The state (…, width) made of the target's features, (…, layers · target width)."""
+
+    def forward(
+        self,
+        tokens: Tensor,
+        states: Tensor,
+        positions: Tensor,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
+        """The head's state after each token, (batch, n, width).
+
+        Args:
+            tokens: (batch, n).
+            states: before each token (batch, n, width).
+            positions: (batch, n), of which only differences matter.
+            attention_mask: as transformers' attention takes it, or a :class:`RowMask`.
+            past_key_values: keys and values of earlier tokens.
+        """
+        assert self.embed_tokens is not None, "the target's embedding is needed"
+        embedded = self.embed_tokens(tokens).to(states.dtype)
+        return self._after(
+            embedded,
+            states,
+            position_embeddings=self.rotary(embedded, positions),
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+        )
+
+    @abstractmethod
+    def normed(self, states: Tensor) -> Tensor:
+        """What the output layer reads of these states, (…, width)."""
+
+    @abstractmethod
+    def logits(self, states: Tensor) -> Tensor:
+        """The logits (…, draft vocabulary) after these states."""
+
+    @abstractmethod
+    def spread(self, logits: Tensor) -> Tensor:
+        """The same logits over the target's vocabulary (n, vocabulary)."""
+
+    @abstractmethod
+    def _after(self, embedded: Tensor, states: Tensor, **attention: Any) -> Tensor:
+        """The state after each token, from its embedding and the state before it, (batch, n, width)
+        each."""
+
+
+def attending(config: Any, inputs: int, biased: bool | None = None) -> Any:
+    """Llama's attention over states of width `inputs`; `biased` overrides the configuration's
+    biases."""
+    attention = LlamaAttention(config, layer_idx=0)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        plain = getattr(attention, name)
+        bias = plain.bias is not None if biased is None else biased
+        setattr(attention, name, nn.Linear(inputs, plain.out_features, bias=bias))
+    return attention
+
+
 class EagleLayer(nn.Module):
-    """The decoder layer, whose queries, keys and values read two states side by side."""
+    """The decoder layer of an EAGLE-3 head. Its attention reads two states side by side."""
 
     def __init__(self, settings: EagleSettings, config: Any) -> None:
         super().__init__()
@@ -33,8 +125,7 @@ class EagleLayer(nn.Module):
         self.post_attention_layernorm = LlamaRMSNorm(width, eps)
 
     def forward(self, embedded: Tensor, state: Tensor, **attention: Any) -> Tensor:
-        """The state after each token, of the embeddings and the states before, (…, n, width)
-        each."""
+        """See :meth:`AnyHead._after`."""
         normed = self.hidden_norm(state)
         residual = normed if self.norm_before_residual else state
         both = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
@@ -45,7 +136,7 @@ class EagleLayer(nn.Module):
 
 
 class EagleHead(AnyHead):
-    """A head with its own output layer over the tokens `i + d2t[i]` of the target's vocabulary."""
+    """An EAGLE-3 head, with its own output layer over the tokens `i + d2t[i]`."""
 
     d2t: Tensor  # (draft vocabulary,) offsets
     t2d: Tensor  # (vocabulary,) whether the head can propose a token
@@ -94,4 +185,57 @@ class EagleHead(AnyHead):
 
     def _after(self, embedded: Tensor, states: Tensor, **attention: Any) -> Tensor:
         after: Tensor = self.layers[0](embedded, states, **attention)
+        return after
+
+
+class EagleOneLayer(nn.Module):
+    """The decoder layer of an EAGLE-1 head: Llama's, whose attention reads states without a
+    norm."""
+
+    def __init__(self, config: Any, qkv_bias: bool) -> None:
+        super().__init__()
+        self.self_attn = attending(config, config.hidden_size, qkv_bias or None)
+        self.mlp = LlamaMLP(config)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, state: Tensor, **attention: Any) -> Tensor:
+        """The state (…, n, width) after each token."""
+        attended, _ = self.self_attn(hidden_states=state, **attention)
+        state = state + attended
+        after: Tensor = state + self.mlp(self.post_attention_layernorm(state))
+        return after
+
+
+class EagleOneHead(AnyHead):
+    """An EAGLE-1 or EAGLE-2 head. It proposes any token. `lm_head` is the target's output layer;
+    None until it is given."""
+
+    def __init__(
+        self, settings: EagleSettings, fc_bias: bool = True, qkv_bias: bool = False
+    ) -> None:
+        super().__init__(settings)
+        self.fc = nn.Linear(2 * settings.hidden_size, settings.hidden_size, bias=fc_bias)
+        self.layers = nn.ModuleList([EagleOneLayer(self.config, qkv_bias)])
+        self.lm_head: nn.Module | None = None
+
+    @property
+    def proposable(self) -> Tensor:
+        return torch.arange(self.settings.vocab_size, device=self.fc.weight.device)
+
+    def fused(self, features: Tensor) -> Tensor:
+        return features
+
+    def normed(self, states: Tensor) -> Tensor:
+        return states
+
+    def logits(self, states: Tensor) -> Tensor:
+        assert self.lm_head is not None, "the target's output layer is needed"
+        logits: Tensor = self.lm_head(states)
+        return logits
+
+    def spread(self, logits: Tensor) -> Tensor:
+        return logits
+
+    def _after(self, embedded: Tensor, states: Tensor, **attention: Any) -> Tensor:
+        after: Tensor = self.layers[0](self.fc(torch.cat([embedded, states], dim=-1)), **attention)
         return after

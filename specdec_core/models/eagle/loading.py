@@ -1,4 +1,4 @@
-"""Load EAGLE heads of any known format, and save them in the one that vLLM reads."""
+"""Load EAGLE heads of any known format, and save them for vLLM or SGLang."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig, PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -18,23 +18,28 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_folder
 from specdec_core.models import int8
 from specdec_core.models.draft_vocabulary import draft_vocabulary
-from specdec_core.models.eagle.any_head import AnyHead
-from specdec_core.models.eagle.checks import check_target
-from specdec_core.models.eagle.eagle_one import EagleOneHead
-from specdec_core.models.eagle.filling import BUFFERS, EMBEDDING, fill
 from specdec_core.models.eagle.formats import original, specforge, speculators
 from specdec_core.models.eagle.formats.speculators import EagleCard
-from specdec_core.models.eagle.head import EagleHead
+from specdec_core.models.eagle.head import AnyHead, EagleHead, EagleOneHead
+from specdec_core.models.eagle.settings import check_target
 from specdec_core.models.location import located
 from specdec_core.models.reading import reading
-from specdec_core.models.weight_files import CONFIG, WEIGHTS, read_config, read_tensors
+from specdec_core.models.weight_files import (
+    CONFIG,
+    WEIGHTS,
+    check_tensors,
+    read_config,
+    read_tensors,
+)
 
 _FORMATS = (speculators, specforge, original)
-# Methods of drafting that are not known: by words in what *speculators* calls a kind, or in the
-# names of architectures; and by keys of their own. A draft vocabulary is an EAGLE head's.
+# Unsupported methods of drafting: by words in *speculators*' kind or in the names of architectures,
+# and by keys that only they have. With a draft vocabulary it is an EAGLE head.
 _METHODS = {"peagle": "P-EAGLE", "dflash": "DFlash", "dspark": "DSpark", "medusa": "Medusa"}
 _KEYS = {"dflash_config": "DFlash", "fc_norm": "EAGLE-3.1", "norm_output": "EAGLE-3.1"}
 _KEYS_OF_HEADS = {"pard_token": "P-EAGLE", "ptd_token_id": "P-EAGLE"}
+_EMBEDDING = "embed_tokens.weight"
+_BUFFERS = ("d2t", "t2d")
 _FILES = ("*.json", "*.safetensors", "*.bin")
 
 
@@ -49,9 +54,9 @@ def is_head(folder: Path) -> bool:
 
 
 def names_head(name: str) -> bool:
-    """Whether a model's name, as :func:`located` takes it, is that of a head; not for one that
-    cannot be found, which its loading will say. Of a model on the hub only `config.json` is had,
-    unless its weights have to tell, as those of a single layer."""
+    """Whether a model's name, as :func:`located` takes it, is that of a head. False for one that
+    cannot be found, which loading it reports. Of a model on the hub only `config.json` is fetched,
+    and its weights where these have to tell, as of a model with a single layer."""
     folder = Path(located(name))
     if not folder.is_dir():
         from transformers.utils import cached_file
@@ -66,7 +71,7 @@ def names_head(name: str) -> bool:
 
 
 def _check_method(name: str, config: Mapping[str, Any]) -> None:
-    """Raises :class:`UserError` for the `config.json` of a draft of a method that is not known."""
+    """Raises :class:`UserError` for the `config.json` of a draft of an unsupported method."""
     kind = str(config.get("speculators_model_type") or "eagle3")
     called = " ".join([kind, *map(str, config.get("architectures") or ())]).lower()
     methods = [method for word, method in _METHODS.items() if word in called]
@@ -82,8 +87,8 @@ def _check_method(name: str, config: Mapping[str, Any]) -> None:
 
 
 def check_method(name: str) -> None:
-    """Raises :class:`UserError` for a name as :func:`located` takes it, of a folder on this machine
-    that holds a draft of a method that is not known."""
+    """Raises :class:`UserError` for a folder on this machine, by a name that :func:`located` takes,
+    that holds a draft of an unsupported method."""
     folder = Path(located(name))
     if (folder / CONFIG).is_file():
         _check_method(name, read_config(folder, name))
@@ -94,7 +99,7 @@ def head_folder(name: str) -> Path:
     downloaded where the hub's cache lacks it.
 
     Raises:
-        UserError: there is no such folder, or it cannot be had.
+        UserError: there is no such folder, or it cannot be downloaded.
     """
     path = located(name)
     if Path(path).is_dir():
@@ -118,7 +123,7 @@ def head_positions(name: str) -> int:
 
 
 def read_card(name: str) -> EagleCard:
-    """What a head's folder says of it besides its shape; little for a head of others.
+    """What a head's folder says of it besides its shape; little for a head of another project.
 
     Raises:
         UserError: there is no such folder or `config.json`, or the card is damaged.
@@ -139,7 +144,7 @@ def load_head(
     Args:
         name: a folder or hub id.
         target_config: the target's.
-        target_fingerprint: its weights', which heads of ours are compared with; None for any.
+        target_fingerprint: of its weights, for which this project's heads are trained; None: any.
         dtype: of the weights; rotary frequencies stay in float32.
 
     Raises:
@@ -163,15 +168,48 @@ def load_head(
         )
     layers = target_config.get_text_config(decoder=True).num_hidden_layers
     head = _unfilled(form, config, layers, name)
-    # The state after the last layer is ours after the target's norm; EAGLE-3 heads of others read
-    # it before.
+    # This project's heads read the state after the last layer after the target's norm, EAGLE-3
+    # heads of other projects before it.
     normed = speculators.form_of(config) is not None or isinstance(head, EagleOneHead)
     check_target(head.settings, target_config, layers if normed else layers - 1, name)
     tensors = {form.renamed(key): tensor for key, tensor in read_tensors(folder, name).items()}
     if speculators.form_of(config) == "int8":
         tensors = int8.unpacked(tensors, name)
-    fill(head, tensors, dtype, name)
+    _fill(head, tensors, dtype, name)
     return head.eval()
+
+
+def _fill(head: AnyHead, tensors: dict[str, Tensor], dtype: torch.dtype, name: str) -> None:
+    """Give a head without weights the tensors of a file, in `dtype` where they are floats.
+
+    Raises:
+        UserError: tensors are missing, unknown, of other shapes or quantised.
+    """
+    tensors = {key: value for key, value in tensors.items() if not key.endswith("inv_freq")}
+    embedding = tensors.pop(_EMBEDDING, None)
+    if isinstance(head, EagleHead):
+        if "lm_head.weight" not in tensors:
+            raise UserError(f"{name}: no output layer (lm_head.weight)")
+        sizes = head.settings.draft_vocab_size, head.settings.vocab_size
+        tensors |= draft_vocabulary(tensors, *sizes, name)
+    expected = {key: tuple(tensor.shape) for key, tensor in head.state_dict().items()}
+    settings = head.settings
+    if embedding is not None:
+        tensors[_EMBEDDING] = embedding
+        expected[_EMBEDDING] = (settings.vocab_size, settings.hidden_size)
+    elif settings.hidden_size != settings.target_hidden_size:
+        raise UserError(
+            f"{name}: no embed_tokens, but the target's embedding is {settings.target_hidden_size}"
+            f" wide and the head {settings.hidden_size}"
+        )
+    check_tensors(tensors, expected, name)
+    tensors = {
+        key: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for key, tensor in tensors.items()
+    }
+    if embedding is not None:
+        head.embed_tokens = nn.Embedding.from_pretrained(tensors[_EMBEDDING], freeze=True)
+    head.load_state_dict(tensors, assign=True)
 
 
 def save_head(
@@ -204,12 +242,12 @@ def save_head(
     """
     settings = head.settings
     tensors = dict(head.state_dict())
-    buffers = {key: tensors[key].cpu() for key in BUFFERS}
+    buffers = {key: tensors[key].cpu() for key in _BUFFERS}
     draft_vocabulary(buffers, settings.draft_vocab_size, settings.vocab_size, "the head")
     if not embedding and settings.hidden_size == settings.target_hidden_size:
-        tensors.pop(EMBEDDING, None)
+        tensors.pop(_EMBEDDING, None)
     if settings.draft_vocab_size == settings.vocab_size:  # vLLM has no place for offsets of zero
-        tensors = {key: tensor for key, tensor in tensors.items() if key not in BUFFERS}
+        tensors = {key: tensor for key, tensor in tensors.items() if key not in _BUFFERS}
     if form == "int8":
         tensors = int8.packed(tensors)
     tensors = {key: _written(key, tensor, dtype) for key, tensor in tensors.items()}
@@ -220,7 +258,7 @@ def save_head(
     else:
         config = speculators.described(settings, card, form, named)
     with atomic_folder(folder) as new:
-        # Not its save_file, whose files nobody else may read.
+        # Not safetensors' save_file, whose files other users cannot read.
         (new / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
         (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

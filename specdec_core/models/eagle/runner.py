@@ -21,9 +21,9 @@ from torch import Tensor
 from specdec_core.models import draft_vocabulary
 from specdec_core.models.attention import ATTENTION
 from specdec_core.models.cache import SlotLayer, open_cache
-from specdec_core.models.eagle import any_head, eagle_one
+from specdec_core.models.eager import TREE_ROOM
+from specdec_core.models.eagle import AnyHead
 from specdec_core.models.eagle import head as eagle_head
-from specdec_core.models.eagle.any_head import AnyHead
 from specdec_core.models.eagle.feed import RowFeed, Span
 from specdec_core.models.eagle.settings import EagleSettings
 from specdec_core.models.eagle.step import EagleStep, example
@@ -33,10 +33,8 @@ from specdec_core.models.row_attention import (
     SeenPlaces,
     operator,
 )
-from specdec_core.models.runner import Batch, ModelRunner, Output, PackedOutput
+from specdec_core.models.runner import Batch, ModelRunner, Output
 from specdec_core.tokens.topology import Topologies
-
-_PADDING = 160  # see EagerRunner
 
 
 @runtime_checkable
@@ -83,7 +81,7 @@ class EagleRunner(ModelRunner):
         self.device, self.vocab_size = weight.device, target.vocab_size
         self._columns = _columns(head.settings, target.feature_layers)
         self._compact = operator.available(self.device)
-        settings, positions = head.settings, max_length + _PADDING
+        settings, positions = head.settings, max_length + TREE_ROOM
         dtype = weight.dtype if self._compact else torch.float32
         on_cpu = self.device.type == "cpu"
         pooled = self._compact and not on_cpu if pooled is None else pooled
@@ -99,7 +97,7 @@ class EagleRunner(ModelRunner):
         self._nothing = weight.new_zeros((0, features)), places
         self._begun = [False] * slots  # whether a row holds its first token
         self._settled = [0] * slots
-        self._topologies = Topologies(self.cache.positions, dtype, self.device)
+        self._topologies = Topologies(dtype, self.device)
         self._step = EagleStep(head)
         self._graph: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
         self._watched = False
@@ -109,10 +107,10 @@ class EagleRunner(ModelRunner):
     def _compiled(self, weights: str) -> Callable[[list[Tensor]], Sequence[Tensor]] | None:
         """The graph of a step, kept under the digest of its weights; None where there is none,
         after a warning."""
-        from specdec_core.models.compiled.graphs import CannotCompile  # a second to import
+        from specdec_core.models.compiled.failures import CannotCompile  # a second to import
         from specdec_core.models.compiled.packages import Packages
 
-        sources = map(inspect.getsource, (any_head, draft_vocabulary, eagle_head, eagle_one))
+        sources = map(inspect.getsource, (draft_vocabulary, eagle_head))
         facts = [weights, self._nothing[0].dtype, *sources]
         packages = Packages(self._step, self.head.config, facts)
         try:
@@ -149,10 +147,6 @@ class EagleRunner(ModelRunner):
         self.cache.truncate(row, max(length - 1, 0))
         self._begun[row] = length > 0
         self._settled[row] = min(self._settled[row], length)
-
-    def blank(self, row: int, length: int) -> None:
-        self.cache.blank(row, min(max(length - 1, 0), self.cache.lengths[row]))
-        self.truncate(row, min(length, self._held(row)))
 
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
         end = self._length(row)
@@ -212,7 +206,7 @@ class EagleRunner(ModelRunner):
 
     def _output(self, batch: Batch, outputs: Sequence[Tensor]) -> Output:
         logits, chosen, read, sure = outputs
-        return PackedOutput(batch.counts, logits, read if self._watched else None, chosen, sure)
+        return Output(batch.counts, logits, read if self._watched else None, chosen, sure)
 
     def _blank(self) -> Sequence[Tensor]:
         """The outputs after a text's first token, which is not read."""
@@ -232,7 +226,7 @@ class EagleRunner(ModelRunner):
             [feed.wanted(span) for feed, span in parts],
         )
         counts = [len(row) for row in batch.tokens]
-        window = self.cache.open_packed(batch.rows, counts)
+        window = self.cache.open_window(batch.rows, counts)
         packed = PackedSequence.of(batch, window.ends, self._topologies)
         new = [(each, number) for each, span in parts for number in each.numbers(span)]
         before = [(each.row, each.before(number)) for each, number in new]

@@ -1,12 +1,15 @@
-"""The shape of an EAGLE head."""
+"""The shape of an EAGLE head, and what it and its target must agree in."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from pydantic import Field
 from transformers import LlamaConfig, PretrainedConfig
 
+from specdec_core.base.errors import UserError
 from specdec_core.config import Value
 
 
@@ -83,11 +86,32 @@ class EagleSettings(Value):
 
 
 def default_layers(layers: int) -> tuple[int, ...]:
-    """Three layers of a target with so many, low, middle and high: 2, L/2 and L - 3, or as near to
-    them as distinct layers are."""
+    """Three layers of a target with L `layers`, low, middle and high: 2, L/2 and L - 3, or the
+    nearest distinct ones."""
     wanted = [2, layers // 2, layers - 3]
     chosen: list[int] = []
     for index, layer in enumerate(wanted):
         least = chosen[-1] + 1 if chosen else 0
         chosen.append(min(max(layer, least), layers - (len(wanted) - 1 - index)))
     return tuple(dict.fromkeys(max(layer, 0) for layer in chosen))
+
+
+def check_target(settings: EagleSettings, target: PretrainedConfig, last: int, name: str) -> None:
+    """Raises :class:`UserError` for a head of a target of another shape. `last` is the highest
+    layer that the head may read."""
+    text = target.get_text_config(decoder=True)
+    for what, of_head, of_target in (
+        ("hidden states of width", settings.target_hidden_size, text.hidden_size),
+        ("a vocabulary of", settings.vocab_size, text.vocab_size),
+    ):
+        if of_head != of_target:
+            raise UserError(f"{name}: is for a target with {what} {of_head}, not {of_target}")
+    check_layers(settings.feature_layers, last, f"{name}: reads the layers")
+
+
+def check_layers(layers: Sequence[int], last: int, what: str) -> None:
+    """Raises :class:`UserError`, which begins with `what`, unless the layers that a head reads are
+    increasing numbers from 0 to `last`."""
+    increasing = all(a < b for a, b in pairwise(layers))
+    if not increasing or layers[0] < 0 or layers[-1] > last:
+        raise UserError(f"{what} {list(layers)}, expected increasing numbers from 0 to {last}")

@@ -9,8 +9,8 @@ from transformers.cache_utils import Cache
 
 from specdec_core.models.cache.tensor_layer import TensorLayer
 from specdec_core.models.confidence import most_likely
-from specdec_core.models.eagle.any_head import AnyHead
-from specdec_core.models.row_attention import RowMask, RowPlan, SeenTensors
+from specdec_core.models.eagle import AnyHead
+from specdec_core.models.row_attention import OperatorPlan, RowMask, RowPlan
 
 _MOST = 1 << 20
 
@@ -38,7 +38,7 @@ class EagleStep(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """:meth:`run` with the plan as the operator's tables, (n, 5) and (nodes,), and those of a
         cache in blocks."""
-        plan = SeenTensors(tokens, nodes, blocks)
+        plan = OperatorPlan(tokens, nodes, blocks)
         return self.run(feed, wanted, features, known, plan, keys, values, states)
 
     def run(

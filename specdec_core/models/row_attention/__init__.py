@@ -2,19 +2,20 @@
 
 from specdec_core.models.row_attention.plans import (
     MaskedSpans,
+    OperatorPlan,
+    RowMask,
+    RowPlan,
     RowTokens,
     SeenPlaces,
-    SeenTensors,
 )
-from specdec_core.models.row_attention.row_mask import RowMask, RowPlan
 from specdec_core.models.row_attention.sequence import PackedSequence
 
 __all__ = [
     "MaskedSpans",
+    "OperatorPlan",
     "PackedSequence",
     "RowMask",
     "RowPlan",
     "RowTokens",
     "SeenPlaces",
-    "SeenTensors",
 ]

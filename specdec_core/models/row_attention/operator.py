@@ -1,16 +1,19 @@
-"""The project's attention operator, for CPUs and GPUs: every token pays for what it sees alone."""
+"""The project's attention operator, for CPUs and GPUs. Its time depends only on what tokens see."""
 
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from specdec_core.base.operators import loaded
 from specdec_core.models.cache.blocks import BLOCK
-from specdec_core.models.row_attention import cpu
 
+SOURCE = Path(__file__).with_name("attend.cpp")
 _LIBRARY = torch.library.Library("specdec", "FRAGMENT")
 _LIBRARY.define(
     "attend(Tensor query, Tensor keys, Tensor values, Tensor plan, Tensor nodes, float scale)"
@@ -25,8 +28,15 @@ _LIBRARY.define(
 def available(device: torch.device) -> bool:
     """Whether the operator is there for tensors of a device."""
     if device.type == "cpu":
-        return cpu.available()
+        return available_on_cpu()
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+@cache
+def available_on_cpu() -> bool:
+    """Whether the operator is there for CPUs, built where it is missing."""
+    without = "attention of several rows goes without its operator"
+    return loaded(SOURCE, "the attention of several rows", without)
 
 
 def attend(
@@ -38,7 +48,7 @@ def attend(
     scale: float,
     blocks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of tokens that pay for what they see alone.
+    """Attention of tokens, each to what it sees alone.
 
     Args:
         query: (tokens, heads, head size), bfloat16 or float32; on a GPU float16 too.

@@ -1,10 +1,11 @@
-"""Two ways to attend row by row: with torch's attention, or with the project's own operator."""
+"""What each token of a packed forward sees of the cache, and the two ways to attend to that: with
+torch's attention, called for each row, or with the project's own operator."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,16 +13,16 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from specdec_core.models.row_attention.operator import attend
 from specdec_core.tokens.token_tree import ROOT
-from specdec_core.tokens.topology import Slices
+from specdec_core.tokens.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
 class RowTokens:
-    """A row's part of a packed sequence: its tokens [first, last) are at positions
-    [end - (last - first), end) of slot `row`.
+    """A part of a packed sequence that belongs to one row: its tokens [first, last) are at
+    positions [end - (last - first), end) of slot `row`.
 
-    They are a text's next tokens, or with `parents` the last nodes of a tree, which is no chain and
-    begins at position `start`; `slices` are those of the mask for the row alone."""
+    They are a sequence's next tokens, or with `parents` the last nodes of a tree, which is no chain
+    and begins at position `start`. They are the nodes of `topology` from number `node` on."""
 
     row: int
     first: int
@@ -29,7 +30,44 @@ class RowTokens:
     start: int
     end: int
     parents: Sequence[int] | None
-    slices: Slices
+    topology: Topology
+    node: int
+
+    def mask(self, window: int | None) -> Tensor:
+        """The additive mask (tokens, end), with or without a sliding window."""
+        nodes = range(self.node, self.node + self.last - self.first)
+        return self.topology.mask(self.start, nodes, window)
+
+
+class RowPlan(Protocol):
+    """What each token of a packed sequence sees of the cache."""
+
+    def attend(
+        self, module: nn.Module, query: Tensor, keys: Tensor, values: Tensor, **options: Any
+    ) -> Tensor:
+        """Attention (1, tokens, heads, head size) of `query` (1, heads, tokens, head size) to the
+        whole cache, `keys` and `values` (slots, key heads, positions, head size) or the blocks
+        (1, key heads, all positions, head size); `options` are those of transformers' attention
+        functions."""
+
+
+class RowMask(Tensor):
+    """A plan that models pass on unchanged, because it is a mask to them. As a tensor it is empty;
+    it has four dimensions, as transformers expects of masks that are ready."""
+
+    plan: RowPlan
+
+    @classmethod
+    def empty(cls) -> RowMask:
+        """A mask without a plan yet."""
+        return torch.empty((1, 1, 0, 0)).as_subclass(cls)
+
+    @classmethod
+    def of(cls, plan: RowPlan) -> RowMask:
+        """A mask for `plan`."""
+        mask = cls.empty()
+        mask.plan = plan
+        return mask
 
 
 class MaskedSpans:
@@ -39,10 +77,10 @@ class MaskedSpans:
         self._spans: list[tuple[slice, slice, slice, Tensor | None]] = []
         for own in rows:
             begin, mask = 0, None
-            if own.slices.single:  # a range, which needs no mask
+            if own.parents is None and own.last == own.first + 1:  # a range, which needs no mask
                 begin = max(own.end - window, 0) if window else 0
             else:
-                mask = own.slices.mask(torch.tensor([[own.start]]), own.end, window)
+                mask = own.mask(window)[None, None]
             seen = slice(begin, own.end)
             self._spans.append(
                 (slice(own.first, own.last), slice(own.row, own.row + 1), seen, mask)
@@ -61,18 +99,31 @@ class MaskedSpans:
         return torch.cat(parts, dim=1).to(dtype)
 
 
+class OperatorPlan:
+    """The project's operator, called once; `tokens`, `nodes` and `blocks` are its tables, see
+    :func:`~specdec_core.models.row_attention.operator.attend`."""
+
+    def __init__(self, tokens: Tensor, nodes: Tensor, blocks: Tensor | None = None) -> None:
+        self._tables = tokens, nodes, blocks
+
+    def attend(
+        self, module: nn.Module, query: Tensor, keys: Tensor, values: Tensor, **options: Any
+    ) -> Tensor:
+        tokens, nodes, blocks = self._tables
+        scaling = options.get("scaling")
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        rows = query[0].transpose(0, 1)
+        return attend(rows, keys, values, tokens, nodes, scale, blocks)[None]
+
+
 class SeenPlaces:
-    """The project's operator, called once. `window` is the layers' sliding window.
+    """The operator's tables as numbers: `tokens`, one line after the other, and `nodes`. `window`
+    is the layers' sliding window.
 
     A token sees the positions [first, end) of its slot and, in a tree, its ancestors and itself.
-    Of these a sliding window leaves the last ones, by their places in the text. The operator's
-    tables are `tokens`, one line after the other, and `nodes`; `blocks` is the cache's, where it
-    has one."""
+    A sliding window leaves the last of these, by their places in the sequence."""
 
-    def __init__(
-        self, rows: Sequence[RowTokens], window: int | None, blocks: Tensor | None = None
-    ) -> None:
-        self.blocks = blocks
+    def __init__(self, rows: Sequence[RowTokens], window: int | None) -> None:
         tokens: list[int] = []
         nodes: list[int] = []
         for own in rows:
@@ -89,48 +140,11 @@ class SeenPlaces:
                 tokens += (own.row, min(begin, own.start), own.start, len(nodes), len(kept))
                 nodes += [own.start + ancestor for ancestor in kept]
         self.tokens, self.nodes = tokens, nodes or [0]
-        self._tables: tuple[Tensor, Tensor] | None = None
 
     def tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The operator's tables, (tokens, 5) and (nodes,)."""
-        if self._tables is None:
-            tokens = torch.tensor(self.tokens, dtype=torch.int32, device=device).view(-1, 5)
-            self._tables = tokens, torch.tensor(self.nodes, dtype=torch.int32, device=device)
-        return self._tables
-
-    def attend(
-        self, module: nn.Module, query: Tensor, keys: Tensor, values: Tensor, **options: Any
-    ) -> Tensor:
-        tables = *self.tables(keys.device), self.blocks
-        return attend_to(*tables, query, keys, values, options.get("scaling"))
-
-
-class SeenTensors:
-    """The operator, with tables that are tensors already, as a graph has them."""
-
-    def __init__(self, tokens: Tensor, nodes: Tensor, blocks: Tensor | None = None) -> None:
-        self.tables = tokens, nodes, blocks
-
-    def attend(
-        self, module: nn.Module, query: Tensor, keys: Tensor, values: Tensor, **options: Any
-    ) -> Tensor:
-        return attend_to(*self.tables, query, keys, values, options.get("scaling"))
-
-
-def attend_to(
-    tokens: Tensor,
-    nodes: Tensor,
-    blocks: Tensor | None,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scaling: float | None,
-) -> Tensor:
-    """See :meth:`RowPlan.attend`, by the operator; `tokens`, `nodes` and `blocks` are its
-    arguments."""
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rows = query[0].transpose(0, 1)
-    return attend(rows, keys, values, tokens, nodes, scale, blocks)[None]
+        """The tables as tensors, (tokens, 5) and (nodes,)."""
+        tokens = torch.tensor(self.tokens, dtype=torch.int32, device=device).view(-1, 5)
+        return tokens, torch.tensor(self.nodes, dtype=torch.int32, device=device)
 
 
 def _path(parents: Sequence[int], node: int) -> list[int]:

@@ -12,8 +12,8 @@ from specdec_core.tokens.topology import Topologies
 
 @dataclass(slots=True)
 class PackedSequence:
-    """The tokens of a batch, row after row: their ids, their positions in their texts, the numbers
-    of those whose logits are `wanted`, and what each row's part of them is."""
+    """The tokens of a batch, row after row: their ids, their positions in their sequences, the
+    numbers of those whose logits are `wanted`, and which part of them belongs to which row."""
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -22,21 +22,24 @@ class PackedSequence:
 
     @classmethod
     def of(cls, batch: Batch, ends: Sequence[int], topologies: Topologies) -> PackedSequence:
-        """Of a batch after which its rows hold `ends` tokens."""
+        """The tokens of `batch`, after which its rows hold `ends` tokens."""
         packed = cls([token for row in batch.tokens for token in row])
         positions = packed.positions
         rows = zip(batch.rows, batch.tokens, batch.counts, ends, strict=True)
         for number, (row, own, counted, end) in enumerate(rows):
             tree = None if batch.parents is None else batch.parents[number]
-            for tokens, parents in _chain_and_tree(len(own), tree):
-                slices = topologies.slices([tokens], tokens, [parents])
-                at = end - len(own) + tokens if parents is None else end
-                start = at - tokens - slices.first[0]
-                first = len(positions)
-                positions += [start + depth for depth in slices.depth_rows()[0]]
-                packed.rows.append(
-                    RowTokens(row, first, len(positions), start, at, parents, slices)
-                )
+            for count, parents in _chain_and_tree(len(own), tree):
+                first, last = len(positions), len(positions) + count
+                if parents is None:
+                    at = end - len(own) + count
+                    start, node, shape = at - count, 0, topologies.chain(count)
+                    positions += range(start, at)
+                else:
+                    at = end
+                    node, shape = len(parents) - count, topologies.find(parents, count)
+                    start = at - len(parents)
+                    positions += [start + depth for depth in shape.depths[node : node + count]]
+                packed.rows.append(RowTokens(row, first, last, start, at, parents, shape, node))
             packed.wanted += range(len(positions) - counted, len(positions))
         return packed
 
@@ -44,8 +47,8 @@ class PackedSequence:
 def _chain_and_tree(
     count: int, parents: Sequence[int] | None
 ) -> list[tuple[int, Sequence[int] | None]]:
-    """A row's `count` new tokens as parts, (tokens, parents) each: the text that its tree begins
-    with, which is a chain, and the rest."""
+    """A row's `count` new tokens as parts, (tokens, parents) each: the chain that its tree begins
+    with, and the rest."""
     if parents is None:
         return [(count, None)]
     chain = next((n for n, parent in enumerate(parents) if parent != n - 1), len(parents))
@@ -53,7 +56,7 @@ def _chain_and_tree(
         return [(count, None)]
     if len(parents) > count:  # a tree that grows: its first nodes are there already
         return [(count, parents)]
-    # The text's last token stays with the tree, whose shape is then that of other rounds.
+    # The sequence's last token stays with the tree, whose shape is then that of other rounds.
     chain = min([chain, *(parent + 1 for parent in parents[chain:])]) - 1
     if chain < 1:
         return [(count, parents)]

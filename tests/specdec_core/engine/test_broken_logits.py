@@ -110,16 +110,6 @@ def test_a_broken_request_ends_with_an_error_and_harms_no_other(
     assert all(found[r.id].finish_reason == "length" for r in healthy)
 
 
-def test_a_broken_batch_decides_nothing_for_others(pair: Pair) -> None:
-    """Whether rows are packed is found out with the first batch of several."""
-    engine = Engine(pair, slots=2)
-    served(engine, asked(Sampling(), 4)[1:3])
-    assert engine.target.packs
-    served(engine, asked(Sampling(), 4))
-    assert engine.target.packs
-    assert engine.target.compared
-
-
 def test_offline_a_broken_request_is_named_and_the_engine_goes_on(pair: Pair) -> None:
     engine = Engine(pair, slots=2)
     with pytest.raises(UserError, match=r"^broken: behind the 4 tokens of this text"):

@@ -16,7 +16,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.config.kinds import DRAFTERS
 from specdec_core.engine import Engine, Request
-from specdec_core.models.cache import MappedCache, PooledCache, SlotCache, Store
+from specdec_core.models.cache import PooledCache, SlotCache, Store
 from specdec_core.models.pair import Pair
 from specdec_core.training.datastores.build import write_datastore
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
@@ -33,7 +33,7 @@ def resident() -> int:
 
 
 def filled(cache: SlotCache, row: int, states: torch.Tensor) -> None:
-    cache.open_packed([row], [states.shape[2]])
+    cache.open_window([row], [states.shape[2]])
     for layer in cache.layers:
         layer.update(states, states)
     cache.append([row], [states.shape[2]])
@@ -42,8 +42,8 @@ def filled(cache: SlotCache, row: int, states: torch.Tensor) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's count of its memory")
 def test_memory_follows_the_tokens_held() -> None:
     states = torch.randn(1, HEADS, TOKENS, SIZE)
-    cache = MappedCache(LAYERS, SLOTS, 4096, torch.float32)
-    filled(MappedCache(LAYERS, 1, TOKENS, torch.float32), 0, states)  # what the first time takes
+    cache = SlotCache(LAYERS, SLOTS, 4096, torch.float32)
+    filled(SlotCache(LAYERS, 1, TOKENS, torch.float32), 0, states)  # what the first time takes
     before = resident()
     for row in range(SLOTS):
         filled(cache, row, states)
@@ -57,32 +57,21 @@ def test_memory_follows_the_tokens_held() -> None:
     assert torch.equal(cache.layers[0].values[0, :, :TOKENS], states[0])
 
 
-def test_a_row_that_is_filled_again_takes_no_memory_anew() -> None:
-    states = torch.randn(1, HEADS, 400, SIZE)
-    cache = MappedCache(LAYERS, SLOTS, 4096, torch.float32)
-    for row in range(SLOTS):
-        filled(cache, row, states)
-    taken = cache.taken
-    if not taken:
-        pytest.skip("the system does not count a cache's memory")
-    cache.truncate(0, 0)
-    assert cache.taken == taken
-    filled(cache, 0, states)
-    assert cache.taken == taken
-
-
-def test_memory_that_holds_nothing_is_bounded_over_all_rows() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's count of its memory")
+def test_memory_that_holds_nothing_is_kept_up_to_a_bound_over_all_rows() -> None:
     states = torch.randn(1, HEADS, 1000, SIZE)
-    cache = MappedCache(LAYERS, 8, 4096, torch.float32)
+    cache = SlotCache(LAYERS, 8, 4096, torch.float32)
+    filled(SlotCache(LAYERS, 1, 1000, torch.float32), 0, states)  # what the first time takes
+    empty = resident()
     for row in range(8):
         filled(cache, row, states)
-    taken = cache.taken
-    if not taken:
-        pytest.skip("the system does not count a cache's memory")
-    for row in range(7):
+    taken = resident() - empty
+    cache.truncate(0, 0)
+    assert resident() - empty > 0.99 * taken  # the next sequence takes it again
+    for row in range(1, 8):
         cache.truncate(row, 300)
-    needed = taken * sum(cache.lengths) / 8000
-    assert cache.taken <= needed + taken / 8000 * (1024 + 8 * 2 * 64)
+    bound = sum(cache.lengths) + 1024 + 8 * 2 * 64
+    assert resident() - empty <= 1.02 * bound / 8000 * taken
 
 
 def test_a_pool_takes_the_memory_of_the_tokens_it_is_for() -> None:
@@ -93,7 +82,8 @@ def test_a_pool_takes_the_memory_of_the_tokens_it_is_for() -> None:
     for row in range(16):
         filled(cache, row, states)
     assert cache.version == 0
-    assert cache.taken < 1.2 * states.nbytes * 2 * LAYERS * 16
+    taken = sum(store.tensor.nbytes for store in cache.stores())
+    assert taken < 1.2 * states.nbytes * 2 * LAYERS * 16
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -136,8 +126,7 @@ def test_the_caches_of_an_engine_go_with_it(
         link = InTurns(tiny_pair, seed=1)  # to PEARL's draft
         engine = Engine(tiny_pair, Configuration(drafter=drafter(kind)), 2, lambda: link)
         engine.generate([Request(str(n), text, 12) for n, text in enumerate(PROMPTS[:2])])
-        assert made
-        assert all(store() for store in made)
+        assert any(store() for store in made)
 
     decode()
     assert not any(store() for store in made)

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 
 from specdec_core.models.compiled import CompiledRunner
-from specdec_core.models.compiled.packed import captured as packed
+from specdec_core.models.compiled import captured as packed
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.runner import Batch
 from tests.conftest import tiny_llama
@@ -125,19 +125,6 @@ def test_padding_never_touches_a_text_that_fills_its_slot(runners: list[EagerRun
     with pytest.raises(ValueError, match="do not fit"):
         runners[1].forward(Batch([0], [[1] * room]))
     assert runners[1].lengths == lengths
-
-
-def test_prompts_are_read_beside_a_text_that_fills_its_slot_and_on_both_sides_of_it(
-    runners: list[EagerRunner],
-) -> None:
-    text = [3 + n % 300 for n in range(POSITIONS)]
-    for runner in runners:
-        runner.watch_hidden(True)
-        runner.prefill([1], [text])
-    prompt = text[: runners[0].cache.positions - POSITIONS + 1]  # as padding, one token too wide
-    assert_alike(runners, [0, 2], [prompt, [9]], None, [1, 1])
-    assert_alike(runners, [1, 0], [[7], prompt], [[-1], None], [1, 3])
-    assert_alike(runners, [0, 1, 2], [[3], [4], [5]])
 
 
 @NEEDS_GPU

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_core.config import PairSpec
-from specdec_core.models.cache import MappedCache
+from specdec_core.models.cache import SlotCache
+from specdec_core.models.compiled.packaged import PackagedPacked
 from specdec_core.models.compiled.packages import Packages
-from specdec_core.models.compiled.packed.packaged import PackagedPacked
 from specdec_core.models.compiled.runner import CompiledRunner
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import resolve_dtypes
@@ -105,7 +105,7 @@ def test_a_compiled_model_in_bfloat16_multiplies_by_it(
 def test_forwards_are_padded_only_where_another_library_multiplies(bias: bool) -> None:
     config = LlamaConfig(attn_implementation="eager")
     packages = Packages(nn.Linear(16, 32, bias=bias).bfloat16(), config, [])
-    packed: Any = PackagedPacked(packages, MappedCache(1, 1, 64))
+    packed: Any = PackagedPacked(packages, SlotCache(1, 1, 64))
     widths: list[tuple[int, int]] = []
 
     def record(feed: Tensor, wanted: Tensor, *_: object) -> list[Tensor]:

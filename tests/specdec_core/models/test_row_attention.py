@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from specdec_core.models.cache.blocks import BLOCK
-from specdec_core.models.row_attention import RowTokens, SeenPlaces, cpu, operator
+from specdec_core.models.row_attention import OperatorPlan, RowTokens, SeenPlaces, operator
 from specdec_core.tokens.topology import Topologies
 
 POSITIONS = 300
@@ -28,13 +28,14 @@ def built() -> None:
 
 
 def fed(rows: list[tuple[int, int, int, list[int] | None]]) -> list[RowTokens]:
-    topologies = Topologies(POSITIONS, torch.float32, "cpu")
+    topologies = Topologies(torch.float32, "cpu")
     placed, first = [], 0
     for slot, end, count, tree in rows:
-        slices = topologies.slices([count], count, [tree])
-        start = end - count - slices.first[0]
-        placed.append(RowTokens(slot, first, first + count, start, end, tree, slices))
-        first += count
+        shape = topologies.chain(count) if tree is None else topologies.find(tree)
+        node = 0 if tree is None else len(tree) - count
+        last, start = first + count, end - count - node
+        placed.append(RowTokens(slot, first, last, start, end, tree, shape, node))
+        first = last
     return placed
 
 
@@ -42,7 +43,7 @@ def expected(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: list[RowTokens],
     window: int | None,
 ) -> torch.Tensor:  # fmt: skip
-    """By whole matrices in float64, with the masks that padded rows get."""
+    """By whole matrices in float64, with the masks of each row alone."""
     query, keys, values = query.cpu(), keys.cpu(), values.cpu()
     group = query.shape[1] // keys.shape[1]
     parts = []
@@ -50,7 +51,7 @@ def expected(
         k, v = (x[own.row, :, : own.end].double() for x in (keys, values))
         k, v = (x.repeat_interleave(group, dim=0) for x in (k, v))
         q = query[own.first : own.last].double().transpose(0, 1)
-        mask = own.slices.mask(torch.tensor([[own.start]]), own.end, window)[0].double()
+        mask = own.mask(window).double()
         weights = (q @ k.mT * query.shape[-1] ** -0.5 + mask).softmax(dim=-1)
         parts.append((weights @ v).transpose(0, 1))
     return torch.cat(parts)
@@ -60,7 +61,7 @@ def attended(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: list[RowTokens],
     window: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    plan = SeenPlaces(rows, window)
+    plan = OperatorPlan(*SeenPlaces(rows, window).tables(DEVICE))
     return plan.attend(torch.nn.Module(), query.transpose(0, 1)[None], keys, values)[0]
 
 
@@ -217,7 +218,8 @@ def test_large_scores_overflow_nothing() -> None:
 
 def test_a_machine_without_a_compiler_goes_without_it(tmp_path: Path) -> None:
     program = (
-        "from specdec_core.models.row_attention import cpu\nprint(cpu.available(), cpu.available())"
+        "import torch\nfrom specdec_core.models.row_attention import operator\n"
+        "print(*[operator.available(torch.device('cpu'))] * 2)"
     )
     environment = {**os.environ, "CXX": "/no/compiler", "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(
@@ -225,4 +227,4 @@ def test_a_machine_without_a_compiler_goes_without_it(tmp_path: Path) -> None:
     )
     assert done.stdout.split() == ["False", "False"]
     assert done.stderr.count("goes without its operator") == 1
-    assert cpu.available()
+    assert operator.available_on_cpu()

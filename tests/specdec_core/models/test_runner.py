@@ -48,10 +48,10 @@ def model(request: pytest.FixtureRequest, tiny_pair: Pair) -> torch.nn.Module:
     return Gemma3ForCausalLM(config).eval().to(tiny_pair.target.device)
 
 
-@pytest.fixture(params=["padded", "packed", "operator", "pool"])
+@pytest.fixture(params=["row by row", "packed", "operator", "pool"])
 def opened(request: pytest.FixtureRequest, model: torch.nn.Module) -> Callable[[int], EagerRunner]:
-    """Opens a runner that pads, packs, attends by the project's operator, or does so in a cache of
-    a pool of blocks."""
+    """Opens a runner that runs rows one by one, packs them, attends by the project's operator, or
+    does so in a pool of blocks."""
 
     def open_runner(slots: int) -> EagerRunner:
         way = request.param
@@ -59,15 +59,12 @@ def opened(request: pytest.FixtureRequest, model: torch.nn.Module) -> Callable[[
             model,
             slots,
             max_length=64,
-            packs=way != "padded",
+            packs=way != "row by row",
             compact=way in ("operator", "pool"),
             pooled=way == "pool",
             cache_tokens=1,
         )
-        runner.forward(Batch([0, 1], [[9], [8]]))  # the first one of several rows is compared
-        assert runner.packs == runner.compared == (way != "padded")
-        for row in (0, 1):
-            runner.truncate(row, 0)
+        assert runner.packs == (way != "row by row")
         return runner
 
     return open_runner
@@ -146,12 +143,12 @@ def test_a_long_prompt_prefilled_in_chunks_equals_one_forward(tiny_pair: Pair) -
     torch.testing.assert_close(logits[0], plain(tiny_pair.target, text)[-1], atol=1e-4, rtol=0)
 
 
-def test_of_padded_rows_only_the_logits_from_the_first_wanted_one_on_are_computed(
-    model: torch.nn.Module,
+def test_only_wanted_logits_are_computed(
+    model: torch.nn.Module, opened: Callable[[int], EagerRunner]
 ) -> None:
-    runner, computed = EagerRunner(model, slots=2, max_length=64, packs=False), []
+    runner, computed = opened(2), []
     head = model.get_output_embeddings()
-    watch = head.register_forward_pre_hook(lambda _, given: computed.append(given[0].shape[:2]))
+    watch = head.register_forward_pre_hook(lambda _, given: computed.append(given[0].shape[1]))
     text = list(range(30, 45))
     try:
         last = runner.forward(Batch([0], [text], wanted=[1])).logits
@@ -159,49 +156,18 @@ def test_of_padded_rows_only_the_logits_from_the_first_wanted_one_on_are_compute
         runner.forward(Batch([1], [[5, 6, 7]], wanted=[0]))
     finally:
         watch.remove()
-    assert computed == [(1, 1), (2, 14), (1, 1)]
+    assert sum(computed) == 1 + 7 + 1  # of none, a model computes one
     torch.testing.assert_close(last, plain(model, text)[-1:], atol=2e-5, rtol=0)
     expected = plain(model, [*text, 7, 8, 9])[-2:]
     torch.testing.assert_close(two.of_row(0), expected, atol=2e-5, rtol=0)
     torch.testing.assert_close(two.of_row(1), plain(model, text)[-5:], atol=2e-5, rtol=0)
 
 
-def test_a_prompt_is_read_beside_a_row_that_is_nearly_full(tiny_pair: Pair) -> None:
-    runner = EagerRunner(tiny_pair.target, slots=2, max_length=300, packs=False)
-    text = [(7 * i) % 300 for i in range(299)]
-    runner.prefill([0], [text[:-1]])
-    runner.watch_hidden(True)
-    prompt = text[::-1]  # as padding it has no room after the other text
-    assert runner.lengths[0] + len(prompt) > runner.cache.positions
-    try:
-        output = runner.forward(Batch([1, 0], [prompt, text[-1:]], wanted=[2, 1]))
-    finally:
-        runner.watch_hidden(False)
-    assert runner.lengths == [299, 299]
-    assert len(output.hidden) == len(output.logits) == 3
-    for row, expected in enumerate((prompt, text)):
-        logits = plain(tiny_pair.target, expected)[-output.counts[row] :]
-        torch.testing.assert_close(output.of_row(row), logits, atol=1e-4, rtol=0)
-
-
-def test_a_single_token_in_bfloat16_gives_its_own_logits_and_leaves_no_trace() -> None:
-    model = tiny_llama(0, hidden=32, layers=2, vocab=320).bfloat16()
-    runner = EagerRunner(model, slots=1, max_length=64)
-    text = PREFIXES[0]
-    runner.prefill([0], [text[:4]])
-    for end in range(4, len(text)):
-        logits = runner.forward(Batch([0], [text[end : end + 1]])).logits
-        assert len(logits) == 1
-        assert runner.lengths == [end + 1]
-        expected = plain(model, text[: end + 1])[-1]
-        torch.testing.assert_close(logits[0], expected, atol=0.1, rtol=0.05)
-
-
 def test_prompts_trees_and_next_tokens_share_a_forward(
     model: torch.nn.Module, opened: Callable[[int], EagerRunner]
 ) -> None:
-    """A piece of a prompt of which no logits are wanted, a tree behind the end of its text, and a
-    single token: each row gets what it asks for, as if it had been alone."""
+    """A chunk of a prompt of which no logits are wanted, a tree after its sequence, and a single
+    token: each row gets what it asks for, as if it had been alone."""
     runner = opened(3)
     prompt, text, short = list(range(30, 45)), PREFIXES[0], PREFIXES[1]
     runner.prefill([1, 2], [text[:-1], short[:-1]])
@@ -237,25 +203,14 @@ def reads_its_mask(module: torch.nn.Module, args: tuple, options: dict) -> tuple
     return args, {**options, "attention_mask": options["attention_mask"][:, :, :, :]}
 
 
-def counts_its_rows(module: torch.nn.Module, args: tuple, options: dict) -> tuple[tuple, dict]:
-    hidden = options["hidden_states"]
-    return args, {**options, "hidden_states": hidden + (2 - len(hidden))}
-
-
-@pytest.mark.parametrize("habit", [reads_its_mask, counts_its_rows])
 @pytest.mark.parametrize("compact", [False, True])
-def test_a_model_that_packing_would_change_is_run_with_padded_rows(
-    habit: Callable[..., tuple[tuple, dict]], compact: bool
-) -> None:
-    """Two habits that models of other families may have; two rows are what they are used to."""
+def test_a_model_that_packing_would_change_is_run_row_by_row(compact: bool) -> None:
     model = tiny_llama(0, hidden=32, layers=2, vocab=320)
     expected = [plain(model, prefix) for prefix in PREFIXES]
     for layer in model.model.layers:
-        layer.self_attn.register_forward_pre_hook(habit, with_kwargs=True)
+        layer.self_attn.register_forward_pre_hook(reads_its_mask, with_kwargs=True)
     runner = EagerRunner(model, slots=2, max_length=64, compact=compact)
-    for _ in range(2):
-        output = runner.forward(Batch([0, 1], PREFIXES))
-        for row in (0, 1):
-            torch.testing.assert_close(output.of_row(row), expected[row], atol=2e-5, rtol=0)
-            runner.truncate(row, 0)
-        assert not runner.packs
+    assert not runner.packs
+    output = runner.forward(Batch([0, 1], PREFIXES))
+    for row in (0, 1):
+        torch.testing.assert_close(output.of_row(row), expected[row], atol=2e-5, rtol=0)

@@ -3,45 +3,26 @@
 from __future__ import annotations
 
 import random
-import sys
 from typing import Any
 
 import pytest
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.models.cache import MappedCache, PooledCache, SlotCache, mapped
+from specdec_core.models.cache import PooledCache, SlotCache, slots
 from specdec_core.models.cache import pooled as pool_cache
-from specdec_core.models.cache.blocks import BLOCK, BlockRun, Blocks, PooledBlocks
+from specdec_core.models.cache.blocks import BLOCK, PooledBlocks
 
 LAYERS, SLOTS, HEADS, SIZE, POSITIONS = 2, 4, 2, 64, 8 * BLOCK
-linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux alone")
 
 
 def write(cache: SlotCache, row: int, states: torch.Tensor) -> None:
     """Append states (tokens, heads, size) to a row of every layer, as keys, and negated values."""
     packed = states.transpose(0, 1)[None]
-    cache.open_packed([row], [len(states)])
+    cache.open_window([row], [len(states)])
     for number, layer in enumerate(cache.layers):
         layer.update(packed + number, -packed - number)
     cache.append([row], [len(states)])
-
-
-@linux
-def test_a_common_beginning_takes_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped, "_SPARE", 0)
-    cache = MappedCache(LAYERS, SLOTS, POSITIONS, torch.float32)
-    write(cache, 0, torch.randn(6 * BLOCK, HEADS, SIZE))
-    once = cache.taken
-    cache.fork(0, [1, 2, 3], [6 * BLOCK, 5 * BLOCK + 1, 6 * BLOCK - 1])
-    # All but the last blocks of two, which are copied in part.
-    assert cache.taken <= once * (1 + 2 / 6) * 1.02
-    for row in (1, 2, 3):
-        write(cache, row, torch.randn(BLOCK, HEADS, SIZE))
-    assert cache.taken <= once * (1 + 5.5 / 6) * 1.05
-    for row in range(SLOTS):
-        cache.truncate(row, 0)
-    assert cache.taken == 0
 
 
 def pooled(tokens: int | None, slots: int = SLOTS) -> PooledCache:
@@ -57,30 +38,25 @@ def held(cache: SlotCache, row: int, count: int) -> list[torch.Tensor]:
     return [store.tensor.cpu()[at, :, places] for layer in cache.held() for store in layer.stores]
 
 
-def saved(cache: MappedCache | PooledCache) -> int:
-    """Blocks that are held in another row's memory."""
-    if isinstance(cache, MappedCache):
-        return cache.blocks.saved
+def saved(cache: SlotCache) -> int:
+    """Blocks that are held for another row, too."""
+    if not isinstance(cache, PooledCache):
+        return 0
     return sum(map(len, cache.blocks.rows)) - len({n for held in cache.blocks.rows for n in held})
 
 
 @pytest.mark.parametrize(
-    "memory",
-    [
-        *(pytest.param(("spare", n), marks=[linux]) for n in (0, 2 * BLOCK, 1024)),
-        *(("pool", n) for n in (None, 5 * BLOCK, 1)),
-    ],
+    ("kind", "amount"), [*(("rows", n) for n in (0, 1024)), *(("pool", n) for n in (None, 320, 1))]
 )
 def test_rows_that_share_a_beginning_never_change_one_another(
-    memory: tuple[str, int | None], monkeypatch: pytest.MonkeyPatch
+    kind: str, amount: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Against copies, through any forks, cuts and writes.
-    kind, amount = memory
+    # Against copies, through any forks, cuts and writes; rows give back more or less memory.
     chance = random.Random(0)
-    if kind == "spare":
-        monkeypatch.setattr(mapped, "_SPARE", amount)
-    opened = MappedCache(LAYERS, SLOTS, POSITIONS, torch.float32)
-    cache = opened if kind == "spare" else pooled(amount)
+    if kind == "rows":
+        monkeypatch.setattr(slots, "_SPARE", amount)
+    opened = SlotCache(LAYERS, SLOTS, POSITIONS, torch.float32)
+    cache = opened if kind == "rows" else pooled(amount)
     texts = [torch.zeros(0, HEADS, SIZE) for _ in range(SLOTS)]
     write(cache, 0, texts[0].new_zeros(1, HEADS, SIZE))
     cache.truncate(0, 0)
@@ -114,75 +90,12 @@ def test_rows_that_share_a_beginning_never_change_one_another(
             for number, (keys, values) in enumerate(zip(states[::2], states[1::2], strict=True)):
                 assert torch.equal(keys, text + number)
                 assert torch.equal(values, -keys)
-    assert shared >= 6
     if isinstance(cache, PooledCache):
+        assert shared >= 6
         assert (cache.version > 0) == (amount is not None)
         for row in range(SLOTS):
             cache.truncate(row, 0)
         assert cache.blocks.free == cache.blocks.size
-
-
-@linux
-def test_a_row_that_is_cut_gives_nothing_back_that_another_reads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(mapped, "_SPARE", 0)
-    cache = MappedCache(LAYERS, 2, POSITIONS, torch.float32)
-    text = torch.randn(6 * BLOCK, HEADS, SIZE)
-    write(cache, 0, text)
-    cache.fork(0, [1], [len(text)])
-    cache.truncate(0, 0)
-    write(cache, 0, torch.randn(6 * BLOCK, HEADS, SIZE))
-    assert torch.equal(cache.layers[0].keys[1, :, : len(text)], text.transpose(0, 1))
-
-
-def test_sizes_of_which_no_block_is_whole_pages_are_copied(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(mapped, "_SPARE", 0)
-    cache = MappedCache(1, 2, POSITIONS, torch.bfloat16)
-    text = torch.randn(3 * BLOCK, HEADS, 8).bfloat16()  # a block of 1,024 bytes
-    write(cache, 0, text)
-    cache.fork(0, [1], [2 * BLOCK])
-    cache.truncate(0, 0)
-    write(cache, 0, torch.randn(3 * BLOCK, HEADS, 8).bfloat16())
-    held = cache.layers[0].keys[1, :, : 2 * BLOCK].transpose(0, 1)
-    assert torch.equal(held, text[: 2 * BLOCK])
-
-
-@linux
-def test_a_row_that_is_cut_gives_back_its_own_where_only_features_share(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(mapped, "_SPARE", 0)
-    cache = MappedCache(1, 2, POSITIONS, torch.bfloat16)
-    cache.keep_features(SIZE, torch.empty(0))
-    text = torch.randn(6 * BLOCK, HEADS, 80).bfloat16()  # a block of two and a half pages
-    write(cache, 0, text)
-    features = torch.randn(6 * BLOCK, SIZE)
-    cache.features.tensor[0, 0, : len(text)] = features
-    assert [store.shares for store in cache.stores()] == [False, False, True]
-    cache.fork(0, [1], [len(text)])
-    cache.truncate(0, 0)
-    assert torch.equal(cache.layers[0].keys[1, :, : len(text)], text.transpose(0, 1))
-    assert torch.equal(cache.layers[0].values[1, :, : len(text)], -text.transpose(0, 1))
-    assert torch.equal(cache.features.tensor[1, 0, : len(text)], features)
-    cache.truncate(1, 0)
-    assert cache.taken == 0
-
-
-def test_a_block_returns_home_once_that_is_free() -> None:
-    blocks = Blocks(rows=3, count=4)
-    moved, unused = blocks.share(0, 1, 3)
-    assert moved == [BlockRun(1, 0, 0, 0, 3)]
-    assert unused == [BlockRun(1, 0, 1, 0, 3)]
-    assert blocks.saved == 3
-    assert blocks.own(1, 1, 4) == [BlockRun(1, 1, 1, 1, 2)]
-    assert blocks.saved == 1
-    # The first owner writes anew, while another reads: it has the free home.
-    assert blocks.own(0, 0, 1) == [BlockRun(0, 0, 1, 0, 1)]
-    assert blocks.saved == 0
-    assert blocks.runs(1) == [BlockRun(1, 0, 0, 0, 1), BlockRun(1, 1, 1, 1, 3)]
 
 
 def test_a_pool_holds_a_common_beginning_once_and_grows_for_what_is_written_after_it() -> None:
@@ -228,7 +141,7 @@ def test_the_table_says_where_the_blocks_of_rows_are_when_a_forward_begins() -> 
     write(cache, 1, torch.randn(1, HEADS, SIZE))
     write(cache, 2, torch.randn(1, HEADS, SIZE))
     cache.truncate(2, BLOCK)
-    cache.open_packed([1], [1])
+    cache.open_window([1], [1])
     rows = [[1, 2], [4], [1], []]
     assert cache.table.tolist() == [[*row, *[0] * (8 - len(row))] for row in rows]
 

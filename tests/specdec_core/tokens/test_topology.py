@@ -52,92 +52,59 @@ def sees(parents: list[int], start: int, node: int, column: int, window: int | N
 
 
 def check(
-    known: Topologies, rows: list[tuple[list[int], int, int]], window: int | None, padding: int = 0
+    known: Topologies, parents: list[int], count: int, start: int, window: int | None
 ) -> None:
-    """Compare the mask and the depths of a forward of `rows` with the slow way."""
-    counts = [count for _, count, _ in rows]
-    width = max(counts) + padding
-    slices = known.slices(counts, width, [parents for parents, _, _ in rows])
-    begins = zip(rows, slices.first, strict=True)
-    starts = [start + len(parents) - count - own for (parents, count, start), own in begins]
-    ends = [start + len(parents) for parents, _, start in rows]
-    mask = slices.mask(torch.tensor(starts)[:, None], max(ends) + padding, window)
-    assert mask.shape == (len(rows), 1, width, max(ends) + padding)
-    for row, (parents, count, start) in enumerate(rows):
-        first = len(parents) - count
-        for token in range(count):
-            node = first + token
-            expected = [sees(parents, start, node, c, window) for c in range(mask.shape[3])]
-            assert (mask[row, 0, token] == 0).tolist() == expected
-            assert mask[row, 0, token].isfinite().all()
-            above = 0
-            while parents[node] != ROOT:
-                node, above = parents[node], above + 1
-            assert starts[row] + slices.depths[row, token] == start + above
-
-
-def new() -> Topologies:
-    return Topologies(POSITIONS, torch.float32, "cpu")
+    """Compare the mask and the depths of the last `count` nodes with the slow way."""
+    topology, nodes = known.find(parents, count), range(len(parents) - count, len(parents))
+    mask = topology.mask(start, nodes, window)
+    assert mask.shape == (count, start + len(parents))
+    for row, node in enumerate(nodes):
+        expected = [sees(parents, start, node, c, window) for c in range(mask.shape[1])]
+        assert (mask[row] == 0).tolist() == expected
+        assert mask[row].isfinite().all()
+        above, place = 0, node
+        while parents[place] != ROOT:
+            place, above = parents[place], above + 1
+        assert topology.depths[node] == above
 
 
 @settings(deadline=None, max_examples=80)
-@given(
-    st.lists(fed(), min_size=1, max_size=3),
-    st.sampled_from([None, 1, 2, 5, 30]),
-    st.integers(0, 2),
-)
+@given(fed(), st.sampled_from([None, 1, 2, 5, 30]))
 def test_a_mask_is_what_the_parents_say(
-    rows: list[tuple[list[int], int, int]], window: int | None, padding: int
+    given: tuple[list[int], int, int], window: int | None
 ) -> None:
-    check(new(), rows, window, padding)
+    check(Topologies(torch.float32, "cpu"), *given, window)
 
 
 @settings(deadline=None, max_examples=80)
 @given(st.data())
 def test_a_slice_of_the_big_mask_is_the_mask_of_the_cut_tree(data: st.DataObject) -> None:
-    """k-configurations cut behind any level, a level of them at a time, with and without the
-    text's last token before them, as draft and target feed them."""
+    """k-configurations cut after any level, a level of them at a time, with and without the
+    sequence's last token before them, as draft and target feed them."""
     branching = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     window = data.draw(st.sampled_from([None, 2, 5]))
     whole = k_configuration(branching)
     if data.draw(st.booleans()):
         whole = after_text(1, whole)
-    known = new()
+    known = Topologies(torch.float32, "cpu")
     big = known.expect(whole)
-    depths = big.depths.tolist()
-    ends = [node for node in range(1, len(whole)) if depths[node] > depths[node - 1]]
-    rows = []
-    for _ in range(data.draw(st.integers(1, 3))):
-        cut = data.draw(st.sampled_from([*ends, len(whole)]))
-        first = data.draw(st.sampled_from([0, *(end for end in ends if end < cut)]))
-        assert known.find(whole[:cut]) is big
-        rows.append((whole[:cut], cut - first, data.draw(st.integers(0, 10))))
-    check(known, rows, window)
+    ends = [n for n in range(1, len(whole)) if big.depths[n] > big.depths[n - 1]]
+    cut = data.draw(st.sampled_from([*ends, len(whole)]))
+    first = data.draw(st.sampled_from([0, *(end for end in ends if end < cut)]))
+    assert known.find(whole[:cut]) is big
+    check(known, whole[:cut], cut - first, data.draw(st.integers(0, 10)), window)
 
 
-@settings(deadline=None, max_examples=40)
-@given(
-    st.lists(st.tuples(st.integers(1, 7), st.integers(0, 20)), min_size=1, max_size=3),
-    st.sampled_from([None, 1, 4]),
-)
-def test_a_chain_is_the_tree_of_width_one(rows: list[tuple[int, int]], window: int | None) -> None:
-    counts, starts = zip(*rows, strict=True)
-    known, width = new(), max(counts)
-    end = max(starts) + width
-    at = torch.tensor(starts)[:, None]
-    chain = known.slices(counts, width).mask(at, end, window)
-    tree = known.slices(counts, width, [range(-1, n - 1) for n in counts]).mask(at, end, window)
-    for row, count in enumerate(counts):
-        assert torch.equal(chain[row, :, :count], tree[row, :, :count])
-
-
-@pytest.mark.parametrize("window", [None, 4])
-def test_chains_of_all_lengths_are_slices_of_one_mask(window: int | None) -> None:
-    known = new()
-    known.chain(POSITIONS)
-    masks = [known.slices([n], n).sees(window) for n in range(1, POSITIONS + 1)]
-    assert [mask.shape[1] for mask in masks] == [*range(1, POSITIONS + 1)]
-    assert len({mask.untyped_storage().data_ptr() for mask in masks}) == 1
+@pytest.mark.parametrize("window", [None, 1, 4])
+def test_a_chain_is_the_tree_of_width_one_and_of_all_lengths_a_slice_of_one_mask(
+    window: int | None,
+) -> None:
+    known = Topologies(torch.float32, "cpu")
+    longest = known.chain(POSITIONS)
+    for count in (1, 2, 7, POSITIONS):
+        assert known.chain(count) is longest
+        tree = known.find(range(-1, count - 1)).mask(9, range(count), window)
+        assert torch.equal(longest.mask(9, range(count), window), tree)
 
 
 def test_shapes_are_numbered_level_by_level() -> None:
@@ -162,7 +129,6 @@ def test_one_mask_a_model_is_built_at_the_start_and_none_while_decoding(
     tiny_pair: Pair, drafter: object
 ) -> None:
     engine = Engine(tiny_pair, Configuration(drafter=drafter), slots=2)
-    # The first forward of several rows is run padded, too; prompts that are read beside come later.
     requests = [Request(str(i), (5 + i,), 40, ignore_eos=True) for i in range(3)]
     later = [Request(f"later {i}", (5 + i, 9, 4), 40, ignore_eos=True) for i in range(3)]
     runners = [engine.target, engine.drafts.open(None)]

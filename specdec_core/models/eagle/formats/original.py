@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from specdec_core.config import parse
-from specdec_core.models.eagle.any_head import AnyHead
-from specdec_core.models.eagle.eagle_one import EagleOneHead
 from specdec_core.models.eagle.formats import specforge
 from specdec_core.models.eagle.formats.llama import layer_values
+from specdec_core.models.eagle.head import AnyHead, EagleOneHead
 from specdec_core.models.eagle.settings import EagleSettings
 from specdec_core.models.weight_files import holds
 

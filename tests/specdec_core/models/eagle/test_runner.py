@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.models.cache.blocks import BLOCK
-from specdec_core.models.compiled.graphs import CannotCompile
+from specdec_core.models.compiled.failures import CannotCompile
 from specdec_core.models.compiled.packages import Packages
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.eagle import EagleHead, EagleSettings

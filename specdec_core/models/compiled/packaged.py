@@ -1,4 +1,4 @@
-"""The graph of packed rows for a CPU: one, for any number of everything."""
+"""The graph of packed rows for a CPU: one graph, for any number of everything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec_core.models.cache import SlotCache
 from specdec_core.models.compiled.packages import Packages
-from specdec_core.models.compiled.packed.example import example
+from specdec_core.models.compiled.step import example
 from specdec_core.models.row_attention import SeenPlaces
 
 _CPU = torch.device("cpu")
@@ -24,8 +24,8 @@ class PackagedPacked:
 
     For each number of rows that a matrix product has not had yet, oneDNN makes a kernel, which
     takes as long as the forward. So forwards are padded to a few numbers of tokens, and these are
-    run once beforehand, unless the project's operator does all products. Padding is written behind
-    the text of the last row and repeats its last token; what is written there next replaces it.
+    run once beforehand, unless the project's operator does all products. Padding is written after
+    the last row's tokens and repeats its last one; the row's next tokens replace it.
     """
 
     def __init__(self, packages: Packages, cache: SlotCache) -> None:
@@ -58,9 +58,11 @@ class PackagedPacked:
         self,
         feed: Sequence[Sequence[int]],
         wanted: Sequence[int],
-        plans: Sequence[SeenPlaces],
+        seen: Sequence[SeenPlaces],
     ) -> Sequence[Tensor]:
-        tokens, nodes = zip(*(plan.tables(_CPU) for plan in plans), strict=True)
+        """The step's outputs for its `feed`, the tokens `wanted` (at least one) and what each kind
+        of layers has `seen`; see :class:`PackedStep`. The cache changes in place."""
+        tokens, nodes = zip(*(plan.tables(_CPU) for plan in seen), strict=True)
         count, asked = len(feed[0]), len(wanted)
         more = self._size(count) - count
         row, end = feed[1][-1], feed[2][-1] + 1

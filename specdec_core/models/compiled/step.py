@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.export import Dim
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from specdec_core.models.cache.tensor_layer import TensorLayer
 from specdec_core.models.confidence import most_likely
 from specdec_core.models.features import LayerInputs
-from specdec_core.models.row_attention import RowMask, SeenTensors
+from specdec_core.models.row_attention import OperatorPlan, RowMask
+
+_MOST = 1 << 20  # of any dimension that varies
 
 
 class PackedStep(nn.Module):
     """`model` behind the interface of a graph.
 
-    `kinds` are the model's kinds of layers, `last_position` is the last one that it can tell apart,
-    `vocab_size` says how many tokens to give logits of, and `keeps_logits` whether the model can
-    leave out the others' logits. What `layer_inputs` finds is kept of every token. A `draft` also
-    says how sure it is.
-    """
+    `kinds` are the model's kinds of layers, `last_position` is the last position that it has,
+    `vocab_size` the number of tokens to give logits of, and `keeps_logits` whether the model can
+    leave out logits that are not wanted. What `layer_inputs` finds is kept of every token. A
+    `draft` also returns how sure it is."""
 
     def __init__(
         self,
@@ -60,13 +64,13 @@ class PackedStep(nn.Module):
 
         Args:
             feed: (4, n) integers: the tokens, their rows, the positions in the cache that they are
-                written to, and those in their texts.
-            wanted: (m,) the numbers of the tokens whose logits are.
+                written to, and those in their sequences.
+            wanted: (m,) the numbers of the tokens whose logits are wanted.
             tokens: for each kind of layer, what each token sees, (n, 5); see
                 :func:`specdec_core.models.row_attention.operator.attend`.
-            nodes: alike, the positions that these refer to.
+            nodes: for each kind of layer, the positions that these refer to.
             keys: of each layer (slots, heads, positions, head size).
-            values: alike.
+            values: the same.
             features: the store of the layers' inputs (slots, 1, positions, size), where they are
                 kept.
             blocks: of a cache whose memory is a pool, which block each part of a row is in, (slots,
@@ -78,7 +82,7 @@ class PackedStep(nn.Module):
         """
         ids, rows, places, positions = feed.unbind()
         for mask, own_tokens, own_nodes in zip(self._masks.values(), tokens, nodes, strict=True):
-            mask.plan = SeenTensors(own_tokens, own_nodes, blocks)
+            mask.plan = OperatorPlan(own_tokens, own_nodes, blocks)
         cache = Cache(
             layers=[TensorLayer(*own, rows, places) for own in zip(keys, values, strict=True)]
         )
@@ -103,3 +107,37 @@ class PackedStep(nn.Module):
             return logits, logits.max(dim=-1).indices, hidden
         chosen, confidence = most_likely(logits)
         return logits, chosen, hidden, confidence
+
+
+def example(
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    features: Sequence[Tensor],
+    kinds: int,
+    blocks: Tensor | None = None,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Inputs of a step to show to torch's compilers, with several of everything, and the dimensions
+    that vary, as torch.export has them: all but those of the cache's heads. The model has `kinds`
+    kinds of layers and stores like these, in a pool where it has `blocks`."""
+    device, rows = keys[0].device, 2 if blocks is None else 1
+    n, m, k = (Dim(name, min=2, max=_MOST) for name in ("tokens", "wanted", "nodes"))
+    slots, positions = (Dim(name, min=2, max=_MOST) for name in ("slots", "positions"))
+    sees = torch.tensor([[0, 0, 1, 0, 0]] * 3, dtype=torch.int32, device=device)
+    # No tensor twice: a graph would take two inputs for one.
+    inputs = (
+        torch.arange(3, device=device) + torch.zeros((4, 1), dtype=torch.long, device=device),
+        torch.tensor([0, 1], device=device),
+        [sees.clone() for _ in range(kinds)],
+        [torch.zeros(2, dtype=torch.int32, device=device) for _ in range(kinds)],
+        *(
+            [store.new_zeros((rows, store.shape[1], 8, store.shape[3])) for store in stores]
+            for stores in (keys, values, features)
+        ),
+    )
+    sizes = [{1: n}, {0: m}, [{0: n}] * kinds, [{0: k}] * kinds]
+    varies = {0: slots, 2: positions} if blocks is None else {2: positions}
+    sizes += [[varies] * len(stores) for stores in (keys, values, features)]
+    if blocks is None:
+        return inputs, tuple(sizes)
+    slots, count = (Dim(name, min=2, max=_MOST) for name in ("slots", "blocks"))
+    return (*inputs, blocks.new_zeros((2, 2))), (*sizes, {0: slots, 1: count})

@@ -1,1 +1,0 @@
-"""Forwards of rows that are packed into one sequence, by a graph for any number of tokens."""
