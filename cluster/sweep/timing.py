@@ -133,8 +133,8 @@ class Bench:
     def decode(self, configuration: Configuration, request: Request) -> tuple[float, Generation]:
         """Decode one request alone; returns its seconds and generation. A drafter keeps what it has
         learned from the configuration's earlier requests."""
-        self.engine.configure(configuration)
-        self.engine.drafter = self.drafters.setdefault(configuration.id, self.engine.drafter)
+        self.engine.configure(configuration, self.drafters.get(configuration.id))
+        self.drafters[configuration.id] = self.engine.drafter
         start = perf_counter()
         (generation,) = self.engine.generate([request])
         return perf_counter() - start, generation

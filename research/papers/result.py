@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,23 @@ from specdec_core.config import Configuration, Document, PairSpec
 from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.results import Timing
-from specdec_core.tokens.statistics import Counts, Generation, path_rate
+from specdec_core.tokens.statistics import OF_THE_TARGET, Counts, Generation
+
+
+def path_rate(generations: Iterable[Generation], depth: int) -> float:
+    """α of improved MCSD: drafted tokens of the longest accepted path over the maximum `depth` of
+    the method's drafts, over all rounds but a request's first, which has no candidates. A token
+    that the target drew to begin a tree counts on neither side. At the end of a request only the
+    remaining room counts as possible."""
+    accepted = possible = 0
+    for generation in generations:
+        accepted += sum(origin not in OF_THE_TARGET for origin in generation.origins)
+        length = len(generation.tokens)
+        cut = generation.finish_reason == "length"
+        possible += sum(
+            min(depth, length - r.position - 1) if cut else depth for r in generation.rounds[1:]
+        )
+    return accepted / possible if possible else 0.0
 
 
 class Measured(Document):

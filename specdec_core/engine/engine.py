@@ -1,14 +1,15 @@
 """The engine. A step is plan → enter → draft → verify → commit, for slots of any lengths.
 
 Requests join and leave between steps. A slot's tokens, its rows in the runners and its random
-stream depend on its own request alone. The target is fed the unread end of a slot's text, and then
-the slot's draft tree; of a text that is still being read, a chunk. Where rows are packed into one
-forward, one forward does both.
+stream depend on its own request alone. A decoding slot feeds the target the end of its sequence and
+its draft tree, a prefilling slot a chunk of its prompt. Where rows are packed, one forward does
+both.
 
-A request's first round is the one that reads its prompt to the end: without candidates, so that its
-first token waits for no drafter. Drafts read what the target has read in earlier steps. So when a
-draft reads the token at position p of a text, `target.lengths[slot] >= p`: what the target makes of
-all tokens before it is known. Only tokens drafted in the round itself go beyond.
+A request's first round is the one that prefills the end of its prompt. It has no candidates, so the
+first token waits for no drafter. Draft models prefill what the target has prefilled in earlier
+steps. So when a draft model is fed the token at position p of a sequence,
+`target.lengths[slot] >= p`: the target's features of all tokens before it are known. Only tokens
+that were drafted in the round itself go beyond.
 """
 
 from __future__ import annotations
@@ -44,22 +45,19 @@ from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
 from specdec_core.tokens.topology import after_text
 
-_SEEDS = 1 << 16  # that are told apart
+_SEEDS = 1 << 16  # seeds that are counted apart
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """How an engine is doing: the requests without a slot; the share of the cache that running
-    requests take; how often one has made room for an older one there; the prompts that began like a
-    text there, and their tokens that were not read again; and the seconds that texts were read in,
-    apart from rounds."""
+    """What an engine's metrics show."""
 
-    waiting: int
-    cache_usage: float
+    waiting: int  # requests without a slot
+    cache_usage: float  # share of the cache that running requests take
     preemptions: int
-    prefix_hits: int
-    prefix_tokens: int
-    read_seconds: float
+    prefix_hits: int  # prompts with a prefix-cache hit
+    prefix_tokens: int  # their tokens that were not prefilled
+    read_seconds: float  # of prefills, apart from rounds
 
 
 class Engine:
@@ -67,8 +65,8 @@ class Engine:
 
     Models and caches survive a change of configuration (:meth:`configure`). `open_link` connects to
     an asynchronous draft, where there is one; it is called once, when first needed. `limits` are
-    the scheduler's; unset, those of `slots` alone. `max_length` is what a request may have of
-    prompt and output: as much as the pair and the whole cache hold.
+    the scheduler's; unset, those of `slots` alone. `max_length` is the most tokens of a request,
+    prompt and output, that the pair and the whole cache hold.
 
     Raises:
         UserError: the cache has no room for any request.
@@ -94,7 +92,7 @@ class Engine:
         self._grammars = Grammars(pair.tokenizer, self.target.vocab_size, pair.eos_token_ids)
         self.scheduler = Scheduler(limits, self._place if limits.share_prefixes else None)
         self.prefixes = CachedPrefixes(slots)
-        self._begun: dict[int, tuple[int, int]] = {}  # by slot: whose tokens it takes, how many
+        self._begun: dict[int, tuple[int, int]] = {}  # by slot: the source of its prefix, tokens
         self.last = StepPlan()  # the last step's plan
         self._read_seconds = 0.0
         self.costs = ForwardCosts(pair, self.target, self.drafts)
@@ -105,12 +103,14 @@ class Engine:
         self.configure(configuration)
 
     def priced(self, configuration: Configuration) -> Configuration:
-        """The configuration with what a target forward costs here, where its policies ask. Raises
-        :class:`UserError` for a draft whose weights are not in this process."""
+        """The configuration with the cost of a target forward here, where its policies need it.
+        Raises :class:`UserError` for a draft model that is not in this process."""
         return configuration.priced(self.costs)
 
-    def configure(self, configuration: Configuration) -> None:
-        """Decode by `configuration` from now on. Only between requests."""
+    def configure(self, configuration: Configuration, drafter: Drafter | None = None) -> None:
+        """Decode by `configuration` from now on, with a new drafter or with `drafter`: one that
+        this engine had under the same configuration, and what it has learned. Only between
+        requests."""
         if not self.idle:
             raise RuntimeError("the configuration cannot change while requests are being decoded")
         self.configuration = configuration
@@ -121,7 +121,7 @@ class Engine:
         self._seeds.clear()
         self.drafts.reset()
         if configuration.drafter is not None:
-            pair = self.pair  # the drafter may keep these: nothing of them holds the engine
+            pair = self.pair  # a drafter may keep the resources, which must not hold the engine
             resources = Resources(
                 self.drafts.open,
                 partial(load_pair_head, pair),
@@ -134,14 +134,15 @@ class Engine:
             )
             priced = self.priced(configuration)
             assert priced.drafter is not None
-            self.drafter = resources.build(priced.drafter)
+            built = resources.build(priced.drafter)  # also opens the draft runners that it needs
+            self.drafter = built if drafter is None else drafter
             if isinstance(self.drafter, TargetStarted):
                 self._starter = self.drafter
             for shape in self.drafter.shapes:
                 self.target.expect(shape if self._starter else after_text(1, shape))
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The tokens of a prompt, with the special tokens its tokenizer puts first."""
+        """The tokens of a prompt, with the special tokens that its tokenizer puts first."""
         return tuple(self.pair.tokenizer(text)["input_ids"])
 
     @property
@@ -151,11 +152,11 @@ class Engine:
 
     @property
     def vocab_size(self) -> int:
-        """The target's tokens."""
+        """The number of the target's tokens."""
         return self.target.vocab_size
 
     def status(self) -> EngineStatus:
-        """Counts for whoever watches."""
+        """The current counts."""
         holds = self.scheduler.limits.cache_tokens or self.slots * self.max_length
         return EngineStatus(
             len(self.scheduler.waiting),
@@ -167,11 +168,11 @@ class Engine:
         )
 
     def add(self, request: Request) -> None:
-        """Queue a request; it enters a free slot at a next step.
+        """Queue a request; it enters a free slot at a later step.
 
         Raises:
-            UserError: the prompt is empty, has unknown tokens or does not fit with its output; or
-                something is asked for that cannot be met.
+            UserError: the prompt is empty, has unknown tokens or does not fit with its output, or a
+                setting cannot be met.
             ValueError: a request of this id is unfinished.
         """
         request.check(self.max_length, self.vocab_size, self.scheduler.limits)
@@ -182,8 +183,8 @@ class Engine:
         self.scheduler.add(request.id, len(request.text))
 
     def prepared(self, request: Request) -> Request:
-        """The request with its grammar compiled, which may take a second. Unlike everything else
-        it is for any thread, also during a step. Raises :class:`UserError`."""
+        """The request with its grammar compiled, which may take a second. Unlike the other methods
+        any thread may call it, also during a step. Raises :class:`UserError`."""
         if request.grammar is None:
             return request
         return replace(request, grammar=self._grammars.prepared(request.grammar))
@@ -200,8 +201,8 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, texts: bool = True) -> list[Chunk]:
-        """One round of all slots that decode: a chunk for each. Other slots' texts are read
-        meanwhile. Without `texts` a request's text comes with its last chunk, unless it has stop
+        """One round of all decoding slots, and prefills of others; returns a chunk for each round.
+        With `texts` false a request's text comes with its last chunk, unless it has stop
         strings."""
         start = perf_counter()
         before, self.last = self.last, (plan := self.scheduler.plan())
@@ -229,7 +230,7 @@ class Engine:
         on_finish: Callable[[Generation], None] | None = None,
     ) -> list[Generation]:
         """Decode `requests` and return their generations in the same order. Raises
-        :class:`UserError` for one that ends with an error; the others are dropped."""
+        :class:`UserError` for a request that ends with an error; all requests are dropped then."""
         for request in requests:
             self.add(request)
         done: dict[str, Generation] = {}
@@ -243,8 +244,8 @@ class Engine:
         return [done[request.id] for request in requests]
 
     def stream(self, request: Request) -> Iterator[Chunk]:
-        """Decode one request; yields a chunk a round. Raises :class:`UserError` where it ends with
-        an error."""
+        """Decode one request and yield its chunks. Raises :class:`UserError` where it ends with an
+        error."""
         self.add(request)
         finished = False
         try:
@@ -266,8 +267,8 @@ class Engine:
     # A step, in its order.
 
     def _place(self, name: str, free: Sequence[int]) -> tuple[int, int]:
-        """The slot for a waiting request, and how much of its prompt a slot holds already; nothing
-        for one whose prompt's logits are wanted, which the cache does not have."""
+        """The slot for a waiting request, and the number of its prompt's tokens that the cache
+        holds; 0 where the prompt's logits are wanted, which the cache does not have."""
         request, held = self._waiting[name], self.target.lengths
         slot, source, count = self.prefixes.find(
             request.text, held, free, read=not request.prompt_logprobs
@@ -279,14 +280,14 @@ class Engine:
         """The randomness of a request that enters."""
         drafter, earlier = self.configuration.drafter, 0
         if drafter is not None and drafter.remembers:
-            # Seeds that share a place take other numbers early, which are as good.
+            # Two seeds with the same remainder only take other random numbers, as good ones.
             place = request.seed % _SEEDS
             earlier = self._seeds[place]
             self._seeds[place] += 1
         return RandomStream(request.seed, self.target.vocab_size, len(request.written), earlier)
 
     def _enter(self, plan: StepPlan) -> None:
-        """Empty the rows of requests that were preempted, and open those of new ones."""
+        """Empty the rows of preempted requests, and prepare those of entering ones."""
         for slot in (*plan.preempted, *plan.entering):
             source, count = self._begun.pop(slot, (slot, 0))
             if source == slot:
@@ -321,18 +322,18 @@ class Engine:
             self.prefixes.holds(slot, state.tokens)
             states.append(state)
         if self.drafter is not None:
-            # First, so that a draft on another device reads the texts while the target does.
+            # First, so that a draft model on another device prefills while the target does.
             self.drafter.open(states)
 
     def _forget(self) -> None:
-        """Empty rows of free slots whose texts take what running requests may need."""
+        """Empty rows of free slots that take memory which running requests may need."""
         for slot in self.prefixes.forget(self.target.lengths, self.scheduler.room):
             self.target.truncate(slot, 0)
             self.drafts.begin(slot, slot, 0)
 
     def _follow(self, before: StepPlan, plan: StepPlan) -> None:
-        """Have the drafts read of texts what the target has read until now, if it has read any in
-        the step `before`: never ahead of it, and not before a request's first step."""
+        """Prefill the draft models with what the target has prefilled, of the slots that it
+        prefilled in the step `before`: never ahead of it, and not before a request's first step."""
         if self.drafter is None:
             return
         slots = [slot for slot in before.reading if slot not in plan.entering]
@@ -340,17 +341,17 @@ class Engine:
         if following := [request for request in present if request.request.speculate != 0]:
             start, held = perf_counter(), self.target.lengths
             states = [request.state for request in following]
-            # A drafter feeds the last token of the text itself.
+            # A drafter itself feeds the sequence's last token.
             until = {s.slot: min(len(s.tokens) - 1, held[s.slot]) for s in states}
             self.drafts.read({s.slot: s.tokens for s in states}, until)
             for request in following:
                 request.prefill_seconds += perf_counter() - start
 
     def _read_ahead(self, plan: StepPlan) -> dict[int, list[int]]:
-        """The tokens of its text that each slot reads in this step, by slot, as far as they go into
-        the step's forward with the candidates; the target reads those before them now. It has one
-        forward for all where that costs no row another's length, a chunk at a time. Prompts whose
-        logits are wanted have forwards of their own, up to the last token."""
+        """Prefill the target with what does not go into the step's forward with the candidates;
+        returns what does, by slot. Everything up to a chunk goes into it where rows are packed, or
+        only one row is fed; else the last token of each decoding slot. Prompts whose logits are
+        wanted have separate forwards, up to the last token."""
         held, texts = self.target.lengths, {}
         for slot in sorted({*plan.decoding, *plan.reading}):
             text = self._active[slot].state.tokens[held[slot] :]
@@ -374,7 +375,7 @@ class Engine:
         return {slot: text[ends[slot] :] for slot, text in texts.items()}
 
     def _draft(self, active: list[ActiveRequest]) -> list[TokenTree]:
-        """A draft tree for each slot; an empty one where none is drafted."""
+        """A draft tree for each slot; empty where nothing is drafted."""
         self._forced = {
             request.state.slot: tree for request in active if (tree := self._forced_tokens(request))
         }
@@ -391,9 +392,9 @@ class Engine:
         return trees
 
     def _drafts(self, request: ActiveRequest) -> bool:
-        """Whether the drafter is asked in a request's round: not in its first one, and not for a
-        request without speculation, but where the target's tokens begin the trees; nor where the
-        grammar has candidates that cost nothing."""
+        """Whether the drafter drafts in a request's round: not in the first one, and not where the
+        grammar gives candidates that cost nothing. A request without speculation is drafted for
+        only where the target's tokens begin the trees."""
         if self.drafter is None or not request.begun or request.state.slot in self._forced:
             return False
         if self._starter is not None:
@@ -401,9 +402,9 @@ class Engine:
         return request.request.speculate != 0 and not request.plain
 
     def _forced_tokens(self, request: ActiveRequest) -> TokenTree | None:
-        """What the request's grammar leaves no choice about, as a chain that no model has to draft,
-        where it is longer than a token. No longer than what the drafter grows, which is what the
-        target's forwards expect."""
+        """The tokens that the request's grammar leaves no choice about, as a chain that no model
+        has to draft, where there are at least two. The chain is no deeper than the drafter's
+        trees, which the target's forwards expect."""
         drafter, warper = self.drafter, request.state.warper
         if drafter is None or warper is None or warper.matcher is None or not request.begun:
             return None
@@ -419,7 +420,7 @@ class Engine:
     def _verify(
         self, active: list[ActiveRequest], trees: list[TokenTree], fed: Mapping[int, list[int]]
     ) -> list[Judgement | None]:
-        """Feed the target the texts `fed`, by slot, with the trees after them, in one forward, and
+        """Feed the target the tokens `fed`, by slot, with the trees after them, in one forward, and
         judge the trees."""
         states = [request.state for request in active]
         rows = [(fed[state.slot], tree) for state, tree in zip(states, trees, strict=True)]
@@ -429,7 +430,7 @@ class Engine:
             [*(state.slot for state in states), *chunks],
             [*(text + tree.tokens for text, tree in rows), *chunks.values()],
             [*(after_text(len(text), tree.parents) for text, tree in rows), *[None] * len(chunks)],
-            # After the text's last token, unless that is drawn already, and after each candidate.
+            # After the sequence's last token, unless the target drew there, and each candidate.
             [
                 *(len(tree) + (not tree.begun) for tree in trees),
                 *[0] * len(chunks),
@@ -481,7 +482,7 @@ class Engine:
             request.add(addition)
             additions.append(addition)
             if reason is not None:
-                # What the drafts have read beyond the text before this round is not part of it.
+                # Draft models may hold candidates that were rejected.
                 self.drafts.cut(state.slot, len(state.tokens) - size)
                 self._leave(request)
                 continue
@@ -496,18 +497,18 @@ class Engine:
         return additions
 
     def _unjudged(self, request: ActiveRequest, tree: TokenTree) -> Addition:
-        """Add nothing: the target's logits are no numbers. A candidate may have made them so, even
-        a wrong one, so the next round has none. Without candidates, the request ends."""
+        """Add nothing, because the target's logits are no numbers. A candidate may have caused
+        that, so the next round has none. Without candidates, the request ends."""
         state = request.state
         request.plain = len(tree) > tree.begun
         if request.plain:
-            self.target.blank(state.slot, len(state.tokens) - (not tree.begun))
+            self.target.truncate(state.slot, len(state.tokens) - (not tree.begun))
             self.drafts.cut(state.slot, len(state.tokens) - 1)
             if self.drafter is not None:
                 self.drafter.missed(state)
             return Addition(tree, [], [], [], "", None)
-        self.target.blank(state.slot, 0)
-        self.drafts.blank(state.slot)
+        self.target.truncate(state.slot, 0)
+        self.drafts.cut(state.slot, 0)
         self._leave(request)
         return Addition(tree, [], [], [], "", "error")
 

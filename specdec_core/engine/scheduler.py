@@ -1,9 +1,9 @@
 """What each step of the engine does, decided on numbers alone.
 
-Requests wait, then run in a slot. A running request first has its prompt read by the target, whose
-end yields the first token, and then decodes. A step feeds the target so many tokens: each decoding
-request its candidates, and what is left of the step's budget are chunks of texts that are still
-being read. So a long prompt delays nobody by more than a step.
+Requests wait, then run in a slot. A running request first prefills; the end of its prompt yields
+its first token, and from then on it decodes. A step has a budget of tokens. Each decoding request
+gets its candidates; the rest of the budget goes to chunks of prefilling requests. So a long prompt
+delays no other request by more than one step.
 
 The engine and the simulation of load run the same scheduler: it knows neither models nor time.
 """
@@ -15,21 +15,22 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 STEP_TOKENS = 256  # tokens that a step feeds
-BLOCK = 64  # tokens; the cache is counted in blocks of so many
+BLOCK = 64  # tokens of a block, in which the cache is counted
 
-# The slot of a request, by its name, among the free ones; and how many tokens of it are read.
+# Chooses one of the free slots for the request of that name; also returns the number of its tokens
+# that the cache holds already.
 Place = Callable[[str, Sequence[int]], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What an engine may use: `slots` requests at a time, `step_tokens` tokens a step, and
-    `cache_tokens` tokens in the cache (None: what the slots hold), `ahead` of which each keeps for
-    a round's candidates.
+    `cache_tokens` tokens in the cache (None: what the slots hold). Each request reserves `ahead` of
+    these for a round's candidates.
 
-    With `share_prefixes` a prompt that begins like a text which a slot still holds is read from
-    there on. That is exact but for rounding: in reduced precision a near-tie may then fall
-    otherwise than after reading the whole prompt.
+    With `share_prefixes` a prompt that begins like a sequence which a slot still holds is prefilled
+    from there on. That is exact but for rounding: in reduced precision a near-tie may be decided
+    differently than after prefilling the whole prompt.
     """
 
     slots: int
@@ -39,11 +40,12 @@ class Limits:
     ahead: int = BLOCK
 
     def verifying(self, candidates: int) -> Limits:
-        """The same where a round has at most so many candidates. A block is kept for fewer, too."""
+        """The same where a round has at most `candidates`. At least a block is reserved for
+        them."""
         return replace(self, ahead=max(candidates, BLOCK))
 
     def blocks_of(self, tokens: int) -> int:
-        """Blocks that a text of `tokens` tokens needs, with a round's candidates."""
+        """Blocks that a sequence of `tokens` tokens needs, with a round's candidates."""
         return -(-(tokens + self.ahead) // BLOCK)
 
     @property
@@ -63,29 +65,32 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class Scheduled:
-    """A request: its text has `tokens` tokens, of which the target holds `read`. It has `begun`
-    when it has had its first round."""
+    """A request whose sequence has `tokens` tokens, of which the target's cache holds `read`. It
+    has `begun` when it has had its first round."""
 
     name: str
     tokens: int
     read: int = 0
     slot: int = -1
     blocks: int = 0  # reserved
-    resting: bool = False  # preempted: it keeps its slot, and none of the cache
+    resting: bool = False  # preempted: it keeps its slot, and nothing in the cache
     begun: bool = False
 
     @property
     def unread(self) -> int:
-        """Tokens to read apart from those of rounds with candidates: all of the prompt. The last
-        token of a text that has grown is read with the candidates, also by who was preempted."""
+        """Tokens to prefill: of a request that has not begun, its prompt; of one that resumes after
+        preemption, its sequence but for the last token, which the next round feeds."""
         return max(self.tokens - self.begun - self.read, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Of running requests, by slot: those that decode, those of which so many tokens are read, and
-    what changed before: those that were preempted and those that entered. Who decodes while read
-    has the prompt read to its end: the first round, without candidates."""
+    """What a step does with running requests, by slot.
+
+    `decoding` slots have a round. `reading` has the number of tokens that each prefilling slot is
+    fed. A slot in both prefills its prompt to the end: its first round, without candidates. Before
+    that, the requests of `preempted` slots lost their part of the cache, and those in `entering`
+    got their slots."""
 
     decoding: list[int] = field(default_factory=list)
     reading: dict[int, int] = field(default_factory=dict)
@@ -94,7 +99,7 @@ class StepPlan:
 
     @property
     def running(self) -> int:
-        """Requests that take part."""
+        """The number of requests that take part."""
         return len({*self.decoding, *self.reading})
 
 
@@ -102,16 +107,16 @@ class Scheduler:
     """Requests by name. A step begins with :meth:`plan`; after it the caller reports with
     :meth:`grew` and :meth:`leave` what became of the requests.
 
-    First come, first served: nobody enters before one who waits longer. Of the texts being read,
-    the oldest gets at least half of what is left of a step's budget and the shortest the rest, so
-    that neither a short prompt waits for long ones nor a long one for ever. Where the oldest can be
-    read to its end, others come along whole or not at all: a part would hold back its first token
-    and bring another's hardly nearer. When the cache is full, the youngest request is preempted: it
-    leaves the cache, keeps its slot and its state, and its text is read again as soon as there is
-    room.
+    Requests enter in the order in which they came. Of the prefilling requests, the oldest gets at
+    least half of the rest of a step's budget and the shortest the remainder: a short prompt does
+    not wait for long ones, and a long one not for ever. Where the oldest can be prefilled to its
+    end, another comes along whole or not at all: a part of it would delay the oldest's first token
+    and hardly advance its own.
 
-    `place` chooses the slot of a request, and says how much of its text is there already; unset, it
-    is the first one, and nothing.
+    When the cache is full, the youngest request is preempted. It leaves the cache and keeps its
+    slot and its state. When there is room again, it resumes: its sequence is prefilled again.
+
+    `place` chooses the slot of a request (None: the first free one, which holds nothing of it).
     """
 
     def __init__(self, limits: Limits, place: Place | None = None) -> None:
@@ -121,8 +126,8 @@ class Scheduler:
         self.running: dict[str, Scheduled] = {}  # in the order in which they entered
         self.preemptions = 0
         self._free = list(range(limits.slots))
-        self._candidates = 0.0  # of a decoding request, in the last step
-        self._all_decode = False  # those that run, in the last step
+        self._candidates = 0.0  # mean of the decoding requests, in the last step
+        self._all_decode = False  # whether all running requests decoded in the last step
 
     @property
     def idle(self) -> bool:
@@ -137,7 +142,7 @@ class Scheduler:
     @property
     def settled(self) -> bool:
         """Whether steps decode all running requests and do nothing else, until a request comes or
-        leaves, or those that run need more blocks than there are."""
+        leaves, or the running ones need more blocks than there are."""
         if not self._all_decode or not self.waiting or self.full:
             return self._all_decode and bool(self.running)
         limit = self.limits.blocks
@@ -153,12 +158,12 @@ class Scheduler:
 
     @property
     def held(self) -> int:
-        """Tokens of running requests that the target has read."""
+        """Tokens of running requests in the target's cache."""
         return sum(request.read for request in self.running.values())
 
     @property
     def room(self) -> int | None:
-        """Tokens of the cache that nobody has reserved; None without a limit."""
+        """Tokens of the cache that no request has reserved; None without a limit."""
         limit = self.limits.blocks
         return None if limit is None else max(limit - self.blocks, 0) * BLOCK
 
@@ -176,19 +181,19 @@ class Scheduler:
             self._free.sort()
 
     def grew(self, name: str, tokens: int) -> None:
-        """After a round the text of `name` has `tokens` tokens, of which the target holds all but
-        the last one."""
+        """After a round the sequence of `name` has `tokens` tokens. The target's cache holds all
+        but the last one."""
         request = self.running[name]
         request.tokens, request.read, request.begun = tokens, tokens - 1, True
 
     def fed(self, candidates: Sequence[int]) -> None:
-        """The requests with rounds of the step that were not their first had so many candidates
-        each."""
+        """Report the number of candidates of each round of the step that was not its request's
+        first."""
         if candidates:
             self._candidates = sum(candidates) / len(candidates)
 
     def plan(self) -> StepPlan:
-        """What the next step does. Texts are taken to be read as it says."""
+        """What the next step does. Its prefills count as done."""
         preempted = self.reserve()
         entering = self._admit()
         decoding: list[Scheduled] = []
@@ -208,8 +213,8 @@ class Scheduler:
         return StepPlan(slots, reading, preempted, entering)
 
     def reserve(self) -> list[int]:
-        """Reserve room for a round of everybody, the oldest first; who gets none is preempted, or
-        goes on resting. Returns the slots of those preempted."""
+        """Reserve room for a round of every running request, the oldest first. A request that gets
+        none is preempted, or stays so. Returns the slots of the requests preempted now."""
         limit = self.limits.blocks
         if limit is None:
             return []
@@ -222,10 +227,10 @@ class Scheduler:
         preempted: list[int] = []
         for place, request in enumerate(requests):
             if request.resting and any(other.resting for other in requests[:place]):
-                continue  # the older one comes first
+                continue  # the older one resumes first
             needed = wanted[place]
             if request.resting and self.blocks + needed > limit:
-                continue  # it never displaces another
+                continue  # it never displaces a running request
             for other in reversed(requests[place + 1 :]):
                 if self.blocks - request.blocks + needed <= limit:
                     break
@@ -244,7 +249,8 @@ class Scheduler:
         self.preemptions += 1
 
     def _admit(self) -> dict[int, str]:
-        """Waiting requests enter free slots while the cache has room; none while another rests."""
+        """Waiting requests enter free slots while the cache has room; none while one is
+        preempted."""
         entering: dict[int, str] = {}
         limit = self.limits.blocks
         while self.waiting and self._free:
@@ -262,8 +268,8 @@ class Scheduler:
         return entering
 
     def _chunks(self, unread: Collection[Scheduled], decoding: int) -> dict[int, int]:
-        """Tokens to read of each of these texts, the oldest of which comes first, by slot."""
-        if self.limits.slots == 1:  # nobody else is delayed
+        """Tokens to prefill of each of these requests, the oldest first, by slot."""
+        if self.limits.slots == 1:  # no other request is delayed
             return {request.slot: request.unread for request in unread}
         if not unread:
             return {}

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A prompt and what the target wrote after it: token ids [prompt_length + N]."""
+    """A prompt and the target's output after it: token ids [prompt_length + N]."""
 
     tokens: torch.Tensor
     prompt_length: int
@@ -49,7 +49,7 @@ class Alignment:
     kl: float
 
     def as_dict(self) -> dict[str, float]:
-        """The figures by name, as metrics are logged."""
+        """The measures by name, as metrics are logged."""
         return asdict(self)
 
 
@@ -58,23 +58,19 @@ def auc(scores: torch.Tensor, positive: torch.Tensor) -> float:
 
     `scores` [n] and `positive` [n] (bool). NaN when either class is empty.
     """
-    positives = int(positive.sum())
-    negatives = positive.numel() - positives
-    if not positives or not negatives:
+    from scipy.stats import mannwhitneyu  # takes a second to import
+
+    above, below = scores[positive].cpu().numpy(), scores[~positive].cpu().numpy()
+    if not above.size or not below.size:
         return math.nan
-    _, group, size = torch.unique(scores, return_inverse=True, return_counts=True)
-    # Tied scores share the mean of the ranks (from 1) that they span.
-    rank = size.cumsum(0) - (size - 1) / 2
-    ranks = float(rank[group][positive].double().sum())
-    above = ranks - positives * (positives + 1) / 2
-    return above / (positives * negatives)
+    return float(mannwhitneyu(above, below).statistic) / (above.size * below.size)
 
 
 @torch.no_grad()
 def greedy_trajectories(
     target: Any, prompts: Sequence[Sequence[int]], new_tokens: int, *, rows: int = 32
 ) -> list[Trajectory]:
-    """What the target writes greedily after each prompt, to its end token or `new_tokens`.
+    """The target's greedy output after each prompt, to its end token or `new_tokens`.
 
     Prompts of like length are run together, padded on the left.
     """

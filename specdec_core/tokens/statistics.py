@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Round:
     """One draft-verify-commit round of one request. Times are seconds of the whole engine step,
-    which the slots of a batch share. They fall into drafting, the target and the rest; and, another
-    way, into the forwards of both models, the draft's policy, verification and bookkeeping."""
+    which the slots of a batch share. They are split in two ways: drafting, the target and the rest;
+    and the forwards of both models, the length policy, verification and bookkeeping."""
 
     position: int  # generated tokens before the round
     drafted: int  # candidate tokens sent to verification
@@ -54,13 +54,14 @@ class Round:
 
 # "stop": EOS or a stop string; "error": the target's logits were no numbers
 FinishReason = Literal["length", "stop", "error"]
-_OF_THE_TARGET = (TokenOrigin.CORRECTION, TokenOrigin.BONUS, TokenOrigin.TARGET)
+# Origins of tokens that the target chose itself.
+OF_THE_TARGET = (TokenOrigin.CORRECTION, TokenOrigin.BONUS, TokenOrigin.TARGET)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The target's log-probability of a token, and its `top` most likely tokens there with
-    theirs, falling: the log-softmax of its logits as they are, before any warper (what vLLM calls
+    """The target's log-probability of a token, and the `top` most likely tokens there with their
+    log-probabilities, falling: the log-softmax of its logits before any warper (what vLLM calls
     raw_logprobs)."""
 
     token: int
@@ -79,12 +80,12 @@ class Generation:
     origins: list[TokenOrigin]
     rounds: list[Round]
     finish_reason: FinishReason
-    prefill_seconds: float = 0.0  # until the first token, and of the drafts' reading after it
+    prefill_seconds: float = 0.0  # until the first token, and of the draft models' prefill
     seconds: float = 0.0  # from the first prompt token to the last output token
     token_seconds: list[float] = field(default_factory=list)  # arrival of each token
     cached_tokens: int = 0  # of the prompt, which a slot held already
     logprobs: list[TokenLogprobs] | None = None  # of each token, where asked for
-    # Of each of the prompt's tokens behind the first, where asked for.
+    # Of each of the prompt's tokens after the first, where asked for.
     prompt_logprobs: list[TokenLogprobs] | None = None
 
     @property
@@ -93,13 +94,13 @@ class Generation:
 
     @property
     def ended(self) -> Literal["length", "stop"]:
-        """Why it ended, of one without an error."""
+        """The finish reason of a generation without an error."""
         assert self.finish_reason != "error", self.failure
         return self.finish_reason
 
     @property
     def failure(self) -> str | None:
-        """What ended it with an error; None where nothing did."""
+        """The error that ended it; None where there is none."""
         if self.finish_reason != "error":
             return None
         text = self.prompt_tokens + len(self.tokens)
@@ -126,43 +127,47 @@ class Counts:
     @classmethod
     def of(cls, generations: Iterable[Generation]) -> Counts:
         generations = list(generations)
-        rounds = [r for g in generations for r in g.rounds]
-        drafted = sum(r.drafted for r in rounds)
-        accepted = sum(r.accepted for r in rounds)
-        return cls(
+        origins = [origin for g in generations for origin in g.origins]
+        return cls._of_rounds(
+            [r for g in generations for r in g.rounds],
             requests=len(generations),
-            n=sum(len(g.tokens) for g in generations),
-            n_draft=sum(r.draft_forwards for r in rounds),
-            n_target=len(rounds),
-            n_discarded=drafted - accepted,
-            n_drafted=drafted,
-            n_accepted=accepted,
-            n_target_tokens=sum(o in _OF_THE_TARGET for g in generations for o in g.origins),
-            n_draft_tokens=sum(r.draft_tokens for r in rounds),
+            n=len(origins),
+            n_target_tokens=sum(origin in OF_THE_TARGET for origin in origins),
         )
 
     @classmethod
     def by_arm(cls, generations: Iterable[Generation]) -> dict[int | None, Counts]:
-        """The counts of the rounds that each of a bandit's arms proposed for; None: of those
-        without one."""
+        """The counts of the rounds that each of a bandit's arms proposed for; None: of the rounds
+        without an arm."""
         generations = list(generations)
         arms: dict[int | None, list[Round]] = {}
         for r in (r for g in generations for r in g.rounds):
             arms.setdefault(r.arm, []).append(r)
         return {
-            arm: cls(
+            arm: cls._of_rounds(
+                rounds,
                 requests=len(generations),
                 n=sum(r.generated for r in rounds),
-                n_draft=sum(r.draft_forwards for r in rounds),
-                n_target=len(rounds),
-                n_discarded=sum(r.drafted - r.accepted for r in rounds),
-                n_drafted=sum(r.drafted for r in rounds),
-                n_accepted=sum(r.accepted for r in rounds),
                 n_target_tokens=sum(r.generated > r.accepted for r in rounds),
-                n_draft_tokens=sum(r.draft_tokens for r in rounds),
             )
             for arm, rounds in arms.items()
         }
+
+    @classmethod
+    def _of_rounds(
+        cls, rounds: Sequence[Round], requests: int, n: int, n_target_tokens: int
+    ) -> Counts:
+        return cls(
+            requests=requests,
+            n=n,
+            n_draft=sum(r.draft_forwards for r in rounds),
+            n_target=len(rounds),
+            n_discarded=sum(r.drafted - r.accepted for r in rounds),
+            n_drafted=sum(r.drafted for r in rounds),
+            n_accepted=sum(r.accepted for r in rounds),
+            n_target_tokens=n_target_tokens,
+            n_draft_tokens=sum(r.draft_tokens for r in rounds),
+        )
 
     def metrics(self) -> dict[str, float]:
         """The papers' rates. Discard rate N_discarded/N, verification rate N_target/N, MAT
@@ -182,7 +187,7 @@ class Counts:
 
 def rounds_frame(generations: Sequence[Generation], **columns: str) -> pd.DataFrame:
     """One row a round: `columns` (the same for all rows), request_id, round, and Round's fields."""
-    import pandas as pd  # who only decodes needs none
+    import pandas as pd  # decoding needs none
 
     rows = [
         {**columns, "request_id": g.request_id, "round": i, **asdict(r)}
@@ -190,22 +195,6 @@ def rounds_frame(generations: Sequence[Generation], **columns: str) -> pd.DataFr
         for i, r in enumerate(g.rounds)
     ]
     return pd.DataFrame(rows)
-
-
-def path_rate(generations: Iterable[Generation], depth: int) -> float:
-    """α of improved MCSD: drafted tokens of the longest accepted path over the maximum `depth` of
-    the method's drafts, over all rounds but a request's first, which has no candidates. A token
-    that the target drew to begin a tree counts on neither side. At the end of a request only the
-    remaining room counts as possible."""
-    accepted = possible = 0
-    for generation in generations:
-        accepted += sum(origin not in _OF_THE_TARGET for origin in generation.origins)
-        length = len(generation.tokens)
-        cut = generation.finish_reason == "length"
-        possible += sum(
-            min(depth, length - r.position - 1) if cut else depth for r in generation.rounds[1:]
-        )
-    return accepted / possible if possible else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +212,12 @@ class Ratio:
 
 
 def as_long(seconds: Any, reading: Any, tokens: Any, wanted: Any, pace: float) -> Any:
-    """The seconds that an output of another length would have taken: what it took, with `tokens`
-    tokens, for `wanted` of them. Numbers, or arrays of prompts.
+    """The seconds that an output of `wanted` tokens would have taken, where one of `tokens` tokens
+    took `seconds`. Numbers, or arrays of prompts.
 
-    Reading the prompt, the first `reading` seconds up to the first token (0: unknown), takes as
-    long for any length. What a text lacks is counted at the `pace` of all, in seconds a token: one
-    that ends at once tells nothing of its own.
+    Prefill, the first `reading` seconds up to the first token (0: unknown), takes as long for any
+    length. Tokens that the output lacks count at the `pace` of all outputs, in seconds a token: an
+    output that ends at once has no pace of its own.
     """
     first = np.asarray(reading) > 0
     decoding, steps, needed = seconds - reading, tokens - first, wanted - first
@@ -246,18 +235,16 @@ def paired_ratio(
     prompt's time is its median over the repeats; the ratio is that of the sums over prompts, and
     the interval resamples prompts and repeats, keeping pairs together.
     """
-    return _paired(baseline, candidate, lambda theirs, ours: theirs / ours, confidence, draws)
+    return _paired(baseline, candidate, lambda base, own: base / own, confidence, draws)
 
 
 def paired_difference(
     baseline: np.ndarray, candidate: np.ndarray, confidence: float = 0.95, draws: int = 2000
 ) -> Ratio:
-    """By how many seconds `candidate` is longer than `baseline`, a prompt on average; times and
+    """By how many seconds a prompt `candidate` is slower than `baseline`, on average; times and
     interval as in :func:`paired_ratio`."""
     prompts = np.atleast_2d(baseline).shape[1]
-    return _paired(
-        baseline, candidate, lambda theirs, ours: (ours - theirs) / prompts, confidence, draws
-    )
+    return _paired(baseline, candidate, lambda base, own: (own - base) / prompts, confidence, draws)
 
 
 def _paired(
@@ -267,7 +254,7 @@ def _paired(
     confidence: float,
     draws: int,
 ) -> Ratio:
-    """What `compared` makes of the sums of both, which may be arrays of sums, with its interval."""
+    """`compared` of the sums of both, which may be arrays of sums, with its interval."""
     baseline, candidate = np.atleast_2d(baseline), np.atleast_2d(candidate)
     if baseline.shape != candidate.shape:
         raise ValueError(f"unpaired times: {baseline.shape} and {candidate.shape}")

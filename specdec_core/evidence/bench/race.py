@@ -82,9 +82,10 @@ class EngineContestant:
         self, tokens: Sequence[int], new_tokens: int, sampling: Sampling, seed: int
     ) -> DecodedOnce:
         configuration = self.configuration.model_copy(update={"sampling": sampling})
-        self.engine.configure(configuration)
+        known = self._drafters or {}
+        self.engine.configure(configuration, known.get(configuration))
         if self._drafters is not None:
-            self.engine.drafter = self._drafters.setdefault(configuration, self.engine.drafter)
+            self._drafters[configuration] = self.engine.drafter
         request = Request("bench", tuple(tokens), new_tokens, seed=seed)
         (generation,) = self.engine.generate([request])
         return DecodedOnce(generation.tokens, [r.generated for r in generation.rounds], generation)
