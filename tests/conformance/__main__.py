@@ -1,4 +1,4 @@
-"""Check a server with the field's own clients."""
+"""Check a server with clients of other projects."""
 
 from __future__ import annotations
 
@@ -23,45 +23,42 @@ def main(
     vllm: Annotated[
         Path | None, Option(help="The Python of an environment with vLLM, for `vllm bench serve`.")
     ] = None,
-    guidellm: Annotated[Path | None, Option(help="The program guidellm.")] = None,
     schemathesis: Annotated[Path | None, Option(help="The program schemathesis.")] = None,
     leaving: Annotated[
         int,
         Option(
-            min=0, help="Requests of 32 clients, of which a third leaves midway; as many warm up."
+            min=0, help="Requests of 32 clients, a third of which leave midway; as many warm up."
         ),
     ] = 0,
     answers: Annotated[
         int,
-        Option(min=0, help="JSON answers by random schemas, and as many without speculation."),
+        Option(min=0, help="JSON answers by random schemas, every second one not speculated."),
     ] = 0,
     requests: Annotated[int, Option(min=1, help="Requests of each benchmark.")] = 40,
     cases: Annotated[int, Option(min=1, help="Cases of schemathesis for each operation.")] = 100,
 ) -> None:
-    """Run the clients that are named, each from an environment of its own, and count what fails;
-    then those that leave (--leaving), and those that ask for JSON (--answers).
+    """Run the named clients, each from its own environment, and count failures; then clients that
+    leave midway (--leaving) and clients that ask for JSON (--answers).
 
     The server's key is in OPENAI_API_KEY, if it needs one."""
     from specdec_core.models.location import located
     from tests.conformance import field_clients as clients
     from tests.conformance.fire import json_answers, under_fire
 
-    if not any((vllm, guidellm, schemathesis, leaving, answers)):
+    if not any((vllm, schemathesis, leaving, answers)):
         raise UserError(
-            "name a client: --vllm PYTHON, --guidellm PROGRAM or --schemathesis PROGRAM;"
-            " or give --leaving or --answers"
+            "name a client: --vllm PYTHON or --schemathesis PROGRAM; or give --leaving or --answers"
         )
     key = os.environ.get("OPENAI_API_KEY")
     model = _model(url, key)
     target = clients.Target(
         url.rstrip("/"), model, located(tokenizer), key, chats=_answers_chats(url)
     )
-    if (vllm or guidellm) and not target.chats:
+    if vllm and not target.chats:
         console.print("its model has no chat template: completions alone")
     passed = True
     for program, client, count in (
         (vllm, clients.vllm_bench, requests),
-        (guidellm, clients.guidellm, requests),
         (schemathesis, clients.schemathesis, cases),
     ):
         if program is None:
@@ -84,18 +81,13 @@ def main(
         )
     if answers:
         given = json_answers(target.url, key, answers)
-        ratio = given.speedup
-        passed &= _say(
-            f"{given.asked} JSON answers, {given.ended} ended; with speculation"
-            f" {ratio.value:.2f}× ({ratio.low:.2f}–{ratio.high:.2f}) as fast as without",
-            given.faults,
-        )
+        passed &= _say(f"{given.asked} JSON answers, {given.ended} ended", given.faults)
     if not passed:
         raise typer.Exit(1)
 
 
 def _say(what: str, faults: Sequence[str]) -> bool:
-    """Print what came of a check; returns whether it passed."""
+    """Print the outcome of a check; returns whether it passed."""
     mark = "[red]failed[/red]" if faults else "[green]passed[/green]"
     console.print(f"{mark}  {what}")
     for fault in faults:
@@ -115,8 +107,7 @@ def _model(url: str, key: str | None) -> str:
 
 
 def _answers_chats(url: str) -> bool:
-    """Whether the server says that it does; one that says nothing may. Raises
-    :class:`UserError`."""
+    """Whether the server answers chats, unless it says otherwise. Raises :class:`UserError`."""
     try:
         answer = httpx.get(f"{url.rstrip('/')}/health", trust_env=False)
         return not (answer.is_success and answer.json().get("chat") is False)

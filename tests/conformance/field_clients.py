@@ -1,4 +1,4 @@
-"""The field's own clients against a server: vLLM's benchmark, guidellm, schemathesis.
+"""Clients of other projects against a server: vLLM's benchmark and schemathesis.
 
 Each is a program of an environment of its own; none of them is imported here.
 """
@@ -31,8 +31,7 @@ _VLLM_BENCH = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client said: so many requests, of which so many failed. `said` are its last words
-    where it did not get through."""
+    """A client's report. `said` is the end of its output where the client itself failed."""
 
     client: str
     path: str
@@ -83,29 +82,7 @@ def vllm_bench(python: Path, target: Target, requests: int) -> Iterator[Outcome]
             result = _read(Path(folder) / "result.json")
             failed = int(result.get("failed", 0))
             asked = int(result.get("completed", 0)) + failed
-            yield Outcome("vllm bench serve", path, asked, failed, _words(done, result))
-
-
-def guidellm(program: Path, target: Target, requests: int) -> Iterator[Outcome]:
-    """`guidellm run` in each protocol, two requests at a time."""
-    for path in target.paths:
-        with TemporaryDirectory() as folder:
-            report = Path(folder) / "report.json"
-            backend = f"kind=openai_http,target={target.url},request_format={path}"
-            backend += f",api_key={target.key}" if target.key else ""
-            options = ["--backend", backend, "--profile", "kind=concurrent,streams=2"]
-            options += ["--constraint", f"kind=max_requests,count={requests}"]
-            options += ["--tokenizer", f"kind=hf_auto,model={target.tokenizer}"]
-            options += ["--data", "kind=synthetic_text,prompt_tokens=24,output_tokens=16"]
-            options += ["--output", f"kind=json,path={report}"]
-            done = _run([str(program), "run", "--disable-console", *options], target, folder)
-            result = _read(report)
-            failed = asked = 0
-            for benchmark in result.get("benchmarks", ()):
-                totals = benchmark["metrics"]["request_totals"]
-                failed += totals["errored"] + totals["incomplete"]
-                asked += totals["total"]
-            yield Outcome("guidellm run", path, asked, failed, _words(done, result))
+            yield Outcome("vllm bench serve", path, asked, failed, _output(done, result))
 
 
 def schemathesis(program: Path, target: Target, cases: int) -> Iterator[Outcome]:
@@ -148,6 +125,6 @@ def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def _words(done: subprocess.CompletedProcess[str], result: Mapping[str, object]) -> str:
-    """The last words of a client that has failed."""
+def _output(done: subprocess.CompletedProcess[str], result: Mapping[str, object]) -> str:
+    """The end of the output of a client that has failed."""
     return "" if result and not done.returncode else done.stdout[-2000:] or "it said nothing"

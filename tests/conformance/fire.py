@@ -1,5 +1,5 @@
-"""A running server under clients that leave, and asked for JSON: what it must not lose, and what it
-must keep to. Prompts and schemas are drawn at random, from a seed."""
+"""A running server whose clients leave midway must lose nothing, and its JSON answers must follow
+their schemas. Prompts and schemas are drawn at random, from a seed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import httpx
 import jsonschema
-import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from specdec_core.base.errors import UserError
-from specdec_core.tokens.statistics import Ratio, paired_ratio
 
 CLIENTS = 32
 LEAVING = 1 / 3  # share of the requests that are given up midway
@@ -29,15 +26,14 @@ _LOOK = 0.25  # seconds between looks at the memory
 _SETTLE = 30.0  # seconds in which the server has to notice that the last one has left
 _SILENCE = 600.0
 _ANSWERING = 8  # clients that ask for JSON
-_TURN = 25  # JSON answers in a row, with speculation or without
 _LONGEST, _PROMPT = 400, 32  # tokens of a JSON answer, and room for its prompt
 _WORDS = ("def", "class", "import", "return", "if", "for", "x", "y", "1", "2", "(", ")", ":", ".")
 
 
 @dataclass
 class Fire:
-    """What came of it; `memory` are the server's bytes in the first quarter of the requests after
-    warming up and in the last, None where it does not tell them."""
+    """The outcome. `memory` has the server's bytes in the first quarter of the requests after
+    warming up and in the last, where the server reports them."""
 
     answered: int = 0
     left: int = 0
@@ -48,12 +44,12 @@ class Fire:
 
     @property
     def growth(self) -> float | None:
-        """By which share the memory has grown after warming up."""
+        """The relative growth of the memory after warming up."""
         return None if self.memory is None else self.memory[1] / self.memory[0] - 1
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong, if anything is."""
+        """One line for each fault."""
         faults = [f"{len(self.failed)} failed, the first: {self.failed[0]}"] if self.failed else []
         if self.running or self.cache:
             faults.append(f"{self.running:g} requests and {self.cache:.1%} of the cache were lost")
@@ -64,23 +60,16 @@ class Fire:
 
 @dataclass
 class JsonAnswers:
-    """How many JSON answers were asked for and ended by themselves; what is wrong with the others
-    and with those that do not follow their schema; and the seconds a token of each turn, with
-    speculation (True) and without."""
+    """How many JSON answers were asked for, how many ended by themselves, and which of these do not
+    follow their schema."""
 
     asked: int = 0
     ended: int = 0
     invalid: list[str] = field(default_factory=list)
-    paces: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
-
-    @property
-    def speedup(self) -> Ratio:
-        """How many times faster the answers come with speculation, in turns on the same schemas."""
-        return paired_ratio(np.array(self.paces[False]), np.array(self.paces[True]))
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong, if anything is."""
+        """One line for each fault."""
         faults = [f"{len(self.invalid)} invalid: {self.invalid[0]}"] if self.invalid else []
         if self.ended < ENDING * self.asked:
             faults.append(f"{self.ended} of {self.asked} ended")
@@ -95,8 +84,8 @@ def under_fire(url: str, key: str | None, requests: int, seed: int = 0) -> Fire:
 
 
 def json_answers(url: str, key: str | None, requests: int, seed: int = 0) -> JsonAnswers:
-    """Ask for `requests` JSON answers by random schemas, sampled at temperature 1; and, in turns,
-    for as many by the same schemas without speculation."""
+    """Ask for `requests` JSON answers by random schemas, sampled at temperature 1, every second one
+    without speculation."""
     return asyncio.run(_with_client(url, key, lambda http: _answers(http, requests, seed)))
 
 
@@ -201,17 +190,12 @@ async def _metrics(http: httpx.AsyncClient) -> dict[str, float]:
 
 
 async def _answers(http: httpx.AsyncClient, requests: int, seed: int) -> JsonAnswers:
-    found, random = JsonAnswers(asked=2 * requests), Random(seed)
-    drawn = [(_schema(random), random.getrandbits(31)) for _ in range(requests)]
+    found, random = JsonAnswers(asked=requests), Random(seed)
+    waiting = iter([(_schema(random), n) for n in range(requests)])
     models = await http.get("/v1/models")
     models.raise_for_status()
     most = min(_LONGEST, models.json()["data"][0]["max_model_len"] - _PROMPT)
-    for turn, first in enumerate(range(0, requests, _TURN)):
-        for speculative in (turn % 2 == 0, turn % 2 == 1):
-            start, waiting = perf_counter(), iter(drawn[first : first + _TURN])
-            clients = (_answer(http, waiting, most, speculative, found) for _ in range(_ANSWERING))
-            tokens = sum(await asyncio.gather(*clients))
-            found.paces[speculative].append((perf_counter() - start) / tokens)
+    await asyncio.gather(*(_answer(http, waiting, most, found) for _ in range(_ANSWERING)))
     return found
 
 
@@ -219,18 +203,15 @@ async def _answer(
     http: httpx.AsyncClient,
     waiting: Iterator[tuple[dict[str, Any], int]],
     most: int,
-    speculative: bool,
     found: JsonAnswers,
-) -> int:
-    """Ask for answers, each by a schema and with a seed. Returns their tokens."""
-    tokens = 0
+) -> None:
+    """Ask for answers, each by a schema and with a seed."""
     for schema, seed in waiting:
         shape = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
         body = {"prompt": "Answer: ", "temperature": 1, "seed": seed, "max_tokens": most}
-        body |= {"response_format": shape, "speculative": {"enabled": speculative}}
+        body |= {"response_format": shape, "speculative": {"enabled": seed % 2 == 0}}
         answer = await http.post("/v1/completions", json=body)
         answer.raise_for_status()
-        tokens += answer.json()["usage"]["completion_tokens"]
         [choice] = answer.json()["choices"]
         if choice["finish_reason"] != "stop":
             continue
@@ -239,7 +220,6 @@ async def _answer(
             jsonschema.validate(json.loads(choice["text"]), schema)
         except (ValueError, jsonschema.ValidationError) as error:
             found.invalid.append(f"{choice['text']!r}: {str(error).splitlines()[0]}")
-    return tokens
 
 
 def _schema(random: Random, within: bool = False) -> dict[str, Any]:
