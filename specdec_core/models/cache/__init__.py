@@ -6,9 +6,9 @@ import torch
 
 from specdec_core.models.cache.pooled import PooledCache
 from specdec_core.models.cache.slots import SlotCache, SlotLayer, Store
-from specdec_core.models.cache.window import Window
+from specdec_core.models.cache.window import CacheWindow
 
-__all__ = ["PooledCache", "SlotCache", "SlotLayer", "Store", "Window", "open_cache"]
+__all__ = ["CacheWindow", "PooledCache", "SlotCache", "SlotLayer", "Store", "open_cache"]
 
 
 def open_cache(

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specdec_core.models.cache.blocks import BLOCK
-from specdec_core.models.cache.window import Window
+from specdec_core.models.cache.window import CacheWindow
 
 # Giving memory back and taking it again for the next sequence costs a fifth of that prefill. So
 # rows that were cut keep some memory that holds nothing, all rows together this much:
@@ -119,7 +119,7 @@ class SlotCache(Cache):
         self.slots, self.dtype = slots, dtype
         self.positions = -(-positions // BLOCK) * BLOCK
         self.lengths = [0] * slots
-        self.window = Window([0], [0], [1])
+        self.window = CacheWindow([0], [0], [1])
         self.features: Store | None = None
         self._used = [0] * slots  # positions of each row that take memory
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
@@ -133,15 +133,15 @@ class SlotCache(Cache):
 
     def open_window(
         self, rows: Sequence[int], counts: Sequence[int], own_row_only: bool = False
-    ) -> Window:
+    ) -> CacheWindow:
         """Make the next forward write `counts[i]` tokens after those of row `rows[i]`, see
-        :class:`Window`. Raises :class:`ValueError` where a row has no room for them."""
+        :class:`CacheWindow`. Raises :class:`ValueError` where a row has no room for them."""
         lengths = [self.lengths[row] for row in rows]
         end = max(length + count for length, count in zip(lengths, counts, strict=True))
         if end > self.positions:
             raise ValueError(f"{end} tokens do not fit in a slot of {self.positions}")
         self.claim(rows, counts)
-        self.window = window = Window(rows, lengths, counts, own_row_only)
+        self.window = window = CacheWindow(rows, lengths, counts, own_row_only)
         window.rows, window.positions = self.at(window.rows, window.positions)
         window.neighbours = len(rows) == 1 and self.table is None
         return window

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Window:
+class CacheWindow:
     """Where the next forward writes: `counts[i]` tokens of row `rows[i]` after the `lengths[i]`
     that it holds, all of them one packed sequence.
 
