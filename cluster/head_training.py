@@ -49,10 +49,7 @@ def train_head(
 ) -> Iterator[TrainedHead]:
     """Train one head."""
     torch.set_num_threads(1)
-    training = HeadTraining(spec, examples, settings, device)
-    while not training.done:
-        training.epoch()
-    yield training.result()
+    yield HeadTraining(spec, examples, settings, device).run()
 
 
 def train_heads(

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
 from typing import Any
 
 import torch
@@ -24,26 +27,36 @@ from specdec_core.training.recorded.finished import (
     TrainingCard,
     TrainingObserver,
     finished_in,
-    load_card,
-    trained_after,
     training_digest,
 )
 from specdec_core.training.recorded.settings import Progress, TrainingSettings
-from specdec_core.training.recorded.training import CHECKPOINT, checkpoint_of
 
-_SECONDS = 20.0  # of work between two checkpoints: what an interruption may cost
 _TRAINING = ".training"
 
 
 def train_recorded(
     kind: str, features: Path, settings: TrainingSettings, folder: Path, threads: int
 ) -> Iterator[Progress]:
-    """Train one model, from its checkpoint if it has one, and save it in `folder`."""
+    """Train one model, from its last checkpoint if it has one, and save it in `folder`."""
     torch.set_num_threads(threads)
     make: Any = KINDS[kind].training
-    training = make(RecordedTexts(features), settings, folder / CHECKPOINT)
-    while not training.done:
-        yield training.advance(_SECONDS)
+    training = make(RecordedTexts(features), settings)
+    reports: SimpleQueue[Progress | None] = SimpleQueue()
+    stopped = Event()
+
+    def report(progress: Progress) -> None:
+        if stopped.is_set():
+            raise InterruptedError("the training was stopped")
+        reports.put(progress)
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(training.run, folder / "checkpoints", report)
+        done.add_done_callback(lambda _: reports.put(None))
+        try:
+            yield from iter(reports.get, None)
+        finally:
+            stopped.set()
+        done.result()
     training.save(folder / kind)
 
 
@@ -55,21 +68,16 @@ def train(
     out: Path,
     threads: int = 1,
     observers: Sequence[TrainingObserver] = (),
-    further: bool = False,
 ) -> Finished[Any]:
     """Train a model on the features in a folder, with each of the learning rates, and put the best
-    into `out`. `further` begins with the best weights of the model that `out` holds.
+    into `out`.
 
     Raises:
-        UserError: too few texts, more threads than a node has, or no model to train further.
+        UserError: too few texts, or more threads than a node has.
         RuntimeError: no model could be trained.
     """
     texts = RecordedTexts(features)
     texts.split(kind.judged_at)
-    if further:
-        earlier = load_card(out / kind.name, kind.card)
-        settings = trained_after(earlier, texts, settings, out / kind.name)
-        checkpoint_of(out / _TRAINING, earlier.training)
     observer = together(TrainingObserver, observers)
     trainings: dict[str, tuple[Path, TrainingSettings, str]] = {}
     for learning_rate in learning_rates:

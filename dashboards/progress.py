@@ -134,8 +134,8 @@ class TrainingProgress(ConsoleProgress, TrainingObserver):
 
     def advanced(self, label: str, progress: TrainingStage) -> None:
         share = round(100 * progress.share)
-        if progress.evaluation is not None:
-            self.evaluated[label] = progress.evaluation.summary
+        if progress.summary:
+            self.evaluated[label] = progress.summary
         detail = f"{label}: loss {progress.loss:.2f}"
         if progress.seconds:
             detail += f", {progress.speed:.0f} tokens/s"

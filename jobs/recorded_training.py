@@ -45,9 +45,6 @@ Minutes = Annotated[
     Option(help="Train for this time, with a schedule that fits it; unset, by the epochs."),
 ]
 TrainingThreads = Annotated[int, Option(min=1, help="Of the target, and of each training.")]
-Further = Annotated[
-    bool, Option("--further", help="Train the model in the folder further, with a new schedule.")
-]
 Out = Annotated[
     Path | None, Option(help="Folder; unset, one of the target's name in the workspace.")
 ]
@@ -62,7 +59,6 @@ def train_on_answers(
     rates: tuple[float, ...],
     out: Path | None,
     threads: int,
-    further: bool,
     report: Callable[[Finished[Any]], Section],
     *,
     layers: tuple[int, ...] | None,
@@ -80,7 +76,7 @@ def train_on_answers(
     learning rates and keep the best model. Answers and features on disk are not made again.
 
     `layers` are the layers whose features are recorded, None for the default ones. `features` is a
-    folder of features to read instead. `further` begins with the model that `out` holds.
+    folder of features to read instead.
 
     Raises:
         UserError: bad input, by name.
@@ -89,12 +85,10 @@ def train_on_answers(
     from cluster.session import ray_session
     from dashboards.outputs.console import show
     from dashboards.progress import TrainingProgress
-    from dashboards.reports.trained import learning
     from dashboards.tracking.training_run import TrainingRun
     from specdec_core.config import PairSpec, RunnerSettings
     from specdec_core.training.recorded.answers import read_card
     from specdec_core.training.recorded.features import check_features
-    from specdec_core.training.recorded.finished import load_card
     from specdec_core.training.recorded.gather import gather_features
 
     answered_at = numbers(temperatures, "--temperatures", float)
@@ -120,8 +114,6 @@ def train_on_answers(
         "learning_rates": list(rates),
         "out": str(out),
         **({"features": str(features)} if features else {}),
-        # The model that it begins with: each time that a model is trained further is a new run.
-        **({"further": load_card(out / kind.name, kind.card).training} if further else {}),
     }
     with interruptible(), locked(out, "training"):
         if features is None:
@@ -135,8 +127,8 @@ def train_on_answers(
         with ray_session(), TrainingRun(kind, spec, params) as tracking:
             with TrainingProgress(console) as progress:
                 observers = [tracking, progress]
-                model = train(kind, features, settings, rates, out, threads, observers, further)
-            show(console, [report(model), learning(model)])
+                model = train(kind, features, settings, rates, out, threads, observers)
+            show(console, [report(model)])
             with console.status("writing to MLflow"):
                 tracking.finish(model)
     return model
@@ -166,8 +158,7 @@ def _answer(
     """Have the target answer the prompts that it has not answered."""
     from specdec_core.models.pair import check_pair
     from specdec_core.prompts.chat import AUTO
-    from specdec_core.training.recorded.gather import gather_answers
-    from specdec_core.training.recorded.prompts import token_prompts
+    from specdec_core.training.recorded.gather import gather_answers, token_prompts
 
     tokenizer = check_pair(spec)
     found = token_prompts(prompts, tokenizer, limit, prompt_tokens, chat_template or AUTO)

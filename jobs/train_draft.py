@@ -20,7 +20,6 @@ from jobs.recorded_training import (
     AnsweredPrompts,
     AnswersFolder,
     AnswerTokens,
-    Further,
     Minutes,
     Out,
     PromptTokens,
@@ -51,7 +50,6 @@ def main(
     minutes: Minutes = None,
     setting: TrainingSettings = None,
     threads: TrainingThreads = 1,
-    further: Further = False,
     out: Out = None,
 ) -> None:
     """Train a small model that proposes its target's most frequent tokens, and save it.
@@ -75,7 +73,6 @@ def main(
         rates,
         out,
         threads,
-        further,
         agreement,
         layers=(),  # the draft learns from the target's outputs alone
         features=features,

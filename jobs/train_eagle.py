@@ -20,7 +20,6 @@ from jobs.recorded_training import (
     AnsweredPrompts,
     AnswersFolder,
     AnswerTokens,
-    Further,
     Minutes,
     Out,
     PromptTokens,
@@ -52,7 +51,6 @@ def main(
     minutes: Minutes = None,
     setting: TrainingSettings = None,
     threads: TrainingThreads = 1,
-    further: Further = False,
     out: Out = None,
     quick: Annotated[bool, Option("--quick", help="A minute, on few answers.")] = False,
 ) -> None:
@@ -83,7 +81,6 @@ def main(
         rates,
         out,
         threads,
-        further,
         acceptance,
         layers=inputs,
         answers=answers,

@@ -84,8 +84,7 @@ class TrainingRun(DeliveredRun, TrainingObserver):
         run_id = self._run_of(label)
         values = {"loss": progress.loss, "tokens_per_second": progress.speed}
         metrics = _at(progress.tokens, values)
-        if progress.evaluation is not None:
-            metrics += _at(progress.tokens, progress.evaluation.figures)
+        metrics += _at(progress.tokens, progress.figures)
         self._client.log_batch(run_id, metrics=metrics)
 
     def _log_model(self, model: Finished[TrainingCard]) -> None:

@@ -90,12 +90,9 @@ def judged(
 ) -> DecisionValues:
     """Train a decision model on its examples, and let it judge those of test."""
     observer = observer or Observer()
-    observer.stage(f"training {examples.kind} of {examples.draft}", settings.epochs)
+    observer.stage(f"training {examples.kind} of {examples.draft}")
     training = HeadTraining(HeadSpec(kind=examples.kind), examples, settings)
-    while not training.done:
-        training.epoch()
-        observer.step()
-    training.result()
+    training.run()
     values, accepted = training.tested()
     return DecisionValues(examples.kind, examples.draft, len(training.train_rows), values, accepted)
 

@@ -102,9 +102,7 @@ def _train(recording: Recording, draft: str) -> dict[str, tuple[dict[str, Any], 
     found = {}
     for spec in _specs():
         training = HeadTraining(spec, examples, SETTINGS)
-        while not training.done:
-            training.epoch()
-        card = training.result().card
+        card = training.run().card
         facts = {"w_rej": spec.w_rej, "depth": spec.depth, "examples": card.examples["train"]}
         kl = {key: card.metrics[key] for key in ("train_kl", "eval_kl", "test_kl")}
         found[spec.label] = ({**facts, **kl}, LoadedHead(training.head, card))

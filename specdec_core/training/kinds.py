@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from specdec_core.training.eagle.finished import EagleTrainingCard
 from specdec_core.training.eagle.settings import EagleTrainingSettings
-from specdec_core.training.eagle.training import EagleTraining
+from specdec_core.training.eagle.training import EagleTraining, EagleTrainingCard
 from specdec_core.training.recorded.finished import TrainingCard
 from specdec_core.training.recorded.settings import TrainingSettings
 from specdec_core.training.recorded.training import RecordedTraining

@@ -46,10 +46,7 @@ def test_heads_are_those_of_a_training_in_this_process_and_are_not_trained_twice
     assert sorted(first.finished) == NAMES
     assert first.steps == 3
     for head, spec in zip(heads, SPECS, strict=True):
-        own = HeadTraining(spec, EXAMPLES[spec.kind], SETTINGS)
-        while not own.done:
-            own.epoch()
-        trained = own.result()
+        trained = HeadTraining(spec, EXAMPLES[spec.kind], SETTINGS).run()
         assert (head.folder / "model.safetensors").read_bytes() == trained.weights
         assert head.card.curve == trained.card.curve
         assert load_head(head.folder, PAIR["draft"], PAIR["target"]).card == head.card

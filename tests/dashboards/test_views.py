@@ -52,10 +52,7 @@ def pair(
             tracking.finish(result, folder)
         bench = bench_result.model_copy(update={"pair": result.pair})
         log(report(bench), [], prompts=(bench.prompts, bench_prompts))
-        training = HeadTraining(HeadSpec(), learnable(), SETTINGS)
-        while not training.done:
-            training.epoch()
-        head = training.result()
+        head = HeadTraining(HeadSpec(), learnable(), SETTINGS).run()
         card = save_head(head.weights, head.card, home / "heads" / "mine")
         with HeadsRun(result.pair, "small", {}) as trained:
             trained.head_finished(FinishedHead("mine", home / "heads" / "mine", card))

@@ -61,19 +61,13 @@ def test_a_draft_is_trained_with_the_best_rate_and_not_trained_again(
         ({"learning_rate": "quick"}, "--learning-rate quick: expected numbers"),
         ({"setting": ["width=100"]}, "width 100 is no even multiple of 6 heads"),
         ({"setting": ["key_value_heads=4"]}, "6 heads cannot share 4 keys"),
-        ({"setting": ["embedding=theirs"]}, "embedding: .*'target' or 'own'"),
         ({"setting": ["copied_layers=first"]}, "copied_layers: "),
         (
             {"setting": ["copied_layers=[0,1]", "width=96", "inner=8"]},
             "width, inner: a draft of copied layers",
         ),
-        (
-            {"setting": ["copied_layers=[0]", "embedding=own"]},
-            "embedding: own: a draft of copied layers",
-        ),
         ({}, "answers: no answers in it; give --prompts"),
         ({"features": Path("nowhere")}, "nowhere/features.json: no such file"),
-        ({"further": True}, "answers: no answers in it; give --prompts"),
         ({"prompts": "bundled:train", "max_length": 1}, "runner: max_length: .*greater than"),
     ],
 )

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from jobs.train_eagle import main
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec
-from specdec_core.training.eagle.finished import EagleTrainingCard
+from specdec_core.training.eagle.training import EagleTrainingCard
 from specdec_core.training.recorded.answers import AnswersCard, claim, read_card
 from specdec_core.training.recorded.finished import load_card
 from tests.commands import Command
@@ -52,15 +52,6 @@ def test_a_head_is_trained_with_the_best_rate_and_not_trained_again(
     nested = next(run for run in runs if "loss" in run.data.metrics)
     assert {a.path for a in client.list_artifacts(nested.info.run_id)} == {"head"}
 
-    # Trained further twice, what is logged is each time a run of its own.
-    again = (*arguments[:-1], "1e-3", "--out", out, "--further", "--set", "epochs=1")
-    for more in (2, 4):
-        done = command(main, tmp_path, *again)
-        assert done.returncode == 0, done.stderr
-        after = client.search_runs(experiments)
-        assert len(after) == len(runs) + more
-        assert all(run.info.status == "FINISHED" for run in after)
-
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
@@ -74,7 +65,6 @@ def test_a_head_is_trained_with_the_best_rate_and_not_trained_again(
             {"prompts": "bundled:train", "temperatures": "0.7"},
             "--temperatures 0.7: no answers at temperature 0 or 1, by which an EAGLE head is",
         ),
-        ({"prompts": "bundled:train", "further": True}, r"head/training\.json: no such file"),
         ({"prompts": "nowhere.jsonl"}, "nowhere.jsonl: no such file|no chat template"),
         *(
             (
@@ -122,7 +112,7 @@ def test_prompts_are_rendered_and_those_that_are_too_long_left_out(
     tiny_spec: PairSpec, tmp_path: Path
 ) -> None:
     from specdec_core.models.loading import load_tokenizer
-    from specdec_core.training.recorded.prompts import token_prompts
+    from specdec_core.training.recorded.gather import token_prompts
 
     tokenizer = load_tokenizer(tiny_spec.target)
     path = tmp_path / "chats.jsonl"

@@ -1,19 +1,21 @@
-"""The folder of a draft with a reduced vocabulary: a Llama's, with `d2t` and, unless they are the
-target's own, the embedding or a projection of the target's, and the output layer's rows of the
-draft vocabulary."""
+"""The folder of a draft with a reduced vocabulary: the files of a Llama, with `d2t` and matrices in
+eight bits.
+
+A draft between its target's own embedding and output layer stores neither. Any other draft stores a
+projection of the target's embedding, and the output layer's rows of the draft vocabulary.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
 from safetensors.torch import save
 from torch import Tensor
-from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdec_core.base.errors import UserError
@@ -37,14 +39,10 @@ class Reduced(Value):
     """What is special about the draft, under `reduced` in its `config.json`."""
 
     draft_vocab_size: int = Field(ge=2, description="tokens that it can propose")
-    embedding: Literal["target", "own"] = Field(
-        description="target: the target's, of its width or projected; own: stored"
+    projected: bool = Field(
+        description="true: a projection of the target's embedding and an output layer of its own;"
+        " false: the target's embedding and rows of its output layer"
     )
-    projected: bool = Field(default=True, description="whether the target's embedding is")
-    output: Literal["target", "own"] = Field(
-        default="own", description="target: the target's rows of the draft vocabulary; own: stored"
-    )
-    form: Literal["plain", "int8"] = Field(default="plain", description="of the stored matrices")
     target: str = Field(description="name of the target that it drafts for")
     target_fingerprint: str = Field(description="of that target's weights")
     target_width: int = Field(ge=1, description="of the target's embedding")
@@ -58,10 +56,7 @@ def reduced_of(config: ReducedDraftConfig, name: str) -> Reduced:
             f"{name}: proposes {reduced.draft_vocab_size} tokens of a vocabulary of"
             f" {config.vocab_size}"
         )
-    as_it_is = (reduced.embedding == "target" and not reduced.projected) or (
-        reduced.output == "target"
-    )
-    if as_it_is and config.hidden_size != reduced.target_width:
+    if not reduced.projected and config.hidden_size != reduced.target_width:
         raise UserError(
             f"{name}: is {config.hidden_size} wide, but shares tables of a target of"
             f" {reduced.target_width}"
@@ -89,9 +84,7 @@ def load_reduced(
             f"{name}: was trained for another target (weights {reduced.target_fingerprint}, this"
             f" target's are {fingerprint})"
         )
-    tensors = read_tensors(folder, name)
-    if reduced.form == "int8":
-        tensors = int8.unpacked(tensors, name)
+    tensors = int8.unpacked(read_tensors(folder, name), name)
     with torch.device("meta"):
         model = ReducedDraft(config)
     _check(model, reduced, tensors, name)
@@ -99,20 +92,17 @@ def load_reduced(
         torch.arange(reduced.draft_vocab_size)
         + draft_vocabulary(tensors, reduced.draft_vocab_size, config.vocab_size, name)["d2t"]
     )
-    if reduced.embedding == "target":
-        wide = target_embedding(target)
-        if wide.shape != (config.vocab_size, reduced.target_width):
-            raise UserError(
-                f"{name}: reads an embedding of {(config.vocab_size, reduced.target_width)}, but"
-                f" that of {target} is {tuple(wide.shape)}"
-            )
-        if reduced.projected:
-            wide = wide.float() @ tensors.pop(PROJECTION).float().T
-        tensors[_EMBEDDING] = wide
-    if reduced.output == "target":
-        tensors[_OUTPUT] = target_output(target)[tokens]
-    else:
+    wide = target_embedding(target)
+    if wide.shape != (config.vocab_size, reduced.target_width):
+        raise UserError(
+            f"{name}: reads an embedding of {(config.vocab_size, reduced.target_width)}, but"
+            f" that of {target} is {tuple(wide.shape)}"
+        )
+    if reduced.projected:
+        tensors[_EMBEDDING] = wide.float() @ tensors.pop(PROJECTION).float().T
         tensors[_OUTPUT] = tensors.pop(_STORED_OUTPUT)
+    else:
+        tensors[_EMBEDDING], tensors[_OUTPUT] = wide, target_output(target)[tokens]
     del tensors[_OFFSETS]
     weights = {key: tensor.to(dtype) for key, tensor in tensors.items()}
     model.load_state_dict({**weights, _TOKENS: tokens}, assign=True)
@@ -122,71 +112,41 @@ def load_reduced(
 
 
 def save_reduced(
-    model: ReducedDraft,
-    projection: Tensor | None,
-    reduced: Reduced,
-    folder: Path,
+    model: ReducedDraft, projection: Tensor | None, reduced: Reduced, folder: Path
 ) -> None:
-    """Write a draft into `folder`, which exists; matrices in bfloat16, or in eight bits.
+    """Write a draft into `folder`, which exists.
 
     Args:
         model: on any device.
         projection: of the target's embedding (width, target width); None where the draft has none.
-        reduced: what is special about it, by which the target's own tables are left out.
+        reduced: what is special about it.
         folder: where to.
     """
     tensors: dict[str, Tensor] = dict(model.state_dict())
-    tokens = tensors.pop(_TOKENS).cpu()
-    tensors[_STORED_OUTPUT] = tensors.pop(_OUTPUT)
-    if reduced.output == "target":
-        del tensors[_STORED_OUTPUT]
-    if reduced.embedding == "target":
-        inner = _EMBEDDING.removesuffix("weight")
-        tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(inner)}
+    tokens, output = tensors.pop(_TOKENS).cpu(), tensors.pop(_OUTPUT)
+    inner = _EMBEDDING.removesuffix("weight")
+    tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(inner)}
     if projection is not None:
-        tensors[PROJECTION] = projection
+        tensors |= {PROJECTION: projection, _STORED_OUTPUT: output}
     tensors[_OFFSETS] = tokens - torch.arange(len(tokens))
-    if reduced.form == "int8":
-        tensors = int8.packed(tensors)
     config = deepcopy(model.config)
     config.architectures, config.dtype = [type(model).__name__], torch.bfloat16
     config.reduced = reduced.model_dump(mode="json")
-    _write(tensors, config, folder)
-
-
-def copy_packed(folder: Path, out: Path, config: ReducedDraftConfig) -> None:
-    """Write the draft in `folder`, which has that configuration, into `out`, which exists, its
-    matrices in eight bits.
-
-    Raises:
-        UserError: its weights or what its configuration says of it are damaged.
-    """
-    reduced, tensors = reduced_of(config, str(folder)), read_tensors(folder, str(folder))
-    if reduced.form == "plain":
-        tensors, config = int8.packed(tensors), deepcopy(config)
-        config.reduced = reduced.model_copy(update={"form": "int8"}).model_dump(mode="json")
-    _write(tensors, config, out)
-
-
-def _write(tensors: Mapping[str, Tensor], config: LlamaConfig, folder: Path) -> None:
-    stored = {key: _stored(key, tensor) for key, tensor in tensors.items()}
+    stored = {key: _stored(tensor) for key, tensor in int8.packed(tensors).items()}
     (folder / WEIGHTS).write_bytes(save(stored, metadata={"format": "pt"}))
     config.save_pretrained(folder)
 
 
-def _stored(key: str, tensor: Tensor) -> Tensor:
-    as_is = not tensor.is_floating_point() or int8.is_scale(key)
-    return tensor.detach().to("cpu", tensor.dtype if as_is else torch.bfloat16).contiguous()
+def _stored(tensor: Tensor) -> Tensor:
+    dtype = torch.bfloat16 if tensor.is_floating_point() else tensor.dtype
+    return tensor.detach().to("cpu", dtype).contiguous()
 
 
 def _check(model: ReducedDraft, reduced: Reduced, tensors: Mapping[str, Tensor], name: str) -> None:
     """Raises :class:`UserError` unless the tensors are those of the model's file."""
     shapes: dict[str, Any] = {k: tuple(v.shape) for k, v in model.state_dict().items()}
     shapes[_OFFSETS], output = shapes.pop(_TOKENS), shapes.pop(_OUTPUT)
-    if reduced.output == "own":
-        shapes[_STORED_OUTPUT] = output
-    if reduced.embedding == "target":
-        width = shapes.pop(_EMBEDDING)[1]
-        if reduced.projected:
-            shapes[PROJECTION] = (width, reduced.target_width)
+    width = shapes.pop(_EMBEDDING)[1]
+    if reduced.projected:
+        shapes |= {_STORED_OUTPUT: output, PROJECTION: (width, reduced.target_width)}
     check_tensors(tensors, shapes, name)

@@ -74,9 +74,6 @@ def write_card(
 
 def _figures(settings: Settings, facts: dict[str, Any], results: dict[str, Any]) -> list[str]:
     loss = results["held_out_loss"]
-    alternating = ", ".join(
-        f"{results['alternating_ratio'][name]:.3f} ({name})" for name in settings.drafts
-    )
     return [
         "## Figures",
         *_model_table(facts, results),
@@ -84,9 +81,8 @@ def _figures(settings: Settings, facts: dict[str, Any], results: dict[str, Any])
         f"Held-out loss: {results['held_out_tokens']:,} tokens of held-out modules; the target's "
         f"before sharpening is {loss['target before sharpening']:.3f} (sharpening trades it for "
         "decisiveness, as post-training does). Forward times: median of one cached token at "
-        "context 192 on, one thread, the models taking turns of eight forwards, as a draft "
-        "does; forward by forward in turn, which empties the processor's caches between any two, "
-        f"the drafts' shares in float32 are {alternating}.",
+        "context 192 on, one thread, the models interleaved in runs of eight forwards, as a draft "
+        "runs them.",
         "",
         f"Alignment with the target on its own greedy trajectories, {settings.new_tokens} new "
         "tokens after each bundled prompt, float32 with the shipped bfloat16 weights. The oracle "
@@ -105,13 +101,14 @@ def _figures(settings: Settings, facts: dict[str, Any], results: dict[str, Any])
 def _recipe(settings: Settings, models: dict[str, Any]) -> list[str]:
     target, drafts = models["target"], {name: models[name] for name in settings.drafts}
     taught = next(iter(drafts.values()))
+    epochs = target["batches"] * settings.rows / target["rows_per_epoch"]
     tokens = ", ".join(
         f"{draft['tokens']:,} tokens in {draft['seconds'] / 60:.0f} minutes ({name})"
         for name, draft in drafts.items()
     )
     return [
         "## Recipe",
-        f"1. *Target*: {target['tokens']:,} tokens ({target['epochs']:.2f} epochs, final training "
+        f"1. *Target*: {target['tokens']:,} tokens ({epochs:.2f} epochs, final training "
         f"loss {target['training_loss']:.2f}), rows of {settings.row_tokens}, "
         f"{settings.rows} a batch, Muon (rate {settings.matrix_rate}) for the hidden matrices and "
         f"AdamW ({settings.other_rate}) for embeddings and norms, bfloat16 autocast, linear decay "

@@ -1,16 +1,19 @@
 """The pair's drafts, distilled from the target."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from specdec_core.training.bundled_pair.corpus_rows import shuffled
 from specdec_core.training.bundled_pair.optimisation import (
-    Batch,
     Optimiser,
     Report,
-    Training,
+    batches_for,
     build,
+    train,
 )
 from specdec_core.training.bundled_pair.settings import Settings
 from specdec_core.training.bundled_pair.teacher import LabelledRows
@@ -45,34 +48,45 @@ def distil(
         return
     torch.manual_seed(settings.seed + 2)
     draft = build(settings.drafts[name], settings, end)
-    own_rows = round(settings.distil_rows * settings.distil_own_text)
 
-    def some(text: LabelledRows, number: int, count: int) -> LabelledRows:
-        return text.rows(shuffled(len(text.tokens), settings.seed, number * count, count))
+    def loss(**labelled: Tensor) -> Tensor:
+        rows = LabelledRows(**labelled)
+        logits = draft(rows.tokens, use_cache=False).logits.float()
+        return distillation_loss(logits, rows, settings.argmax_weight)
 
-    def forward(number: int) -> Batch:
-        own = some(own_text, number, own_rows)
-        batch = own.followed_by(some(corpus_text, number, settings.distil_rows - own_rows))
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = draft(batch.tokens, use_cache=False).logits
-        logits = logits.float()
-        agreed = logits[:own_rows].detach().argmax(-1) == own.choices[..., 0]
-        figures = {"own_text_agreement": agreed.float().mean().item()}
-        loss = distillation_loss(logits, batch, settings.argmax_weight)
-        return loss, figures, batch.tokens.numel()
-
-    training = Training(
+    train(
         name,
         draft,
         Optimiser(draft, settings.distil_matrix_rate, settings.distil_other_rate),
+        loss,
+        _LabelledBatches(own_text, corpus_text, settings),
+        settings,
+        settings.distil_minutes,
         work,
-        tokens=settings.distil_tokens,
-        minutes=settings.distil_minutes,
-        checkpoint_seconds=settings.checkpoint_seconds,
-    )
-    training.run(forward, report)
-    training.finish(
+        report,
         own_text_tokens=own_text.tokens.numel(),
         corpus_text_tokens=corpus_text.tokens.numel(),
-        own_text_agreement=training.means["own_text_agreement"],
     )
+
+
+@dataclass(frozen=True)
+class _LabelledBatches:
+    own_text: LabelledRows
+    corpus_text: LabelledRows
+    settings: Settings
+
+    def __len__(self) -> int:
+        settings = self.settings
+        return batches_for(settings.distil_tokens, settings.distil_rows * settings.text_row_tokens)
+
+    def __getitems__(self, numbers: list[int]) -> dict[str, Any]:
+        settings, [number] = self.settings, numbers
+        own = round(settings.distil_rows * settings.distil_own_text)
+
+        def some(text: LabelledRows, count: int) -> LabelledRows:
+            first = number * count
+            return text.rows(shuffled(len(text.tokens), settings.seed, first, count))
+
+        rows = some(self.own_text, own)
+        rows = rows.followed_by(some(self.corpus_text, settings.distil_rows - own))
+        return {**vars(rows), "count": rows.tokens.numel()}

@@ -88,25 +88,20 @@ def distinct_share(trajectories: list[Trajectory], n: int = 4) -> float:
 
 
 def _forward_times(models: dict[str, Any]) -> dict[str, Any]:
-    """`alternating_ratio`: seconds over the target's, forward by forward in turn. `forward_ms` by
-    dtype: milliseconds in turns of several forwards. Leaves the models in bfloat16."""
-    alternating = forward_seconds(models, turns=240, turn=1)
+    """`forward_ms` by dtype, in milliseconds. Leaves the models in bfloat16."""
     forward_ms = {}
     for dtype in (torch.float32, torch.bfloat16):
         seconds = forward_seconds({name: model.to(dtype) for name, model in models.items()})
         forward_ms[str(dtype).removeprefix("torch.")] = {n: 1000 * s for n, s in seconds.items()}
-    ratios = {name: seconds / alternating["target"] for name, seconds in alternating.items()}
-    return {"alternating_ratio": ratios, "forward_ms": forward_ms}
+    return {"forward_ms": forward_ms}
 
 
 @torch.inference_mode()
 def forward_seconds(
     models: dict[str, Any], *, context: int = 192, turns: int = 30, turn: int = 8
 ) -> dict[str, float]:
-    """Median seconds of a forward of one cached token, one thread, the models taking turns.
-
-    A turn is `turn` forwards in a row, as a draft runs them between two of the target's.
-    """
+    """Median seconds of a forward of one cached token on one thread, the models interleaved: `turn`
+    forwards of each in a row, as a draft runs them between two of the target's."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     prompt = torch.zeros(1, context, dtype=torch.long)

@@ -1,19 +1,22 @@
 """The pair's target: next-token training, then sharpening."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec_core.prompts import stdlib
 from specdec_core.training.bundled_pair.corpus_rows import Rows
 from specdec_core.training.bundled_pair.optimisation import (
-    Batch,
     Optimiser,
     Report,
-    Training,
+    batches_for,
     build,
+    train,
 )
 from specdec_core.training.bundled_pair.settings import Settings
 
@@ -29,28 +32,38 @@ def train_target(
     documents = stdlib.encode_documents(tokenizer, stdlib.texts("seen", settings.modules))
     rows = Rows(documents, settings.row_tokens + 1, settings.seed)
 
-    def forward(number: int) -> Batch:
-        batch = rows.batch(number, settings.rows)
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = model(batch[:, :-1], use_cache=False).logits
-        labels = batch[:, 1:].flatten()
-        return F.cross_entropy(logits.float().flatten(0, 1), labels), {}, len(labels)
+    def loss(tokens: Tensor) -> Tensor:
+        logits = model(tokens[:, :-1], use_cache=False).logits.float()
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
-    training = Training(
+    train(
         "target",
         model,
         Optimiser(model, settings.matrix_rate, settings.other_rate),
+        loss,
+        _CorpusBatches(rows, settings),
+        settings,
+        settings.target_minutes,
         work,
-        tokens=settings.target_tokens,
-        minutes=settings.target_minutes,
-        checkpoint_seconds=settings.checkpoint_seconds,
-    )
-    training.run(forward, report)
-    training.finish(
-        training_loss=training.means["loss"],
-        epochs=training.batches * settings.rows / rows.per_epoch,
+        report,
+        rows_per_epoch=rows.per_epoch,
         corpus_tokens=sum(map(len, documents)),
     )
+
+
+@dataclass(frozen=True)
+class _CorpusBatches:
+    rows: Rows
+    settings: Settings
+
+    def __len__(self) -> int:
+        settings = self.settings
+        return batches_for(settings.target_tokens, settings.rows * settings.row_tokens)
+
+    def __getitems__(self, numbers: list[int]) -> dict[str, Any]:
+        settings = self.settings
+        tokens = self.rows.batch(numbers[0], settings.rows)
+        return {"tokens": tokens, "count": settings.rows * settings.row_tokens}
 
 
 def sharpen(settings: Settings, work: Path, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:

@@ -17,32 +17,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from specdec_core.config import Value
 from specdec_core.models.eagle import EagleHead
 from specdec_core.training.eagle.unrolled import UnrolledStep
 from specdec_core.training.recorded.batch import TextBatch
-from specdec_core.training.recorded.loss import probabilities
-
-_ROWS = 64
-
-
-def _unless_none() -> float | None:
-    found: float | None = Field(default=None, exclude_if=lambda value: value is None)
-    return found
+from specdec_core.training.recorded.loss import ROWS, probabilities
 
 
 class Acceptance(Value):
     """The probability that a chain's candidate is accepted if those before it are, by position, of
-    chains from all tokens; and the tokens of a round when these texts are decoded (MAT), which
-    earlier versions did not count."""
+    chains from all tokens; and where it was counted, the tokens of a round when these texts are
+    decoded (MAT)."""
 
     greedy: tuple[float, ...]
     sampled: tuple[float, ...]  # at temperature 1
-    greedy_tokens: float | None = _unless_none()
-    sampled_tokens: float | None = _unless_none()
+    greedy_tokens: float | None = None
+    sampled_tokens: float | None = None
 
     @property
     def greedy_length(self) -> float:
@@ -154,8 +146,8 @@ def _judge(
     places = batch.prompts[step.texts] + step.positions + 1
     following = numbers[batch.tokens[step.texts, places]]
     greedy = batch.temperatures[step.texts] == 0
-    for first in range(0, len(step.texts), _ROWS):
-        rows = slice(first, first + _ROWS)
+    for first in range(0, len(step.texts), ROWS):
+        rows = slice(first, first + ROWS)
         where = step.texts[rows], step.positions[rows]
         q = head.logits(step.states[rows]).float().softmax(-1)
         p = probabilities(batch.last[where], batch.normaliser[where], output).float()

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from specdec_core.base.files import atomic_folder
-from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.head import EagleHead
 from specdec_core.models.eagle.loading import load_head, read_card, save_head
 from specdec_core.models.loading import load_skeleton
 from specdec_core.training.eagle.acceptance import Acceptance
-from specdec_core.training.eagle.finished import EagleTrainingCard
-from specdec_core.training.recorded.finished import CARD, load_card
-from specdec_core.training.recorded.recipe import recipe
+from specdec_core.training.eagle.training import EagleTrainingCard
+from specdec_core.training.recorded.finished import CARD, load_card, readme
 
 
 def pack_head(folder: Path, out: Path, name: str, about: str = "") -> EagleTrainingCard:
@@ -23,8 +21,7 @@ def pack_head(folder: Path, out: Path, name: str, about: str = "") -> EagleTrain
         folder: as training leaves it.
         out: where to.
         name: what commands will call the head.
-        about: Markdown at the end of the README, of what the cards do not know: the prompts'
-            origin, licences.
+        about: Markdown at the end of the README, on what the cards do not know.
 
     Raises:
         UserError: there is no head in `folder`, none of our training, or its target is missing.
@@ -35,50 +32,40 @@ def pack_head(folder: Path, out: Path, name: str, about: str = "") -> EagleTrain
     with atomic_folder(out) as new:
         save_head(head, new, told, form="int8")
         (new / CARD).write_text(card.model_dump_json(indent=1) + "\n")
-        (new / "README.md").write_text(card_page(card, told, name, about), encoding="utf-8")
+        page = _page(card, told.target, name, about)
+        (new / "README.md").write_text(page, encoding="utf-8")
     return card
 
 
-def card_page(card: EagleTrainingCard, told: EagleCard, name: str, about: str = "") -> str:
-    """The README, in Markdown; for the arguments see :func:`pack_head`."""
-    shape, settings, best = card.head, card.settings, card.best
+def _page(card: EagleTrainingCard, target: str, name: str, about: str) -> str:
+    shape, settings = card.head, card.settings
     layers = ", ".join(map(str, shape.feature_layers))
-    lines = [
-        f"# {name}",
-        f"An EAGLE-3 head for `{told.target}` (weights {card.fingerprint}): one decoder layer,"
-        f" {shape.hidden_size} wide, that drafts from what the target has computed of a text. It"
-        f" reads the inputs of the target's layers {layers} and proposes {shape.draft_vocab_size:,}"
-        f" of its {shape.vocab_size:,} tokens. Matrices are stored in eight bits.",
-        "",
-        "```",
-        f"specdec sweep --target {told.target} --draft eagle={name} --prompts prompts.jsonl",
-        "```",
-        "",
-        "## Figures",
-        *_table(best.acceptance),
-        "",
-        f"On {card.texts['held_out']} answers held out, before the weights were rounded to eight"
-        " bits. By position: the share of candidates that are accepted where those before them"
-        " are. From any token: what a chain of that length from a random token of an answer yields,"
-        " the target's own token included. A round: the mean when these answers are decoded, where"
-        f" a chain begins behind the last one's end. Of the tokens of these answers"
-        f" {card.coverage:.1%} are in the draft vocabulary.",
-        "",
-        *recipe(
-            card,
-            f"EAGLE-3's training-time test over {settings.steps} steps, each of"
-            f" {settings.share:.0%} of the chains of the one before; cross-entropy with the"
-            " target's distribution.",
-        ),
-        "",
-        *([about.strip(), ""] if about else []),
-    ]
-    return "\n".join(lines)
+    return readme(
+        name,
+        card,
+        f"--target {target} --draft eagle={name}",
+        f"An EAGLE-3 head for `{target}` (weights {card.fingerprint}): one decoder layer,"
+        f" {shape.hidden_size} wide, that drafts from the target's own features. It reads the"
+        f" inputs of the target's layers {layers} and proposes {shape.draft_vocab_size:,} of its"
+        f" {shape.vocab_size:,} tokens. Matrices are stored in eight bits.",
+        [
+            *_table(card.best.acceptance),
+            "",
+            f"On {card.texts['held_out']} held-out answers, before the weights were rounded to"
+            " eight bits. By position: the share of candidates that are accepted where those"
+            " before them are. From any token: what a chain of that length from a random token of"
+            " an answer yields, the target's own token included. A round: the mean when these"
+            " answers are decoded, where a chain begins at the end of the one before. Of the tokens"
+            f" of these answers {card.coverage:.1%} are in the draft vocabulary.",
+        ],
+        f"EAGLE-3's training-time test over {settings.steps} steps, each of {settings.share:.0%}"
+        " of the chains of the one before; cross-entropy with the target's distribution.",
+        about,
+    )
 
 
 def _table(found: Acceptance) -> list[str]:
-    """Acceptance by position, a row for each way of decoding that was evaluated. Rounds were not
-    counted by earlier versions."""
+    """Acceptance by position, a row for each way of decoding that was evaluated."""
     rows = found.kinds
     steps = max(len(positions) for positions, _, _ in rows.values())
     names = [*(str(n) for n in range(1, steps + 1)), "from any token", "a round"]

@@ -1,29 +1,24 @@
-"""How a head is trained, and how the training goes."""
+"""The settings of a head's training, and its evaluations."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from specdec_core.config import Value
 from specdec_core.training.eagle.acceptance import Acceptance
 from specdec_core.training.recorded.settings import Evaluation, TrainingSettings
 
 
-class _Unrolled(Value):
-    draft_vocab_size: int = Field(default=8192, ge=2)
+class EagleTrainingSettings(TrainingSettings):
+    """The training of an EAGLE head."""
+
     steps: int = Field(default=5, ge=1, description="of the training-time test")
     share: float = Field(
         default=0.8, gt=0, le=1, description="weight of a step over the one before"
     )
 
 
-# Fields of the last base come first. Their order is part of a training's digest.
-class EagleTrainingSettings(TrainingSettings, _Unrolled):
-    """The training of an EAGLE head."""
-
-
 class EagleEvaluation(Evaluation):
-    """A head on texts held out."""
+    """A head on held-out answers."""
 
     acceptance: Acceptance
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,15 +15,22 @@ from specdec_core.models.eagle import EagleHead, EagleSettings
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import save_head
 from specdec_core.training.eagle.acceptance import AcceptanceCounts
-from specdec_core.training.eagle.finished import EagleTrainingCard
 from specdec_core.training.eagle.settings import EagleEvaluation, EagleTrainingSettings
 from specdec_core.training.eagle.start import start_head
-from specdec_core.training.eagle.unrolled import unroll
+from specdec_core.training.eagle.unrolled import UnrolledStep, unroll
 from specdec_core.training.recorded.batch import TextBatch
-from specdec_core.training.recorded.features import RecordedTexts
-from specdec_core.training.recorded.finished import CARD, card_values
+from specdec_core.training.recorded.finished import CARD, TrainingCard, card_values
 from specdec_core.training.recorded.loss import cross_entropy, probabilities
 from specdec_core.training.recorded.training import RecordedTraining
+
+
+class EagleTrainingCard(TrainingCard):
+    """How a head was trained."""
+
+    settings: EagleTrainingSettings
+    head: EagleSettings
+    best: EagleEvaluation
+    curve: tuple[EagleEvaluation, ...]
 
 
 class EagleTraining(RecordedTraining[EagleTrainingSettings, EagleEvaluation, EagleHead]):
@@ -32,11 +38,6 @@ class EagleTraining(RecordedTraining[EagleTrainingSettings, EagleEvaluation, Eag
 
     evaluation_type = EagleEvaluation
     reads_features = True
-
-    def __init__(
-        self, texts: RecordedTexts, settings: EagleTrainingSettings, checkpoint: Path
-    ) -> None:
-        super().__init__(texts, settings, settings.draft_vocab_size, checkpoint)
 
     def _start(
         self, config: PretrainedConfig, tables: Mapping[str, Tensor], proposable: Tensor
@@ -46,10 +47,9 @@ class EagleTraining(RecordedTraining[EagleTrainingSettings, EagleEvaluation, Eag
         )
         return start_head(shape, tables, proposable, self.settings.seed)
 
-    def _loss(self, batch: TextBatch, generator: torch.Generator) -> Tensor:
+    def loss(self, batch: TextBatch) -> Tensor:
         """The mean over chains of the sum over steps."""
-        settings = self.settings
-        steps = unroll(self.model, self._typed(batch), settings.steps, settings.share, generator)
+        steps = self._unrolled(batch, self.settings.share)
         answered = batch.answered
         target = probabilities(batch.last[answered], batch.normaliser[answered], self.output)
         first = batch.lengths.cumsum(0) - batch.lengths
@@ -57,15 +57,14 @@ class EagleTraining(RecordedTraining[EagleTrainingSettings, EagleEvaluation, Eag
         places = torch.cat([first[step.texts] + step.positions for step in steps])
         return cross_entropy(states, self.model.lm_head.weight, target, places) / len(target)
 
-    def _judge(self, batches: Iterator[TextBatch]) -> dict[str, Any]:
+    def judge(self, batches: Iterable[TextBatch]) -> EagleEvaluation:
         counts = AcceptanceCounts(self.settings.steps)
         for batch in batches:
-            steps = unroll(self.model, self._typed(batch), self.settings.steps)
-            counts.add(self.model, batch, steps, self.output)
-        return {"acceptance": counts.result()}
+            counts.add(self.model, batch, self._unrolled(batch), self.output)
+        return EagleEvaluation(acceptance=counts.result())
 
     def save(self, folder: Path) -> None:
-        head, target = self.finished(), self.texts.card
+        target = self.texts.card
         facts = EagleCard(
             target=target.target,
             target_architectures=tuple(target.config.get("architectures") or ()),
@@ -73,10 +72,11 @@ class EagleTraining(RecordedTraining[EagleTrainingSettings, EagleEvaluation, Eag
             speculative_tokens=self.settings.steps,
             training=self.settings.model_dump(mode="json"),
         )
-        card = EagleTrainingCard(**card_values(self), head=head.settings)
+        card = EagleTrainingCard(**card_values(self), head=self.model.settings)
         with atomic_folder(folder) as new:
-            save_head(head, new, facts)
+            save_head(self.model, new, facts)
             (new / CARD).write_text(card.model_dump_json(indent=1))
 
-    def _typed(self, batch: TextBatch) -> TextBatch:
-        return replace(batch, features=batch.features.to(self.type))
+    def _unrolled(self, batch: TextBatch, share: float = 1.0) -> list[UnrolledStep]:
+        typed = replace(batch, features=batch.features.to(self.type))
+        return unroll(self.model, typed, self.settings.steps, share)

@@ -37,13 +37,7 @@ class UnrolledStep:
     starts: Tensor
 
 
-def unroll(
-    head: EagleHead,
-    batch: TextBatch,
-    steps: int,
-    share: float = 1.0,
-    generator: torch.Generator | None = None,
-) -> list[UnrolledStep]:
+def unroll(head: EagleHead, batch: TextBatch, steps: int, share: float = 1.0) -> list[UnrolledStep]:
     """The head's steps from every token of the answers whose next one is known.
 
     Of the chains of each step only a random `share` goes on. A loss over what is left is the loss
@@ -60,7 +54,7 @@ def unroll(
         if step:
             going &= chains + step < batch.lengths[:, None]
             if share < 1:
-                going &= torch.rand(going.shape, generator=generator) < share
+                going &= torch.rand(going.shape) < share
             kept = _first(going)
             going, chains, state = going.gather(1, kept), chains.gather(1, kept), _at(state, kept)
             keys, values = ([_at(own, kept) for own in both] for both in (keys, values))

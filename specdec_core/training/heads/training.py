@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +24,7 @@ from specdec_core.drafting.heads.metrics import (
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import weights_of
 from specdec_core.training.heads.examples import DEV, TEST, TRAIN, Examples, training_digest
+from specdec_core.training.trainer import Loop, ModelTrainer
 
 CHUNK = 16384  # rows of a forward that keeps no gradients
 
@@ -34,9 +38,9 @@ class TrainedHead:
 
 
 class HeadTraining:
-    """Trains epoch by epoch and keeps the weights of the one with the least loss on the dev prompts
-    (the paper's eval). The test prompts are met once, at the end. Deterministic in
-    data, specification and settings."""
+    """Trains a head and keeps the weights of the epoch with the least loss on the dev prompts (the
+    paper's eval). The test prompts are used once, at the end. Deterministic in data, specification
+    and settings."""
 
     def __init__(
         self,
@@ -45,7 +49,7 @@ class HeadTraining:
         settings: HeadTrainingSettings,
         device: str = "cpu",
     ) -> None:
-        self.spec, self.examples, self.settings, self.device = spec, examples, settings, device
+        self.spec, self.examples, self.settings = spec, examples, settings
         torch.manual_seed(settings.seed)
         self.features = torch.tensor(examples.features, device=device)
         self.labels = torch.tensor(examples.labels, device=device)
@@ -59,54 +63,67 @@ class HeadTraining:
         self.head.standardise(torch.tensor(examples.features[examples.split == TRAIN]))
         self.head.dropout = 0.0 if spec.kind == "t2" else settings.dropout
         self.head.to(device)
-        self.optimizer = torch.optim.AdamW(
-            self.head.parameters(),
-            lr=settings.learning_rate,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
-        self.batches = math.ceil(len(self.train_rows) / settings.batch_size)
         self.curve: list[Epoch] = []
-        self.best = weights_of(self.head)
+        self._kl: list[Tensor] = []  # of the batches since the last evaluation
 
-    @property
-    def done(self) -> bool:
-        return len(self.curve) == self.settings.epochs
+    def run(self) -> TrainedHead:
+        """Train the head to the end; the best epoch's head with its figures."""
+        settings = self.settings
+        with TemporaryDirectory() as folder:
+            trainer = ModelTrainer(
+                self.head,
+                self._loss,
+                _Rows(self.features[self.train_rows], self.labels[self.train_rows]),
+                Path(folder),
+                Loop(
+                    rate=lambda share: (1 + math.cos(math.pi * share)) / 2,
+                    judge=self._judge,
+                    evaluations=settings.epochs,
+                    save_seconds=math.inf,
+                ),
+                per_device_train_batch_size=settings.batch_size,
+                learning_rate=settings.learning_rate,
+                weight_decay=settings.weight_decay,
+                adam_beta2=0.999,
+                max_grad_norm=0.0,
+                num_train_epochs=settings.epochs,
+                seed=settings.seed,
+                use_cpu=self.features.device.type == "cpu",
+                save_only_model=True,
+            )
+            trainer.run()
+        self.curve = [
+            Epoch(epoch=number, train_loss=entry["loss"], **entry["evaluation"])
+            for number, entry in enumerate(trainer.curve, start=1)
+        ]
+        return self._result()
 
-    def epoch(self) -> Epoch:
-        """Pass over the training rows once, in a random order."""
-        settings, spec = self.settings, self.spec
-        order = self.train_rows[torch.randperm(len(self.train_rows)).to(self.device)]
-        loss_sum = kl_sum = 0.0
-        self.head.train()
-        for step, rows in enumerate(order.split(settings.batch_size)):
-            self._set_rate(len(self.curve) * self.batches + step)
-            labels = self.labels[rows]
-            logits = self.head(self.features[rows])
-            loss = weighted_bce(logits, labels, spec.w_acc, spec.w_rej)
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            self.optimizer.step()
-            loss_sum += loss.item() * len(rows)
-            kl_sum += binary_kl(logits.detach(), labels).item() * len(rows)
+    def tested(self) -> tuple[np.ndarray, np.ndarray]:
+        """Probabilities and labels (n,) of the test rows, by the weights as they are."""
+        logits, labels = self._predict(self.test_rows)
+        return logits.sigmoid().numpy().astype(np.float64), labels.numpy().astype(np.float64)
+
+    def _loss(self, features: Tensor, labels: Tensor) -> Tensor:
+        logits = self.head(features)
+        self._kl.append(binary_kl(logits.detach(), labels))
+        return weighted_bce(logits, labels, self.spec.w_acc, self.spec.w_rej)
+
+    def _judge(self) -> tuple[float, dict[str, Any]]:
         logits, labels = self._predict(self.eval_rows)
-        epoch = Epoch(
-            epoch=len(self.curve) + 1,
-            train_loss=loss_sum / len(order),
-            train_kl=kl_sum / len(order),
-            eval_loss=weighted_bce(logits, labels, spec.w_acc, spec.w_rej).item(),
-            eval_kl=binary_kl(logits, labels).item(),
-            auc=auc(logits.numpy(), labels.numpy()),
-        )
-        if all(epoch.eval_loss < earlier.eval_loss for earlier in self.curve):
-            self.best = weights_of(self.head)
-        self.curve.append(epoch)
-        return epoch
+        loss = weighted_bce(logits, labels, self.spec.w_acc, self.spec.w_rej).item()
+        found = {
+            "train_kl": torch.stack(self._kl).mean().item(),
+            "eval_loss": loss,
+            "eval_kl": binary_kl(logits, labels).item(),
+            "auc": auc(logits.numpy(), labels.numpy()),
+        }
+        self._kl = []
+        return -loss, found
 
-    def result(self) -> TrainedHead:
-        """The best epoch's head, with its figures on all rows of each split."""
+    def _result(self) -> TrainedHead:
         spec, examples = self.spec, self.examples
-        self.head.load_state_dict(load(self.best))
+        weights = weights_of(self.head)
+        self.head.load_state_dict(load(weights))  # rounded, as they are stored
         train_logits, train_labels = self._predict(self.train_rows)
         eval_logits, eval_labels = self._predict(self.eval_rows)
         logits, labels = self._predict(self.test_rows)
@@ -143,19 +160,7 @@ class HeadTraining:
             reliability=tuple(bins),
             training=training_digest(spec, examples, self.settings),
         )
-        return TrainedHead(self.best, card)
-
-    def tested(self) -> tuple[np.ndarray, np.ndarray]:
-        """Probabilities and labels (n,) of the test rows, by the weights as they are: after
-        :meth:`result`, the best epoch's."""
-        logits, labels = self._predict(self.test_rows)
-        return logits.sigmoid().numpy().astype(np.float64), labels.numpy().astype(np.float64)
-
-    def _set_rate(self, step: int) -> None:
-        progress = step / (self.batches * self.settings.epochs)
-        rate = self.settings.learning_rate * (1 + math.cos(math.pi * progress)) / 2
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        return TrainedHead(weights, card)
 
     @torch.no_grad()
     def _predict(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,3 +168,19 @@ class HeadTraining:
         self.head.eval()
         logits = [self.head(self.features[part]) for part in rows.split(CHUNK)]
         return torch.cat(logits).cpu(), self.labels[rows].cpu()
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Examples, a batch of rows at a time."""
+
+    features: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitems__(self, numbers: list[int]) -> dict[str, Any]:
+        rows = torch.tensor(numbers, device=self.labels.device)
+        batch = {"features": self.features[rows], "labels": self.labels[rows]}
+        return {**batch, "count": len(numbers)}

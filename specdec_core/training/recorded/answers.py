@@ -1,13 +1,13 @@
-"""Texts to train on: what the target itself answers to prompts.
+"""What trainings read: a target's own answers to prompts.
 
-They are written once, in shards of so many prompts, and read by every training run. Interrupted,
-the same call goes on after the last shard that is whole.
+They are written once, in shards of a fixed number of prompts, and every training reads them. The
+same call, interrupted, resumes after the last complete shard.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,11 @@ from specdec_core.tokens.statistics import Generation
 
 SHARD = 256  # prompts
 _CARD = "answers.json"
-_STEP_TOKENS = 512  # prompts are read quickly: nobody waits for a token here
+_TOKENS = pa.list_(pa.int32())
+_SCHEMA = pa.schema([("id", pa.string()), ("prompt", _TOKENS), ("answer", _TOKENS)])
+_STEP_TOKENS = 512  # large: throughput counts here, not latency
+
+TokenPrompt = tuple[str, tuple[int, ...]]  # an id and its tokens
 
 
 class AnswersCard(Document):
@@ -40,7 +44,7 @@ class AnswersCard(Document):
 
     @property
     def identity(self) -> str:
-        """The same for the same answers, in whatever folder they or their target are."""
+        """The same for the same answers, wherever they and their target are."""
         content = self.model_dump_json(exclude={"target"})
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -57,13 +61,13 @@ class RecordedAnswer:
 
 def write_answers(
     pair: Pair,
-    prompts: Sequence[tuple[str, tuple[int, ...]]],
+    prompts: Sequence[TokenPrompt],
     card: AnswersCard,
     folder: Path,
     slots: int,
     on_finish: Callable[[Generation], None] | None = None,
 ) -> None:
-    """Have the target of `pair` answer `prompts`, (id, tokens) each, up to `slots` at a time.
+    """Have the target of `pair` answer `prompts`, up to `slots` of them at a time.
 
     Raises:
         UserError: the folder holds other answers, or a prompt does not fit.
@@ -98,16 +102,14 @@ def write_answers(
             left[first] -= 1
             if not left[first]:
                 numbers = range(first, min(first + SHARD, len(prompts)))
-                _write(folder, first, [(*prompts[n], done.pop(n).tokens) for n in numbers])
+                rows = [
+                    {"id": prompts[n][0], "prompt": prompts[n][1], "answer": done.pop(n).tokens}
+                    for n in numbers
+                ]
+                with atomic_path(_path(folder, first)) as path:
+                    parquet.write_table(pa.Table.from_pylist(rows, _SCHEMA), path)
             if on_finish:
                 on_finish(chunk.finished)
-
-
-def read_answers(folder: Path) -> Iterator[RecordedAnswer]:
-    """The answers in a folder, in the order of their prompts; of a folder that is still being
-    written, those that are there."""
-    for shard in answer_shards(folder):
-        yield from read_shard(folder, shard)
 
 
 def answer_shards(folder: Path) -> list[int]:
@@ -132,7 +134,7 @@ def read_card(folder: Path) -> AnswersCard:
 
 
 def claim(folder: Path, card: AnswersCard) -> None:
-    """Make `folder` one for these answers. Raises :class:`UserError` where it is for others."""
+    """Make `folder` one for these answers. Raises :class:`UserError` where it holds others."""
     path = folder / _CARD
     if path.exists():
         if read_card(folder) != card:
@@ -140,22 +142,6 @@ def claim(folder: Path, card: AnswersCard) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, card.model_dump_json(indent=1))
-
-
-def _write(
-    folder: Path, first: int, rows: Sequence[tuple[str, tuple[int, ...], list[int]]]
-) -> None:
-    ids, prompts, answers = zip(*rows, strict=True)
-    tokens = pa.list_(pa.int32())
-    table = pa.table(
-        {
-            "id": pa.array(ids),
-            "prompt": pa.array([list(prompt) for prompt in prompts], tokens),
-            "answer": pa.array([list(answer) for answer in answers], tokens),
-        }
-    )
-    with atomic_path(_path(folder, first)) as path:
-        parquet.write_table(table, path)
 
 
 def _path(folder: Path, first: int) -> Path:

@@ -1,7 +1,7 @@
-"""What a target computes of its answers, recorded: training runs read it as often as they like.
+"""What a target computes of its answers, recorded once for all trainings.
 
-A shard of answers gives a shard of features. Interrupted, the same call goes on after the last one
-that is whole. Beside them are the target's own tables, so that training needs the target no more.
+A shard of answers gives a shard of features. The same call, interrupted, resumes after the last
+complete one. The target's own tables are stored beside them, so that training needs no target.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -23,7 +22,7 @@ from transformers import PreTrainedModel
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path, write_atomically
 from specdec_core.base.observer import Observer
-from specdec_core.config import Document, describe
+from specdec_core.config import Document, parse_json
 from specdec_core.models.features import LayerInputs, decoder_layers
 from specdec_core.models.fingerprints import TARGET, fingerprint
 from specdec_core.models.pair import Pair
@@ -57,7 +56,7 @@ class FeaturesCard(Document):
 
 
 def missing_bytes(answers: Path, folder: Path, layers: int, width: int) -> int:
-    """The room that the features of answers will take that are not in `folder` yet."""
+    """The bytes that the features of answers will take that are not in `folder` yet."""
     rows = 0
     for shard in _missing(answers, folder):
         for text in read_shard(answers, shard):
@@ -73,8 +72,8 @@ def record_features(
     folder: Path,
     observer: Observer | None = None,
 ) -> None:
-    """Record the features of the answers in a folder that are not in `folder` yet; `observer`
-    follows the shards. The pair's target is on the CPU, its weights not packed.
+    """Record the features of the answers that are not in `folder` yet; `observer` follows the
+    shards. The pair's target is on the CPU, its weights not packed.
 
     Raises:
         UserError: see :func:`check_folder`; or the target's output layer is more than a matrix.
@@ -132,12 +131,9 @@ def check_folder(folder: Path, answers: Path, fingerprint: str, layers: Sequence
 def read_features_card(folder: Path) -> FeaturesCard:
     """What is in a folder of features. Raises :class:`UserError` where there is none."""
     path = folder / _CARD
-    try:
-        return FeaturesCard.model_validate_json(path.read_text())
-    except OSError:
-        raise UserError(f"{path}: no such file") from None
-    except ValidationError as error:
-        raise UserError(f"{path}: {describe(error)}") from None
+    if not path.exists():
+        raise UserError(f"{path}: no such file")
+    return parse_json(FeaturesCard, path.read_text(), str(path))
 
 
 def check_features(folder: Path, target: str) -> None:
@@ -279,23 +275,20 @@ class RecordedTexts:
     def batch(self, numbers: Sequence[int], features: bool = True) -> TextBatch:
         """These texts side by side, with or without their features."""
         texts = [self.texts[number] for number in numbers]
-        whole = [text.prompt + text.answer for text in texts]
 
         def of_answers(name: str) -> Tensor:
             return _padded([self._rows(t, name, t.last, t.length) for t in texts])
 
+        def read(text: Text) -> Tensor:
+            count = text.prompt + text.answer - 1
+            if not features:
+                return torch.empty(count, 0)
+            return self._rows(text, "features", text.feature, count)
+
+        tokens = [self._rows(t, "tokens", t.token, t.prompt + t.answer) for t in texts]
         return TextBatch(
-            tokens=_padded(
-                [self._rows(t, "tokens", t.token, n) for t, n in zip(texts, whole, strict=True)]
-            ).long(),
-            features=_padded(
-                [
-                    self._rows(t, "features", t.feature, n - 1)
-                    if features
-                    else torch.empty(n - 1, 0)
-                    for t, n in zip(texts, whole, strict=True)
-                ]
-            ),
+            tokens=_padded(tokens).long(),
+            features=_padded([read(text) for text in texts]),
             prompts=torch.tensor([text.prompt for text in texts]),
             lengths=torch.tensor([text.length for text in texts]),
             last=of_answers("last"),

@@ -1,4 +1,4 @@
-"""A trained model, its folder, and the observer of its training."""
+"""A trained model, its folder and card, and the observer of its training."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic import SerializeAsAny
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import Document, load_yaml, parse
+from specdec_core.config.wording import count
 from specdec_core.training.recorded.features import RecordedTexts
 from specdec_core.training.recorded.settings import Evaluation, Progress, TrainingSettings
 from specdec_core.training.recorded.training import RecordedTraining
@@ -30,20 +31,11 @@ class TrainingCard(Document):
     fingerprint: str  # the target's
     settings: SerializeAsAny[TrainingSettings]
     texts: dict[str, int]  # trained on, held out
-    coverage: float  # the draft vocabulary's share of the tokens of answers held out
+    coverage: float  # the draft vocabulary's share of the tokens of held-out answers
     tokens: int
     seconds: float
     best: SerializeAsAny[Evaluation]
     curve: tuple[SerializeAsAny[Evaluation], ...]
-
-    @property
-    def limit(self) -> float:
-        """The most that what is learned can be."""
-        raise NotImplementedError
-
-    def learned(self, evaluation: Any) -> dict[str, float]:
-        """Of one of its evaluations, what grows with training, by its name in tables."""
-        raise NotImplementedError
 
 
 C = TypeVar("C", bound=TrainingCard, covariant=True)
@@ -62,7 +54,7 @@ class TrainingObserver(Observer):
     """Follows the training of models."""
 
     def advanced(self, label: str, progress: Progress) -> None:
-        """A model's training has gone on."""
+        """A model's training has progressed."""
 
     def model_finished(self, model: Finished[TrainingCard]) -> None:
         """A model is trained and on disk, now or earlier."""
@@ -81,31 +73,13 @@ def card_values(training: RecordedTraining[Any, Any, Any]) -> dict[str, Any]:
         "training": training_digest(training.texts, training.settings),
         "fingerprint": training.texts.card.fingerprint,
         "settings": training.settings,
-        "texts": {"train": len(training.train), "held_out": len(training.held_out)},
+        "texts": {"train": len(training.trained_on), "held_out": len(training.held_out)},
         "coverage": training.coverage,
         "tokens": training.tokens,
-        "seconds": training.seconds_before + training.seconds,
+        "seconds": training.seconds,
         "best": max(training.curve, key=lambda evaluation: evaluation.score),
         "curve": tuple(training.curve),
     }
-
-
-def trained_after(
-    earlier: TrainingCard, texts: RecordedTexts, settings: TrainingSettings, folder: Path
-) -> TrainingSettings:
-    """The settings of a training that goes on from the one of that card, in `folder`.
-
-    Raises:
-        UserError: that one was on other texts, or of a model of another kind or shape.
-    """
-    if training_digest(texts, earlier.settings) != earlier.training:
-        raise UserError(f"{folder}: was trained on other answers, and goes on with the same only")
-    schedule = set(TrainingSettings.model_fields)
-    before, now = (s.model_dump(exclude=schedule) for s in (earlier.settings, settings))
-    for name in now:
-        if before[name] != now[name]:
-            raise UserError(f"{folder}: was trained with {name} {before[name]}, not {now[name]}")
-    return settings.model_copy(update={"after": earlier.training})
 
 
 def load_card(folder: Path, kind: type[C]) -> C:
@@ -121,3 +95,43 @@ def finished_in(folder: Path, label: str, digest: str, kind: type[C]) -> Finishe
     except UserError:
         return None
     return Finished(label, folder, card) if card.training == digest else None
+
+
+def readme(
+    name: str, card: TrainingCard, option: str, about: str, figures: list[str], loss: str, end: str
+) -> str:
+    """The README of a model that is shipped, in Markdown.
+
+    Args:
+        name: what commands call the model.
+        card: of its training.
+        option: the words by which `specdec sweep` uses it.
+        about: a paragraph on what it is.
+        figures: lines on how good it is.
+        loss: a sentence on what was minimised.
+        end: Markdown on what no card knows: the prompts' origin, licences.
+    """
+    settings = card.settings
+    lines = [
+        f"# {name}",
+        about,
+        "",
+        "```",
+        f"specdec sweep {option} --prompts prompts.jsonl",
+        "```",
+        "",
+        "## Figures",
+        *figures,
+        "",
+        "## Recipe",
+        f"- *Texts*: the target's own answers to {card.texts['train']:,} prompts.",
+        f"- *Loss*: {loss}",
+        f"- *Optimizer*: AdamW, rate {settings.learning_rate:g}, {settings.batch_tokens} tokens of"
+        f" answers a batch, seed {settings.seed}; {card.tokens:,} tokens in"
+        f" {card.seconds / 60:.0f} minutes.",
+        f"- *Kept*: the best of {count(len(card.curve), 'evaluation')}, after {card.best.tokens:,}"
+        f" tokens. `{CARD}` has all of them.",
+        "",
+        *([end.strip(), ""] if end else []),
+    ]
+    return "\n".join(lines)

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 # Rows of logits at a time: what is done to them stays in the processor's cache.
-_ROWS = 64
+ROWS = 64
+
+
+def working_type() -> torch.dtype:
+    """The data type of products that need not be exact: bfloat16 where the processor multiplies it,
+    which is about twice as fast as float32."""
+    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
 
 def probabilities(last: Tensor, normaliser: Tensor, output: Tensor) -> Tensor:
@@ -24,8 +30,8 @@ def probabilities(last: Tensor, normaliser: Tensor, output: Tensor) -> Tensor:
         output: its output layer's rows of the draft vocabulary (draft vocabulary, width).
     """
     found = output.new_empty(len(last), len(output))
-    for first in range(0, len(last), _ROWS):
-        rows = slice(first, first + _ROWS)
+    for first in range(0, len(last), ROWS):
+        rows = slice(first, first + ROWS)
         logits = (last[rows].to(output.dtype) @ output.T).float()
         found[rows] = logits.sub_(normaliser[rows, None]).exp_()
     return found
@@ -53,8 +59,8 @@ class _CrossEntropy(torch.autograd.Function):
         narrow, matrix = states.to(target.dtype), weight.to(target.dtype)
         gradients = target.new_empty(len(states), len(weight))
         loss = states.new_zeros((), dtype=torch.float32)
-        for first in range(0, len(states), _ROWS):
-            rows = slice(first, first + _ROWS)
+        for first in range(0, len(states), ROWS):
+            rows = slice(first, first + ROWS)
             log_q = (narrow[rows] @ matrix.T).float().log_softmax(-1)
             p = target[places[rows]].float()
             loss -= torch.dot(p.view(-1), log_q.view(-1))

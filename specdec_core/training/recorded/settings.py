@@ -1,18 +1,19 @@
-"""What trainings on recorded answers have in common: how they go, and how far they are."""
+"""Settings, evaluations and progress of all trainings on recorded answers."""
 
 from __future__ import annotations
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field
 
 from specdec_core.config import Value
 
 
 class TrainingSettings(Value):
-    """A training: AdamW, its rate warmed up and then falling to zero along a cosine.
+    """A training by AdamW, whose rate is warmed up and then falls to zero along a cosine.
 
-    It ends after `epochs` passes over the texts or, with `minutes`, after so many of work.
+    It ends after `epochs` passes over the answers or, with `minutes`, after that time of training.
     """
 
+    draft_vocab_size: int = Field(default=8192, ge=2)
     learning_rate: float = Field(default=1e-3, gt=0)
     warmup: float = Field(default=0.03, ge=0, lt=1, description="share of the training")
     weight_decay: float = Field(default=0.0, ge=0)
@@ -22,31 +23,20 @@ class TrainingSettings(Value):
     minutes: float | None = Field(default=None, gt=0)
     evaluations: int = Field(default=12, ge=1, description="over the training")
     patience: int = Field(default=4, ge=1, description="evaluations without a better one")
-    evaluation_texts: int = Field(default=128, ge=1, description="the most of those held out")
+    evaluation_texts: int = Field(default=128, ge=1, description="held-out answers at most")
     seed: int = 0
-    after: str | None = Field(
-        default=None,
-        exclude_if=lambda digest: digest is None,
-        description="the digest of a training beside it, whose best weights it begins with",
-    )
-
-    @property
-    def order_seed(self) -> int:
-        """Of the texts' order: another than that of the training before, so that its first texts
-        are not read most often."""
-        return self.seed if self.after is None else self.seed ^ int(self.after[:8], 16)
 
 
 class Evaluation(Value):
-    """A model on texts held out. A subclass has figures of its kind."""
+    """A model on held-out answers. A subclass has figures of its kind."""
 
-    share: float  # of the training that was done
-    tokens: int  # of answers trained on so far
-    loss: float  # of training, since the evaluation before
+    share: float = 0.0  # of the training that was done
+    tokens: int = 0  # of answers trained on so far
+    loss: float = 0.0  # of training, since the report before
 
     @property
     def score(self) -> float:
-        """What the best evaluation has most of."""
+        """What is maximised."""
         raise NotImplementedError
 
     @property
@@ -61,15 +51,16 @@ class Evaluation(Value):
 
 
 class Progress(Value):
-    """How far a training is."""
+    """How far a training is; `figures` and `summary` are of its evaluation, where one was due."""
 
     share: float
-    loss: float  # running mean, in nats of what is predicted
+    loss: float  # mean since the report before, in nats of what is predicted
     tokens: int  # of answers so far
-    seconds: float  # of work so far
-    evaluation: SerializeAsAny[Evaluation] | None = None  # where one was due
+    seconds: float  # of training so far
+    figures: dict[str, float] = Field(default={})
+    summary: str = ""
 
     @property
     def speed(self) -> float:
-        """Tokens of answers a second of work."""
+        """Tokens of answers a second of training."""
         return self.tokens / self.seconds if self.seconds else 0.0

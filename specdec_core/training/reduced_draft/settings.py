@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -15,7 +15,6 @@ class DraftTrainingSettings(TrainingSettings):
     """A draft that begins as some of its target's layers, or a Llama of this shape that begins with
     random weights; and its training."""
 
-    draft_vocab_size: int = Field(default=8192, ge=2)
     copied_layers: tuple[int, ...] = Field(
         default=(),
         description="of a Llama-like target. The embedding and the output layer are then the"
@@ -26,15 +25,12 @@ class DraftTrainingSettings(TrainingSettings):
     inner: int | None = Field(default=None, ge=1, description="in an MLP; unset, 1024")
     heads: int | None = Field(default=None, ge=1, description="of attention; unset, 6")
     key_value_heads: int | None = Field(default=None, ge=1, description="unset, 3")
-    embedding: Literal["target", "own"] = Field(
-        default="target", description="a projection of the target's, or a table of its own"
-    )
-    form: Literal["plain", "int8"] = Field(default="int8", description="of the stored matrices")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.copied_layers:
-            return self._copies()
+        given = [name for name in _SHAPE if getattr(self, name) is not None]
+        if self.copied_layers and given:
+            raise ValueError(f"{', '.join(given)}: a draft of copied layers has its target's shape")
         shape = self.shape
         if shape["width"] % (2 * shape["heads"]):
             raise ValueError(
@@ -49,17 +45,9 @@ class DraftTrainingSettings(TrainingSettings):
         """Of a draft with random weights."""
         return {name: getattr(self, name) or default for name, default in _SHAPE.items()}
 
-    def _copies(self) -> Self:
-        given = [name for name in _SHAPE if getattr(self, name) is not None]
-        if self.embedding == "own":
-            given.append("embedding: own")
-        if given:
-            raise ValueError(f"{', '.join(given)}: a draft of copied layers has its target's shape")
-        return self
-
 
 class DraftEvaluation(Evaluation):
-    """A draft on texts held out, a token ahead."""
+    """A draft on held-out answers, a token ahead."""
 
     agreement: float  # share of places where its best token is the target's
     overlap: float  # mean Σ min(p, q): acceptance at temperature 1

@@ -1,5 +1,7 @@
-"""The weights that a draft starts with: some of its target's layers, or random ones between what
-approximates the target's embedding and output layer."""
+"""The weights that a draft of its own shape starts with.
+
+Random layers are between approximations of the target's embedding and output layer.
+"""
 
 from __future__ import annotations
 
@@ -81,12 +83,9 @@ def start_draft(
             layer.mlp.down_proj.weight.zero_()
         draft.model.norm.weight.fill_(_SMALL)
         draft.lm_head.linear.weight.copy_(output @ out_of)
-        if settings.embedding == "own":
-            draft.model.embed_tokens.weight.copy_(table.float() @ into)
-        else:
-            projected = ProjectedEmbedding(table, width)
-            projected.projection.weight.copy_(into.T)
-            draft.model.embed_tokens = projected
+        projected = ProjectedEmbedding(table, width)
+        projected.projection.weight.copy_(into.T)
+        draft.model.embed_tokens = projected
     return draft
 
 

@@ -30,10 +30,7 @@ PARAMS = {"recordings": ["training"], "settings": SETTINGS.model_dump()}
 def heads(tmp_path_factory: pytest.TempPathFactory) -> list[FinishedHead]:
     root, heads = tmp_path_factory.mktemp("heads"), []
     for spec in (HeadSpec(depth=0), HeadSpec(depth=1)):
-        training = HeadTraining(spec, learnable(), SETTINGS)
-        while not training.done:
-            training.epoch()
-        trained = training.result()
+        trained = HeadTraining(spec, learnable(), SETTINGS).run()
         folder = root / f"small-{spec.label}"
         heads.append(
             FinishedHead(folder.name, folder, save_head(trained.weights, trained.card, folder))

@@ -10,8 +10,8 @@ from specdec_core.base.bundled import FOR_FETCHED, bundled_path
 from specdec_core.models.eagle.loading import load_head, names_head, read_card
 from specdec_core.models.fingerprints import fingerprint
 from specdec_core.models.loading import load_skeleton
-from specdec_core.training.eagle.finished import EagleTrainingCard
 from specdec_core.training.eagle.packed import card_page
+from specdec_core.training.eagle.training import EagleTrainingCard
 from specdec_core.training.recorded.finished import load_card
 
 MEBIBYTE = 1024 * 1024

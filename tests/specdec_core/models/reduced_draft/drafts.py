@@ -38,42 +38,36 @@ def draft_of(
     return draft.eval()
 
 
-# Whose embedding and output layer a draft has.
-TABLES: dict[str, dict[str, Any]] = {
-    "projected": {"embedding": "target"},
-    "own": {"embedding": "own"},
-    "target": {"embedding": "target", "projected": False, "output": "target"},
-}
+TABLES = ("projected", "target")  # the tables that a draft has
 
 
-def reduced_of(spec: PairSpec, size: int, width: int, tables: str, **changes: Any) -> Reduced:
+def reduced_of(spec: PairSpec, size: int, width: int, tables: str) -> Reduced:
     """What is special about a draft of so many tokens for the target of `spec`."""
     return Reduced(
         draft_vocab_size=size,
         target=spec.target,
         target_fingerprint=fingerprint(spec.target),
         target_width=width,
-        **TABLES[tables] | changes,
+        projected=tables == "projected",
     )
 
 
 def write_draft(
-    spec: PairSpec, folder: Path, proposable: list[int], tables: str = "projected", **changes: Any
+    spec: PairSpec, folder: Path, proposable: list[int], tables: str = "projected"
 ) -> ReducedDraft:
     """Write such a draft for the target of `spec`, with these :data:`TABLES`, into `folder`;
     returns it as it is when it is read again."""
     target: Any = AutoModelForCausalLM.from_pretrained(spec.target, dtype=torch.float32)
     width = target.config.hidden_size
-    reduced = reduced_of(spec, len(proposable), width, tables, **changes)
+    reduced = reduced_of(spec, len(proposable), width, tables)
     draft = draft_of(target.config, proposable, hidden_size=16 if reduced.projected else width)
     table, projection = target.get_input_embeddings().weight.detach(), None
-    if reduced.output == "target":
+    if reduced.projected:
+        projection = torch.randn(16, width, generator=torch.Generator().manual_seed(1))
+        draft.model.embed_tokens.weight.data = table @ projection.T
+    else:
+        draft.model.embed_tokens.weight.data = table
         draft.lm_head.linear.weight.data = target.get_output_embeddings().weight[proposable]
-    if reduced.embedding == "target":
-        if reduced.projected:
-            generator = torch.Generator().manual_seed(1)
-            projection = torch.randn(16, width, generator=generator)
-        draft.model.embed_tokens.weight.data = table if projection is None else table @ projection.T
     folder.mkdir()
     save_reduced(draft, projection, reduced, folder)
     return draft
@@ -112,7 +106,7 @@ def copied_pair(spec: PairSpec, folder: Path) -> Pair:
         noise = torch.randn(weight.shape, generator=generator)
         weight.data += 0.1 * weight.std(correction=0) * noise
     folder.mkdir()
-    reduced = reduced_of(spec, len(draft.lm_head.tokens), width, "target", form="int8")
+    reduced = reduced_of(spec, len(draft.lm_head.tokens), width, "target")
     save_reduced(draft, None, reduced, folder)
     return _plain(spec, {"draft": str(folder)})
 

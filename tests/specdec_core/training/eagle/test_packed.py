@@ -10,12 +10,11 @@ import torch
 from specdec_core.base.errors import UserError
 from specdec_core.models.eagle.loading import load_head, read_card
 from specdec_core.models.loading import load_skeleton
-from specdec_core.training.eagle.finished import EagleTrainingCard
 from specdec_core.training.eagle.packed import pack_head
-from specdec_core.training.eagle.training import EagleTraining
+from specdec_core.training.eagle.training import EagleTraining, EagleTrainingCard
 from specdec_core.training.recorded.finished import load_card
 from tests.specdec_core.training.conftest import Recorded
-from tests.specdec_core.training.eagle.test_training import SETTINGS, run
+from tests.specdec_core.training.eagle.test_training import SETTINGS
 
 NAME = "bundled:some-head"
 
@@ -24,7 +23,9 @@ NAME = "bundled:some-head"
 def trained(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("trained")
     settings = SETTINGS.model_copy(update={"epochs": 1, "evaluations": 2})
-    run(EagleTraining(recorded.texts, settings, root / "checkpoint.pt")).save(root / "head")
+    training = EagleTraining(recorded.texts, settings)
+    training.run(root / "checkpoints")
+    training.save(root / "head")
     return root / "head"
 
 

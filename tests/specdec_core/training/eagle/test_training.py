@@ -1,4 +1,4 @@
-"""Heads learn, and an interrupted training ends as an uninterrupted one does."""
+"""Heads learn from features that are recorded once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from specdec_core.training.eagle.training import EagleTraining
 from specdec_core.training.kinds import HEAD
 from specdec_core.training.recorded.features import RecordedTexts, record_features
 from specdec_core.training.recorded.gather import gather_features
-from specdec_core.training.recorded.schedule import plan_epoch, rate
+from specdec_core.training.recorded.settings import Progress
+from specdec_core.training.recorded.training import rate
 from tests.specdec_core.training.conftest import LAYERS, Recorded, answer_prompts, unpacked
 
 SETTINGS = EagleTrainingSettings(
@@ -29,17 +30,13 @@ SETTINGS = EagleTrainingSettings(
 )
 
 
-def run(training: EagleTraining) -> EagleTraining:
-    while not training.done:
-        training.advance(60)
-    return training
-
-
 def test_a_head_learns_what_its_target_will_write(recorded: Recorded, tmp_path: Path) -> None:
-    untrained = EagleTraining(recorded.texts, SETTINGS, tmp_path / "untrained.pt")
-    before = untrained._evaluate().acceptance
-    training = run(EagleTraining(recorded.texts, SETTINGS, tmp_path / "checkpoint.pt"))
+    training = EagleTraining(recorded.texts, SETTINGS)
+    before = training.evaluate().acceptance
+    heard: list[Progress] = []
+    training.run(tmp_path, heard.append)
     after = max(training.curve, key=lambda e: e.acceptance.length).acceptance
+    assert training.evaluate().acceptance == after  # the best weights
     assert len(after.greedy) == len(after.sampled) == SETTINGS.steps
     assert after.greedy_length > before.greedy_length + 0.5
     assert after.sampled_length > before.sampled_length + 0.15
@@ -47,30 +44,9 @@ def test_a_head_learns_what_its_target_will_write(recorded: Recorded, tmp_path: 
     assert before.greedy_tokens is not None
     assert 1 < before.greedy_tokens + 0.2 < after.greedy_tokens <= 1 + SETTINGS.steps
     assert training.curve[-1].loss < training.curve[0].loss
-
-
-def test_a_trainings_digest_is_that_of_earlier_versions() -> None:
-    """Or a training that they began would begin anew: it is of the settings in this order."""
-    assert EagleTrainingSettings(minutes=2).model_dump_json() == (
-        '{"draft_vocab_size":8192,"steps":5,"share":0.8,"learning_rate":0.001,"warmup":0.03,'
-        '"weight_decay":0.0,"clip":1.0,"batch_tokens":512,"epochs":3,"minutes":2.0,'
-        '"evaluations":12,"patience":4,"evaluation_texts":128,"seed":0}'
-    )
-
-
-def test_an_interrupted_training_ends_with_the_same_weights(
-    recorded: Recorded, tmp_path: Path
-) -> None:
-    settings = SETTINGS.model_copy(update={"epochs": 2, "evaluations": 2})
-    whole = run(EagleTraining(recorded.texts, settings, tmp_path / "whole.pt"))
-    done = False
-    while not done:  # every process takes one step
-        part = EagleTraining(recorded.texts, settings, tmp_path / "parts.pt")
-        part.advance(1e-9)
-        done = part.done
-    assert (part.tokens, part.curve) == (whole.tokens, whole.curve)
-    for name, weight in whole.finished().state_dict().items():
-        torch.testing.assert_close(part.finished().state_dict()[name], weight, rtol=0, atol=0)
+    evaluated = [progress for progress in heard if progress.summary]
+    assert [progress.tokens for progress in evaluated] == [e.tokens for e in training.curve]
+    assert evaluated[-1].figures == training.curve[-1].figures
 
 
 def test_features_are_recorded_once_and_gone_on_with(
@@ -140,15 +116,6 @@ def test_a_training_has_texts_held_out_that_it_can_be_judged_on(recorded: Record
     assert recorded.texts.split(HEAD.judged_at) == recorded.texts.split()
     with pytest.raises(UserError, match="too few answers to train on some and evaluate on"):
         recorded.texts.split((0.7,))
-
-
-def test_every_text_is_in_one_batch_that_is_no_larger_than_asked() -> None:
-    lengths = {number: 1 + number % 37 for number in range(700)}
-    batches = plan_epoch(list(lengths), lengths, 100, seed=0, epoch=1)
-    assert sorted(number for batch in batches for number in batch) == list(lengths)
-    assert all(len(batch) * max(lengths[n] for n in batch) <= 100 for batch in batches)
-    assert batches == plan_epoch(list(lengths), lengths, 100, seed=0, epoch=1)
-    assert batches != plan_epoch(list(lengths), lengths, 100, seed=0, epoch=2)
 
 
 def test_the_rate_rises_and_falls_to_nothing() -> None:

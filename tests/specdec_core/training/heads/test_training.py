@@ -18,10 +18,7 @@ SETTINGS = HeadTrainingSettings(learning_rate=3e-2, batch_size=128, epochs=6)
 
 
 def train(spec: HeadSpec, settings: HeadTrainingSettings = SETTINGS) -> TrainedHead:
-    training = HeadTraining(spec, learnable(spec.kind), settings)
-    while not training.done:
-        training.epoch()
-    return training.result()
+    return HeadTraining(spec, learnable(spec.kind), settings).run()
 
 
 def loaded(trained: TrainedHead) -> LoadedHead:
@@ -86,10 +83,7 @@ def trained_with_wrong_labels(part: int) -> TrainedHead:
     examples = learnable()
     wrong = examples.split == part
     examples.labels[wrong] = 1 - examples.labels[wrong]
-    training = HeadTraining(HeadSpec(depth=0), examples, SETTINGS)
-    while not training.done:
-        training.epoch()
-    return training.result()
+    return HeadTraining(HeadSpec(depth=0), examples, SETTINGS).run()
 
 
 def test_dev_rows_are_not_trained_on() -> None:

@@ -1,0 +1,116 @@
+"""A training ends with its budget or without improvement, and resumes where it was stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from specdec_core.training.trainer import Loop, ModelTrainer, Standing, planned
+
+ROWS = torch.randn(12, 8, 16, generator=torch.Generator().manual_seed(0))
+
+
+class Batches:
+    def __len__(self) -> int:
+        return len(ROWS)
+
+    def __getitems__(self, numbers: list[int]) -> dict[str, Any]:
+        return {"rows": ROWS[numbers[0]], "count": 8}
+
+
+class Stop(TrainerCallback):
+    """Stops a training after a few steps, as if its process were killed behind a checkpoint."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % 5 == 0:
+            control.should_log = control.should_save = control.should_training_stop = True
+
+
+def make(folder: Path, **changes: Any) -> tuple[nn.Module, ModelTrainer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 16))
+    model[0].bias.requires_grad_(False)
+
+    def loss(rows: Tensor) -> Tensor:
+        noisy = rows + 0.1 * torch.randn(rows.shape)  # what is drawn is drawn again
+        return (model(noisy) - rows).square().mean()
+
+    def judge() -> tuple[float, dict[str, Any]]:
+        error = float((model(ROWS) - ROWS).square().mean())
+        return -error, {"error": error}
+
+    loop = {"rate": lambda share: 1 - share, "judge": judge, "evaluations": 3, **changes}
+    settings = {"learning_rate": 1e-2, "num_train_epochs": 2, "use_cpu": True}
+    return model, ModelTrainer(model, loss, Batches(), folder, Loop(**loop), **settings)
+
+
+def test_a_stopped_training_ends_with_the_same_weights(tmp_path: Path) -> None:
+    whole, trainer = make(tmp_path / "whole")
+    trainer.run()
+    steps = 0
+    while steps < 24:
+        parts, part = make(tmp_path / "parts")
+        part.add_callback(Stop())
+        part.run()
+        steps = part.state.global_step
+    assert part.count == trainer.count == 24 * 8
+    assert [e["eval_score"] for e in part.curve] == [e["eval_score"] for e in trainer.curve]
+    for name, weight in whole.state_dict().items():
+        torch.testing.assert_close(parts.state_dict()[name], weight, rtol=0, atol=0)
+
+
+def test_it_is_evaluated_at_equal_shares_and_reports_how_far_it_is(tmp_path: Path) -> None:
+    heard: list[Standing] = []
+    _, trainer = make(tmp_path, report=heard.append)
+    trainer.run()
+    evaluated = [standing for standing in heard if standing.evaluation is not None]
+    assert [round(24 * standing.share) for standing in evaluated] == [8, 16, 24]
+    errors = [standing.evaluation["error"] for standing in evaluated if standing.evaluation]
+    assert errors == [-entry["eval_score"] for entry in trainer.curve]
+    assert errors == sorted(errors, reverse=True)
+    assert evaluated[-1].loss < evaluated[0].loss
+    assert heard[-1].count == 24 * 8
+    assert heard[-1].seconds > 0
+
+
+def scores(*values: float) -> Callable[[], tuple[float, dict[str, Any]]]:
+    left = list(values)
+    return lambda: (left.pop(0), {})
+
+
+def test_the_best_weights_are_kept_and_patience_ends_it(tmp_path: Path) -> None:
+    kept: list[Tensor] = []
+    judged = scores(1, 3, 2, 0, 5)
+
+    def judge() -> tuple[float, dict[str, Any]]:
+        kept.append(model[1].weight.detach().clone())
+        return judged()
+
+    model, trainer = make(tmp_path, judge=judge, evaluations=24, patience=1)
+    trainer.run()
+    assert [entry["eval_score"] for entry in trainer.curve] == [1, 3, 2, 0]
+    assert trainer.share < 0.5
+    torch.testing.assert_close(model[1].weight, kept[1])
+    assert not torch.equal(kept[1], kept[3])
+
+
+def test_minutes_end_a_training(tmp_path: Path) -> None:
+    _, trainer = make(tmp_path, minutes=1e-4)
+    trainer.run()
+    assert trainer.share == 1
+    assert trainer.state.global_step < 24
+
+
+@pytest.mark.parametrize("most", [1, 100])
+def test_every_sequence_is_in_one_batch_that_is_no_larger_than_asked(most: int) -> None:
+    lengths = [1 + number % 37 for number in range(700)]
+    batches = planned(lengths, most)
+    assert sorted(number for batch in batches for number in batch) == list(range(700))
+    sizes = [len(batch) * max(lengths[n] for n in batch) for batch in batches]
+    assert all(size <= most or len(batch) == 1 for size, batch in zip(sizes, batches, strict=True))
