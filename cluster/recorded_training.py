@@ -53,7 +53,8 @@ def train_recorded(
         done = pool.submit(training.run, folder / "checkpoints", report)
         done.add_done_callback(lambda _: reports.put(None))
         try:
-            yield from iter(reports.get, None)
+            while (progress := reports.get()) is not None:
+                yield progress
         finally:
             stopped.set()
         done.result()
