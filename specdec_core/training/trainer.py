@@ -22,7 +22,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from specdec_core.base.files import needs_room
 
-_NEVER = 10**9  # steps: when to log, save and evaluate is decided by `_Clock`
+_NEVER = 10**9  # steps: when to log, save and evaluate is decided by `_LoopCallback`
 _REPORT_SECONDS = 5.0
 
 
@@ -37,7 +37,7 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True)
-class Standing:
+class LoopReport:
     """How far a training is; `evaluation` has the figures of a model that was just evaluated."""
 
     share: float  # of the budget
@@ -67,7 +67,7 @@ class Loop:
     judge: Callable[[], tuple[float, dict[str, Any]]] | None = None
     evaluations: int = 1
     patience: int = _NEVER
-    report: Callable[[Standing], None] = lambda _: None
+    report: Callable[[LoopReport], None] = lambda _: None
     save_seconds: float = 20.0
 
 
@@ -122,7 +122,7 @@ class ModelTrainer(Trainer):
             data_collator=_as_it_is,
             train_dataset=batches,
             eval_dataset=batches,  # not read: `judge` evaluates
-            callbacks=[_Clock(self)],
+            callbacks=[_LoopCallback(self)],
             optimizers=(optimizer, None),
         )
         self.folder = folder
@@ -137,7 +137,7 @@ class ModelTrainer(Trainer):
 
     @property
     def curve(self) -> list[dict[str, Any]]:
-        """The evaluations so far: fields of :class:`Standing`, and the `eval_score` of each."""
+        """The evaluations so far: fields of :class:`LoopReport`, and the `eval_score` of each."""
         return [entry for entry in self.state.log_history if "eval_score" in entry]
 
     def run(self) -> None:
@@ -167,7 +167,7 @@ class ModelTrainer(Trainer):
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         history = self.state.log_history
         loss = logs.get("loss", history[-1]["loss"] if history else 0.0)
-        standing = Standing(self.share, loss, self.count, self.seconds, logs.get("evaluation"))
+        standing = LoopReport(self.share, loss, self.count, self.seconds, logs.get("evaluation"))
         super().log({**asdict(standing), **logs})
         self.loop.report(standing)
 
@@ -200,7 +200,7 @@ class _LossModule(nn.Module):
         return self.loss(**batch)
 
 
-class _Clock(TrainerCallback):
+class _LoopCallback(TrainerCallback):
     """Decides when a :class:`ModelTrainer` logs, saves, evaluates and ends."""
 
     def __init__(self, trainer: ModelTrainer) -> None:

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_core.base.files import atomic_path
 from specdec_core.training.bundled_pair.settings import Settings, Shape
-from specdec_core.training.trainer import Batches, Loop, ModelTrainer, Standing
+from specdec_core.training.trainer import Batches, Loop, LoopReport, ModelTrainer
 
 Report = Callable[[str, float, dict[str, float]], None]
 """Called with the phase, the share of it that is done (0 to 1) and its figures so far."""
@@ -97,7 +97,7 @@ def train(
     machine still ends annealed. Checkpoints are in `work`.
     """
 
-    def progress(standing: Standing) -> None:
+    def progress(standing: LoopReport) -> None:
         speed = standing.count / max(standing.seconds, 1e-9)
         figures = {"loss": standing.loss, "tokens": standing.count, "tokens_per_second": speed}
         report(name, standing.share, figures)

@@ -73,7 +73,7 @@ class HeadTraining:
             trainer = ModelTrainer(
                 self.head,
                 self._loss,
-                _Rows(self.features[self.train_rows], self.labels[self.train_rows]),
+                _ExampleRows(self.features[self.train_rows], self.labels[self.train_rows]),
                 Path(folder),
                 Loop(
                     rate=lambda share: (1 + math.cos(math.pi * share)) / 2,
@@ -171,7 +171,7 @@ class HeadTraining:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _ExampleRows:
     """Examples, a batch of rows at a time."""
 
     features: Tensor

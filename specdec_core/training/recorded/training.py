@@ -17,7 +17,7 @@ from specdec_core.training.recorded.features import RecordedTexts, read_tables
 from specdec_core.training.recorded.loss import working_type
 from specdec_core.training.recorded.settings import Evaluation, Progress, TrainingSettings
 from specdec_core.training.recorded.vocabulary import count_tokens, coverage, draft_vocabulary
-from specdec_core.training.trainer import Loop, ModelTrainer, Standing, planned
+from specdec_core.training.trainer import Loop, LoopReport, ModelTrainer, planned
 
 S = TypeVar("S", bound=TrainingSettings)
 E = TypeVar("E", bound=Evaluation)
@@ -132,7 +132,7 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         evaluation: E = found
         return evaluation
 
-    def _progress(self, standing: Standing) -> Progress:
+    def _progress(self, standing: LoopReport) -> Progress:
         found: dict[str, Any] = {}
         if standing.evaluation is not None:
             evaluation = self.evaluation_type.model_validate(standing.evaluation)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from specdec_core.training.trainer import Loop, ModelTrainer, Standing, planned
+from specdec_core.training.trainer import Loop, LoopReport, ModelTrainer, planned
 
 ROWS = torch.randn(12, 8, 16, generator=torch.Generator().manual_seed(0))
 
@@ -66,7 +66,7 @@ def test_a_stopped_training_ends_with_the_same_weights(tmp_path: Path) -> None:
 
 
 def test_it_is_evaluated_at_equal_shares_and_reports_how_far_it_is(tmp_path: Path) -> None:
-    heard: list[Standing] = []
+    heard: list[LoopReport] = []
     _, trainer = make(tmp_path, report=heard.append)
     trainer.run()
     evaluated = [standing for standing in heard if standing.evaluation is not None]
