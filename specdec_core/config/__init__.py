@@ -37,7 +37,6 @@ from specdec_core.config.pair import DType, PairSpec, RunnerSettings
 from specdec_core.config.placement import DraftPlacement, Placement, TargetPlacement
 from specdec_core.config.policies import (
     CANDIDATES,
-    COSTING,
     MOST_TOKENS,
     AnyPolicy,
     CandidateCost,
@@ -54,7 +53,6 @@ from specdec_core.config.sampling import Sampling, Temperature
 __all__ = [
     "AUTOREGRESSIVE",
     "CANDIDATES",
-    "COSTING",
     "MOST_NODES",
     "MOST_TOKENS",
     "READ",

@@ -11,7 +11,6 @@ from pydantic import Field
 from specdec_core.config.kinds import DRAFTERS, POLICIES, KindSettings, OneOf
 from specdec_core.config.policies import AnyPolicy, PolicySettings
 from specdec_core.config.recorded import RecordingFacts
-from specdec_core.config.wording import count
 
 MOST_NODES = 128  # of a token tree; the slots' caches have room for as many candidates
 
@@ -45,6 +44,11 @@ class DrafterSettings(KindSettings):
             raise ValueError(
                 f"{self.kind}: a tree of {self.nodes} nodes, at most {MOST_NODES} are possible"
             )
+
+    @property
+    def sentence(self) -> str:
+        lossy = "" if self.lossless else " The output does not keep the target's distribution."
+        return super().sentence + lossy
 
     @property
     def name(self) -> str:
@@ -158,13 +162,6 @@ class ModelSettings(DrafterSettings):
         """The draft model in a label."""
         return self.draft or "draft"
 
-    @property
-    def subject(self) -> str:
-        """The draft model where a sentence begins."""
-        return (
-            "The draft model" if self.draft in (None, "draft") else f"The {self.draft} draft model"
-        )
-
     def unknown_draft(self, recording: RecordingFacts) -> str | None:
         """Why a recording lacks the draft model; None where it has it."""
         if recording.drafts and self.draft in (None, *recording.drafts):
@@ -214,42 +211,6 @@ class LookupSettings(DrafterSettings):
         """Whether its candidates follow from the text alone, whatever was drafted before."""
         return True
 
-    @property
-    @abstractmethod
-    def copied(self) -> str:
-        """What is copied, to complete `Copies …`."""
-
-    @property
-    def limits(self) -> tuple[str, ...]:
-        """Further clauses of the sentence."""
-        return ()
-
-    @property
-    def least(self) -> int:
-        """The least match, in tokens."""
-        return 1
-
-    @property
-    def sentence(self) -> str:
-        return self.copies()
-
-    def copies(self, least: int = 1) -> str:
-        """The sentence for matches of at least `least` tokens."""
-        least = max(least, self.least)
-        match = (f"at least {least} tokens long",) if least > 1 else ()
-        return f"Copies {', '.join((self.copied, *match, *self.limits, self._longest))}."
-
-    @property
-    def as_guesses(self) -> str:
-        """A clause for a lookup that guesses another drafter's tokens."""
-        match = (f"at least {self.least} tokens found again",) if self.least > 1 else ()
-        name = f"{self.kind.replace('_', ' ')} guesses of {self._longest}"
-        return ", ".join((name, *match, *self.limits))
-
-    @property
-    def _longest(self) -> str:
-        return f"up to {count(self.depth, 'token')}"
-
 
 class ChainSettings(PolicyDrafterSettings):
     """What drafters of a draft model's chain have in common; PEARL can draft these
@@ -273,19 +234,6 @@ AnyChain = Annotated[ChainSettings, OneOf(DRAFTERS)]
 def shape(branching: Iterable[Any], joint: str = "-") -> str:
     """A branching in a label or a sentence."""
     return joint.join(map(str, branching))
-
-
-def grown(children: tuple[tuple[int, ...], ...]) -> str:
-    """How many children the nodes of a tree have, level by level, in a sentence."""
-    if all(len(set(counts)) == 1 for counts in children):
-        return f"{shape((counts[0] for counts in children), ', ')} children a node, level by level"
-    levels = (f"{shape(counts, '+')}" for counts in children)
-    return f"{sum(map(sum, children))} nodes, {shape(levels, ', ')} children level by level"
-
-
-def drawn(replacement: bool) -> str:
-    """How a tree's candidates are drawn, if with replacement."""
-    return ", drawn with replacement" if replacement else ""
 
 
 def read_arm(value: Any) -> Any:

@@ -13,11 +13,13 @@ looked up, and may do so.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from inspect import getdoc
 from typing import Any, ClassVar
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
@@ -79,18 +81,32 @@ class KindSettings(Value):
         it within its kind. Several may share one (:mod:`specdec_core.config.labels`)."""
 
     @property
-    @abstractmethod
     def sentence(self) -> str:
-        """A plain description of everything that is not default. A policy's is one sentence that
-        begins with what a draft model does: `Drafts …`."""
+        """A plain description: the first sentence of the class's documentation, the numbers, what
+        else is not default, and the same of its parts."""
+        told, parts = [], []
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if isinstance(value, KindSettings):
+                parts.append(value.sentence)
+            elif value != field.default or not isinstance(value, bool | str | None):
+                told.append(f"{name.replace('_', ' ')} {_spoken(value)}")
+        summary = " ".join((getdoc(type(self)) or "").replace("`", "").split())
+        first = re.split(r"(?<=\.) (?=[A-Z])", summary)[0].removesuffix(".")
+        return " ".join([f"{first}: {', '.join(told)}." if told else f"{first}.", *parts])
 
-    def unusual(self, *names: str) -> str:
-        """Those of the numbers `names` that are not default, as the end of a clause."""
-        return "".join(
-            f", {name.replace('_', ' ')} {getattr(self, name):g}"
-            for name in names
-            if getattr(self, name) != type(self).model_fields[name].default
-        )
+
+def _spoken(value: Any) -> str:
+    """A value in a sentence."""
+    if isinstance(value, KindSettings):
+        return value.label
+    if isinstance(value, Mapping):
+        return "; ".join(f"from {key} on {_spoken(each)}" for key, each in value.items())
+    if isinstance(value, tuple):
+        return "; ".join(map(_spoken, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def add_drafter(kind: str, place: str) -> None:

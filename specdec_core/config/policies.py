@@ -10,13 +10,11 @@ from pydantic import Field
 from specdec_core.base.errors import UserError
 from specdec_core.config.kinds import POLICIES, KindSettings, OneOf
 from specdec_core.config.recorded import RecordingFacts
-from specdec_core.config.wording import count
 
 MOST_TOKENS = 20  # SpecDec++'s bound
 # By a forward of so many more tokens it is measured what a candidate adds to a target's.
 CANDIDATES = 4
 PROFILE: Literal["profile"] = "profile"  # as a cost: measured
-COSTING = ", a forward of the target costing {:g} of the draft model's"
 
 MaxTokens = Annotated[int, Field(ge=1, le=128, description="candidate tokens a round at most")]
 
@@ -49,13 +47,6 @@ class PolicySettings(KindSettings):
     def up_to(self) -> str:
         """The end of a label."""
         return "" if self.max_tokens == MOST_TOKENS else f" up to {self.max_tokens}"
-
-    @property
-    def at_most(self) -> str:
-        """The end of a sentence."""
-        return (
-            "" if self.max_tokens == MOST_TOKENS else f", up to {count(self.max_tokens, 'token')}"
-        )
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -146,11 +137,6 @@ class HeadSettings(PolicySettings):
     @property
     def heads(self) -> tuple[str, ...]:
         return (self.head,)
-
-    @property
-    def head_name(self) -> str:
-        """The head's name without its folder."""
-        return head_name(self.head)
 
 
 def head_name(head: str) -> str:

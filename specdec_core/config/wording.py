@@ -6,8 +6,3 @@ from __future__ import annotations
 def count(number: int, noun: str) -> str:
     """`1 token`, `4 tokens`."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def clause(sentence: str) -> str:
-    """A sentence as a part of another one."""
-    return sentence[0].lower() + sentence[1:].removesuffix(".")

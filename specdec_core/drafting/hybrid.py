@@ -9,7 +9,6 @@ from typing import Literal
 from pydantic import Field
 
 from specdec_core.config import AnyDrafter, AnyLookup, DrafterSettings, RecordingFacts
-from specdec_core.config.wording import clause
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.suffix import SuffixSettings
@@ -31,15 +30,6 @@ class HybridSettings(DrafterSettings):
     def label(self) -> str:
         joint, extended = " + " if self.merge else " else ", ", extended" if self.extend else ""
         return f"{self.lookup.name}{joint}{self.otherwise.name}{extended}"
-
-    @property
-    def sentence(self) -> str:
-        otherwise = "In the same tree" if self.merge else "Otherwise"
-        extended = " Its draft goes on with what is looked up after it." if self.extend else ""
-        return (
-            f"{self.lookup.copies(self.min_match)} {otherwise} {clause(self.otherwise.sentence)}."
-            f"{extended}"
-        )
 
     @property
     def depth(self) -> int:

@@ -10,7 +10,6 @@ from typing import Literal
 from pydantic import Field
 
 from specdec_core.config import DrafterSettings, RecordingFacts, Width
-from specdec_core.config.wording import count
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.phrases import PhrasePool
 from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
@@ -31,15 +30,6 @@ class LookaheadSettings(DrafterSettings):
     @property
     def label(self) -> str:
         return f"lookahead {self.window}/{self.ngram}/{self.guesses}"
-
-    @property
-    def sentence(self) -> str:
-        alone = "" if self.from_prompt else ", none of the prompt's"
-        return (
-            f"The target itself guesses in a window of {count(self.window, 'column')} beside"
-            f" verification and tries up to {self.guesses} of the {self.ngram}-grams that come out"
-            f"{alone}{self.unusual('pool', 'per_key')}."
-        )
 
     @property
     def depth(self) -> int:

@@ -47,19 +47,6 @@ class PromptLookupSettings(LookupSettings):
         return f"prompt lookup {self.max_ngram}/{self.max_tokens}{earliest}"
 
     @property
-    def copied(self) -> str:
-        return "what followed the last tokens earlier in the text"
-
-    @property
-    def limits(self) -> tuple[str, ...]:
-        earliest = ("after the earliest match",) if self.occurrence == "earliest" else ()
-        return (f"{self.max_ngram} tokens compared at most", *earliest)
-
-    @property
-    def least(self) -> int:
-        return self.min_ngram
-
-    @property
     def depth(self) -> int:
         return self.max_tokens
 

@@ -40,22 +40,6 @@ class RetrievalSettings(LookupSettings):
         return f"retrieval {Path(self.datastore).name}{size}"
 
     @property
-    def copied(self) -> str:
-        return f"what followed most often in the datastore {Path(self.datastore).name}"
-
-    @property
-    def limits(self) -> tuple[str, ...]:
-        compared = f"{self.max_match} tokens compared at most"
-        return (
-            *((compared,) if self.max_match != 16 else ()),
-            f"as a tree of {self.keep}",
-        )
-
-    @property
-    def least(self) -> int:
-        return self.min_match
-
-    @property
     def depth(self) -> int:
         return self.max_tokens
 

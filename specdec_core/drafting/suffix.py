@@ -40,27 +40,6 @@ class SuffixSettings(LookupSettings):
         return f"{shared}suffix{tree}{size}"
 
     @property
-    def copied(self) -> str:
-        where = "in this request or an earlier one" if self.memory == "all" else "before"
-        return f"what followed the longest suffix seen {where}"
-
-    @property
-    def limits(self) -> tuple[str, ...]:
-        bound = (
-            f"{self.per_match:g} for each token found again"
-            if self.per_match
-            else "however short the match"
-        )
-        return (
-            *((bound,) if self.per_match != 2 else ()),
-            *(("as a tree of the likeliest",) if self.tree else ()),
-        )
-
-    @property
-    def least(self) -> int:
-        return self.min_match
-
-    @property
     def remembers(self) -> bool:
         return self.memory == "all"
 

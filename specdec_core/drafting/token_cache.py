@@ -9,7 +9,6 @@ from typing import Literal
 from pydantic import Field
 
 from specdec_core.config import LookupSettings, Memory, RecordingFacts, Width
-from specdec_core.config.wording import count
 from specdec_core.drafting.drafter import Lookup, LookupResult, Outcome, Resources, SlotState
 from specdec_core.drafting.phrases import Phrase, PhrasePool
 from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
@@ -37,19 +36,6 @@ class TokenCacheSettings(LookupSettings):
     @property
     def from_text(self) -> bool:
         return self.learn_from == "output"
-
-    @property
-    def copied(self) -> str:
-        return f"{count(self.phrases, 'phrase')} that followed the last token before"
-
-    @property
-    def limits(self) -> tuple[str, ...]:
-        return (
-            *(("learned from the output alone",) if self.learn_from == "output" else ()),
-            *(("the prompt's among them",) if self.from_prompt else ()),
-            *(("kept from request to request",) if self.memory == "all" else ()),
-            *(filter(None, [self.unusual("pool", "per_key").removeprefix(", ")])),
-        )
 
     @property
     def remembers(self) -> bool:

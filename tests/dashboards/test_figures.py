@@ -17,7 +17,6 @@ from dashboards.figures.sweep import accepted_lengths, speedups, time_per_token
 from dashboards.figures.times import forward_times
 from specdec_core.config import Configuration
 from specdec_core.config.kinds import DRAFTERS, POLICIES
-from specdec_core.drafting.bandit.settings import RULE_NAMES
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
@@ -363,7 +362,8 @@ def test_families_are_told_apart_by_everyone(vision):
 def test_every_drafter_has_a_look_of_its_own():
     """Variants share a colour, never a symbol; no drafter falls back on a spare look."""
     policies, drafters = set(POLICIES), set(DRAFTERS)
-    bandits = {*RULE_NAMES, *(f"{rule}_time" for rule in RULE_NAMES)}
+    rules = ("ucb", "exp3", "thompson")
+    bandits = {*rules, *(f"{rule}_time" for rule in rules)}
     known = look.STYLES | look.VARIANTS
     assert known.keys() >= policies | drafters - {"draft_model", "bandit"} | bandits
     symbols = [look.symbol for look in known.values()]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from specdec_core.config import AnyDrafter, DrafterSettings, Memory, RecordingFacts
 from specdec_core.config.drafters import read_arm
-from specdec_core.config.labels import distinct_labels
-
-RULE_NAMES = {"ucb": "UCBSpec", "exp3": "EXP3Spec", "thompson": "Thompson sampling"}
 
 
 class BanditSettings(DrafterSettings):
@@ -59,18 +55,6 @@ class BanditSettings(DrafterSettings):
         timed = ", by time" if self.reward == "time" else ""
         scaled = "" if self.exploration == 1 else f", exploration {self.exploration:g}"
         return f"{rule} of {len(self.arms)} arms{timed}{memory}{scaled}"
-
-    @property
-    def sentence(self) -> str:
-        rule = RULE_NAMES[self.rule]
-        timed = ", by tokens a millisecond" if self.reward == "time" else ""
-        memory = ", anew with each request" if self.memory == "request" else ""
-        saved = f", starting from the state {Path(self.state).stem}" if self.state else ""
-        unusual = self.unusual("confidence", "exploration", "seed")
-        return (
-            f"Learns who drafts best{timed}{memory} ({rule}){saved}{unusual}:"
-            f" {'; '.join(distinct_labels(self.arms).values())}."
-        )
 
     @property
     def family(self) -> str:

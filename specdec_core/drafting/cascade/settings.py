@@ -12,7 +12,6 @@ from specdec_core.config import (
     LookupSettings,
     RecordingFacts,
 )
-from specdec_core.config.wording import clause
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 
@@ -29,12 +28,6 @@ class CascadeSettings(ChainSettings):
     def label(self) -> str:
         lookup = self.proposer.kind.replace("_", " ")
         return f"cascade {self.draft_name} + {lookup}, {self.policy.label}"
-
-    @property
-    def sentence(self) -> str:
-        return (
-            f"{self.subject} {clause(self.policy.sentence)}, sped up by {self.proposer.as_guesses}."
-        )
 
     @property
     def name(self) -> str:

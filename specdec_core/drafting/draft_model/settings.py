@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 from specdec_core.config import AnyPolicy, ChainSettings, RecordingFacts
-from specdec_core.config.wording import clause
 from specdec_core.drafting.policies.fixed import FixedSettings
 
 
@@ -18,10 +17,6 @@ class DraftModelSettings(ChainSettings):
     @property
     def label(self) -> str:
         return f"{self.draft_name}, {self.policy.label}"
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.subject} {clause(self.policy.sentence)}."
 
     @property
     def family(self) -> str:

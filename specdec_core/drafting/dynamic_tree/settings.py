@@ -7,7 +7,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from specdec_core.config import MOST_NODES, AnyPolicy, PolicyDrafterSettings, RecordingFacts, Width
-from specdec_core.config.wording import clause
 from specdec_core.drafting.policies.fixed import FixedSettings
 
 
@@ -36,15 +35,6 @@ class DynamicTreeSettings(PolicyDrafterSettings):
     @property
     def label(self) -> str:
         return f"dynamic tree {self.keep}, {self.draft_name}, {self.policy.label}"
-
-    @property
-    def sentence(self) -> str:
-        least = f", none of a confidence below {self.least:g}" if self.least else ""
-        return (
-            f"{self.subject} {clause(self.policy.sentence)}, as a tree: the {self.expand} most"
-            f" confident tokens of a level get {self.children} candidates each, and the {self.keep}"
-            f" most confident of all are verified{least}."
-        )
 
     @property
     def depth(self) -> int:

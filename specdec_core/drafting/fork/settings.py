@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from specdec_core.config import AnyPolicy, PolicyDrafterSettings, RecordingFacts, Width
-from specdec_core.config.drafters import drawn
-from specdec_core.config.wording import clause
 from specdec_core.drafting.policies.fixed import FixedSettings
 
 
 class ForkSettings(PolicyDrafterSettings):
-    """`width` chains that part at the first token and go on together until the policy would stop
-    every one of them (improved MCSD, §3.2 and §3.3)."""
+    """Chains, `width` of them, that part at the first token and go on together until the policy
+    would stop every one of them (improved MCSD, §3.2 and §3.3)."""
 
     kind: Literal["fork"] = "fork"
     policy: AnyPolicy = FixedSettings()
@@ -23,13 +21,6 @@ class ForkSettings(PolicyDrafterSettings):
     def label(self) -> str:
         drawn = ", replaced" if self.replacement else ""
         return f"fork {self.width}, {self.draft_name}, {self.policy.label}{drawn}"
-
-    @property
-    def sentence(self) -> str:
-        return (
-            f"{self.subject} {clause(self.policy.sentence)}, in {self.width} chains that part at"
-            f" the first token{drawn(self.replacement)}."
-        )
 
     @property
     def children(self) -> tuple[tuple[int, ...], ...]:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from specdec_core.config import MaxTokens, ModelSettings, RecordingFacts, Width
-from specdec_core.config.wording import count
 from specdec_core.drafting.post_use.settings import check_tried
 
 
@@ -30,15 +29,6 @@ class OuroborosSettings(ModelSettings):
     @property
     def label(self) -> str:
         return f"Ouroboros, {self.draft_name}, K={self.max_tokens}"
-
-    @property
-    def sentence(self) -> str:
-        phrases = f"{count(self.phrases, 'phrase')} of {count(self.phrase_length, 'token')}"
-        return (
-            f"{self.subject} drafts up to {count(self.max_tokens, 'token')} phrase by phrase"
-            f" (Ouroboros), and {phrases} are tried after them"
-            f"{self.unusual('window', 'pool', 'per_key')}."
-        )
 
     @property
     def remembers(self) -> bool:

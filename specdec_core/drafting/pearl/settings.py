@@ -7,7 +7,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from specdec_core.config import AnyChain, DrafterSettings, MaxTokens, RecordingFacts
-from specdec_core.config.wording import count
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 
 
@@ -48,22 +47,6 @@ class PearlSettings(DrafterSettings):
         width = f", width {self.width}" if self.width > 1 else ""
         window = f", window {self.window}" if self.window != 12 else ""
         return f"PEARL {self.drafter.name}, {self.drafter.policy.label}{window}{width}"
-
-    @property
-    def sentence(self) -> str:
-        waits = {None: "", 0: " It never waits for candidates after a rejection."}
-        wait = waits.get(
-            self.wait,
-            f" After a rejection the target waits for {count(self.wait or 0, 'candidate')}.",
-        )
-        width = ""
-        if self.width > 1:
-            width = f" Each of its forwards reads up to {self.width} tokens that"
-            width += f" follow with a probability of {self.least:g} or more."
-        return (
-            f"{self.drafter.sentence} Meanwhile the target verifies, on another device, up to"
-            f" {count(self.window, 'token')} at once (PEARL).{wait}{width}"
-        )
 
     @property
     def depth(self) -> int:

@@ -12,7 +12,6 @@ from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 if TYPE_CHECKING:
     from specdec_core.drafting.policies.signals import Signals
 
-_COSTING = ", a forward of the target costing {:g} candidates"
 # What every request begins with: candidates that are accepted with this probability,
 _ACCEPTED = 0.7
 _ROUNDS = 4  # as if so many rounds had shown it,
@@ -45,13 +44,6 @@ class BreakEvenSettings(PricedSettings):
     @property
     def label(self) -> str:
         return f"break-even{self.costing(' {:g}')}{self.up_to}"
-
-    @property
-    def sentence(self) -> str:
-        return (
-            "Drafts while another candidate is expected to bring more tokens than decoding does in"
-            f" the same time{self.costing(_COSTING)}{self.at_most}."
-        )
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from specdec_core.config import PolicySettings
-from specdec_core.config.wording import count
 from specdec_core.drafting.policies.policy import LengthPolicy
 
 
@@ -44,12 +43,6 @@ class ByBatchSettings(PolicySettings):
     @property
     def label(self) -> str:
         return f"K={'/'.join(map(str, self.tokens.values()))} by batch"
-
-    @property
-    def sentence(self) -> str:
-        (_, first), *others = self.tokens.items()
-        steps = "".join(f", {k or 'none'} with {least} requests or more" for least, k in others)
-        return f"Drafts {count(first, 'token')} a round{steps}."
 
 
 class ByBatchPolicy(LengthPolicy):

@@ -27,10 +27,6 @@ class ConfidenceSettings(PolicySettings):
     def label(self) -> str:
         return f"confidence {self.threshold:g}{self.up_to}"
 
-    @property
-    def sentence(self) -> str:
-        return f"Drafts until its largest probability falls below {self.threshold:g}{self.at_most}."
-
 
 class ConfidencePolicy(Rule):
     """Stop after a token whose distribution peaks below the threshold."""

@@ -27,13 +27,6 @@ class ConfidenceProductSettings(PolicySettings):
     def label(self) -> str:
         return f"product {self.threshold:g}{self.up_to}"
 
-    @property
-    def sentence(self) -> str:
-        return (
-            f"Drafts until the product of its probabilities falls below {self.threshold:g}"
-            f"{self.at_most}."
-        )
-
 
 class ConfidenceProductPolicy(Rule):
     """Stop when Π q(y) of the round falls below the threshold."""

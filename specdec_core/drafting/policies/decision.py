@@ -34,14 +34,6 @@ class DecisionSettings(HeadSettings):
         product = " product" if self.cumulative else ""
         return f"decision{product} {self.threshold:g}{self.up_to}"
 
-    @property
-    def sentence(self) -> str:
-        judged = "all tokens of the round" if self.cumulative else "a token"
-        return (
-            f"Drafts until the head {self.head_name} gives {judged} a chance of less than"
-            f" {self.threshold:g} to be accepted{self.at_most}."
-        )
-
 
 class DecisionPolicy(HeadRule):
     """Stop after a candidate whose probability by the decision model is below the threshold

@@ -68,13 +68,6 @@ class DynamicConfidenceSettings(PolicySettings):
     def label(self) -> str:
         return f"dynamic confidence {self.start:g}{self.up_to}"
 
-    @property
-    def sentence(self) -> str:
-        return (
-            "Drafts until a token's probability falls below a threshold that begins at"
-            f" {self.start:g} and follows what is accepted{self.at_most}."
-        )
-
 
 class DynamicConfidencePolicy(LengthPolicy):
     """Stop after a token with q(y) < τ, where τ is moved after every round to the point of the

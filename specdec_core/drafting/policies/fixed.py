@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from specdec_core.config import MaxTokens, PolicySettings
-from specdec_core.config.wording import count
 from specdec_core.drafting.policies.policy import Rule
 
 if TYPE_CHECKING:
@@ -24,10 +23,6 @@ class FixedSettings(PolicySettings):
     @property
     def label(self) -> str:
         return f"K={self.max_tokens}"
-
-    @property
-    def sentence(self) -> str:
-        return f"Drafts {count(self.max_tokens, 'token')} a round."
 
 
 class FixedPolicy(Rule):

@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
-from specdec_core.config.wording import count
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 
 
@@ -29,15 +28,6 @@ class HeuristicSettings(PolicySettings):
     def label(self) -> str:
         name = "heuristic" if self.transient else "lasting heuristic"
         return f"{name} {self.start}{self.up_to}"
-
-    @property
-    def sentence(self) -> str:
-        kept = "" if self.transient else ", and goes on so with the next request"
-        return (
-            f"Drafts {count(self.start, 'token')} at first, {self.increase} more after a round that"
-            f" was accepted whole and {self.decrease} less after any other"
-            f"{self.at_most}{kept}."
-        )
 
 
 class HeuristicPolicy(LengthPolicy):

@@ -24,12 +24,6 @@ class OracleSettings(PolicySettings):
         return f"oracle{self.up_to}"
 
     @property
-    def sentence(self) -> str:
-        return (
-            f"Drafts until just before the next rejection, which only a replay knows{self.at_most}."
-        )
-
-    @property
     def decodes(self) -> bool:
         return False
 

@@ -23,7 +23,6 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.base.workspace import present_path
 from specdec_core.config import (
-    COSTING,
     MOST_TOKENS,
     MaxTokens,
     PricedSettings,
@@ -230,26 +229,6 @@ class PreCutSettings(PricedSettings):
         kept = "" if self.updates else ", Q_init"
         informed = "" if self.q_init == "continue" else " by confidence"
         return f"pre-cut{self.costing(' {:g}')}{self.up_to}{kept}{informed}"
-
-    @property
-    def sentence(self) -> str:
-        numbers = (
-            "learning_rate",
-            "discount",
-            "exploration",
-            "exploration_decay",
-            "optimism",
-            "bins",
-            "seed",
-        )
-        start = f", starting from the table {Path(self.table).stem}" if self.table else ""
-        if self.q_init != "continue":
-            start += ", expecting at first what the confidences promise"
-        learned = "what it has learned" if self.updates else "its first Q-table"
-        return (
-            f"Drafts until {learned} says stop (Pre-cut){self.costing(COSTING)}"
-            f"{start}{self.unusual(*numbers)}{self.at_most}."
-        )
 
 
 class PreCutPolicy(LengthPolicy):

@@ -9,7 +9,6 @@ import numpy as np
 from pydantic import Field
 
 from specdec_core.config import MOST_TOKENS, HeadSettings, MaxTokens
-from specdec_core.config.wording import count
 from specdec_core.drafting.policies.policy import HeadRule
 
 if TYPE_CHECKING:
@@ -38,14 +37,6 @@ class SpecDecPlusPlusSettings(HeadSettings):
     @property
     def label(self) -> str:
         return f"SpecDec++ {self.threshold:g}{self.up_to}"
-
-    @property
-    def sentence(self) -> str:
-        least = "" if self.min_tokens == 2 else f", at least {count(self.min_tokens, 'token')}"
-        return (
-            f"Drafts until the head {self.head_name} sees a chance of more than {self.threshold:g}"
-            f" that a token of the round is rejected{least}{self.at_most}."
-        )
 
 
 class SpecDecPlusPlusPolicy(HeadRule):

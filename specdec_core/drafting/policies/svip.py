@@ -28,12 +28,6 @@ class SvipSettings(PolicySettings):
     def label(self) -> str:
         return f"entropy {self.threshold:g}{self.up_to}"
 
-    @property
-    def sentence(self) -> str:
-        return (
-            f"Drafts until the square root of its entropy exceeds {self.threshold:g}{self.at_most}."
-        )
-
 
 class SvipPolicy(Rule):
     """Stop after a token whose distribution has √H > h (SVIP, Eq. 7)."""

@@ -13,7 +13,6 @@ from specdec_core.config import (
     PolicyDrafterSettings,
     RecordingFacts,
 )
-from specdec_core.config.wording import clause, count
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.token_cache import TokenCacheSettings
 
@@ -38,17 +37,6 @@ class PostUseSettings(PolicyDrafterSettings):
     @property
     def label(self) -> str:
         return f"Post-use, {self.draft_name}, {self.policy.label}"
-
-    @property
-    def sentence(self) -> str:
-        phrases = count(self.at_draft, "kept phrase")
-        limits = "".join(f", {limit}" for limit in self.cache.limits)
-        return (
-            f"{self.subject} {clause(self.policy.sentence)} and uses its tokens again (Post-use):"
-            f" {phrases} at the draft model, {self.at_target} after each of its last"
-            f" {self.anchors} tokens at the target, of"
-            f" {count(self.cache.phrase_length, 'token')} each{limits}."
-        )
 
     @property
     def depth(self) -> int:

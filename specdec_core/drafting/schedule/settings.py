@@ -7,13 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from specdec_core.config import AnyDrafter, DrafterSettings, RecordingFacts
-from specdec_core.config.base import identity
 from specdec_core.config.drafters import read_arm
-from specdec_core.config.labels import distinct_labels
 
 
 class ScheduleSettings(DrafterSettings):
-    """Who drafts, by the number of requests decoded together: `ranges[n]` from n requests on, up to
+    """A drafter by the number of requests decoded together: `ranges[n]` from n requests on, up to
     the next larger key; null drafts nothing. With more requests a forward of several tokens each
     stops being nearly free, so that other drafters, or none, are the fastest.
 
@@ -57,16 +55,6 @@ class ScheduleSettings(DrafterSettings):
     @property
     def label(self) -> str:
         return f"{len(self.ranges)} ranges of load, from {'/'.join(map(str, self.ranges))} on"
-
-    @property
-    def sentence(self) -> str:
-        labels = distinct_labels(self.parts)
-        parts = [
-            f"with {least} requests or more {'nobody' if d is None else labels[identity(d)]}"
-            for least, d in self.ranges.items()
-        ]
-        parts[0] = parts[0].replace("with 1 requests or more ", "")
-        return f"Who drafts depends on the load: {'; '.join(parts)}."
 
     @property
     def parts(self) -> tuple[DrafterSettings, ...]:

@@ -7,8 +7,6 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from specdec_core.config import AnyPolicy, PolicyDrafterSettings, RecordingFacts, Width
-from specdec_core.config.drafters import drawn
-from specdec_core.config.wording import clause, count
 from specdec_core.drafting.policies.fixed import FixedSettings
 
 
@@ -34,16 +32,6 @@ class TargetForkSettings(PolicyDrafterSettings):
         drawn = ", replaced" if self.replacement else ""
         lossy = "" if self.lossless else ", lossy"
         return f"target fork {shape}, {self.draft_name}, {self.policy.label}{drawn}{lossy}"
-
-    @property
-    def sentence(self) -> str:
-        place = "each" if self.width > 1 else "it"
-        lossy = "" if self.lossless else " The output does not keep the target's distribution."
-        return (
-            f"The target begins a tree with {count(self.width, 'token')} of its own, and"
-            f" {clause(self.subject)} {clause(self.policy.sentence)}, in"
-            f" {count(self.spread, 'chain')} after {place}{drawn(self.replacement)}.{lossy}"
-        )
 
     @property
     def lossless(self) -> bool:

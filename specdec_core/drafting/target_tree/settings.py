@@ -7,8 +7,7 @@ from operator import mul
 from typing import ClassVar, Literal
 
 from specdec_core.config import Branching, ModelSettings, RecordingFacts
-from specdec_core.config.drafters import drawn, grown, shape
-from specdec_core.config.wording import clause, count
+from specdec_core.config.drafters import shape
 
 
 class TargetTreeSettings(ModelSettings):
@@ -28,17 +27,6 @@ class TargetTreeSettings(ModelSettings):
         drawn = ", replaced" if self.replacement else ""
         lossy = "" if self.lossless else ", lossy"
         return f"target tree {shape(self.branching)}, {self.draft_name}{drawn}{lossy}"
-
-    @property
-    def sentence(self) -> str:
-        first, *others = self.branching
-        levels = tuple((count,) for count in others)
-        more = f", and {clause(self.subject)} continues it with {grown(levels)}" if others else ""
-        lossy = "" if self.lossless else " The output does not keep the target's distribution."
-        return (
-            f"The target begins a tree with {count(first, 'token')} of its own{more}"
-            f"{drawn(self.replacement)}.{lossy}"
-        )
 
     @property
     def lossless(self) -> bool:

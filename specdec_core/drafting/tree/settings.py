@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from specdec_core.config import ModelSettings, RecordingFacts
-from specdec_core.config.drafters import drawn, grown, shape
+from specdec_core.config.drafters import shape
 
 Shape = Annotated[tuple[int | tuple[int, ...], ...], Field(min_length=1)]
 
@@ -56,10 +56,6 @@ class TreeSettings(ModelSettings):
         else:
             levels = shape(self.branching)
         return f"tree {levels}, {self.draft_name}{', replaced' if self.replacement else ''}"
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.subject} grows a tree with {grown(self.children)}{drawn(self.replacement)}."
 
     @property
     def depth(self) -> int:

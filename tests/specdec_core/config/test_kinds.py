@@ -184,7 +184,7 @@ def test_a_drafter_must_say_what_a_recording_knows_of_it(own: Path) -> None:
     )
     with pytest.raises(
         TypeError,
-        match="NothingSettings does not say its depth, label, sentence, unsupported_reason",
+        match="NothingSettings does not say its depth, label, unsupported_reason",
     ):
         add_drafter("nothing", "silent")
 
