@@ -187,32 +187,19 @@ def _alias(which: str, version: int | None) -> Any:
 
 
 def _from_file(config: Path) -> Deployment:
+    from cluster.serving.deployment import deployment_of
+
     choice, source = read_config(config)
-    return _deployment(choice.pair, choice.configuration, source, None)
+    return deployment_of(choice.pair, choice.configuration, source)
 
 
 def _registered(name: str, which: Any) -> Deployment:
+    from cluster.serving.deployment import deployment_of
     from dashboards.tracking.registry import load_registered
 
     pair, configuration, version = load_registered(name, which)
     said = f"version {version}" if isinstance(which, int) else f"{which}, version {version}"
-    return _deployment(pair, configuration, said, version)
-
-
-def _deployment(pair: Any, configuration: Any, source: str, version: int | None) -> Deployment:
-    from cluster.serving.deployment import certified, learned_state
-    from cluster.serving.served import Deployment
-    from specdec_core.drafting.trained import weights_here
-
-    return Deployment(
-        pair=pair,
-        configuration=configuration,
-        source=source,
-        version=version,
-        certificate=certified(pair, configuration),
-        learned=learned_state(pair, configuration),
-        weights=weights_here(pair, [configuration]),
-    )
+    return deployment_of(pair, configuration, said, version)
 
 
 def follow_champion(url: str, version: int | None, seconds: float) -> None:

@@ -16,7 +16,7 @@ from rich.markup import escape
 from typer import Option
 
 from dashboards.pages import PLAYGROUND
-from jobs.choice import choose, choose_version
+from jobs.choice import choose_version
 from jobs.console import console, on_stop, print_configuration, run, wait_for_stop
 from jobs.deploy import follow_champion
 from jobs.options import Config, MaxLength, Placed, chosen_pair, numbers
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from cluster.serving.http.access import Access
     from cluster.serving.http.samples import PromptSampling
+    from cluster.serving.served import Deployment
+    from cluster.serving.start import Start
 
 
 ENDING = 20.0  # seconds in which all ends once requests under way have
@@ -70,33 +72,52 @@ def application(args: dict[str, Any]) -> Application:
             "args: everybody who reaches the server's address could ask it: give `api_key_file`, a"
             " file of `specdec serve keys`, or `no_auth: true`"
         )
-    choice, _ = choose(given.config)
     from cluster.serving.deployment import application as build  # Ray takes seconds to import
     from cluster.serving.http.pages import Page
-    from cluster.serving.replicas.number import Replicas
+
+    start = _start(given, choose_version(given.config))
+    return build(start, Page(*PLAYGROUND), _sampling(given))
+
+
+def _start(
+    given: Arguments,
+    chosen: tuple[PairConfiguration, str, int | None],
+    cores: tuple[int, ...] = (),
+    fresh: bool = False,
+    local: bool = False,
+) -> Start:
+    """What the server starts from. Raises :class:`UserError`."""
+    from cluster.serving.deployment import check_servable, deployment_of
+    from cluster.serving.scaling import Replicas
+    from cluster.serving.start import Start
     from specdec_core.engine.scheduler import Limits
 
-    placement = None if given.cluster is None else Placement.load(given.cluster)
-    limits = Limits(given.slots, given.step_tokens, given.cache_tokens, given.share_prefixes)
-    return build(
+    replicas = Replicas.asked(
+        given.replicas, given.max_replicas, given.scale_up_after, given.scale_down_after
+    )
+    choice, source, version = chosen
+    pair, configuration = (
         chosen_pair(choice.pair, None, None, given.max_length),
         choice.configuration,
-        limits,
-        placement=placement,
+    )
+    placement = None if given.cluster is None else Placement.load(given.cluster)
+    access = _access(given, local)
+    check_servable(pair, configuration, placement)
+    return Start(
+        deployment_of(pair, configuration, source, version, fresh),
+        limits=Limits(given.slots, given.step_tokens, given.cache_tokens, given.share_prefixes),
         queue=given.queue,
-        access=_access(given),
-        page=Page(*PLAYGROUND),
-        replicas=Replicas.asked(
-            given.replicas, given.max_replicas, given.scale_up_after, given.scale_down_after
-        ),
-        samples=_sampling(given),
+        cores=cores,
+        placement=placement,
+        replicas=replicas,
+        access=access,
         step_timeout=given.step_timeout,
     )
 
 
 def _access(given: Arguments, local: bool = False) -> Access:
-    """Who may ask for how much; `local`: without keys, by this machine's names alone. Raises
-    :class:`UserError` for a file without keys."""
+    """The clients that are answered, and their limits; `local`: without keys, clients that use this
+    machine's own names. Raises :class:`UserError` for a file without keys."""
     from cluster.serving.http.access import Access, read_keys
     from cluster.serving.http.limits import Allowance, RequestLimits
 
@@ -222,70 +243,42 @@ def main(
     ] = None,
 ) -> None:
     """Serve chats and completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C."""
-    choice, source, version = choose_version(config)
-    pair = chosen_pair(choice.pair, None, None, max_length)
-    choice = choice.model_copy(update={"pair": pair})
-    placement = None if cluster is None else Placement.load(cluster)
-    bound = numbers(cores, "--cores", int) if cores is not None else ()
-    from cluster.serving.control import find_server
-    from cluster.serving.deployment import serving  # Ray takes seconds to import
+    options = {name: value for name, value in locals().items() if name in Arguments.model_fields}
+    given = parse(Arguments, options, "options")
+    from cluster.serving.control import find_server  # Ray takes seconds to import
+    from cluster.serving.deployment import serving
     from cluster.serving.http.access import check_exposed
     from cluster.serving.http.pages import Page
-    from cluster.serving.replicas.number import Replicas
     from cluster.serving.tls import read_tls
     from cluster.session import check_alive
-    from specdec_core.engine.scheduler import Limits
 
-    number = Replicas.asked(replicas, max_replicas, scale_up_after, scale_down_after)
+    bound = numbers(cores, "--cores", int) if cores is not None else ()
+    start = _start(given, choose_version(config), bound, fresh, local=not no_auth)
+    deployment = start.deployment
     tls = read_tls(tls_cert, tls_key)
     watch = Watch(track, track_every, read_command(on_drift))
-    wanted = track or on_drift is not None
-    given = parse(
-        Arguments,
-        {
-            "api_key_file": api_key_file,
-            "requests_per_minute": requests_per_minute,
-            "tokens_per_minute": tokens_per_minute,
-            "max_tokens_per_request": max_tokens_per_request,
-            "request_timeout": request_timeout,
-            "sample_prompts": sample_prompts,
-            "sample_share": sample_share,
-            "sample_limit": sample_limit,
-        },
-        "options",
-    )
-    access, samples = _access(given, local=not no_auth), _sampling(given)
-    check_exposed(host, access.keys, no_auth)
+    check_exposed(host, start.access.keys, no_auth)
+    samples = _sampling(given)
     on_stop(signal.default_int_handler)  # until it serves
     try:
         with console.status("starting Ray Serve and loading the models") as status:
             server = serving(
-                choice.pair,
-                choice.configuration,
-                limits=Limits(slots, step_tokens, cache_tokens, share_prefixes),
-                queue=queue,
+                start,
                 host=host,
                 port=port,
-                placement=placement,
-                cores=bound,
-                fresh=fresh,
-                access=access,
                 page=Page(*PLAYGROUND),
-                source=source,
-                version=version,
-                replicas=number,
                 samples=samples,
                 tls=tls,
                 drain=drain,
-                step_timeout=step_timeout,
             )
             with server as url:
                 status.stop()
-                _announce(url, choice, source, slots, access.keys is not None, tls_cert)
+                _announce(url, deployment, slots, start.access.keys is not None, tls_cert)
                 running = find_server(url)
+                wanted = track or on_drift is not None
                 with watched(running, watch, _warn) if wanted else nullcontext():
                     if follow is not None:
-                        arguments = url, version, follow
+                        arguments = url, deployment.version, follow
                         Thread(target=follow_champion, args=arguments, daemon=True).start()
                     try:
                         wait_for_stop(check_alive)
@@ -310,22 +303,17 @@ def _warn(message: str) -> None:
 
 
 def _announce(
-    url: str,
-    choice: PairConfiguration,
-    source: str,
-    slots: int,
-    keys: bool,
-    certificate: Path | None = None,
+    url: str, deployment: Deployment, slots: int, keys: bool, certificate: Path | None = None
 ) -> None:
     """Say that requests are answered, with one to try: a chat where the model has a template."""
-    from cluster.serving.deployment import certified
     from specdec_core.models.loading import load_tokenizer
     from specdec_core.prompts.chat import template_of
     from specdec_core.search.load.answers import drafters_by_load
 
-    body: dict[str, Any] = {"model": choice.pair.name, "max_tokens": 64, "stream": True}
+    pair, configuration = deployment.pair, deployment.configuration
+    body: dict[str, Any] = {"model": pair.name, "max_tokens": 64, "stream": True}
     path = "/v1/completions"
-    if template_of(load_tokenizer(choice.pair.target)) is None:
+    if template_of(load_tokenizer(pair.target)) is None:
         body["prompt"] = "def main("
     else:
         path = "/v1/chat/completions"
@@ -333,10 +321,11 @@ def _announce(
     key = ' -H "Authorization: Bearer $KEY"' if keys else ""
     if certificate is not None:
         key += f" --cacert {shlex.quote(str(certificate))}"
-    print_configuration(choice.configuration, source, f"[green]ready[/green]  {url}  ")
-    sentence = certified(choice.pair, choice.configuration)
-    console.print(sentence or "[yellow]not certified[/yellow]: `specdec certify` checks it")
-    if never := [n for n in drafters_by_load(choice.configuration.drafter) if n > slots]:
+    print_configuration(configuration, deployment.source, f"[green]ready[/green]  {url}  ")
+    console.print(
+        deployment.certificate or "[yellow]not certified[/yellow]: `specdec certify` checks it"
+    )
+    if never := [n for n in drafters_by_load(configuration.drafter) if n > slots]:
         _warn(
             f"--slots {slots}: what drafts from {' and '.join(map(str, never))} requests on never"
             f" does; --slots {max(never)} or more"

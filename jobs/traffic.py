@@ -82,7 +82,7 @@ class _Watching(threading.Thread):
                 self._heard(events, now)
                 if self._logged is not None and (over or monotonic() >= due):
                     self._logged.log(between(last, now), step)
-                    last, step = now.since(last), step + 1
+                    last, step = now, step + 1
             if monotonic() >= due:
                 due = monotonic() + self.watch.every
             self._say_trouble()

@@ -4,17 +4,45 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from cluster.serving.engine_loop import QUEUE, EngineLoop
+from cluster.serving.engine_process import EngineProcess
+from cluster.serving.fleet import Fleet
+from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.app import build_app
 from cluster.serving.http.pages import Page
-from cluster.serving.http.service import CompletionService
+from cluster.serving.http.service import Service
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from dashboards.pages import PLAYGROUND
 from specdec_core.config import Configuration
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
+
+
+def fleet_of(
+    engine: Engine | EngineProcess,
+    learned: Path | None = None,
+    queue: int = QUEUE,
+    deployment: Deployment | None = None,
+    operation: Operation = NOT_OPERATED,
+) -> Fleet:
+    """A fleet of one engine."""
+    deployment = deployment or Deployment(
+        pair=engine.pair.spec, configuration=engine.configuration, learned=learned
+    )
+    return Fleet([Served(EngineLoop(engine, queue), deployment)], operation)
+
+
+def service_of(
+    engine: Engine | EngineProcess, access: Access = EVERYBODY, **of_fleet: Any
+) -> Service:
+    """The service of one engine, under the name "tiny"."""
+    return Service(fleet_of(engine, **of_fleet), "tiny", access)
 
 
 class LocalServer:
@@ -44,7 +72,7 @@ def engine_server(
     """The pair's engine behind our HTTP application, with the playground."""
     return LocalServer(
         lambda: build_app(
-            CompletionService(Engine(pair, configuration, slots), "tiny", queue=queue),
+            service_of(Engine(pair, configuration, slots), queue=queue),
             page=Page(*PLAYGROUND),
         )
     )

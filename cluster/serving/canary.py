@@ -1,11 +1,11 @@
 """A challenger gets a share of the traffic until it is shown to be faster, or not to be.
 
-Both write the same text, or texts of the same distribution, so only speed is compared. Requests go
-to one of the two at a time, in turns, so that both meet the load as it is: were they mixed, the one
-with the smaller share would decode smaller batches. A turn counts the requests that ran while the
-other engine was idle. A turn of the challenger's and the champion's after it are a pair, and the
-intervals over pairs hold at every pair at once (:mod:`specdec_core.search.race`), so the first that
-allows a decision makes it.
+Both write the same output, or output of the same distribution, so only speed is compared. Requests
+go to one of the two sides at a time, interleaved in turns, so that both meet the load as it is:
+mixed, the side with the smaller share would decode smaller batches. A turn counts the requests that
+ran while the other side was idle. A turn of the challenger and the champion's turn after it are a
+pair. The intervals over pairs hold at every pair at once (:mod:`specdec_core.search.race`), so the
+first that allows a decision makes it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from specdec_core.config import Configuration
 from specdec_core.search.race import Race
 from specdec_core.tokens.statistics import Generation
 
-COUNTED = 4  # requests that end a turn
-MOST = 10 * COUNTED  # requests in a turn of the challenger's, whether they count or not
+# For each replica:
+COUNTED = 4  # counted requests that end a turn
+MOST = 10 * COUNTED  # requests in a turn of the challenger, counted or not
 CONFIDENCE = 0.95  # of the decision
-PAIRS = 200  # after so many a challenger that is not shown to be faster is dropped
+PAIRS = 200  # after which a challenger that is not shown to be faster is dropped
 
 Side = Literal["champion", "challenger"]
 
 
 class _Turn(NamedTuple):
-    """Whose turn it is, and what it has counted."""
+    """The turn of a side, and what it has counted."""
 
     side: Side
     number: int
@@ -41,35 +42,39 @@ class _Turn(NamedTuple):
 
 
 class Canary:
-    """Which of two engines takes a request, and how they compare. `share` of the requests go to the
-    challenger."""
+    """Which of two sides takes a request, and how they compare. A side has the engine of each
+    replica; `share` of the requests go to the challenger."""
 
     def __init__(
-        self, champion: Served, challenger: Served, share: float, confidence: float = CONFIDENCE
+        self,
+        champion: list[Served],
+        challenger: list[Served],
+        share: float,
+        confidence: float = CONFIDENCE,
     ) -> None:
-        self.sides: dict[Side, Served] = {"champion": champion, "challenger": challenger}
+        self.sides: dict[Side, list[Served]] = {"champion": champion, "challenger": challenger}
         self.share = share
         self.state: Literal["running", "promoted", "dropped"] = "running"
         self.reason = ""
+        self._counted, self._most = COUNTED * len(challenger), MOST * len(challenger)
         self._race: Race[Side] = Race(tuple(self.sides), confidence=confidence)
         self._turn = _Turn("challenger", 0)
-        self._before: _Turn | None = None  # the challenger's of this pair
-        self._clean: dict[str, int] = {}  # requests that began beside an idle engine: their turn
+        self._before: _Turn | None = None  # the challenger's turn of this pair
+        self._clean: dict[str, int] = {}  # the turn of each request that began beside an idle side
 
-    def choose(self, request_ids: list[str]) -> Served:
-        """Who takes these requests."""
+    def choose(self, request_ids: list[str]) -> Side:
+        """The side that takes these requests."""
         turn = self._turn = self._next(self._turn)
         self._turn = turn._replace(submitted=turn.submitted + len(request_ids))
-        if not self._other(turn.side).loop.running:
+        if self._other_idle(turn.side):
             self._clean |= dict.fromkeys(request_ids, turn.number)
-        return self.sides[turn.side]
+        return turn.side
 
-    def finished(self, request_id: str, generation: Generation) -> None:
-        """A request has ended. Decides where that allows it."""
+    def ended(self, request_id: str, generation: Generation | None) -> None:
+        """A request has ended, or, without a generation, was given up."""
         turn = self._turn
-        if self._clean.pop(request_id, None) != turn.number or self._other(turn.side).loop.running:
-            return
-        if not generation.tokens:  # only its prompt was read
+        clean = self._clean.pop(request_id, None) == turn.number and self._other_idle(turn.side)
+        if not clean or generation is None or not generation.tokens:
             return
         self._turn = turn._replace(
             counted=turn.counted + 1,
@@ -77,19 +82,15 @@ class Canary:
             tokens=turn.tokens + len(generation.tokens),
         )
 
-    def left(self, request_id: str) -> None:
-        """A request was given up."""
-        self._clean.pop(request_id, None)
-
     def end(self, state: Literal["promoted", "dropped"], reason: str) -> None:
-        """It is over."""
+        """End the canary."""
         self.state, self.reason = state, reason
 
-    def said(self) -> CanaryState:
-        """How it stands."""
+    def status(self) -> CanaryState:
+        """The comparison so far."""
         ratio = self._race.ratio("challenger", "champion")
         known = self._race.prompts > 0
-        configuration = self.sides["challenger"].deployment.configuration
+        configuration = self.sides["challenger"][0].deployment.configuration
         return CanaryState(
             configuration=configuration.id,
             label=configuration.label,
@@ -105,24 +106,26 @@ class Canary:
     def _next(self, turn: _Turn) -> _Turn:
         """The turn of the next request."""
         if turn.side == "challenger":
-            if turn.counted < COUNTED and turn.submitted < MOST:
+            if turn.counted < self._counted and turn.submitted < self._most:
                 return turn
             self._before = turn
             return _Turn("champion", turn.number + 1)
         assert self._before is not None
         wanted = ceil(self._before.submitted * (1 - self.share) / self.share)
-        if turn.submitted < wanted or (turn.counted < COUNTED and turn.submitted < wanted + MOST):
+        if turn.submitted < wanted or (
+            turn.counted < self._counted and turn.submitted < wanted + self._most
+        ):
             return turn
         self._pair(self._before, turn)
         return _Turn("challenger", turn.number + 1)
 
     def _pair(self, challenger: _Turn, champion: _Turn) -> None:
-        """Compare two turns, and decide if that is enough."""
+        """Compare two turns, and decide if the pairs so far allow it."""
         if not (challenger.counted and champion.counted):
             return
         pair = challenger.number
         self._race.add("champion", pair, champion.seconds, champion.tokens)
-        # Turns are of unequal size: what is compared is seconds a token.
+        # Turns differ in size, so seconds a token are compared.
         as_many = challenger.seconds * champion.tokens / challenger.tokens
         self._race.add("challenger", pair, as_many, champion.tokens)
         ratio = self._race.ratio("challenger", "champion")
@@ -133,8 +136,9 @@ class Canary:
         elif self._race.prompts >= PAIRS:
             self.end("dropped", f"it was not shown to be faster in {PAIRS} pairs of turns")
 
-    def _other(self, side: Side) -> Served:
-        return self.sides["champion" if side == "challenger" else "challenger"]
+    def _other_idle(self, side: Side) -> bool:
+        other = self.sides["champion" if side == "challenger" else "challenger"]
+        return not any(served.loop.running for served in other)
 
 
 def check_comparable(configurations: Iterable[Configuration], share: float) -> None:

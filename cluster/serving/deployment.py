@@ -7,73 +7,44 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
-from ray.serve.config import RequestRouterConfig
-from ray.serve.handle import DeploymentHandle
 
 from cluster.placed_engine import check_models
 from cluster.serving.control import TOKEN, announced, new_operation, url_of
-from cluster.serving.engine_loop import QUEUE
-from cluster.serving.engine_process import STEP
-from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.app import build_app
 from cluster.serving.http.listener import CONNECTIONS, DRAIN, Listener
 from cluster.serving.http.pages import Page
 from cluster.serving.http.samples import PromptSampling
 from cluster.serving.keeper import end_with_parent
-from cluster.serving.replicas.fleet import Fleet
-from cluster.serving.replicas.number import ONE, Replicas
-from cluster.serving.replicas.replica import EngineReplica
-from cluster.serving.replicas.routing import PrefixRouter
-from cluster.serving.replicas.service import ReplicatedService
-from cluster.serving.served import Operation
+from cluster.serving.scaling import ONE, Replicas
+from cluster.serving.served import Deployment, Operation
 from cluster.serving.start import Start
 from cluster.serving.tls import Tls
-from cluster.session import (
-    check_alive,
-    ray_session,
-    resources,
-    room,
-    several_nodes,
-    user_error,
-)
+from cluster.session import check_alive, ray_session, room, several_nodes, user_error
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, Placement, run_time
 from specdec_core.drafting.states import STATES, find_state, load_state
 from specdec_core.drafting.trained import weights_here
-from specdec_core.engine.scheduler import Limits
 from specdec_core.evidence.certificate.certificate import find_certificate
 from specdec_core.models.pair import check_pair
 
-# What Ray Serve's proxy has no option for, unless the user has set it.
-_PROXY = {
-    # On a busy laptop it takes longer to start than the 5 s that the controller grants it.
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
-    # An answer has a message for each round. By gRPC one takes half the CPU time of an object of
-    # Ray's, and without a thread of its own the router hands requests on sooner.
-    "RAY_SERVE_PROXY_USE_GRPC": "1",
-    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 * 2**20),  # a whole answer is one
-    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-}
-for _name, _value in _PROXY.items():
-    os.environ.setdefault(_name, _value)
-
 APPLICATION = "specdec"
-LIMITS = Limits(4, share_prefixes=True)
-_LOOK = 0.1  # seconds between looks at whether a replica has drained
-_CLOSING = 1.0  # seconds in which a replica that has drained ends
-REFUSALS = 64  # requests that a replica may be refusing while all others wait
+# Seconds that Ray Serve's proxy may take to start; on a busy machine its own 5 are too few.
+_PROXY = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30"}
+_LOOK = 0.1  # seconds between checks whether the server has drained
+_CLOSING = 1.0  # seconds in which a server that has drained ends
+REFUSALS = 64  # requests that are being refused while all others wait
 
 
 @serve.deployment(name="completions", max_constructor_retry_count=1)
 @serve.ingress()
 class CompletionServer:
-    """One pair, one engine, one HTTP application: nothing is between them."""
+    """The HTTP application and the fleet that answers it, in one process."""
 
     def __init__(
         self,
@@ -84,43 +55,15 @@ class CompletionServer:
     ) -> None:
         end_with_parent()
         self._page, self._samples, self._listener = page, samples, listener
-        self._devices = ExitStack()  # the replica's until it ends
+        self._devices = ExitStack()  # of placed models, until this process ends
         self._service = start.service(self._devices)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return build_app(self._service, self._page, self._samples, self._listener)
 
     def check_health(self) -> None:
-        """Ray Serve replaces a replica whose engine failed."""
-        self._service.loop.check()
-
-
-@serve.deployment(
-    name="ingress",
-    max_constructor_retry_count=1,
-    ray_actor_options={"num_cpus": 0},
-)
-@serve.ingress()
-class Ingress:
-    """The HTTP application before several replicas with engines."""
-
-    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
-        self,
-        engines: DeploymentHandle[Any],
-        start: Start,
-        page: Page | None = None,
-        samples: PromptSampling | None = None,
-        listener: Listener | None = None,
-    ) -> None:
-        end_with_parent()
-        fleet = Fleet(engines, start.deployment(), start.operation)
-        self._page, self._samples, self._listener = page, samples, listener
-        facts = await fleet.facts()
-        access = start.access.admitting(start.operation.token)
-        self._service = ReplicatedService(fleet, facts, start.model, access)
-
-    def __serve_build_asgi_app__(self) -> FastAPI:
-        return build_app(self._service, self._page, self._samples, self._listener)
+        """Ray Serve replaces a server of which no engine works."""
+        self._service.fleet.check()
 
 
 def check_servable(
@@ -133,7 +76,7 @@ def check_servable(
 
 
 def learned_state(spec: PairSpec, configuration: Configuration) -> Path | None:
-    """The file of the state learned while serving: one in the workspace for each pair and
+    """The file of the state that is learned while serving: one in the workspace for each pair and
     configuration. None where nothing is learned across requests. Raises :class:`UserError` when
     that file, or one that the configuration starts from, is no state of its drafter."""
     drafter = configuration.drafter
@@ -146,14 +89,16 @@ def learned_state(spec: PairSpec, configuration: Configuration) -> Path | None:
 
 
 def certified(spec: PairSpec, configuration: Configuration) -> str | None:
-    """What the workspace's certificate of a configuration says; None where it has none."""
+    """The statement of the workspace's certificate of a configuration; None where it has none."""
     certificate = find_certificate(spec, configuration)
     return None if certificate is None else certificate.sentence
 
 
-def check_room(spec: PairSpec, replicas: Replicas) -> None:
+def check_room(start: Start) -> None:
     """Raises :class:`UserError` where the cluster has no room for the replicas."""
-    needs = resources(spec.runner.threads, spec.runner.device)
+    if start.placement is not None:
+        return
+    replicas, needs = start.replicas, start.needs
     if (most := room(needs)) < replicas.least:
         each = " and ".join(f"{count:g} {kind}" for kind, count in needs.items() if count)
         raise UserError(
@@ -195,167 +140,100 @@ def check_port(host: str, port: int) -> None:
         raise UserError(f"cannot listen on {host}:{port}: {reason.lower()}") from None
 
 
-def application(
+def deployment_of(
     spec: PairSpec,
     configuration: Configuration,
-    limits: Limits = LIMITS,
-    model: str | None = None,
-    placement: Placement | None = None,
-    queue: int = QUEUE,
-    access: Access = EVERYBODY,
-    page: Page | None = None,
-    replicas: Replicas = ONE,
-    samples: PromptSampling | None = None,
-    step_timeout: float = STEP,
-) -> serve.Application:
-    """The Ray Serve application, for the cluster that this process is connected to. `limits` are
-    those of a replica, where `queue` more requests may wait; `model` is the name that clients give,
-    the pair's when unset; `placement` sets the models' devices, otherwise the replica has them;
-    `access` says who may ask for how much; `page` is shown at `/`; there are so many `replicas`;
-    `samples` of prompts are kept; an engine whose step takes longer than `step_timeout` seconds is
-    started again.
-
-    Raises :class:`UserError` where the pair or the configuration cannot be used.
-    """
-    check_servable(spec, configuration, placement)
-    start = Start(
-        spec,
-        configuration,
-        limits,
-        model or spec.name,
-        learned_state(spec, configuration),
-        placement,
-        queue,
+    source: str = "",
+    version: int | None = None,
+    fresh: bool = False,
+) -> Deployment:
+    """The deployment of a configuration with the certificate, the weights and, unless it starts
+    `fresh`, the learned state that are here. Raises :class:`UserError` as :func:`learned_state`
+    does."""
+    return Deployment(
+        pair=spec,
+        configuration=configuration,
+        source=source,
+        version=version,
         certificate=certified(spec, configuration),
-        operation=Operation(os.environ.get(TOKEN) or None),
-        access=access,
+        learned=None if fresh else learned_state(spec, configuration),
         weights=weights_here(spec, [configuration]),
-        step_timeout=step_timeout,
     )
-    return _bound(start, replicas, page, samples)
+
+
+def application(
+    start: Start, page: Page | None = None, samples: PromptSampling | None = None
+) -> serve.Application:
+    """The Ray Serve application, for the cluster that this process is connected to. `page` is shown
+    at `/`; `samples` of prompts are kept. Operators know the token in the environment, if any."""
+    operation = Operation(os.environ.get(TOKEN) or None)
+    return _bound(replace(start, operation=operation), page, samples)
 
 
 def _bound(
     start: Start,
-    replicas: Replicas,
     page: Page | None,
     samples: PromptSampling | None,
     listener: Listener | None = None,
     drain: float = DRAIN,
 ) -> serve.Application:
-    spec, limits = start.pair, start.limits
-    needs = {"CPU": 0.0, "GPU": 0.0}
-    if start.placement is None:
-        needs = resources(spec.runner.threads, spec.runner.device)
-    own = {"num_cpus": needs["CPU"], "num_gpus": needs["GPU"]}
-    requests = limits.slots + start.queue  # at a replica
-    ending = {
-        "graceful_shutdown_timeout_s": drain + _CLOSING,
-        "graceful_shutdown_wait_loop_s": _LOOK,
-    }
-    if replicas.most == 1:
-        server = CompletionServer.options(  # type: ignore[attr-defined]  # the decorator made one
-            ray_actor_options=own, max_ongoing_requests=requests + REFUSALS, **ending
-        )
-        return server.bind(start, page, samples, listener)
-    engines = EngineReplica.options(  # type: ignore[attr-defined]
-        ray_actor_options=own,
+    several = start.replicas.most > 1  # of which each has its own resources
+    needs = {"CPU": 0.0, "GPU": 0.0} if several else start.needs
+    requests = start.replicas.most * (start.limits.slots + start.queue)
+    server = CompletionServer.options(  # type: ignore[attr-defined]  # the decorator made one
+        ray_actor_options={"num_cpus": needs["CPU"], "num_gpus": needs["GPU"]},
         max_ongoing_requests=requests + REFUSALS,
-        request_router_config=RequestRouterConfig(
-            request_router_class=PrefixRouter,  # type: ignore[arg-type]  # pydantic's plugin errs
-            request_router_kwargs={"slots": limits.slots},
-        ),
-        **replicas.options(limits.slots),
-        **ending,
+        graceful_shutdown_timeout_s=drain + _CLOSING,
+        graceful_shutdown_wait_loop_s=_LOOK,
     )
-    ingress = Ingress.options(  # type: ignore[attr-defined]
-        max_ongoing_requests=replicas.most * requests + REFUSALS, **ending
-    )
-    return ingress.bind(engines.bind(start, replicas.most), start, page, samples, listener)
+    return server.bind(start, page, samples, listener)
 
 
 @contextmanager
 def serving(
-    spec: PairSpec,
-    configuration: Configuration,
+    start: Start,
     *,
-    limits: Limits = LIMITS,
     host: str = "127.0.0.1",
     port: int = 8000,
-    model: str | None = None,
-    placement: Placement | None = None,
-    queue: int = QUEUE,
-    cores: Sequence[int] = (),
-    fresh: bool = False,
-    source: str = "",
-    version: int | None = None,
-    access: Access = EVERYBODY,
     page: Page | None = None,
-    replicas: Replicas = ONE,
     samples: PromptSampling | None = None,
     tls: Tls | None = None,
     drain: float = DRAIN,
-    step_timeout: float = STEP,
 ) -> Iterator[str]:
     """Serve while the block runs; yields the base URL once requests are answered. A bandit over
     drafters keeps learning, from its state when it was served last.
 
     Args:
-        spec: the pair; every replica loads it.
-        configuration: how requests are decoded; its sampling is their default.
-        limits: requests decoded together, and what a step and the cache hold.
-        queue: requests that may wait; others are refused.
-        cores: the CPU cores that the engine's threads run on; unset, any.
-        fresh: neither use nor keep what is learned while serving.
-        access: who may ask for how much.
+        start: what is served, and how.
+        host: the address to listen on.
+        port: the port to listen on.
         page: what is shown at `/`.
-        replicas: how many engines there are.
         samples: of which prompts are kept, and where; unset, none are.
-        model: the name that clients give; the pair's name when unset.
-        placement: the devices that the models are on; unset, every replica has them.
-        source: where the configuration comes from, in words; and its `version`, if registered.
         tls: the certificate and key to encrypt with; unset, nothing is encrypted.
-        drain: seconds that answers under way may still take when the block is left.
-        step_timeout: seconds that a step may take; an engine that takes longer is started again.
+        drain: seconds that running requests may still take when the block is left.
 
     Raises:
-        UserError: the pair, the configuration or the port cannot be used, or the replica failed.
+        UserError: the pair, the configuration or the port cannot be used, or the server failed.
     """
-    check_servable(spec, configuration, placement)
-    check_cores(cores, replicas)
-    learned = None if fresh else learned_state(spec, configuration)
+    pair, configuration = start.deployment.pair, start.deployment.configuration
+    check_servable(pair, configuration, start.placement)
+    check_cores(start.cores, start.replicas)
     if not os.environ.get("RAY_ADDRESS"):
         check_port(host, port)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with ray_session():
-        operation = new_operation(port)
-        start = Start(
-            spec,
-            configuration,
-            limits,
-            model or spec.name,
-            learned,
-            placement,
-            queue,
-            tuple(cores),
-            source,
-            version,
-            certified(spec, configuration),
-            operation,
-            access,
-            weights_here(spec, [configuration]),
-            step_timeout,
-        )
-        # On several nodes the replica may be elsewhere; Ray Serve's proxy is on the head node.
-        connections = CONNECTIONS + replicas.most * (limits.slots + queue)
+        start = replace(start, operation=new_operation(port))
+        connections = CONNECTIONS + start.replicas.most * (start.limits.slots + start.queue)
+        # On several nodes the server may be on any; Ray Serve's proxy is on the head node.
         listener = None if several_nodes() else Listener(host, port, tls, drain, connections)
-        bound = _bound(start, replicas, page, samples, listener, drain)
-        if placement is None:
-            check_room(spec, replicas)
+        bound = _bound(start, page, samples, listener, drain)
+        check_room(start)
         try:
             if listener is not None:
                 serve.start(proxy_location="Disabled")
             else:
+                for name, value in _PROXY.items():
+                    os.environ.setdefault(name, value)
                 listening = {"host": host, "port": port, **(tls.options if tls else {})}
                 serve.start(proxy_location="HeadOnly", http_options=listening)
         except TimeoutError as error:
@@ -366,7 +244,7 @@ def serving(
             except RuntimeError:
                 raise UserError(f"the server did not start: {_failure()}") from None
             url = url_of(host, port, tls is not None)
-            with announced(url, spec, operation, tls.certificate if tls else None):
+            with announced(url, pair, start.operation, tls.certificate if tls else None):
                 yield url
         finally:
             check_alive()  # else Ray Serve would be waited for in vain

@@ -1,6 +1,6 @@
 """One engine, many asyncio callers: requests share the batch's slots.
 
-All calls into the engine run on one thread, in order, so they fall between steps without a lock
+All calls into the engine run on one thread, in order. So they fall between steps without a lock,
 and the event loop stays free.
 """
 
@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 from time import monotonic
@@ -26,17 +26,17 @@ from specdec_core.engine import Chunk, Engine, Request
 logger = logging.getLogger(__name__)
 
 QUEUE = 128  # requests that may wait for a slot
-_LATELY = 32  # requests that tell the pace
+_RECENT = 32  # requests that tell the pace
 
 T = TypeVar("T")
 
 
 class EngineFailed(RuntimeError):
-    """A step of the engine raised an error; its requests are lost and its state is undefined."""
+    """The engine is broken: a step raised an error, or its process ended."""
 
 
 class QueueFull(Exception):
-    """So many requests wait that no more are taken; there may be room in `seconds`."""
+    """As many requests wait as may; there may be room in `seconds`."""
 
     def __init__(self, waiting: int, seconds: int) -> None:
         super().__init__(f"{waiting} requests are waiting already; try again in {seconds} s")
@@ -44,10 +44,10 @@ class QueueFull(Exception):
 
 
 class Pace:
-    """How fast requests have finished lately."""
+    """How fast the latest requests have finished."""
 
     def __init__(self) -> None:
-        self._ends: deque[float] = deque(maxlen=_LATELY)
+        self._ends: deque[float] = deque(maxlen=_RECENT)
 
     def finished(self) -> None:
         self._ends.append(monotonic())
@@ -61,57 +61,45 @@ class Pace:
 
 
 class LoopObserver:
-    """Follows the requests of an engine loop, on its event loop. The hooks do nothing here."""
+    """Follows requests, on the event loop. The hooks do nothing here."""
 
     def submitted(self, request: Request) -> None:
-        """A request is handed to the engine for the first time."""
-
-    def resumed(self, request: Request) -> None:
-        """A request that another server has begun is handed to the engine."""
+        """A request is handed to an engine for the first time."""
 
     def refused(self) -> None:
-        """A submission found the queue full."""
+        """A submission found the queues full."""
 
-    def turned_away(self, request_ids: Iterable[str]) -> None:
-        """The engine finds something wrong with one of these requests, and takes none of them."""
+    def rejected(self, request_ids: Iterable[str]) -> None:
+        """The engine rejects one of these requests as bad, and takes none of them."""
 
-    def read(self, seconds: float) -> None:
-        """So many seconds of the engine went into reading texts, apart from rounds."""
+    def prefilled(self, seconds: float) -> None:
+        """The engine spent this time on prefills apart from rounds."""
 
     def stepped(self, configuration: Configuration, chunks: Sequence[Chunk]) -> None:
-        """A step by this configuration added these to unfinished requests."""
+        """A step by this configuration added these chunks to unfinished requests."""
 
     def dropped(self, request_id: str) -> None:
         """An unfinished request is given up by its caller."""
 
     def failed(self, request_ids: Iterable[str]) -> None:
-        """The engine is broken, and no other one goes on with these requests."""
+        """The engine of these requests is broken, and no other one continues them."""
 
 
 class Submission:
-    """Requests in the engine: an asynchronous iterator over (index of the request, chunk) that
-    ends with the last request.
+    """Requests in an engine. `configuration` is the engine's; `chunks` receives what each step adds
+    to a request, or the reason why the engine is broken.
 
-    Closing it before the end, or losing it, frees the slots.
+    Closing it before its requests have finished, or losing it, frees their slots.
     """
 
     def __init__(self, loop: EngineLoop, requests: Sequence[Request]) -> None:
         self._loop, self.configuration = loop, loop.engine.configuration
-        self._indices = {request.id: index for index, request in enumerate(requests)}
+        self._ids = [request.id for request in requests]
         self.chunks: asyncio.Queue[Chunk | EngineFailed] = asyncio.Queue()
-
-    async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk]]:
-        unfinished = len(self._indices)
-        while unfinished:
-            chunk = await self.chunks.get()
-            if isinstance(chunk, EngineFailed):
-                raise chunk
-            unfinished -= chunk.finished is not None
-            yield self._indices[chunk.request_id], chunk
 
     def close(self) -> None:
         """Cancel the requests that are not finished; together they count as one."""
-        self._loop.cancelled += self._loop.drop(self._indices)
+        self._loop.cancelled += self._loop.drop(self._ids)
 
     __del__ = close
 
@@ -119,9 +107,9 @@ class Submission:
 class EngineLoop:
     """Steps an engine while it has requests. Use as `async with EngineLoop(engine) as loop`.
 
-    While `queue` requests or more wait for a slot, no others are taken. The engine's threads run on
+    While `queue` requests or more wait for a slot, no more are taken. The engine's threads run on
     the CPU cores `cores`, if given. An engine in this process that takes longer than `patience`
-    seconds for a step is broken; one elsewhere (:class:`EngineProcess`) looks after that itself.
+    seconds for a step is broken; an :class:`EngineProcess` has its own limit.
     """
 
     def __init__(
@@ -132,7 +120,7 @@ class EngineLoop:
         patience: float = STEP,
     ) -> None:
         self.engine, self.queue, self.patience = engine, queue, patience
-        self._begun: float | None = None  # when the step under way has
+        self._begun: float | None = None  # when the step under way began
         self.observer = LoopObserver()
         self._pace = Pace()
         self.failure: EngineFailed | None = None
@@ -142,11 +130,11 @@ class EngineLoop:
             max_workers=1,
             thread_name_prefix="engine",
             initializer=_prepare_thread,
-            # Elsewhere, the engine binds its own threads, and this one only waits for it.
+            # An engine's process binds its own threads; this thread only waits for it.
             initargs=(engine.pair.spec.runner.threads, () if engine.elsewhere else cores),
         )
         self._stepping = False  # whether a step is queued; used by the engine's thread only
-        self._read_seconds = 0.0  # that the observer was told of
+        self._prefill_seconds = 0.0  # of which the observer was told
 
     async def __aenter__(self) -> EngineLoop:
         self.open()
@@ -173,11 +161,11 @@ class EngineLoop:
     def waiting(self) -> int:
         """Requests that have no slot."""
         waiting = max(self.running - self.engine.slots, self.engine.status().waiting)
-        return min(waiting, self.running)  # what the engine says may be about those that have left
+        return min(waiting, self.running)  # the engine's number may include cancelled requests
 
     @property
     def full(self) -> bool:
-        """Whether so many wait that no more are taken."""
+        """Whether as many requests wait as may."""
         return self.running - self.engine.slots >= self.queue or 0 < self.queue <= self.waiting
 
     def check(self) -> None:
@@ -201,17 +189,16 @@ class EngineLoop:
         return True
 
     async def submit(self, requests: Sequence[Request], begun: bool = False) -> Submission:
-        """Hand all requests to the engine, or none. Those that were `begun` elsewhere do not queue
-        again.
+        """Hand all requests to the engine, or none. Requests that were `begun` by another engine do
+        not queue again.
 
         Raises:
-            UserError: what the engine finds wrong with a request.
+            UserError: the engine rejects a request.
             QueueFull: too many are waiting.
             EngineFailed: the engine is broken.
         """
         self.check()
         if self.full and not begun:
-            self.observer.refused()
             waiting = self.waiting
             raise QueueFull(waiting, self._pace.seconds(waiting - self.queue + 1))
         submission = Submission(self, requests)
@@ -223,7 +210,7 @@ class EngineLoop:
                 await self._take(request)
         except UserError:
             names = [request.id for request in requests]
-            self.observer.turned_away(names)
+            self.observer.rejected(names)
             self.drop(names)
             raise
         except BaseException:
@@ -247,8 +234,8 @@ class EngineLoop:
         return bool(unfinished)
 
     async def _take(self, request: Request) -> None:
-        """Hand a request to the engine: at once where it runs elsewhere, else between two steps,
-        and with its grammar compiled, which takes longer than a step."""
+        """Hand a request to the engine: at once to a process, else between two steps, and with its
+        grammar compiled, which takes longer than a step."""
         if self.engine.elsewhere:
             try:
                 self.engine.add(request)
@@ -291,11 +278,11 @@ class EngineLoop:
 
     # On the event loop.
 
-    def _deliver(self, chunks: Sequence[Chunk], read_seconds: float) -> None:
-        # Others were cancelled during the step.
+    def _deliver(self, chunks: Sequence[Chunk], prefill_seconds: float) -> None:
+        # The other chunks are of requests that were cancelled during the step.
         chunks = [chunk for chunk in chunks if chunk.request_id in self._chunks]
-        self.observer.read(read_seconds - self._read_seconds)
-        self._read_seconds = read_seconds
+        self.observer.prefilled(prefill_seconds - self._prefill_seconds)
+        self._prefill_seconds = prefill_seconds
         self.observer.stepped(self.engine.configuration, chunks)
         for chunk in chunks:
             self._chunks[chunk.request_id].put_nowait(chunk)
@@ -311,7 +298,7 @@ class EngineLoop:
 
 
 def _prepare_thread(threads: int, cores: Sequence[int]) -> None:
-    """OpenMP counts threads for each thread that starts them, and these run on its cores."""
+    """Set this thread's cores, and the number of OpenMP threads that it starts, which run there."""
     if cores:
         os.sched_setaffinity(0, cores)  # 0: the calling thread, not its process
     torch.set_num_threads(threads)

@@ -1,32 +1,34 @@
-"""An engine in a process of its own, so that answering HTTP never keeps it waiting.
+"""An engine in a process of its own, so that HTTP work never delays its steps.
 
-In one process the event loop and the engine take turns at Python's interpreter lock, which costs
-the engine milliseconds a step. Here the engine steps as long as it has requests, and sends what
-each step adds through a pipe.
+In one process the event loop and the engine compete for Python's interpreter lock, which costs the
+engine milliseconds a step. The engine's process steps as long as it has requests, and sends what
+each step adds over a connection (:mod:`specdec_core.base.wire`) on which both ends prove a key.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import signal
-import socket
-import struct
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from multiprocessing.connection import Connection
+from math import ceil
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import Any, NamedTuple
+from time import monotonic
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from cluster.serving.keeper import end_with_parent
 from specdec_core.base.errors import UserError
 from specdec_core.base.memory import resident
+from specdec_core.base.wire import LinkLost, Wire, WireListener, connect
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.engine import Chunk, Engine, Request
 from specdec_core.engine.engine import EngineStatus
@@ -37,9 +39,10 @@ from specdec_core.models.reading import reason
 
 _COMMAND = "from cluster.serving.engine_process import main; main()"
 _ENDED = "the engine's process has ended"
-_GONE, _COMPILED = "gone", "compiled"  # beside what the other process says
+_GONE, _COMPILED = "gone", "compiled"  # in the inbox, beside the messages of the other process
 _ENDING = 5.0  # seconds that the process may take to end by itself
 _START = 1200.0  # seconds in which it loads its models, and may compile graphs
+_LOOK = 0.1  # seconds between checks whether a process that starts is alive
 STEP = 300.0  # seconds that a step may take
 
 COMPILERS = ThreadPoolExecutor(2, "grammars")  # of grammars, beside the steps
@@ -65,13 +68,92 @@ class _Failed(NamedTuple):
     error: Exception
 
 
-class EngineProcess:
-    """What serving needs of an :class:`Engine`, which runs in another process.
+class Process(Protocol):
+    """What is used of a :class:`subprocess.Popen`."""
 
-    Requests are taken, and cancelled, from any thread and at any time. Everything else is called by
-    one thread. A process that gives no sign for `patience` seconds while it is waited for is ended;
-    one that compiles graphs, which it may do at any step, has as long as for its start. Leaving the
-    process, however it ends, ends the engine's.
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float) -> int | None: ...
+
+
+class Host:
+    """Where an engine's process is started: here, as a child of this process. A subclass starts it
+    on another node (:mod:`cluster.serving.hosts`)."""
+
+    address = "127.0.0.1"  # of this process, for the engine's
+    exclusive = False  # whether it runs one engine at a time
+
+    def start(self, port: int, key: bytes) -> Process:
+        """Start a process that connects to `port` of :attr:`address`."""
+        return start_process(self.address, port, key)
+
+    def memory(self, process: Process) -> float:
+        """MiB that the process holds, where that is known."""
+        return resident(process.pid) if process.poll() is None else 0.0
+
+    def wait(self) -> None:
+        """Wait until processes can be started."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+HERE = Host()
+
+
+def start_process(host: str, port: int, key: bytes) -> subprocess.Popen[bytes]:
+    """Start an engine's process, a child of this one, that connects to the address."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _COMMAND, host, str(port)],
+        stdin=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert process.stdin is not None
+    with process.stdin:
+        process.stdin.write(key)
+    return process
+
+
+class Link:
+    """Python objects over a wire. :meth:`recv` waits for at most `patience` seconds, if given."""
+
+    def __init__(self, wire: Wire, patience: float | None = None) -> None:
+        self._wire, self.patience = wire, patience
+        self._arrived: deque[bytearray] = deque()
+        self._sending = Lock()  # messages keep their order among threads
+
+    def send(self, message: Any) -> None:
+        """Raises :class:`LinkLost`."""
+        data = pickle.dumps(message)
+        with self._sending:
+            self._wire.send(data)
+
+    def recv(self) -> Any:
+        """The next object. Raises :class:`LinkLost`, and :class:`TimeoutError`."""
+        end = None if self.patience is None else monotonic() + self.patience
+        while not self._arrived:
+            left = None if end is None else end - monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError
+            self._arrived += self._wire.receive(left)
+        return pickle.loads(self._arrived.popleft())
+
+    def close(self) -> None:
+        self._wire.close()
+
+
+class EngineProcess:
+    """What serving needs of an :class:`Engine`, which runs in another process, started by `host`.
+
+    Requests are added and cancelled from any thread at any time. Everything else is called by one
+    thread. A process that sends nothing for `patience` seconds while a message is awaited is
+    killed; one that compiles graphs, which it may do at any step, has as long as for its start.
+    When this process ends, in whatever way, the engine's process ends.
 
     Raises:
         UserError: the pair or the configuration cannot be used.
@@ -86,29 +168,20 @@ class EngineProcess:
         limits: Limits,
         cores: Sequence[int] = (),
         patience: float = STEP,
+        host: Host = HERE,
     ) -> None:
-        self.configuration, self.slots = configuration, limits.slots
+        self.configuration, self.slots, self.host = configuration, limits.slots, host
         self.limits = limits.verifying(configuration.candidates)
         self._given = spec, tuple(cores), patience
-        ours, theirs = socket.socketpair()
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env=environment,
-        )
-        theirs.close()
-        self._pipe = Connection(ours.detach())
-        self._wait_at_most(_START)
-        self._stepped: deque[_Stepped] = deque()  # received while waiting for an answer
+        self._stepped: deque[_Stepped] = deque()  # received while an answer was awaited
         self._unfinished: set[str] = set()
-        self._sending = Lock()  # a message is sent whole before another thread's
+        self._link = self._connected(patience)
         self._send((spec, configuration, limits, tuple(cores)))
         ready = self._receive()
         assert isinstance(ready, _Ready)
         self.max_length, self.vocab_size = ready.max_length, ready.vocab_size
         self._status = ready.status
-        self._wait_at_most(max(patience, _START) if ready.spec.runner.compile else patience)
+        self._link.patience = max(patience, _START) if ready.spec.runner.compile else patience
         skeleton = load_skeleton(spec.target)
         self.pair = Pair(ready.spec, load_tokenizer(spec.target), skeleton)
         self.drafter = None if configuration.drafter is None else _Drafter(self)
@@ -116,21 +189,21 @@ class EngineProcess:
     def another(
         self, spec: PairSpec | None = None, configuration: Configuration | None = None
     ) -> EngineProcess:
-        """A process like this one, for another pair or configuration where given. Raises
-        :class:`UserError` where they cannot be used."""
+        """A process like this one on the same host, for another pair or configuration where given.
+        Raises :class:`UserError` where they cannot be used."""
         own, cores, patience = self._given
         configuration = configuration or self.configuration
-        return EngineProcess(spec or own, configuration, self.limits, cores, patience)
+        return EngineProcess(spec or own, configuration, self.limits, cores, patience, self.host)
 
     @property
     def alive(self) -> bool:
-        """Whether the process is still there."""
+        """Whether the process runs."""
         return self._process.poll() is None
 
     @property
     def memory(self) -> float:
         """MiB that the process holds; 0 once it has ended."""
-        return resident(self._process.pid) if self.alive else 0.0
+        return self.host.memory(self._process)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """See :meth:`Engine.encode`."""
@@ -142,8 +215,8 @@ class EngineProcess:
         return not self._unfinished
 
     def status(self) -> EngineStatus:
-        """See :meth:`Engine.status`; as of the last step. After it the last requests may have been
-        cancelled."""
+        """See :meth:`Engine.status`; as of the last step. The last requests may have been cancelled
+        since."""
         return replace(self._status, waiting=0, cache_usage=0.0) if self.idle else self._status
 
     def add(self, request: Request) -> None:
@@ -156,9 +229,8 @@ class EngineProcess:
         """See :meth:`Engine.cancel`."""
         if request_id in self._unfinished:
             self._unfinished.discard(request_id)
-            if not self.alive:
-                return
-            self._send(("cancel", request_id))
+            if self.alive:
+                self._send(("cancel", request_id))
 
     def step(self) -> list[Chunk]:
         """See :meth:`Engine.step`; waits for the next one. Raises what the engine raised."""
@@ -177,43 +249,48 @@ class EngineProcess:
 
     def close(self) -> None:
         """End the process."""
-        self._pipe.close()
+        self._link.close()
         try:
             self._process.wait(_ENDING)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(_ENDING)
 
-    def _wait_at_most(self, seconds: float) -> None:
-        """No wait for the process, to send to it or to receive, is longer."""
-        self._patience = seconds
-        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-        with socket.fromfd(self._pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as pipe:
-            pipe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-            pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-
-    def _lost(self, error: Exception) -> RuntimeError:
-        """What this error at the pipe means; the process has ended then."""
-        if not isinstance(error, BlockingIOError):
-            return RuntimeError(_ENDED)
-        self._process.kill()
-        self._process.wait(_ENDING)
-        return RuntimeError(
-            f"the engine's process gave no sign for {self._patience:g} s and was ended"
-        )
+    def _connected(self, patience: float) -> Link:
+        """Start the process and wait until it has connected."""
+        listener = WireListener(self.host.address, patience=ceil(patience))
+        try:
+            self._process = self.host.start(listener.port, listener.key)
+            end = monotonic() + _START
+            while (wire := listener.accept(_LOOK)) is None:
+                if not self.alive:
+                    raise RuntimeError(_ENDED)
+                if monotonic() > end:
+                    self._process.kill()
+                    raise RuntimeError("the engine's process did not connect")
+        finally:
+            listener.close()
+        return Link(wire, _START)
 
     def _send(self, message: Any) -> None:
         try:
-            with self._sending:
-                self._pipe.send(message)
-        except OSError as error:
-            raise self._lost(error) from None
+            self._link.send(message)
+        except LinkLost:
+            self._process.kill()  # should it hang
+            raise RuntimeError(_ENDED) from None
 
     def _receive(self) -> Any:
         try:
-            message = self._pipe.recv()
-        except (EOFError, OSError) as error:
-            raise self._lost(error) from None
+            message = self._link.recv()
+        except LinkLost:
+            self._process.kill()
+            raise RuntimeError(_ENDED) from None
+        except TimeoutError:
+            self._process.kill()
+            self._process.wait(_ENDING)
+            raise RuntimeError(
+                f"the engine's process gave no sign for {self._link.patience:g} s and was ended"
+            ) from None
         if isinstance(message, _Failed):
             raise message.error
         return message
@@ -241,40 +318,61 @@ class _Drafter:
         return rows
 
 
-def _run(pipe: Connection) -> None:
-    """Decode what comes through the pipe, until its other end is gone."""
-    spec, configuration, limits, cores = pipe.recv()
-    try:
-        if cores:
-            os.sched_setaffinity(0, cores)
-        pair = load_pair(spec)
-        engine = Engine(pair, configuration, limits=limits)
-    except UserError as error:
-        pipe.send(_Failed(error))
-        return
-    except Exception as error:
-        pipe.send(_Failed(RuntimeError(f"the engine did not start: {reason(error)}")))
-        raise
-    torch.set_num_threads(pair.spec.runner.threads)
-    pipe.send(_Ready(pair.spec, engine.max_length, engine.vocab_size, engine.status()))
-    inbox = _Inbox(engine, pipe)
+# In the engine's process.
+
+
+@contextmanager
+def _loaded(spec: PairSpec, configuration: Configuration, limits: Limits) -> Iterator[Engine]:
+    yield Engine(load_pair(spec), configuration, limits=limits)
+
+
+Load = Callable[[PairSpec, Configuration, Limits], AbstractContextManager[Engine]]
+
+
+def connected(host: str, port: int, key: bytes) -> Link:
+    """A link to the engine's server. Raises :class:`LinkLost`."""
+    return Link(connect(host, port, key, patience=None))
+
+
+def decode(link: Link, load: Load = _loaded) -> None:
+    """Decode the requests that come over the link, by an engine that `load` makes. Ends with
+    :class:`EOFError` or :class:`LinkLost` when the other end is gone."""
+    spec, configuration, limits, cores = link.recv()
+    with ExitStack() as stack:
+        try:
+            if cores:
+                os.sched_setaffinity(0, cores)
+            engine = stack.enter_context(load(spec, configuration, limits))
+        except UserError as error:
+            link.send(_Failed(error))
+            return
+        except Exception as error:
+            link.send(_Failed(RuntimeError(f"the engine did not start: {reason(error)}")))
+            raise
+        _decode(link, engine)
+
+
+def _decode(link: Link, engine: Engine) -> None:
+    torch.set_num_threads(engine.pair.spec.runner.threads)
+    link.send(_Ready(engine.pair.spec, engine.max_length, engine.vocab_size, engine.status()))
+    inbox = _Inbox(engine, link)
     while True:
         while engine.idle or inbox.filled:
             inbox.handle()
         try:
             chunks = engine.step()
         except Exception as error:
-            pipe.send(_Failed(RuntimeError(repr(error))))
+            link.send(_Failed(RuntimeError(repr(error))))
             raise
-        pipe.send(_Stepped(chunks, engine.status()))
+        link.send(_Stepped(chunks, engine.status()))
 
 
 class _Inbox:
-    """What comes through the pipe. A request with a grammar is added to the engine once that is
-    compiled; steps, and other requests, do not wait for it."""
+    """The messages that come over the link. A request with a grammar is added to the engine once
+    that is compiled; steps and other requests do not wait for it."""
 
-    def __init__(self, engine: Engine, pipe: Connection) -> None:
-        self._engine, self._pipe = engine, pipe
+    def __init__(self, engine: Engine, link: Any) -> None:
+        self._engine, self._link = engine, link
         self._messages: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         self._compiling: set[str] = set()  # requests
         Thread(target=self._receive, name="inbox", daemon=True).start()
@@ -284,8 +382,8 @@ class _Inbox:
         return not self._messages.empty()
 
     def handle(self) -> None:
-        """Do what the next message says; waits for one. Raises :class:`EOFError` once the other end
-        of the pipe is gone."""
+        """Act on the next message; waits for one. Raises :class:`EOFError` once the other end is
+        gone."""
         name, argument = self._messages.get()
         engine = self._engine
         if name == _GONE:
@@ -303,19 +401,19 @@ class _Inbox:
         elif name == "cancel":
             self._compiling.discard(argument)
             engine.cancel(argument)
-            # Who waits for a step must not wait for one that does not come.
-            self._pipe.send(_Stepped([], engine.status()))
+            # The other end may await a step that no longer comes.
+            self._link.send(_Stepped([], engine.status()))
         else:
             assert engine.drafter is not None
             try:
-                self._pipe.send(_EngineAnswer(getattr(engine.drafter, name)(*argument)))
+                self._link.send(_EngineAnswer(getattr(engine.drafter, name)(*argument)))
             except UserError as error:
-                self._pipe.send(_EngineAnswer(str(error)))
+                self._link.send(_EngineAnswer(str(error)))
 
     def _receive(self) -> None:
         try:
             while True:
-                self._messages.put(self._pipe.recv())
+                self._messages.put(self._link.recv())
         except (EOFError, OSError):
             self._messages.put((_GONE, None))
 
@@ -324,11 +422,12 @@ class _Inbox:
 
 
 def main() -> None:
-    """The engine's process; the pipe's file descriptor is its argument."""
-    # Ctrl-C reaches every process of a terminal; this one ends with its owner.
+    """The engine's process. Its arguments are the address of its server, its input is the key."""
+    # Ctrl-C reaches every process of a terminal; this one ends with its server.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
+    host, port = sys.argv[1:]
     try:
-        _run(Connection(int(sys.argv[1])))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+        decode(connected(host, int(port), sys.stdin.buffer.read()))
+    except (EOFError, LinkLost):
         sys.exit(0)

@@ -1,14 +1,14 @@
-"""What a server counts, for Prometheus.
+"""The counters of a server, for Prometheus.
 
-Names are vLLM's where it counts the same, so that dashboards made for it work; ours begin with
-`specdec:`. A round adds one to a table of (arm, drafted, accepted); what is counted of rounds is
-made from it when somebody asks.
+Names are vLLM's where it counts the same, so that dashboards made for vLLM work; the others begin
+with `specdec:`. A round adds one to a table of (arm, drafted, accepted), from which the counts of
+rounds are made for each page.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -26,8 +26,9 @@ from prometheus_client.registry import Collector
 from cluster.serving.drift import Drift
 from cluster.serving.engine_loop import LoopObserver
 from cluster.serving.engine_process import EngineProcess
+from cluster.serving.fleet import Fleet
 from cluster.serving.protocol.counts import drafted_by
-from cluster.serving.rollout import Rollout
+from cluster.serving.replica import Replica
 from specdec_core.base.memory import resident
 from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Request
@@ -74,13 +75,13 @@ class _CountedAnswer:
 
 
 class Metrics(Collector, LoopObserver):
-    """Follows the requests of a rollout; a registry of its own has what it counts.
+    """Follows the requests of a fleet, and counts in a registry of its own.
 
     Times are seconds since the request was handed to an engine.
     """
 
-    def __init__(self, model: str, loop: Rollout) -> None:
-        self._model, self._loop = model, loop
+    def __init__(self, model: str, fleet: Fleet) -> None:
+        self._model, self._fleet = model, fleet
         self._unfinished: dict[str, _CountedAnswer] = {}
         self._rounds: dict[Configuration, Rounds] = {}
         # Zero from the beginning: of a counter that appears late, Prometheus misses the first rise.
@@ -126,21 +127,15 @@ class Metrics(Collector, LoopObserver):
     def submitted(self, request: Request) -> None:
         self._unfinished[request.id] = _CountedAnswer(perf_counter(), len(request.tokens))
 
-    def resumed(self, request: Request) -> None:
-        # Its first token and its prompt were counted where it was begun. As after a first token,
-        # all that come now have taken time.
-        now = perf_counter()
-        self._unfinished[request.id] = _CountedAnswer(now, len(request.tokens), now, now, tokens=1)
-
     def refused(self) -> None:
         self._refused += 1
 
-    def turned_away(self, request_ids: Iterable[str]) -> None:
-        # As with vLLM, which looks at a request before it takes it, they have not begun.
+    def rejected(self, request_ids: Iterable[str]) -> None:
+        # As with vLLM, which checks a request before it takes it, they have not begun.
         for request_id in request_ids:
             self._unfinished.pop(request_id, None)
 
-    def read(self, seconds: float) -> None:
+    def prefilled(self, seconds: float) -> None:
         self._seconds["read"] += seconds
 
     def stepped(self, configuration: Configuration, chunks: Sequence[Chunk]) -> None:
@@ -203,9 +198,7 @@ class Metrics(Collector, LoopObserver):
         yield from self._gauges()
         yield from self._requests()
         yield from self._speculation()
-        yield self._counters(
-            "specdec:drift_alarms", "Changes of the traffic.", "signal", self.drift.counts
-        )
+        yield from self._events()
         evidence = GaugeMetricFamily(
             "specdec:drift_evidence",
             "For a change of the traffic; from 1 on it may raise the alarm.",
@@ -216,39 +209,61 @@ class Metrics(Collector, LoopObserver):
         yield evidence
 
     def _gauges(self) -> Iterator[Metric]:
-        loop, status = self._loop, self._loop.engine.status()
-        configuration = loop.engine.configuration
-        yield self._gauge("vllm:num_requests_running", "Decoded now.", loop.running - loop.waiting)
-        yield self._gauge("vllm:num_requests_waiting", "Without a slot.", loop.waiting)
-        yield self._gauge(
+        fleet, configuration = self._fleet, self._fleet.deployment.configuration
+        yield self._by_replica(
+            "vllm:num_requests_running", "Decoded now.", lambda each: each.running - each.waiting
+        )
+        yield self._by_replica(
+            "vllm:num_requests_waiting", "Without a slot.", lambda each: each.waiting
+        )
+        yield self._by_replica(
             "vllm:kv_cache_usage_perc",
             "Share of the cache that running requests take, 1 is all.",
-            status.cache_usage,
+            lambda each: each.served.loop.engine.status().cache_usage,
         )
+        preemptions = [each.served.loop.engine.status().preemptions for each in fleet.replicas]
         yield self._counter(
-            "vllm:num_preemptions", "Times a request made room for another.", status.preemptions
+            "vllm:num_preemptions", "Times a request made room for another.", sum(preemptions)
         )
         memory = {"server": resident()}
-        if isinstance(loop.engine, EngineProcess):
-            memory["engine"] = loop.engine.memory
+        engines = [each.served.loop.engine for each in fleet.replicas]
+        if held := sum(each.memory for each in engines if isinstance(each, EngineProcess)):
+            memory["engine"] = held
         family = GaugeMetricFamily(
             "specdec:resident_memory_bytes", "Memory held.", labels=["model_name", "process"]
         )
         for process, held in memory.items():
             family.add_metric([self._model, process], held * 2**20)
         yield family
-        yield self._counter(
-            "specdec:configuration_switches", "Times that it was replaced.", loop.switches
-        )
-        yield self._counter(
-            "specdec:engine_restarts", "Engines that failed and were started again.", loop.restarts
-        )
+        yield self._gauge("specdec:replicas", "Engines that answer.", len(fleet.replicas))
         labels = ["model_name", "configuration", "label", "lossless", "certified"]
         info = GaugeMetricFamily("specdec:configuration_info", "What is served.", labels=labels)
-        certified = loop.current.deployment.certificate is not None
-        said = [str(value).lower() for value in (configuration.lossless, certified)]
-        info.add_metric([self._model, configuration.id, configuration.label, *said], 1)
+        certified = fleet.deployment.certificate is not None
+        flags = [str(value).lower() for value in (configuration.lossless, certified)]
+        info.add_metric([self._model, configuration.id, configuration.label, *flags], 1)
         yield info
+
+    def _events(self) -> Iterator[Metric]:
+        fleet = self._fleet
+        yield self._counter(
+            "specdec:configuration_switches", "Times that it was replaced.", fleet.switches
+        )
+        yield self._counter(
+            "specdec:engine_restarts", "Engines that failed and were started again.", fleet.restarts
+        )
+        yield self._counter(
+            "specdec:requests_resumed", "Requests continued by another engine.", fleet.resumed
+        )
+        yield self._counters(
+            "specdec:requests_routed",
+            "Requests by the reason for their replica: it holds the beginning of their sequence"
+            " (prefix), the one that does was too busy (busy), or none does (load).",
+            "reason",
+            fleet.routed,
+        )
+        yield self._counters(
+            "specdec:drift_alarms", "Changes of the traffic.", "signal", self.drift.counts
+        )
 
     def _requests(self) -> Iterator[Metric]:
         yield self._counter("vllm:prompt_tokens", "Tokens of prompts.", self._prompt)
@@ -285,7 +300,7 @@ class Metrics(Collector, LoopObserver):
             "position",
             places,
         )
-        arms = Counter({drafted_by(self._loop.engine.configuration, None): 0})
+        arms = Counter({drafted_by(self._fleet.deployment.configuration, None): 0})
         for configuration, table in self._rounds.items():
             for arm, count in _sums(table, 0).items():
                 arms[drafted_by(configuration, arm)] += count
@@ -309,6 +324,15 @@ class Metrics(Collector, LoopObserver):
         ends = [(str(float(k)), float(rounds - _above(drafted, k))) for k in _CANDIDATES]
         buckets = [*ends, ("+Inf", float(rounds))]
         family.add_metric([self._model], buckets, _total(drafted.items()))
+        return family
+
+    def _by_replica(self, name: str, text: str, value: Callable[[Replica], float]) -> Metric:
+        """A gauge; of several replicas with their names."""
+        replicas = self._fleet.replicas
+        several = ["replica"] if len(replicas) > 1 else []
+        family = GaugeMetricFamily(name, text, labels=["model_name", *several])
+        for replica in replicas:
+            family.add_metric([self._model, replica.name][: 1 + len(several)], value(replica))
         return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:

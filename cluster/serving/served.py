@@ -1,4 +1,4 @@
-"""What is served: a configuration, the engine that decodes by it, and what that learns."""
+"""What is served: a configuration, the engine that decodes by it, and what its drafter learns."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Deployment(Value):
     Args:
         source: where it comes from, in words.
         version: of the pair's registered model, if it is registered.
-        certificate: what its certificate says, if it has one.
-        learned: the file of what it learns while it is served, if it learns.
-        weights: digests of what it is of (:func:`weights_here`); None where that is not known.
+        certificate: the statement of its certificate, if it has one.
+        learned: the file of its drafter's state, if that learns while it is served.
+        weights: digests of its weights (:func:`weights_here`); None where they are not known.
     """
 
     pair: PairSpec
@@ -41,27 +41,27 @@ class Deployment(Value):
     weights: dict[str, str] | None = None
 
     @property
-    def told_source(self) -> str:
-        """`source` as everybody may read it: of a file, its name without the server's folders."""
+    def public_source(self) -> str:
+        """`source` as clients may read it: of a file, its name without the server's folders."""
         return Path(self.source).name
 
     def named_as(self, other: Deployment) -> bool:
-        """Whether both are read from the same places, whatever is there now."""
+        """Whether both have the same names, whatever weights are under these."""
         return (self.pair, self.configuration) == (other.pair, other.configuration)
 
     def same(self, other: Deployment) -> bool:
-        """Whether both are one to an engine, whatever is said of them. Weights that are not known
-        are not compared."""
+        """Whether an engine decodes both alike. Unknown weights are not compared."""
         unknown = self.weights is None or other.weights is None
         return self.named_as(other) and (unknown or self.weights == other.weights)
 
-    def told_as(self, other: Deployment) -> Deployment:
-        """This one, and of it is said what is said of the same one, `other`."""
-        said = ("source", "version", "certificate")
-        return self.model_copy(update={name: getattr(other, name) for name in said})
+    def described_as(self, other: Deployment) -> Deployment:
+        """This deployment with the source, version and certificate of `other`."""
+        described = ("source", "version", "certificate")
+        return self.model_copy(update={name: getattr(other, name) for name in described})
 
     def as_here(self) -> Deployment:
-        """This one of the weights that are here now. A certificate for others is not its own."""
+        """This deployment with the weights that are here now. A certificate for other weights does
+        not hold for them."""
         here = weights_here(self.pair, [self.configuration])
         if here is None or here == self.weights:
             return self
@@ -70,20 +70,20 @@ class Deployment(Value):
 
 
 class Operation(NamedTuple):
-    """How a server is operated while it runs: the token of those who may do that, and the file of
-    what was deployed last, for a replica that Ray Serve starts again."""
+    """How a server is operated while it runs: the token that operators need, and the file of the
+    last deployment, for a server that Ray Serve starts again."""
 
     token: str | None = None
     deployed: Path | None = None
 
     def last(self) -> Deployment | None:
-        """What was deployed last, if anything was."""
+        """The last deployment, if there was any."""
         if self.deployed is None or not self.deployed.exists():
             return None
         return parse_json(Deployment, self.deployed.read_bytes(), str(self.deployed))
 
     def keep(self, deployment: Deployment) -> None:
-        """Remember what is served now. It is served, too, where that cannot be written down."""
+        """Remember what is served now. A failure to write it does not affect what is served."""
         if self.deployed is None:
             return
         try:
@@ -97,7 +97,7 @@ NOT_OPERATED = Operation()
 
 class Served:
     """A deployment at work, in the loop of its engine. A bandit with memory of all requests starts
-    from what it has learned before."""
+    from its saved state."""
 
     def __init__(self, loop: EngineLoop, deployment: Deployment) -> None:
         self.loop, self.deployment = loop, deployment
@@ -106,7 +106,7 @@ class Served:
         if drafter is not None and path is not None and path.exists():
             drafter.load(load_state(path), str(path))
         self._kept = self.state()  # what the file has
-        self._told = self._kept  # what other replicas know, too
+        self._shared = self._kept  # what other replicas have as well
 
     def state(self) -> dict[str, Any] | None:
         """The drafter's state that lasts over requests."""
@@ -114,21 +114,21 @@ class Served:
         return None if drafter is None else drafter.state()
 
     def gained(self) -> dict[str, list[float]] | None:
-        """What the drafter has learned by itself since this was asked last."""
-        before, self._told = self._told, self.state()
-        return None if before is None or self._told is None else gained(self._told, before)
+        """What the drafter has learned by itself since the last call."""
+        before, self._shared = self._shared, self.state()
+        return None if before is None or self._shared is None else gained(self._shared, before)
 
     def absorb(self, gain: dict[str, list[float]]) -> None:
-        """Add what the drafters of other replicas have learned."""
+        """Add what the drafters of the other replicas have learned."""
         drafter = self.loop.engine.drafter
-        if drafter is not None and self._told is not None:
+        if drafter is not None and self._shared is not None:
             drafter.absorb(gain)
-            self._told = self._told | added([self._told, gain])
+            self._shared = self._shared | added([self._shared, gain])
 
     def keep_learned(self) -> None:
         """Save what the drafter has learned since it was saved last."""
         path = self.deployment.learned
-        if self.loop.failure:  # what it has learned is lost, or of no worth
+        if self.loop.failure:
             return
         state = self.state()
         if state is None or path is None or state == self._kept:
@@ -140,19 +140,21 @@ class Served:
         self._kept = state
 
     async def beside(self, deployment: Deployment) -> Served:
-        """Another deployment in a process of its own, with this one's limits, queue and cores.
+        """Another deployment in an engine process on the same host, with the same limits, queue and
+        cores.
 
         Raises:
-            UserError: the engine is not in a process of its own, or the other one cannot be used.
+            UserError: the engine cannot be replaced, or the other deployment cannot be used.
         """
         engine = self.loop.engine
-        if not isinstance(engine, EngineProcess):
+        if not isinstance(engine, EngineProcess) or (engine.host.exclusive and self.loop.works):
             raise UserError(
                 "an engine on placed devices is not replaced while it serves: serve the other"
                 " configuration on another port, and stop this server when its clients have moved"
             )
 
         def start() -> Served:
+            engine.host.wait()
             other = engine.another(self._spec(deployment.pair), deployment.configuration)
             try:
                 if other.max_length < engine.max_length:
@@ -168,14 +170,14 @@ class Served:
         starting = asyncio.get_running_loop().run_in_executor(None, start)
         try:
             served = await asyncio.shield(starting)
-        except asyncio.CancelledError:  # the thread goes on, and so would what it has started
+        except asyncio.CancelledError:  # the thread continues, and what it starts would remain
             starting.add_done_callback(_end_unclaimed)
             raise
         served.loop.open()
         return served
 
     def _spec(self, pair: PairSpec) -> PairSpec:
-        """`pair` on this one's device, and its target in this one's data type, which is known."""
+        """`pair` with this engine's device and the data type of its target."""
         own = self.loop.engine.pair.spec
         if pair == self.deployment.pair:
             return own
@@ -190,7 +192,7 @@ class Served:
 
 
 def _end_unclaimed(starting: asyncio.Future[Served]) -> None:
-    """End what was started for somebody who has left. That takes a while, also when the event loop
-    is about to end."""
+    """End what was started for a task that was cancelled. That takes a while, also when the event
+    loop is about to end."""
     if not starting.cancelled() and starting.exception() is None:
         Thread(target=starting.result().end).start()

@@ -1,81 +1,106 @@
-"""What a server starts from, in whichever process that is."""
+"""What a server starts from, in the process that runs it."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 from cluster.placed_engine import placed_engine
-from cluster.serving.engine_loop import QUEUE
-from cluster.serving.engine_process import STEP, EngineProcess
+from cluster.serving.engine_loop import QUEUE, EngineLoop
+from cluster.serving.engine_process import HERE, STEP, EngineProcess, Host
+from cluster.serving.fleet import Fleet
+from cluster.serving.hosts import DeviceHost
 from cluster.serving.http.access import EVERYBODY, Access
-from cluster.serving.http.service import CompletionService
-from cluster.serving.served import NOT_OPERATED, Deployment, Operation
-from specdec_core.config import Configuration, PairSpec, Placement
-from specdec_core.engine import Engine
+from cluster.serving.http.service import Service
+from cluster.serving.scaling import ONE, Replicas
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
+from cluster.session import resources
+from specdec_core.config import Placement
 from specdec_core.engine.scheduler import Limits
+
+LIMITS = Limits(4, share_prefixes=True)
 
 
 @dataclass(frozen=True)
 class Start:
-    """The arguments of :func:`cluster.serving.deployment.serving`. `learned` is the file of what is
-    learned while serving, `certificate` what the configuration's certificate says, `weights` the
-    digests of what is served (:class:`cluster.serving.served.Deployment`)."""
+    """What a server serves, and how.
 
-    pair: PairSpec
-    configuration: Configuration
-    limits: Limits
-    model: str
-    learned: Path | None = None
-    placement: Placement | None = None
+    Args:
+        deployment: what is served; the sampling of its configuration is the requests' default.
+        model: the name that clients give; the pair's name when unset.
+        limits: the requests that a replica decodes together, and what its steps and cache hold.
+        queue: the requests that may wait at a replica; more are refused.
+        cores: the CPU cores that the engines' threads run on, the same number for each replica;
+            unset, any.
+        placement: the devices of the models; unset, every replica takes its devices itself.
+        replicas: the number of engines.
+        access: which clients are answered, and their limits.
+        operation: how the server is operated while it runs.
+        step_timeout: the seconds that a step may take; an engine that takes longer is restarted.
+    """
+
+    deployment: Deployment
+    model: str = ""
+    limits: Limits = LIMITS
     queue: int = QUEUE
     cores: tuple[int, ...] = ()
-    source: str = ""
-    version: int | None = None
-    certificate: str | None = None
-    operation: Operation = NOT_OPERATED
+    placement: Placement | None = None
+    replicas: Replicas = ONE
     access: Access = EVERYBODY
-    weights: dict[str, str] | None = None
+    operation: Operation = NOT_OPERATED
     step_timeout: float = STEP
 
-    def deployment(self) -> Deployment:
-        """What is served: what was deployed last, or else what the server was started with."""
-        return self.operation.last() or Deployment(
-            pair=self.pair,
-            configuration=self.configuration,
-            source=self.source,
-            version=self.version,
-            certificate=self.certificate,
-            learned=self.learned,
-            weights=self.weights,
-        )
+    @property
+    def needs(self) -> dict[str, float]:
+        """The Ray resources of a replica; with a placement, its devices are reserved by that."""
+        if self.placement is not None:
+            return {"CPU": 0.0, "GPU": 0.0}
+        runner = self.deployment.pair.runner
+        return resources(runner.threads, runner.device)
 
-    def service(self, devices: ExitStack) -> CompletionService:
-        """Load the models. What placed models take is given back when `devices` is closed. Raises
+    def service(self, devices: ExitStack) -> Service:
+        """Load the models of all replicas. `devices` gives back what placed models take. Raises
         :class:`UserError` where they cannot be used."""
-        deployment = self.deployment()
-        engine: Engine | EngineProcess
-        if self.placement is None:
-            engine = EngineProcess(
-                deployment.pair,
-                deployment.configuration,
-                self.limits,
-                self.cores,
-                self.step_timeout,
-            )
+        deployment = self.operation.last() or self.deployment
+        if self.replicas.most == 1:
+            served = [self._load_here(devices, deployment)]
         else:
-            engine = devices.enter_context(
-                placed_engine(self.pair, self.configuration, self.limits, self.placement)
-            )
-        return CompletionService(
-            engine,
-            self.model,
-            self.learned,
-            self.queue,
-            self.cores,
-            self.access.admitting(self.operation.token),
-            deployment,
-            self.operation,
-            self.step_timeout,
+            load = partial(self._load_elsewhere, deployment=deployment)
+            with ThreadPoolExecutor(self.replicas.least) as pool:
+                served = [*pool.map(load, range(self.replicas.least))]
+        fleet = Fleet(served, self.operation, self.replicas, self._load_elsewhere)
+        access = self.access.admitting(self.operation.token)
+        return Service(fleet, self.model or deployment.pair.name, access)
+
+    def _load_here(self, devices: ExitStack, deployment: Deployment) -> Served:
+        """The only replica: a child of this process, or on placed devices in this process."""
+        if self.placement is None:
+            return self._load(0, deployment)
+        engine = devices.enter_context(
+            placed_engine(deployment.pair, deployment.configuration, self.limits, self.placement)
         )
+        return Served(EngineLoop(engine, self.queue, self.cores, self.step_timeout), deployment)
+
+    def _load_elsewhere(self, number: int, deployment: Deployment) -> Served:
+        """The replica of a number, on devices that Ray finds for it."""
+        host = DeviceHost(self.needs, self.placement)
+        try:
+            host.wait()
+            return self._load(number, deployment, host)
+        except BaseException:
+            host.close()
+            raise
+
+    def _load(self, number: int, deployment: Deployment, host: Host = HERE) -> Served:
+        count = len(self.cores) // self.replicas.most
+        engine = EngineProcess(
+            deployment.pair,
+            deployment.configuration,
+            self.limits,
+            self.cores[number * count : (number + 1) * count],
+            self.step_timeout,
+            host,
+        )
+        return Served(EngineLoop(engine, self.queue), deployment)

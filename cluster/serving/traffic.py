@@ -7,7 +7,7 @@ server are one. Sums are over all labels that are not asked for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from time import time
 from typing import Any
@@ -36,11 +36,6 @@ class Reading:
     time: float
     samples: Samples
     health: Mapping[str, Any]
-
-    def since(self, earlier: Reading) -> Reading:
-        """This one, with what `earlier` had and this has not: a replica that is slow to answer is
-        missing from a page, and goes on counting from where it was when it is back."""
-        return replace(self, samples={**earlier.samples, **self.samples})
 
 
 def read(server: RunningServer) -> Reading:

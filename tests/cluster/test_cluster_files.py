@@ -25,7 +25,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.serving.replicas.number import Replicas
+from cluster.serving.scaling import Replicas
 from jobs.cli import COMMANDS, command, studies, study
 from jobs.serve import Arguments
 from specdec_core.config import parse

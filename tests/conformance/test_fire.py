@@ -9,7 +9,6 @@ from fastapi import FastAPI
 
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.app import build_app
-from cluster.serving.http.service import CompletionService
 from cluster.serving.server_process import running
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -19,7 +18,7 @@ from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
 from tests.conformance import fire
 from tests.conformance.fire import Fire, JsonAnswers, json_answers, under_fire
-from tests.local_server import LocalServer, engine_server
+from tests.local_server import LocalServer, engine_server, service_of
 
 
 def test_clients_that_leave_take_nothing_with_them(chat_url: str) -> None:
@@ -59,7 +58,7 @@ def test_a_thousand_requests_lose_nothing(tiny_spec: PairSpec) -> None:
 
     def served() -> FastAPI:
         engine = EngineProcess(tiny_spec, Configuration(drafter=DraftModelSettings()), Limits(8))
-        return build_app(CompletionService(engine, "tiny"))
+        return build_app(service_of(engine))
 
     with running(LocalServer(served)) as url:
         found = under_fire(url, None, 1000)

@@ -10,8 +10,8 @@ import pytest
 
 from cluster.serving import control
 from cluster.serving.control import Refusal, announced
+from cluster.serving.deployment import deployment_of
 from cluster.serving.http.app import build_app
-from cluster.serving.http.service import CompletionService
 from cluster.serving.served import Deployment, Operation
 from cluster.serving.server_process import running
 from dashboards.tracking import registry
@@ -23,7 +23,7 @@ from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from tests.dashboards.tracking.test_sweep_run import certificate_of
-from tests.local_server import LocalServer
+from tests.local_server import LocalServer, service_of
 from tests.registered import appointed
 
 LOOKUP = Configuration(drafter=PromptLookupSettings())
@@ -33,7 +33,7 @@ OPERATION = Operation("a secret")
 @pytest.fixture
 def url(home: Path, tiny_pair: Pair) -> Iterator[str]:
     """A server of this workspace that refuses every deployment, and says so."""
-    service = CompletionService(Engine(tiny_pair, AUTOREGRESSIVE), "tiny", operation=OPERATION)
+    service = service_of(Engine(tiny_pair, AUTOREGRESSIVE), operation=OPERATION)
     with (
         running(LocalServer(lambda: build_app(service))) as url,
         announced(url, tiny_pair.spec, OPERATION),
@@ -86,10 +86,10 @@ def test_a_champion_is_given_up_only_where_the_server_refuses_it(
 
 
 def test_what_is_deployed_says_of_which_weights_it_is(home: Path, tiny_spec: PairSpec) -> None:
-    made = deploy._deployment(tiny_spec, LOOKUP, "here", None)
+    made = deployment_of(tiny_spec, LOOKUP)
     assert made.weights == weights_here(tiny_spec, [LOOKUP])
     elsewhere = tiny_spec.model_copy(update={"target": "not/here"})
-    assert deploy._deployment(elsewhere, LOOKUP, "here", None).weights is None
+    assert deployment_of(elsewhere, LOOKUP).weights is None
 
 
 def test_following_outlives_the_registry_and_says_once_what_is_in_the_way(

@@ -16,7 +16,6 @@ from cluster.serving import drift
 from cluster.serving.control import RunningServer
 from cluster.serving.http.access import Access
 from cluster.serving.http.app import build_app
-from cluster.serving.http.service import CompletionService
 from cluster.serving.served import Operation
 from cluster.serving.server_process import free_port
 from cluster.serving.traffic import Events, Reading, between, quantile
@@ -29,7 +28,7 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
-from tests.local_server import LocalServer
+from tests.local_server import LocalServer, service_of
 
 CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=3)))
 OPERATION = Operation("a secret")
@@ -39,7 +38,7 @@ KEYS = Access(keys=(b"nobody's hash",)).admitting(OPERATION.token)
 @pytest.fixture
 def server(tiny_pair: Pair) -> Iterator[RunningServer]:
     """One that asks for keys, of which the operator's token is one."""
-    service = CompletionService(Engine(tiny_pair, CHAIN), "tiny", operation=OPERATION, access=KEYS)
+    service = service_of(Engine(tiny_pair, CHAIN), operation=OPERATION, access=KEYS)
     local = LocalServer(lambda: build_app(service))
     url = local.start(free_port())
     yield RunningServer(url=url, token="a secret", pair=tiny_pair.spec)
@@ -167,14 +166,6 @@ def test_counters_of_all_replicas_are_summed_and_may_begin_anew() -> None:
     assert (found["requests"], found["tokens_per_second"]) == (4, 10)
     assert "mat" not in found
     assert between(reading(0, requests=3), reading(1, requests=1))["requests"] == 2
-
-
-def test_a_replica_that_was_not_read_for_a_while_goes_on_where_it_was() -> None:
-    first, last = reading(0, requests=3), reading(2, requests=5)
-    answered = frozenset({("replica", "a")})
-    missed = Reading(1, {("vllm:request_success_total", answered): 4}, {})
-    assert between(first, missed)["requests"] == 1
-    assert between(missed.since(first), last)["requests"] == 3
 
 
 def test_quantiles_are_prometheus() -> None:

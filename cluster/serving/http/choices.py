@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from cluster.serving.http.service import Described, Service
+from cluster.serving.engine_process import EngineProcess
+from cluster.serving.http.service import Service
 from cluster.serving.protocol.errors import ApiError, conflict
 from cluster.serving.protocol.generation import GenerationRequest, check_tokens
 from specdec_core.base.errors import UserError
-from specdec_core.engine import Request
+from specdec_core.engine import Engine, Request
 from specdec_core.tokens.grammar import Grammar, Grammars
 
 MAX_TOGETHER = 128  # choices of a request
@@ -75,7 +76,7 @@ def choices(
     ]
 
 
-def _grammar(engine: Described, body: GenerationRequest) -> Grammar | None:
+def _grammar(engine: Engine | EngineProcess, body: GenerationRequest) -> Grammar | None:
     """The compiled grammar of the output, so that an invalid one does not reach the engine. Raises
     :class:`ApiError`."""
     if (wanted := body.grammar) is None:

@@ -46,11 +46,11 @@ def tried(
 ) -> tuple[Canary, list[bool]]:
     """A canary of up to `most` requests, one after the other, that the challenger answers so many
     times faster; and which of them it answered."""
-    canary, taken, random = Canary(*sides, 0.2), [], Random(0)
+    canary, taken, random = Canary([sides[0]], [sides[1]], 0.2), [], Random(0)
     for number in range(most):
-        took = canary.choose([str(number)]) is sides[1]
+        took = canary.choose([str(number)]) == "challenger"
         seconds = random.uniform(1, 3) / (speedup if took else 1)
-        canary.finished(str(number), replace(generation, seconds=seconds))
+        canary.ended(str(number), replace(generation, seconds=seconds))
         taken.append(took)
         if canary.state != "running":
             break
@@ -60,7 +60,7 @@ def tried(
 def test_it_gets_its_share(sides: tuple[Served, Served], generation: Generation) -> None:
     canary, taken = tried(sides, generation, 1.0, 20 * COUNTED)
     assert sum(taken) / len(taken) == pytest.approx(0.2, abs=0.05)
-    assert (canary.state, canary.said().pairs) == ("running", 3)
+    assert (canary.state, canary.status().pairs) == ("running", 3)
 
 
 @pytest.mark.parametrize(("speedup", "state"), [(2.0, "promoted"), (0.5, "dropped")])
@@ -69,8 +69,8 @@ def test_a_clear_difference_decides(
 ) -> None:
     canary, _ = tried(sides, generation, speedup, PAIRS * 5 * COUNTED)
     assert canary.state == state
-    assert canary.said().pairs < PAIRS / 2
-    assert canary.said().ratio == pytest.approx(speedup, rel=0.3)
+    assert canary.status().pairs < PAIRS / 2
+    assert canary.status().ratio == pytest.approx(speedup, rel=0.3)
 
 
 def test_what_is_not_faster_is_dropped_in_the_end(
@@ -85,15 +85,15 @@ def test_requests_beside_a_busy_engine_do_not_count(
     sides: tuple[Served, Served], generation: Generation
 ) -> None:
     """The champion is still busy with what it took before the challenger's turn."""
-    canary = Canary(*sides, 0.5)
+    canary = Canary([sides[0]], [sides[1]], 0.5)
 
     async def story() -> None:
         async with sides[0].loop as loop:
             submission = await loop.submit([Request("long", (5, 6), 200, ignore_eos=True)])
             for number in range(COUNTED):
-                assert canary.choose([str(number)]) is sides[1]
-                canary.finished(str(number), generation)
-            assert canary.choose(["next"]) is sides[1]  # its turn is not over
+                assert canary.choose([str(number)]) == "challenger"
+                canary.ended(str(number), generation)
+            assert canary.choose(["next"]) == "challenger"  # its turn is not over
             submission.close()
 
     asyncio.run(asyncio.wait_for(story(), timeout=60))

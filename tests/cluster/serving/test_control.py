@@ -11,9 +11,9 @@ import pytest
 
 from cluster.serving.control import Refusal, announced, find_server, url_of
 from cluster.serving.engine_loop import EngineFailed
+from cluster.serving.fleet import Fleet
 from cluster.serving.http.access import OPERATE
 from cluster.serving.http.app import build_app
-from cluster.serving.http.service import CompletionService
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation
 from cluster.serving.server_process import free_port
 from specdec_core.base.errors import UserError
@@ -21,7 +21,7 @@ from specdec_core.config import AUTOREGRESSIVE, PairSpec
 from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
-from tests.local_server import LocalServer
+from tests.local_server import LocalServer, service_of
 
 TOKEN = "a secret"
 OPERATION = Operation(TOKEN)
@@ -29,7 +29,7 @@ OPERATION = Operation(TOKEN)
 
 @pytest.fixture
 def url(tiny_pair: Pair) -> Iterator[str]:
-    service = CompletionService(Engine(tiny_pair, AUTOREGRESSIVE), "tiny", operation=OPERATION)
+    service = service_of(Engine(tiny_pair, AUTOREGRESSIVE), operation=OPERATION)
     server = LocalServer(lambda: build_app(service))
     yield server.start(free_port())
     server.stop()
@@ -104,11 +104,11 @@ def test_what_fails_for_now_is_told_from_a_refusal(
     deployment = Deployment(pair=tiny_spec, configuration=AUTOREGRESSIVE)
 
     async def fails(*_: object) -> Deployment:
-        raise EngineFailed("no replica answers")
+        raise EngineFailed("no engine works")
 
     taken: list[Deployment] = []
 
-    async def served(_: object, wanted: Deployment, __: object) -> Deployment:
+    async def served(_: object, wanted: Deployment) -> Deployment:
         taken.append(wanted)
         return wanted
 
@@ -117,13 +117,13 @@ def test_what_fails_for_now_is_told_from_a_refusal(
         with pytest.raises(Refusal, match="is not replaced while it serves"):
             server.deploy(deployment)
         with monkeypatch.context() as patch:
-            patch.setattr(CompletionService, "deploy", fails)
-            patch.setattr(CompletionService, "roll_back", fails)
+            patch.setattr(Fleet, "deploy", fails)
+            patch.setattr(Fleet, "roll_back", fails)
             for ask in (lambda: server.deploy(deployment), server.roll_back):
-                with pytest.raises(UserError, match="no replica answers") as error:
+                with pytest.raises(UserError, match="no engine works") as error:
                     ask()
                 assert not isinstance(error.value, Refusal)
-        monkeypatch.setattr(CompletionService, "deploy", served)
+        monkeypatch.setattr(Fleet, "deploy", served)
         sure = deployment.model_copy(update={"certificate": "sure"})
         assert server.deploy(sure) == sure.as_here()
         elsewhere = sure.model_copy(update={"weights": {"target": "t", "draft": "d"}})
@@ -135,7 +135,7 @@ def test_what_fails_for_now_is_told_from_a_refusal(
 @pytest.mark.parametrize("operation", [NOT_OPERATED, Operation("")])
 def test_a_server_without_a_token_takes_no_orders(tiny_pair: Pair, operation: Operation) -> None:
     engine = Engine(tiny_pair, AUTOREGRESSIVE)
-    app = build_app(CompletionService(engine, "tiny", operation=operation))
+    app = build_app(service_of(engine, operation=operation))
 
     async def main() -> None:
         transport = httpx.ASGITransport(app)

@@ -10,13 +10,13 @@ import pytest
 
 from cluster.serving.engine_loop import EngineFailed, EngineLoop, Pace, Submission
 from cluster.serving.http.app import build_app
-from cluster.serving.http.service import CompletionService
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.tokens.statistics import Generation
+from tests.local_server import service_of
 
 SPECULATIVE = Configuration(drafter=DraftModelSettings())
 
@@ -30,9 +30,14 @@ def request(engine: Engine, name: str, prompt: str = "def main(", tokens: int = 
     return Request(name, engine.encode(prompt), max_new_tokens=tokens, ignore_eos=True)
 
 
-async def generations(submission: Submission) -> list[Generation]:
-    done = {i: chunk.finished async for i, chunk in submission if chunk.finished}
-    return [done[i] for i in sorted(done)]
+async def generations(submission: Submission, count: int = 1) -> list[Generation]:
+    """Those of `count` requests, in the order of their ids."""
+    done: dict[str, Generation] = {}
+    while len(done) < count:
+        chunk = await submission.chunks.get()
+        if chunk.finished:
+            done[chunk.request_id] = chunk.finished
+    return [done[name] for name in sorted(done)]
 
 
 def in_loop(engine: Engine, story: Callable[[EngineLoop], Coroutine[Any, Any, None]]) -> None:
@@ -45,7 +50,7 @@ def in_loop(engine: Engine, story: Callable[[EngineLoop], Coroutine[Any, Any, No
 
 def test_concurrent_requests_get_the_text_they_get_alone(engine, tiny_pair):
     prompts = ["def main(", "import", "class A:", "return x", "# a"]
-    requests = [request(engine, p, p) for p in prompts]
+    requests = [request(engine, f"{n}", p) for n, p in enumerate(prompts)]
     alone = Engine(tiny_pair, SPECULATIVE)
     expected = [alone.generate([r])[0].tokens for r in requests]
 
@@ -53,7 +58,7 @@ def test_concurrent_requests_get_the_text_they_get_alone(engine, tiny_pair):
         both, others = await asyncio.gather(
             loop.submit(requests[:2]), asyncio.gather(*(loop.submit([r]) for r in requests[2:]))
         )
-        results = await asyncio.gather(*(generations(s) for s in (both, *others)))
+        results = await asyncio.gather(generations(both, 2), *map(generations, others))
         assert [g.tokens for result in results for g in result] == expected
         assert loop.running == 0
 
@@ -64,8 +69,7 @@ def test_concurrent_requests_get_the_text_they_get_alone(engine, tiny_pair):
 def test_a_closed_or_lost_submission_frees_its_slots(engine):
     async def story(loop: EngineLoop) -> None:
         submission = await loop.submit([request(engine, f"closed {i}") for i in range(4)])
-        async for _ in submission:
-            break
+        await submission.chunks.get()
         submission.close()
         assert loop.running == 0
         submission = await loop.submit([request(engine, f"lost {i}") for i in range(4)])
@@ -107,7 +111,7 @@ def test_a_bad_request_takes_its_companions_along(engine):
 
 
 def test_a_failed_engine_fails_its_requests_and_its_health(engine, monkeypatch):
-    service = CompletionService(engine, "tiny")
+    service = service_of(engine)
     transport = httpx.ASGITransport(build_app(service), raise_app_exceptions=False)
 
     def break_down() -> None:
@@ -115,7 +119,7 @@ def test_a_failed_engine_fails_its_requests_and_its_health(engine, monkeypatch):
 
     async def story() -> None:
         async with (
-            service.loop,
+            service.fleet,
             httpx.AsyncClient(transport=transport, base_url="http://x") as http,
         ):
             assert (await http.get("/health")).status_code == 200
@@ -129,19 +133,19 @@ def test_a_failed_engine_fails_its_requests_and_its_health(engine, monkeypatch):
             health = await http.get("/health")
             assert (health.status_code, health.json()["ready"]) == (503, False)
             with pytest.raises(EngineFailed):
-                await service.loop.submit([request(engine, "late")])
+                await service.fleet.submit([request(engine, "late")])
 
     asyncio.run(asyncio.wait_for(story(), timeout=60))
 
 
 def test_a_full_queue_refuses_with_429_and_a_time_and_takes_others_when_there_is_room(tiny_pair):
-    service = CompletionService(Engine(tiny_pair, SPECULATIVE, slots=1), "tiny", queue=2)
+    service = service_of(Engine(tiny_pair, SPECULATIVE, slots=1), queue=2)
     transport = httpx.ASGITransport(build_app(service))
     body = {"prompt": "def main(", "max_tokens": 40, "ignore_eos": True, "temperature": 0}
 
     async def story() -> None:
         async with (
-            service.loop,
+            service.fleet,
             httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as http,
         ):
             first = await asyncio.gather(
@@ -164,14 +168,14 @@ def test_a_full_queue_refuses_with_429_and_a_time_and_takes_others_when_there_is
 
 def test_a_small_cache_preempts_and_refuses_at_once_what_never_fits(tiny_pair):
     limits = Limits(4, step_tokens=32, cache_tokens=256)
-    service = CompletionService(Engine(tiny_pair, SPECULATIVE, limits=limits), "tiny")
+    service = service_of(Engine(tiny_pair, SPECULATIVE, limits=limits))
     transport = httpx.ASGITransport(build_app(service))
     body = {"max_tokens": 90, "ignore_eos": True, "temperature": 0}
     prompts = ["def main(", "class A:", "import os", "x = 1"]
 
     async def story() -> None:
         async with (
-            service.loop,
+            service.fleet,
             httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as http,
         ):
             never = await http.post("/v1/completions", json={**body, "prompt": [5] * 150})
@@ -192,13 +196,13 @@ def test_a_small_cache_preempts_and_refuses_at_once_what_never_fits(tiny_pair):
 
 def test_an_answer_without_a_number_has_the_room_that_the_cache_has(chat_pair):
     limits = Limits(2, cache_tokens=192)
-    service = CompletionService(Engine(chat_pair, SPECULATIVE, limits=limits), "tiny")
+    service = service_of(Engine(chat_pair, SPECULATIVE, limits=limits))
     transport = httpx.ASGITransport(build_app(service))
     chat = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
 
     async def story() -> None:
         async with (
-            service.loop,
+            service.fleet,
             httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as http,
         ):
             answer = await http.post("/v1/chat/completions", json=chat)
@@ -215,13 +219,13 @@ def test_an_answer_without_a_number_has_the_room_that_the_cache_has(chat_pair):
 
 def test_the_next_turn_of_a_chat_says_how_much_of_it_was_in_the_cache(tiny_pair):
     limits = Limits(2, share_prefixes=True)
-    service = CompletionService(Engine(tiny_pair, SPECULATIVE, limits=limits), "tiny")
+    service = service_of(Engine(tiny_pair, SPECULATIVE, limits=limits))
     transport = httpx.ASGITransport(build_app(service))
     body = {"max_tokens": 9, "ignore_eos": True, "temperature": 0}
 
     async def story() -> None:
         async with (
-            service.loop,
+            service.fleet,
             httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as http,
         ):
             turn = [*range(5, 30)]
@@ -236,12 +240,12 @@ def test_the_next_turn_of_a_chat_says_how_much_of_it_was_in_the_cache(tiny_pair)
 
 
 def test_a_request_with_many_prompts_is_taken_whole_where_there_is_room_for_one(tiny_pair):
-    service = CompletionService(Engine(tiny_pair, SPECULATIVE, slots=1), "tiny", queue=1)
+    service = service_of(Engine(tiny_pair, SPECULATIVE, slots=1), queue=1)
     transport = httpx.ASGITransport(build_app(service))
 
     async def story() -> None:
         async with (
-            service.loop,
+            service.fleet,
             httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as http,
         ):
             body = {"prompt": ["def f(", "class A:", "import", "x ="], "max_tokens": 4}

@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from cluster.serving import fleet
 from cluster.serving.deployment import check_servable, learned_state
-from cluster.serving.http import service as http_service
 from cluster.serving.http.app import build_app
-from cluster.serving.http.service import CompletionService
+from cluster.serving.http.service import Service
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.bandit.drafter import build_bandit
@@ -22,12 +22,17 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.states import save_state
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
+from tests.local_server import service_of
 
 BANDIT = Configuration(drafter=BanditSettings(rule="exp3", arms=[1, 4, {"kind": "prompt_lookup"}]))
 BODY = {"prompt": "def main(", "max_tokens": 40, "ignore_eos": True}
 
 
-def session(service: CompletionService, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def state_of(service: Service) -> dict[str, Any] | None:
+    return service.fleet.replicas[0].served.state()
+
+
+def session(service: Service, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Run the application as a server would; /health after each completion."""
 
     async def main() -> list[dict[str, Any]]:
@@ -46,7 +51,7 @@ def session(service: CompletionService, bodies: list[dict[str, Any]]) -> list[di
 
 def test_the_arms_are_shown_and_what_was_learned_is_kept(tiny_pair: Pair, tmp_path: Path) -> None:
     path = tmp_path / "bandits" / "state.json"
-    service = CompletionService(Engine(tiny_pair, BANDIT, 2), "tiny", path)
+    service = service_of(Engine(tiny_pair, BANDIT, 2), learned=path)
     before, after = session(service, [BODY, BODY])
     names = [arm.label for arm in BANDIT.drafter.arms]
     assert [arm["arm"] for arm in before["arms"]] == names
@@ -55,8 +60,8 @@ def test_the_arms_are_shown_and_what_was_learned_is_kept(tiny_pair: Pair, tmp_pa
     state = json.loads(path.read_text())
     assert state["rounds"] == [arm["rounds"] for arm in after["arms"]]
 
-    again = CompletionService(Engine(tiny_pair, BANDIT, 2), "tiny", path)
-    assert again.state() == state
+    again = service_of(Engine(tiny_pair, BANDIT, 2), learned=path)
+    assert state_of(again) == state
     (more,) = session(again, [BODY])
     assert sum(arm["rounds"] for arm in more["arms"]) > rounds[1]
 
@@ -64,9 +69,9 @@ def test_the_arms_are_shown_and_what_was_learned_is_kept(tiny_pair: Pair, tmp_pa
 def test_it_is_kept_now_and_then_as_well(
     tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_service, "KEEP_SECONDS", 0.05)
+    monkeypatch.setattr(fleet, "KEEP", 0.05)
     path = tmp_path / "state.json"
-    service = CompletionService(Engine(tiny_pair, BANDIT), "tiny", path)
+    service = service_of(Engine(tiny_pair, BANDIT), learned=path)
 
     async def main() -> None:
         app = build_app(service)
@@ -74,7 +79,7 @@ def test_it_is_kept_now_and_then_as_well(
             transport = httpx.ASGITransport(app=app)
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 await client.post("/v1/completions", json=BODY)
-            while not path.exists() or json.loads(path.read_text()) != service.state():
+            while not path.exists() or json.loads(path.read_text()) != state_of(service):
                 await asyncio.sleep(0.02)
 
     asyncio.run(asyncio.wait_for(main(), timeout=60))
@@ -83,17 +88,17 @@ def test_it_is_kept_now_and_then_as_well(
 def test_one_failure_to_keep_it_is_not_the_last_time(
     tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_service, "KEEP_SECONDS", 0.01)
+    monkeypatch.setattr(fleet, "KEEP", 0.01)
     path = tmp_path / "state.json"
-    service = CompletionService(Engine(tiny_pair, BANDIT), "tiny", path)
-    keep, failures = service.keep_learned, [RuntimeError("the engine's process has ended")]
+    service = service_of(Engine(tiny_pair, BANDIT), learned=path)
+    keep, failures = service.fleet.keep_learned, [RuntimeError("the engine's process has ended")]
 
-    def fails_once() -> None:
+    async def fails_once() -> None:
         if failures:
             raise failures.pop()
-        keep()
+        await keep()
 
-    monkeypatch.setattr(service, "keep_learned", fails_once)
+    monkeypatch.setattr(service.fleet, "keep_learned", fails_once)
 
     async def main() -> None:
         async with service.running():
@@ -119,7 +124,7 @@ def test_nothing_is_kept_where_nothing_is_learned_across_requests(
     tiny_pair: Pair, tiny_spec: PairSpec, tmp_path: Path, configuration: Configuration
 ) -> None:
     path = tmp_path / "state.json"
-    service = CompletionService(Engine(tiny_pair, configuration), "tiny", path)
+    service = service_of(Engine(tiny_pair, configuration), learned=path)
     (health,) = session(service, [BODY])
     assert "arms" not in health
     assert not path.exists()

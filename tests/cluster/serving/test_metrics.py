@@ -9,12 +9,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.serving.engine_loop import EngineLoop
 from cluster.serving.http.app import build_app
-from cluster.serving.http.service import CompletionService
 from cluster.serving.metrics import Metrics
-from cluster.serving.rollout import Rollout
-from cluster.serving.served import Deployment, Served
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.bandit.settings import BanditSettings
@@ -26,6 +22,7 @@ from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.tokens.statistics import Generation, Round
 from specdec_core.tokens.token_tree import TokenOrigin
+from tests.local_server import fleet_of, service_of
 from tests.specdec_core.engine.test_broken_logits import NAN, poison
 
 FIXED = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
@@ -68,7 +65,7 @@ def value(found: Samples, name: str, **labels: str) -> float:
 
 def serve(engine: Engine, story: Any) -> None:
     async def main() -> None:
-        app = build_app(CompletionService(engine, "tiny", queue=2))
+        app = build_app(service_of(engine, queue=2))
         transport = httpx.ASGITransport(app)
         client = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60)
         async with app.router.lifespan_context(app), client as http:
@@ -142,8 +139,7 @@ def test_an_oracle_drafts_up_to_the_last_accepted_candidate(engine: Engine) -> N
         step = Round(0, drafted, accepted, accepted + 1, 4, 8.0, 2.0, 1.0, depth=drafted)
         return Chunk(str(drafted), "", [1], [TokenOrigin.BONUS], step)
 
-    deployment = Deployment(pair=engine.pair.spec, configuration=FIXED)
-    metrics = Metrics("tiny", Rollout(Served(EngineLoop(engine), deployment)))
+    metrics = Metrics("tiny", fleet_of(engine))
     for asked in (0, 2, 4):
         metrics.submitted(Request(str(asked), (1,), 9))
     for chunks, seconds in (
@@ -163,34 +159,26 @@ def test_time_between_rounds_and_of_a_token_are_counted_as_vllm_does(
     step = Round(0, 4, 1, 2, 4, 8.0, 2.0, 1.0, depth=4)
     now = 0.0
     monkeypatch.setattr("cluster.serving.metrics.perf_counter", lambda: now)
-    deployment = Deployment(pair=engine.pair.spec, configuration=FIXED)
-    metrics = Metrics("tiny", Rollout(Served(EngineLoop(engine), deployment)))
+    metrics = Metrics("tiny", fleet_of(engine))
 
     def counted(name: str) -> tuple[float, float]:
         found = samples(metrics.page()[0].decode())
         return value(found, f"vllm:{name}_seconds_count"), value(found, f"vllm:{name}_seconds_sum")
 
     metrics.submitted(Request("whole", (1,), 9))
-    metrics.resumed(Request("elsewhere begun", (1,), 9))
-    for name, steps in {
-        "whole": [(1.0, 1), (1.5, 3), (2.0, 2)],
-        "elsewhere begun": [(2.5, 4), (3.0, 1)],
-    }.items():
-        for now, tokens in steps:
-            done = Generation(name, 1, [1] * 6, "", [], [step], "length")
-            finished = done if (now, tokens) == steps[-1] else None
-            chunk = Chunk(name, "", [1] * tokens, [TokenOrigin.BONUS] * tokens, step, finished)
-            metrics.stepped(FIXED, [chunk])
-    assert counted("inter_token_latency") == (4, 0.5 + 0.5 + 2.5 + 0.5)
-    assert counted("request_time_per_output_token") == (2, 1.0 / 5 + 3.0 / 5)
+    done = Generation("whole", 1, [1] * 6, "", [], [step], "length")
+    for now, tokens, finished in ((1.0, 1, None), (1.5, 3, None), (2.0, 2, done)):  # noqa: B007
+        chunk = Chunk("whole", "", [1] * tokens, [TokenOrigin.BONUS] * tokens, step, finished)
+        metrics.stepped(FIXED, [chunk])
+    assert counted("inter_token_latency") == (2, 0.5 + 0.5)
+    assert counted("request_time_per_output_token") == (1, 1.0 / 5)
 
 
 def test_the_first_tokens_time_is_not_that_of_a_round_before_it(tiny_pair: Pair) -> None:
     """Where the target begins the trees, a text's first round adds nothing to it."""
     configuration = Configuration(drafter=TargetTreeSettings(branching=(1, 2, 2)))
     engine = Engine(tiny_pair, configuration)
-    deployment = Deployment(pair=tiny_pair.spec, configuration=configuration)
-    metrics = Metrics("tiny", Rollout(Served(EngineLoop(engine), deployment)))
+    metrics = Metrics("tiny", fleet_of(engine))
     request = Request("r", (5, 6, 7), 8, ignore_eos=True)
     metrics.submitted(request)
     engine.add(request)
@@ -241,10 +229,10 @@ def test_what_the_engine_refuses_is_not_counted_as_abandoned(engine: Engine) -> 
     good, bad = Request("good", (5, 6), 200), Request("bad", (5, 6), 10_000)
 
     async def main() -> None:
-        service = CompletionService(engine, "tiny")
-        async with service.loop:
+        service = service_of(engine)
+        async with service.fleet:
             with pytest.raises(UserError, match="context"):
-                await service.loop.submit([good, bad])
+                await service.fleet.submit([good, bad])
             found = samples(service.metrics.page()[0].decode())
             for reason in ("abort", "error", "stop", "length"):
                 assert value(found, "vllm:request_success_total", finished_reason=reason) == 0

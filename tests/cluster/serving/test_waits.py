@@ -11,12 +11,17 @@ WAITS = {"acquire", "communicate", "get", "join", "recv", "result", "wait"}
 
 # Waits without a limit of their own, and what ends them.
 BOUNDED = {
-    ("engine_loop.py", "self.chunks.get"): "the engine's limit for a step",
-    ("engine_process.py", "pipe.recv"): "the engine waits for its owner, and ends with it",
-    ("engine_process.py", "self._pipe.recv"): "the limits of its socket",
-    ("engine_process.py", "self._messages.get"): "the engine waits for its owner, and ends with it",
-    ("engine_process.py", "argument.result"): "its owner's limit for a step",
-    ("fleet.py", "answer.result"): "it is done",
+    ("stream.py", "self._submission.chunks.get"): "the engine's limit for a step",
+    ("engine_process.py", "link.recv"): "it ends with its server",
+    ("engine_process.py", "self._link.recv"): "the link's patience",
+    (
+        "engine_process.py",
+        "self._messages.get",
+    ): "it ends with its server",
+    ("engine_process.py", "argument.result"): "its server's limit for a step",
+    ("hosts.py", "process.wait"): "the engine ends with its server's connection",
+    ("served.py", "engine.host.wait"): "a thread of its own; Ray has no room until then",
+    ("start.py", "host.wait"): "the server is not ready until Ray has room",
     ("keeper.py", "process.wait"): "the command that it runs; `end_with_input` ends that",
     ("served.py", "starting.result"): "it is done",
     ("page_server.py", "thread.join"): "uvicorn's `timeout_graceful_shutdown`",

@@ -26,9 +26,10 @@ DEPLOY, ROLL_BACK, STOP = OPERATE
 def router(service: Service) -> APIRouter:
     """`/v1/specdec/deploy`, `/v1/specdec/rollback` and `/v1/specdec/stop`; none for a server
     without a token."""
-    if not service.operation.token:
+    fleet = service.fleet
+    if not fleet.operation.token:
         return APIRouter()
-    token = service.operation.token.encode()
+    token = fleet.operation.token.encode()
 
     def check(request: HttpRequest) -> None:
         given = request.headers.get(TOKEN_HEADER, "").encode()
@@ -43,12 +44,14 @@ def router(service: Service) -> APIRouter:
             wanted = parse_json(Deployment, await read_body(request), "the body")
             # The client may be on another machine, which does not know this one's weights.
             wanted = await asyncio.to_thread(wanted.as_here)
-            return await service.deploy(wanted, canary)
+            if canary is not None:
+                return await fleet.try_out(wanted, canary)
+            return await fleet.deploy(wanted)
 
     @routes.post(ROLL_BACK)
     async def roll_back() -> Deployment:
         with _refusing():
-            return await service.roll_back()
+            return await fleet.roll_back()
 
     @routes.post(STOP, status_code=204)
     async def stop(drain: float = 0.0) -> None:

@@ -28,7 +28,7 @@ def router(service: Service) -> APIRouter:
         responses={503: {"model": Ready, "description": "Requests are refused.", "content": PLAIN}},
     )
     async def ready(response: Response) -> Ready:
-        answers = service.stopping.until is None and await service.ready()
+        answers = service.stopping.until is None and service.fleet.accepting
         response.status_code = 200 if answers else 503
         return Ready(ready=answers)
 

@@ -38,7 +38,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": PLAIN}})
     async def metrics() -> Response:
-        page, content_type = await service.page()
+        page, content_type = service.metrics.page()
         return Response(page, headers={"content-type": content_type})
 
     return routes

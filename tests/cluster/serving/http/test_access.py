@@ -16,12 +16,12 @@ from cluster.serving.http.access import Access, check_exposed, read_keys
 from cluster.serving.http.app import build_app
 from cluster.serving.http.limits import Account, Allowance, RequestLimits, Window, WindowUse
 from cluster.serving.http.pages import Page
-from cluster.serving.http.service import CompletionService
 from cluster.serving.protocol.errors import ApiError
 from dashboards.pages import PLAYGROUND
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
+from tests.local_server import service_of
 
 ANNE, BEN = "sk-anne", "sk-ben"
 KEYS = tuple(hashlib.sha256(key.encode()).digest() for key in (ANNE, BEN))
@@ -34,7 +34,7 @@ def with_access(
     story: Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]],
 ) -> None:
     async def main() -> None:
-        app = build_app(CompletionService(Engine(pair), "tiny", access=access))
+        app = build_app(service_of(Engine(pair), access=access))
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),
@@ -173,14 +173,14 @@ LINK = {"sec-fetch-mode": "navigate", "sec-fetch-site": "cross-site"}
 def test_a_page_of_another_site_may_not_ask(
     chat_pair: Pair, method: str, headers: dict[str, str], lets_in: bool
 ) -> None:
-    service = CompletionService(Engine(chat_pair), "tiny")
+    service = service_of(Engine(chat_pair))
     app = build_app(service, Page(*PLAYGROUND))
     path, body = ("/", None) if method == "GET" else ("/v1/completions", BODY)
 
     async def main() -> None:
         transport = httpx.ASGITransport(app)
         async with (
-            service.loop,
+            service.fleet,
             httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http,
         ):
             answer = await http.request(method, path, json=body, headers=HERE | headers)
@@ -200,10 +200,10 @@ def test_a_server_without_keys_is_asked_by_names_of_this_machine_alone(
     chat_pair: Pair, path: str
 ) -> None:
     async def main() -> None:
-        service = CompletionService(Engine(chat_pair), "tiny", access=Access(local=True))
+        service = service_of(Engine(chat_pair), access=Access(local=True))
         transport = httpx.ASGITransport(build_app(service, Page(*PLAYGROUND)))
         async with (
-            service.loop,
+            service.fleet,
             httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as http,
         ):
             for own in ("localhost:8000", "127.0.0.1", "[::1]:8000", "LOCALHOST", "a.localhost"):

@@ -97,11 +97,13 @@ def test_requests_do_not_wait_for_anothers_grammar(tiny_pair: Pair, blocked: Eve
             slow = asyncio.create_task(loop.submit([request(engine, "slow", GRAMMAR)]))
             await asyncio.sleep(0)
             quick = await loop.submit([request(engine, "quick")])
-            assert [chunk.finished async for _, chunk in quick][-1]
+            while not (await quick.chunks.get()).finished:
+                pass
             assert not slow.done()
             blocked.set()
-            (text,) = [c.finished.text async for _, c in await slow if c.finished]
-            assert text.startswith(("ab", "cd"))
+            while not (chunk := await (await slow).chunks.get()).finished:
+                pass
+            assert chunk.finished.text.startswith(("ab", "cd"))
 
     asyncio.run(asyncio.wait_for(main(), 120))
 

@@ -18,11 +18,11 @@ from cluster.serving.http.access import Access
 from cluster.serving.http.app import build_app
 from cluster.serving.http.bodies import MAX_BODY_BYTES
 from cluster.serving.http.limits import RequestLimits
-from cluster.serving.http.service import CompletionService
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.engine import Engine
 from specdec_core.models.pair import load_pair
+from tests.local_server import service_of
 
 SERVED = Configuration(drafter=BanditSettings(arms=[1, 4]))
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -53,9 +53,7 @@ class Api:
 
     def __init__(self, engine: Engine, runner: asyncio.Runner, stack: AsyncExitStack) -> None:
         self.engine, self.run = engine, runner.run
-        app = build_app(
-            CompletionService(engine, "tiny", access=Access(limits=RequestLimits(tokens=8)))
-        )
+        app = build_app(service_of(engine, access=Access(limits=RequestLimits(tokens=8))))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60)
         self.run(stack.enter_async_context(app.router.lifespan_context(app)))

@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 from cluster.serving.http.app import build_app
-from cluster.serving.http.service import CompletionService
 from specdec_core.config import Configuration
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.engine import Chunk, Engine
 from specdec_core.models.pair import Pair
 from tests.cluster.serving.http.events import events_of
+from tests.local_server import service_of
 
 BEGUN = Configuration(drafter=TargetTreeSettings(branching=(1, 2, 2)))
 BODY = {"max_tokens": 8, "ignore_eos": True, "n": 2, "return_token_ids": True}
@@ -33,7 +33,7 @@ def answered(
     streamed = {**body, "stream": True, "stream_options": options}
 
     async def main() -> tuple[Any, list[dict[str, Any]]]:
-        app = build_app(CompletionService(Engine(pair, configuration, 2), "tiny"))
+        app = build_app(service_of(Engine(pair, configuration, 2)))
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),

@@ -12,12 +12,13 @@ import openai
 import pytest
 
 from cluster.serving.http.app import build_app
-from cluster.serving.http.service import CompletionService
+from cluster.serving.replica import Replica
 from specdec_core.config import Configuration
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from tests.cluster.serving.http.events import events_of
+from tests.local_server import service_of
 
 ROUNDS = {"include_rounds": True}
 OPTIONS: dict[str, Any] = {"model": "tiny", "stream": True, "max_tokens": 40}
@@ -96,9 +97,7 @@ def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair: Pair) -> None:
     runner = chat_pair.spec.runner.model_copy(update={"max_length": 512})
     pair = replace(chat_pair, spec=chat_pair.spec.model_copy(update={"runner": runner}))
     bandits = BanditSettings(arms=[1, 4]), BanditSettings(arms=[2, 3, 5, {"kind": "prompt_lookup"}])
-    first, second = (
-        CompletionService(Engine(pair, Configuration(drafter=bandit)), "tiny") for bandit in bandits
-    )
+    first, second = (service_of(Engine(pair, Configuration(drafter=bandit))) for bandit in bandits)
     body = {"prompt": "def main(", "max_tokens": 480, "ignore_eos": True, "stream": True}
 
     async def main() -> list[dict[str, Any]]:
@@ -106,16 +105,16 @@ def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair: Pair) -> None:
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),
-            second.loop,
             httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http,
         ):
             asked = http.post("/v1/completions", json={**body, "stream_options": ROUNDS})
             answering = asyncio.create_task(asked)
             while first.metrics._generated < 20:
                 await asyncio.sleep(0.001)
-            failed = first.loop.current
-            first.loop._switch(second.loop.current)
-            failed.loop._fail("killed")
+            other = Replica("other", second.fleet.replicas[0].served)
+            other.served.loop.open()
+            first.fleet.replicas.append(other)
+            first.fleet.replicas[0].served.loop._fail("killed")
             return events_of(await answering)
 
     *_, last = events = asyncio.run(asyncio.wait_for(main(), timeout=60))

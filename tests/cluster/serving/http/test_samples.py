@@ -14,13 +14,13 @@ import pytest
 from cluster.serving.http import samples
 from cluster.serving.http.app import build_app
 from cluster.serving.http.samples import PromptSampling
-from cluster.serving.http.service import CompletionService
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt import Message, Prompt
 from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.prompts.shards import keep_within, write_shard
+from tests.local_server import service_of
 
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -36,7 +36,7 @@ def served(
     """The statuses of the answers to these bodies."""
 
     async def main() -> list[int]:
-        app = build_app(CompletionService(Engine(pair), "tiny"), samples=sampling)
+        app = build_app(service_of(Engine(pair)), samples=sampling)
         transport = httpx.ASGITransport(app)
         client = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60)
         async with app.router.lifespan_context(app), client as http:

@@ -1,0 +1,510 @@
+"""The replicas of a server, and the deployment that all of them serve.
+
+A request goes to one replica, and is continued by another engine where its engine fails. A new
+deployment is loaded beside the old one on every replica. Once all are ready, new requests go to the
+new engines; the old ones finish their requests, and end. A deployment that a replica cannot load
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from time import monotonic
+from typing import TypeVar
+
+from cluster.placed_engine import check_models
+from cluster.serving.canary import Canary, Side, check_comparable
+from cluster.serving.engine_loop import EngineFailed, LoopObserver, QueueFull, Submission
+from cluster.serving.engine_process import EngineProcess
+from cluster.serving.prefixes import Prefixes, Reason
+from cluster.serving.replica import Replica
+from cluster.serving.scaling import ONE, Replicas, Scaling
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
+from cluster.serving.stream import Stream
+from specdec_core.base.errors import UserError
+from specdec_core.drafting.bandit.gains import added
+from specdec_core.engine import Engine, Request
+from specdec_core.models.fingerprints import TARGET
+from specdec_core.models.pair import check_pair
+from specdec_core.tokens.statistics import Generation
+
+logger = logging.getLogger(__name__)
+
+_WATCH = 1.0  # seconds between checks of the replicas
+_SHARE = 30.0  # seconds between exchanges of what their bandits have learned
+KEEP = 60.0  # seconds between copies of what was learned
+
+T = TypeVar("T")
+Start = Callable[[int, Deployment], Served]  # loads the replica of a number
+
+
+class Fleet:
+    """Answers requests by the replicas' engines, of which each starts as one of `served`. Use as
+    `async with`. `start` loads another replica where `wanted` allows more."""
+
+    def __init__(
+        self,
+        served: Sequence[Served],
+        operation: Operation = NOT_OPERATED,
+        wanted: Replicas = ONE,
+        start: Start | None = None,
+    ) -> None:
+        self.replicas = [Replica(str(number), each) for number, each in enumerate(served)]
+        self.deployment, self.operation = served[0].deployment, operation
+        self.previous: Deployment | None = None  # to which a rollback returns
+        self.switches = self.resumed = 0
+        self.routed: Counter[Reason] = Counter({"prefix": 0, "busy": 0, "load": 0})
+        self.canary: Canary | None = None  # the last one
+        self.observer = LoopObserver()
+        self._changing = asyncio.Lock()
+        self._prefixes = Prefixes(served[0].loop.engine.slots)
+        self._scaling, self._start = Scaling(wanted), start
+        self._leaving: dict[Replica, asyncio.Task[None]] = {}
+        self._starting: asyncio.Task[None] | None = None
+
+    def observe(self, observer: LoopObserver) -> None:
+        """Have `observer` follow the requests of all engines."""
+        self.observer = observer
+        for served in self._engines():
+            served.loop.observer = observer
+
+    async def __aenter__(self) -> Fleet:
+        for replica in self.replicas:
+            replica.served.loop.open()
+        self._tasks = [
+            asyncio.create_task(every(_WATCH, self._watch)),
+            asyncio.create_task(every(_SHARE, self.share)),
+            asyncio.create_task(every(KEEP, self.keep_learned)),
+        ]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in (*self._tasks, self._starting, *self._leaving.values()):
+            if task is not None:
+                task.cancel()
+        for replica in (*self.replicas, *self._leaving):
+            replica.close()
+
+    def end(self) -> None:
+        """Save what was learned, and end the engines' processes."""
+        self.replicas[0].served.keep_learned()
+        for replica in (*self.replicas, *self._leaving):
+            replica.served.end()
+            _release(replica)
+
+    @property
+    def engine(self) -> Engine | EngineProcess:
+        """The engine of the first replica; the others are alike."""
+        return self.replicas[0].served.loop.engine
+
+    @property
+    def running(self) -> int:
+        """Requests that are waiting or being decoded."""
+        return sum(replica.running for replica in self._all())
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no slot."""
+        return sum(replica.waiting for replica in self._all())
+
+    @property
+    def cancelled(self) -> int:
+        """Submissions given up by their clients."""
+        return sum(replica.cancelled for replica in self._all())
+
+    @property
+    def restarts(self) -> int:
+        """Engines that were started again after a failure."""
+        return sum(replica.restarts for replica in self.replicas)
+
+    @property
+    def accepting(self) -> bool:
+        """Whether a request that comes now is answered without waiting for another engine."""
+        return any(
+            replica.side("champion") and not replica.broken and not replica.served.loop.full
+            for replica in self.replicas
+        )
+
+    @property
+    def failure(self) -> EngineFailed | None:
+        """Why no request is answered, if so."""
+        broken = [replica.broken for replica in self.replicas]
+        return broken[0] if all(broken) else None
+
+    def check(self) -> None:
+        """Raises :class:`EngineFailed` where no engine works and none can be started."""
+        for replica in self.replicas:
+            replica.side("champion")
+        if failure := self.failure:
+            raise failure
+
+    # Requests.
+
+    async def submit(self, requests: Sequence[Request]) -> Stream:
+        """Hand all requests to one engine, or none.
+
+        Raises:
+            UserError: the engine rejects a request.
+            QueueFull: too many are waiting, also at the least busy replica.
+            EngineFailed: no engine works.
+        """
+        side = await self._side(requests)
+        try:
+            served, submission = await self._hand(requests, side)
+        except EngineFailed:
+            self.observer.failed([request.id for request in requests])
+            raise
+        return Stream(requests, served, submission, self._resume, self._ended)
+
+    async def _resume(
+        self, failed: Served, requests: Sequence[Request]
+    ) -> tuple[Served, Submission]:
+        """Hand requests that an engine has begun to another one. Raises :class:`EngineFailed`."""
+        self.resumed += len(requests)
+        return await self._hand(requests, "champion", begun=True)
+
+    async def _hand(
+        self, requests: Sequence[Request], side: Side, begun: bool = False
+    ) -> tuple[Served, Submission]:
+        """Hand requests to the preferred replica. Where its queue is full, the least busy of the
+        others is asked, too; where its engine has failed, all are."""
+        tokens, full = requests[0].text, None
+        working = {replica.name: replica for replica in self.replicas if replica.side(side)}
+        choice = self._prefixes.choose(
+            tokens, {name: replica.running for name, replica in working.items()}
+        )
+        for name in choice.replicas:
+            replica, served = working[name], working[name].side(side)
+            if served is None:
+                continue
+            try:
+                submission = await served.loop.submit(requests, begun)
+            except EngineFailed:  # just now
+                continue
+            except QueueFull as error:
+                if full is not None:
+                    break
+                full = error
+                continue
+            if len(self.replicas) > 1:
+                self._prefixes.sent(name, tokens)
+            if not begun:
+                self.routed[choice.reason if name == choice.replicas[0] else "busy"] += 1
+            return served, submission
+        if full is not None:
+            self.observer.refused()
+            raise full
+        replica = await self._revived(begun)
+        return replica.served, await replica.served.loop.submit(requests, begun)
+
+    async def _side(self, requests: Sequence[Request]) -> Side:
+        """Which side of a canary takes these requests. A challenger that is decided about is
+        promoted or dropped first, unless something is being loaded: no client waits for that."""
+        canary = self._trying
+        if canary is None:
+            return "champion"
+        if canary.state == "running":
+            side = canary.choose([request.id for request in requests])
+            if canary.state == "running":
+                if side == "champion" or all(c.loop.works for c in canary.sides[side]):
+                    return side
+                canary.end("dropped", "its engine has failed")
+        if not self._changing.locked():
+            async with self._changing:
+                await self._decide(canary)
+        return "champion"
+
+    def _ended(self, request_id: str, generation: Generation | None) -> None:
+        """A request has ended, or was given up."""
+        if self._trying is not None:
+            self._trying.ended(request_id, generation)
+
+    # Engines that fail.
+
+    async def _revived(self, begun: bool) -> Replica:
+        """The first replica whose engine is started again. Requests that were not `begun` are
+        refused while there is a pause. Raises :class:`EngineFailed`."""
+        if not begun and all(replica.pause for replica in self.replicas):
+            failing = self.replicas[0].failing
+            raise EngineFailed(f"{failing} engines in a row have failed at once")
+        failure = EngineFailed("no engine works")
+        # The tasks continue where the client that waits for them leaves.
+        for restarted in asyncio.as_completed([self._restart(each) for each in self.replicas]):
+            try:
+                return await restarted
+            except EngineFailed as failed:
+                failure = failed
+        raise failure
+
+    def _restart(self, replica: Replica) -> asyncio.Task[Replica]:
+        """Start the engine of a replica again, unless that is under way or it works."""
+        if replica.restarting is None or replica.restarting.done():
+            replica.restarting = asyncio.create_task(self._restarted(replica))
+            replica.restarting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return replica.restarting
+
+    async def _restarted(self, replica: Replica) -> Replica:
+        old = replica.served
+        if failed := not old.loop.works:
+            if not replica.replaceable:
+                raise EngineFailed(str(old.loop.failure))
+            replica.count_failure()
+            await asyncio.sleep(replica.pause)
+        async with self._changing:
+            if replica.served is not old or self._current(replica):
+                return replica
+            if failed:
+                logger.warning("the engine has failed and is started again")
+            try:
+                deployment = await asyncio.to_thread(self.deployment.as_here)
+                served = await old.beside(deployment)
+            except (UserError, RuntimeError, OSError) as error:
+                replica.failure = EngineFailed(f"the engine failed, and cannot be started: {error}")
+                raise replica.failure from None
+            served.loop.observer = self.observer
+            if failed:
+                served.since = old.since
+                replica.restarts += 1
+            replica.switch(served)
+            if self._trying is not None:
+                self._trying.sides["champion"] = [each.served for each in self.replicas]
+            return replica
+
+    def _current(self, replica: Replica) -> bool:
+        """Whether its engine works, by what all serve."""
+        served = replica.side("champion")
+        return served is not None and served.deployment.same(self.deployment)
+
+    async def _watch(self) -> None:
+        """Start engines again that have failed while no request waited for them, load what is
+        served where a canary was not, and follow the load with the number of replicas."""
+        for replica in self.replicas:
+            if not self._current(replica) and replica.replaceable:
+                self._restart(replica)
+        if self._trying is not None:
+            return
+        slots, count = self.engine.slots, len(self.replicas)
+        change = self._scaling.change(count, self.running, slots, monotonic())
+        if change > 0 and (self._starting is None or self._starting.done()):
+            self._starting = asyncio.create_task(self._grow())
+        elif change < 0 and not self._changing.locked():
+            replica = self.replicas.pop()
+            self._leaving[replica] = asyncio.create_task(self._leave(replica))
+
+    # The number of replicas.
+
+    async def _grow(self) -> None:
+        assert self._start is not None
+        names = {replica.name for replica in (*self.replicas, *self._leaving)}
+        number = next(n for n in range(len(names) + 1) if str(n) not in names)
+        deployment = self.deployment
+        try:
+            served = await asyncio.to_thread(self._start, number, deployment)
+        except (UserError, RuntimeError, OSError) as error:
+            logger.error("no further replica is started: %s", error)
+            return
+        replica = Replica(str(number), served)
+        async with self._changing:
+            if self.deployment.same(deployment) and self._trying is None:
+                served.loop.open()
+                served.loop.observer = self.observer
+                self.replicas.append(replica)
+                return
+        await asyncio.to_thread(served.end)  # something else is served, or tried, meanwhile
+        _release(replica)
+
+    async def _leave(self, replica: Replica) -> None:
+        """Let a replica finish its requests, and end it."""
+        replica.retire(replica.served)
+        await replica.drained()
+        _release(replica)
+        del self._leaving[replica]
+
+    # What is served.
+
+    async def deploy(self, deployment: Deployment) -> Deployment:
+        """Serve this from now on, and nothing beside it. What is served already, with the same
+        weights, is not loaded again. Raises :class:`UserError` where a replica cannot serve it;
+        then everything stays unchanged."""
+        async with self._changing:
+            return await self._deploy(deployment)
+
+    async def roll_back(self) -> Deployment:
+        """Serve again what was served before, or, where nothing was, end a canary. Raises
+        :class:`UserError` where there is none either."""
+        async with self._changing:
+            if self.previous is None and self._trying is None:
+                raise UserError("nothing else was served before")
+            if self.previous is None:
+                return await self._deploy(self.deployment)
+            return await self._deploy(await asyncio.to_thread(self.previous.as_here))
+
+    async def try_out(self, deployment: Deployment, share: float) -> Deployment:
+        """Give a challenger a `share` of the traffic, until it is promoted or dropped
+        (:mod:`cluster.serving.canary`). Raises :class:`UserError` where that cannot be."""
+        check_comparable((self.deployment.configuration, deployment.configuration), share)
+        await asyncio.to_thread(check_deployable, self.deployment, deployment)
+        async with self._changing:
+            loaded = await self._load(deployment)
+            await self._drop_challenger()
+            for replica, challenger in loaded.items():
+                replica.challenger = challenger
+            champions = [replica.served for replica in loaded]
+            self.canary = Canary(champions, [*loaded.values()], share)
+            return deployment
+
+    async def _deploy(self, deployment: Deployment) -> Deployment:
+        unchanged = all(replica.side("champion") for replica in self.replicas)
+        if self.deployment.same(deployment) and unchanged:
+            await self._drop_challenger()
+            self._describe(self.deployment.described_as(deployment))
+        else:
+            await asyncio.to_thread(check_deployable, self.deployment, deployment)
+            loaded = await self._load(deployment)
+            await self._drop_challenger()
+            self._switch(loaded)
+        await asyncio.to_thread(self.operation.keep, self.deployment)
+        return self.deployment
+
+    async def _load(self, deployment: Deployment) -> dict[Replica, Served]:
+        """Another engine beside that of each replica that works. Raises :class:`UserError` where
+        one cannot be loaded; then none remains."""
+        replicas = [each for each in self.replicas if each.side("champion")] or self.replicas
+        # A task each, which ends what it has loaded where it is cancelled.
+        loading = [asyncio.create_task(each.served.beside(deployment)) for each in replicas]
+        try:
+            found = await asyncio.gather(*loading, return_exceptions=True)
+        except asyncio.CancelledError:
+            for task in loading:
+                task.cancel()
+            raise
+        loaded = [each for each in found if isinstance(each, Served)]
+        if len(loaded) == len(replicas):
+            for served in loaded:
+                served.loop.observer = self.observer
+            return dict(zip(replicas, loaded, strict=True))
+        for served in loaded:
+            served.loop.close()
+            await asyncio.to_thread(served.end)
+        error = next(each for each in found if isinstance(each, BaseException))
+        if isinstance(error, UserError):
+            raise error
+        raise UserError(f"the new engine did not start: {error}") from None
+
+    def _switch(self, loaded: dict[Replica, Served]) -> None:
+        """Decode new requests by these engines."""
+        before = self.deployment
+        for replica, served in loaded.items():
+            replica.switch(served)
+            self.deployment = served.deployment
+        # Weights that were overwritten under the same names cannot be returned to.
+        if not before.named_as(self.deployment):
+            self.previous = before
+        self.switches += 1
+
+    def _describe(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        for replica in self.replicas:
+            replica.served.deployment = deployment
+
+    @property
+    def _trying(self) -> Canary | None:
+        """The canary whose challenger is neither promoted nor dropped."""
+        running = any(replica.challenger for replica in self.replicas)
+        return self.canary if running else None
+
+    async def _drop_challenger(self) -> None:
+        if self._trying is not None:
+            self._trying.end("dropped", "something else is deployed")
+            await self._decide(self._trying)
+
+    async def _decide(self, canary: Canary) -> None:
+        """Put a promoted challenger in the champion's place, or let a dropped one end."""
+        tried = {each: each.challenger for each in self.replicas if each.challenger is not None}
+        if canary is not self.canary or not tried:
+            return
+        for replica in tried:
+            if canary.state != "promoted":
+                replica.retire(tried[replica])
+            replica.challenger = None
+        if canary.state == "promoted":
+            self._switch(tried)
+            await asyncio.to_thread(self.operation.keep, self.deployment)
+
+    # What bandits learn.
+
+    async def share(self) -> None:
+        """Have every replica's bandit learn what the others have learned."""
+        drafter = self.deployment.configuration.drafter
+        if len(self.replicas) < 2 or drafter is None or not drafter.keeps_state:
+            return
+        served = [s for replica in self.replicas if (s := replica.side("champion"))]
+        gains = [await each.loop.between_steps(each.gained) for each in served]
+        for each in served:
+            others = [
+                gain
+                for other, gain in zip(served, gains, strict=True)
+                if other is not each and gain
+            ]
+            if others:
+                await each.loop.between_steps(partial(each.absorb, added(others)))
+
+    async def keep_learned(self) -> None:
+        """Save what the bandits have learned, so that little is lost however the server ends. One
+        replica's state is enough, as they share what they learn."""
+        served = self.replicas[0].served
+        await served.loop.between_steps(served.keep_learned)
+
+    def _all(self) -> Iterator[Replica]:
+        yield from self.replicas
+        yield from self._leaving
+
+    def _engines(self) -> Iterator[Served]:
+        for replica in self._all():
+            yield from replica.engines()
+
+
+def check_deployable(served: Deployment, wanted: Deployment) -> None:
+    """Raises :class:`UserError` for another target, also under the same name, as clients are
+    promised this target's output, and for models that are not there."""
+    target = served.pair.target
+    if wanted.pair.target != target:
+        raise UserError(
+            f"this server's target is {target}, and not {wanted.pair.target}: another target writes"
+            " other texts and needs a server of its own"
+        )
+    before, after = served.weights, wanted.weights
+    if before and after and before.get(TARGET) != after.get(TARGET):
+        raise UserError(
+            f"the target {target} has other weights than those that are served: another target"
+            " writes other texts and needs a server of its own"
+        )
+    check_pair(wanted.pair)
+    if wanted.configuration.asynchronous:
+        raise UserError(
+            f"{wanted.configuration.label} drafts on a device of its own, which a running server"
+            " does not get: serve it with `specdec serve --cluster PLACEMENT` on another port, and"
+            " stop this server when its clients have moved"
+        )
+    check_models(wanted.pair, wanted.configuration)
+
+
+def _release(replica: Replica) -> None:
+    """Give back the devices of a replica whose engines have ended."""
+    if isinstance(engine := replica.served.loop.engine, EngineProcess):
+        engine.host.close()
+
+
+async def every(seconds: float, call: Callable[[], Awaitable[None]]) -> None:
+    """Call again and again, each time `seconds` after the last call has ended. A failure is
+    logged."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await call()
+        except Exception:
+            logger.exception("a check of the replicas failed; it is tried again")

@@ -1,0 +1,105 @@
+"""Engines of several replicas: each replica's devices are held by a Ray actor on any node."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from subprocess import Popen, TimeoutExpired
+from typing import Any
+
+import ray
+
+from cluster.placed_engine import placed_engine
+from cluster.serving.engine_process import Host, Process, connected, decode, start_process
+from cluster.serving.keeper import end_with_parent
+from cluster.session import get, listening_address, start_actor
+from specdec_core.base.wire import LinkLost
+from specdec_core.config import Placement
+
+_ENGINES = 16  # of a replica at the same time: most of them finish their requests
+
+
+class EngineHolder:
+    """Holds a replica's devices, and starts engines on them. With a `placement` the engine is in
+    this process, and its models have devices of their own."""
+
+    def __init__(self, placement: Placement | None) -> None:
+        end_with_parent()
+        self._placement = placement
+        self._processes: dict[int, Popen[bytes]] = {}
+
+    def ready(self) -> None:
+        """Returns once this process runs."""
+
+    def run(self, engine: int, host: str, port: int, key: bytes) -> None:
+        """Run an engine for the server at that address until it ends."""
+        if self._placement is not None:
+            with suppress(EOFError, LinkLost):
+                load = partial(placed_engine, placement=self._placement)
+                decode(connected(host, port, key), load)
+            return
+        self._processes[engine] = process = start_process(host, port, key)
+        process.wait()
+        del self._processes[engine]
+
+    def kill(self, engine: int) -> None:
+        """End an engine's process at once."""
+        if (process := self._processes.get(engine)) is not None:
+            process.kill()
+
+
+class DeviceHost(Host):
+    """Starts engines where Ray has the devices that a replica `needs`, or, with a `placement`, the
+    devices of that."""
+
+    def __init__(self, needs: dict[str, float], placement: Placement | None = None) -> None:
+        self.address, self.exclusive = listening_address(), placement is not None
+        self._numbers = count()
+        self._actor = start_actor(
+            EngineHolder,
+            placement,
+            num_cpus=needs["CPU"],
+            num_gpus=needs["GPU"],
+            max_concurrency=_ENGINES,
+            max_restarts=-1,
+        )
+
+    def start(self, port: int, key: bytes) -> Process:
+        return _HeldProcess(
+            self._actor, self.exclusive, next(self._numbers), self.address, port, key
+        )
+
+    def memory(self, process: Process) -> float:
+        return 0.0  # it may be on another node
+
+    def wait(self) -> None:
+        get(self._actor.ready.remote())
+
+    def close(self) -> None:
+        ray.kill(self._actor)
+
+
+class _HeldProcess:
+    """An engine's process, which a holder runs."""
+
+    def __init__(self, actor: Any, exclusive: bool, number: int, *address: Any) -> None:
+        self._actor, self._exclusive, self.pid = actor, exclusive, number
+        self._end: Future[None] = actor.run.remote(number, *address).future()
+
+    def poll(self) -> int | None:
+        return 0 if self._end.done() else None
+
+    def kill(self) -> None:
+        if self._exclusive:  # it is the holder, which Ray starts again
+            ray.kill(self._actor, no_restart=False)
+        else:
+            self._actor.kill.remote(self.pid)
+
+    def wait(self, timeout: float) -> int | None:
+        try:
+            self._end.exception(timeout)  # also that of a holder that is gone
+        except TimeoutError:
+            raise TimeoutExpired("engine", timeout) from None
+        return 0

@@ -1,0 +1,123 @@
+"""One replica of a fleet: an engine that decodes, and the engines beside it on the same devices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from time import monotonic
+
+from cluster.serving.canary import Side
+from cluster.serving.engine_loop import EngineFailed
+from cluster.serving.engine_process import EngineProcess
+from cluster.serving.served import Served
+
+_LOOK = 0.05  # seconds between checks whether an old engine has finished
+AT_ONCE = 10.0  # seconds: an engine that has worked for less has failed at once
+_FREE = 3  # engines in a row that have failed at once until there is a pause
+_PAUSE = 60.0  # seconds between two starts of engines that fail at once, at most
+
+
+class Replica:
+    """`served` is the champion. A challenger may be beside it, and old engines that finish their
+    requests."""
+
+    def __init__(self, name: str, served: Served) -> None:
+        self.name, self.served = name, served
+        self.challenger: Served | None = None
+        self.restarts = 0
+        self.failure: EngineFailed | None = None  # why no engine could be started
+        self.failing = 0  # engines in a row that have failed at once
+        self.restarting: asyncio.Task[Replica] | None = None
+        self._started = monotonic()
+        self._draining: dict[Served, asyncio.Task[None]] = {}
+        self._cancelled = 0  # of engines that have ended
+
+    def engines(self) -> Iterator[Served]:
+        """All engines that are loaded."""
+        yield self.served
+        if self.challenger is not None:
+            yield self.challenger
+        yield from (served for served in self._draining if served is not self.served)
+
+    def side(self, side: Side) -> Served | None:
+        """The engine of that side, if there is one that works."""
+        served = self.served if side == "champion" else self.challenger
+        return served if served is not None and served.loop.works else None
+
+    @property
+    def running(self) -> int:
+        """Requests that are waiting or being decoded."""
+        return sum(served.loop.running for served in self.engines())
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no slot."""
+        return sum(served.loop.waiting for served in self.engines())
+
+    @property
+    def cancelled(self) -> int:
+        """Submissions given up by their clients."""
+        return self._cancelled + sum(served.loop.cancelled for served in self.engines())
+
+    @property
+    def draining(self) -> bool:
+        """Whether old engines still finish requests."""
+        return bool(self._draining)
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether another engine can be started where this one has failed."""
+        return isinstance(self.served.loop.engine, EngineProcess)
+
+    @property
+    def broken(self) -> EngineFailed | None:
+        """Why no request is answered, unless an engine is being started."""
+        return self.failure or (None if self.replaceable else self.served.loop.failure)
+
+    @property
+    def pause(self) -> float:
+        """Seconds until another engine is started: none after the first failures, then doubled."""
+        return 0.0 if self.failing < _FREE else min(2.0 ** (self.failing - _FREE), _PAUSE)
+
+    def count_failure(self) -> None:
+        """The engine has failed, or could not be started."""
+        at_once = self.failure is not None or monotonic() - self._started < AT_ONCE
+        self.failing = self.failing + 1 if at_once else 0
+
+    def switch(self, served: Served) -> None:
+        """Decode new requests by another engine; the old one finishes its requests and ends."""
+        old, self.served = self.served, served
+        self.failure, self._started = None, monotonic()
+        self.retire(old)
+
+    def retire(self, served: Served) -> None:
+        """Let an engine finish its requests and end."""
+        if served is self.challenger:
+            self.challenger = None
+        self._draining[served] = asyncio.create_task(self._drain(served))
+
+    async def _drain(self, served: Served) -> None:
+        while served.loop.running and not served.loop.failure:
+            await asyncio.sleep(_LOOK)
+        with suppress(RuntimeError):  # its process has ended
+            await served.loop.between_steps(served.keep_learned)
+        served.loop.close()
+        await asyncio.to_thread(served.end)
+        self._cancelled += served.loop.cancelled
+        del self._draining[served]
+
+    async def drained(self) -> None:
+        """Wait until all retired engines have ended."""
+        await asyncio.gather(*self._draining.values())
+
+    def close(self) -> None:
+        """Take no more steps, and end all engines but the champion."""
+        if self.restarting is not None:
+            self.restarting.cancel()
+        for task in self._draining.values():
+            task.cancel()
+        for served in self.engines():
+            served.loop.close()
+            if served is not self.served:
+                served.end()

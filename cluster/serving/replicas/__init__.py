@@ -1,1 +1,0 @@
-"""Several engines behind one ingress, as Ray Serve's replicas."""

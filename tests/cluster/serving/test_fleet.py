@@ -1,0 +1,700 @@
+"""Configurations are replaced, and engines that fail, without a change in any client's output."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster.serving import fleet as fleet_module
+from cluster.serving.canary import Canary
+from cluster.serving.engine_loop import EngineFailed, EngineLoop, QueueFull
+from cluster.serving.engine_process import EngineProcess
+from cluster.serving.fleet import Fleet, every
+from cluster.serving.scaling import Replicas, Scaling
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
+from cluster.serving.stream import Stream
+from specdec_core.base.errors import UserError
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Sampling
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.trained import weights_here
+from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits
+from specdec_core.models.pair import Pair, load_pair
+from tests.conftest import tiny_llama, tiny_tokenizer
+from tests.local_server import service_of
+
+CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
+LOOKUP = Configuration(drafter=PromptLookupSettings())
+UNKNOWN = Configuration(drafter=DraftModelSettings(draft="nobody"))
+LIMITS = Limits(4, share_prefixes=True)
+COUPLED = Sampling(temperature=0.9, coupling="gumbel")
+PROMPTS = ("def main(", "class A:", "import os", "x = 1")
+
+Story = Callable[[Fleet], Awaitable[None]]
+
+
+def requests(pair: Pair, name: str, tokens: int = 200) -> list[Request]:
+    """A greedy and a coupled request for each prompt."""
+    prompts = [tuple(pair.tokenizer(prompt)["input_ids"]) for prompt in PROMPTS]
+    return [
+        Request(f"{name} {n} {rule}", prompt, tokens, sampling, seed=n, ignore_eos=True)
+        for n, prompt in enumerate(prompts)
+        for rule, sampling in (("greedy", Sampling()), ("coupled", COUPLED))
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_pair: Pair) -> list[str]:
+    """The texts that the target alone writes."""
+    engine = Engine(tiny_pair, AUTOREGRESSIVE, slots=4)
+    return [g.text for g in engine.generate(requests(tiny_pair, "expected"))]
+
+
+async def text(stream: Stream) -> str:
+    """What a client of one request receives, which must be the request's whole text."""
+    sent, whole = "", ""
+    async for _, chunk in stream:
+        sent += chunk.text
+        if chunk.finished:
+            whole = chunk.finished.text
+            generation = chunk.finished
+            assert len(generation.tokens) == len(generation.origins)
+            assert sum(r.generated for r in generation.rounds) == len(generation.tokens)
+    assert sent == whole
+    return sent
+
+
+def run(fleet: Fleet, story: Story, seconds: float = 100) -> None:
+    """Run a story while a fleet serves."""
+
+    async def main() -> None:
+        async with fleet:
+            await story(fleet)
+
+    asyncio.run(asyncio.wait_for(main(), timeout=seconds))
+
+
+def here(
+    pair: Pair,
+    configurations: Sequence[Configuration] = (CHAIN,),
+    operation: Operation = NOT_OPERATED,
+    slots: int = 8,
+    queue: int = 128,
+) -> Fleet:
+    """A fleet of engines in this process, one for each configuration."""
+    return Fleet(
+        [
+            Served(
+                EngineLoop(Engine(pair, each, slots), queue),
+                Deployment(pair=pair.spec, configuration=each),
+            )
+            for each in configurations
+        ],
+        operation,
+    )
+
+
+async def loaded_here(served: Served, deployment: Deployment) -> Served:
+    """Instead of :meth:`Served.beside`, in this process."""
+    engine = Engine(load_pair(deployment.pair), deployment.configuration, 8)
+    other = Served(EngineLoop(engine, served.loop.queue), deployment)
+    other.loop.open()
+    return other
+
+
+def kill(served: Served) -> None:
+    engine = served.loop.engine
+    assert isinstance(engine, EngineProcess)
+    os.kill(engine._process.pid, signal.SIGKILL)
+    engine._process.wait(10)
+
+
+async def sent(streams: Sequence[Stream], characters: int) -> None:
+    """Wait until each stream has sent more than this."""
+    answers = [answer for stream in streams for answer in stream._unfinished.values()]
+    while not all(answer.sent > characters for answer in answers):
+        await asyncio.sleep(0.001)
+
+
+async def drained(fleet: Fleet) -> None:
+    while any(replica.draining for replica in fleet.replicas):
+        await asyncio.sleep(0.01)
+
+
+# Engines in processes of their own.
+
+
+async def switched(
+    fleet: Fleet, pair: Pair, expected: list[str], others: list[Configuration]
+) -> int:
+    """Deploy each of `others` while eight clients keep asking; returns the number of answers, of
+    which all have the expected text."""
+    done, answered = False, 0
+
+    async def client(number: int) -> None:
+        nonlocal answered
+        while not done:
+            request = requests(pair, f"{answered} {number}")[number]
+            assert await text(await fleet.submit([request])) == expected[number]
+            answered += 1
+
+    clients = asyncio.gather(*map(client, range(len(expected))))
+    for configuration in others:
+        deployment = fleet.deployment.model_copy(update={"configuration": configuration})
+        assert await fleet.deploy(deployment) == fleet.deployment == deployment
+        assert {r.served.loop.engine.configuration for r in fleet.replicas} == {configuration}
+    done = True
+    await clients
+    await drained(fleet)
+    assert fleet.running == fleet.cancelled == 0
+    return answered
+
+
+async def survived(fleet: Fleet, pair: Pair, expected: list[str]) -> None:
+    """An engine is killed while it answers eight streams."""
+    before = fleet.restarts
+    streams = [await fleet.submit([r]) for r in requests(pair, f"killed {before}")]
+    running = asyncio.gather(*map(text, streams))
+    await sent(streams[:4], 20)
+    kill(fleet.replicas[0].served)
+    assert await running == expected
+    while fleet.restarts == before:
+        await asyncio.sleep(0.01)
+    assert fleet.failure is None
+    assert fleet.cancelled == 0
+    assert fleet.deployment.configuration == CHAIN
+
+
+def engines() -> set[int]:
+    """The processes of this process's engines."""
+    found = set()
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # it has just ended
+            if "engine_process" in " ".join(child.cmdline()):
+                found.add(child.pid)
+    return found
+
+
+async def left(fleet: Fleet, pair: Pair, expected: list[str]) -> None:
+    """A client that leaves while an engine is loaded does not stop that for the other clients, and
+    leaves no process behind."""
+    before, [first, other] = fleet.restarts, requests(pair, "left")[:2]
+    kill(fleet.replicas[0].served)
+    leaving = asyncio.create_task(fleet.submit([other]))
+    while not fleet._changing.locked():
+        await asyncio.sleep(0.001)
+    staying = asyncio.create_task(fleet.submit([first]))
+    await asyncio.sleep(0.1)
+    leaving.cancel()
+    assert await text(await staying) == expected[0]
+    assert fleet.restarts == before + 1
+    await drained(fleet)
+    [running] = engines()
+    deployment = fleet.deployment.model_copy(update={"configuration": LOOKUP})
+    deploying = asyncio.create_task(fleet.deploy(deployment))
+    while len(engines()) < 2:
+        await asyncio.sleep(0.01)
+    deploying.cancel()
+    await asyncio.wait([deploying])
+    async with asyncio.timeout(60):
+        while engines() != {running}:
+            await asyncio.sleep(0.05)
+    assert fleet.switches == 0
+
+
+def too_many_files(*_: object) -> EngineProcess:
+    """No engine can be started."""
+    raise OSError("too many open files")
+
+
+async def refused(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be served leaves everything as it is."""
+    served, before = fleet.replicas[0].served, fleet.deployment
+    beside = Configuration.model_validate({"drafter": {"kind": "pearl"}})
+    elsewhere = before.pair.model_copy(update={"target": "elsewhere/other"})
+    for update, message in (
+        ({"configuration": UNKNOWN}, "needs draft 'nobody'"),
+        ({"configuration": beside}, "specdec serve --cluster PLACEMENT"),
+        ({"pair": elsewhere}, "another target writes other texts"),
+    ):
+        for order in (fleet.deploy, partial(fleet.try_out, share=0.5)):
+            with pytest.raises(UserError, match=message):
+                await order(before.model_copy(update=update))
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet.engine, "another", too_many_files)
+        wanted = before.model_copy(update={"configuration": CHAIN})
+        for order in (fleet.deploy, partial(fleet.try_out, share=0.5)):
+            with pytest.raises(UserError, match="did not start: too many open files"):
+                await order(wanted)
+    assert fleet.replicas[0].served is served
+    assert fleet.deployment is before
+
+
+async def broken(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine dies, and cannot be started again."""
+    monkeypatch.setattr(fleet.engine, "another", too_many_files)
+    stream = await fleet.submit([Request("r", (5, 6, 7), 200, ignore_eos=True)])
+    kill(fleet.replicas[0].served)
+    with pytest.raises(EngineFailed, match="too many open files"):
+        await text(stream)
+    assert not fleet.accepting
+    with pytest.raises(EngineFailed):
+        fleet.check()  # so that Ray Serve replaces the server
+
+
+def test_streams_survive_a_killed_engine_and_a_new_configuration(
+    tiny_spec: PairSpec,
+    tiny_pair: Pair,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """One story, because an engine's start takes seconds."""
+    operation = Operation(None, tmp_path / "deployed")
+    fleet = service_of(EngineProcess(tiny_spec, CHAIN, LIMITS), operation=operation).fleet
+
+    async def story(fleet: Fleet) -> None:
+        await survived(fleet, tiny_pair, expected)
+        await left(fleet, tiny_pair, expected)
+        old = fleet.engine
+        assert await switched(fleet, tiny_pair, expected, [LOOKUP]) >= len(expected)
+        assert isinstance(old, EngineProcess)
+        assert not old.alive
+        assert fleet.previous is not None
+        assert fleet.previous.configuration == CHAIN
+        await refused(fleet, monkeypatch)
+        assert fleet.switches == 1
+        kept = operation.last()  # what a server that is started again serves
+        assert kept is not None
+        assert kept.configuration == LOOKUP
+        await broken(fleet, monkeypatch)
+
+    try:
+        run(fleet, story, seconds=300)
+    finally:
+        fleet.end()
+
+
+@pytest.mark.long
+def test_two_replicas_survive_kills_and_twenty_switches_under_load(
+    tiny_spec: PairSpec, tiny_pair: Pair, expected: list[str]
+) -> None:
+    served = [
+        Served(
+            EngineLoop(EngineProcess(tiny_spec, CHAIN, LIMITS)),
+            Deployment(pair=tiny_spec, configuration=CHAIN),
+        )
+        for _ in range(2)
+    ]
+    fleet = Fleet(served)
+
+    async def story(fleet: Fleet) -> None:
+        await survived(fleet, tiny_pair, expected)
+        assert fleet.resumed > 0
+        answered = await switched(fleet, tiny_pair, expected, [LOOKUP, CHAIN] * 10)
+        assert fleet.switches == 20
+        assert answered > 20
+        assert (await fleet.roll_back()).configuration == LOOKUP
+
+    try:
+        run(fleet, story, seconds=1800)
+    finally:
+        fleet.end()
+
+
+# Replicas in this process.
+
+
+def test_another_replica_continues_with_the_same_text(tiny_pair: Pair, expected: list[str]) -> None:
+    """Twice: the replica that continues fails, too."""
+    fleet = here(tiny_pair, [CHAIN, LOOKUP, CHAIN], slots=4)
+
+    async def story(fleet: Fleet) -> None:
+        streams = [await fleet.submit([r]) for r in requests(tiny_pair, "moved")]
+        running = asyncio.gather(*map(text, streams))
+        assert {stream.served for stream in streams} == {r.served for r in fleet.replicas}
+        await sent(streams[:4], 20)
+        fleet.replicas[0].served.loop._fail("killed")
+        while not fleet.resumed:
+            await asyncio.sleep(0.001)
+        await sent(streams, 40)
+        fleet.replicas[1].served.loop._fail("killed")
+        assert await running == expected
+        assert fleet.running == 0
+        assert fleet.failure is None
+        by = {c.label for stream in streams for c, _ in stream.arms}
+        assert by == {CHAIN.label, LOOKUP.label}
+        fleet.replicas[2].served.loop._fail("killed")
+        with pytest.raises(EngineFailed, match="killed"):
+            await fleet.submit(requests(tiny_pair, "late")[:1])
+
+    run(fleet, story)
+
+
+def test_a_request_goes_to_the_replica_with_its_beginning_and_past_a_full_queue(
+    tiny_pair: Pair,
+) -> None:
+    fleet = here(tiny_pair, [CHAIN, CHAIN], slots=2, queue=1)
+    refusals: list[str] = []
+
+    async def story(fleet: Fleet) -> None:
+        fleet.observer.refused = lambda: refusals.append("refused")  # type: ignore[method-assign]
+        turn = tuple(range(5, 45))
+        first = await fleet.submit([Request("first", turn, 1)])
+        await text(first)
+        again = await fleet.submit([Request("again", (*turn, 7, 8), 200, ignore_eos=True)])
+        assert again.served is first.served
+        assert fleet.routed == {"prefix": 1, "busy": 0, "load": 1}
+        streams = [again]
+        for number in range(5):  # each replica has two slots, and one request may wait
+            request = Request(str(number), (*turn, number), 200, ignore_eos=True)
+            streams.append(await fleet.submit([request]))
+        assert [replica.running for replica in fleet.replicas] == [3, 3]
+        assert not fleet.accepting
+        with pytest.raises(QueueFull):
+            await fleet.submit([Request("many", turn, 4)])
+        assert len(refusals) == 1
+        for stream in streams:
+            stream.close()
+        assert (fleet.running, fleet.cancelled, fleet.accepting) == (0, 6, True)
+
+    run(fleet, story)
+
+
+def test_a_deployment_that_one_replica_cannot_load_changes_none(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, loaded = here(tiny_pair, [CHAIN, CHAIN]), []
+
+    async def beside(served: Served, deployment: Deployment) -> Served:
+        if served is fleet.replicas[1].served and deployment.configuration != LOOKUP:
+            raise OSError("no memory")
+        loaded.append(await loaded_here(served, deployment))
+        return loaded[-1]
+
+    monkeypatch.setattr(Served, "beside", beside)
+
+    async def story(fleet: Fleet) -> None:
+        before = [replica.served for replica in fleet.replicas]
+        wanted = fleet.deployment.model_copy(update={"configuration": AUTOREGRESSIVE})
+        with pytest.raises(UserError, match="did not start: no memory"):
+            await fleet.deploy(wanted)
+        assert [replica.served for replica in fleet.replicas] == before
+        [other] = loaded
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            await other.loop.between_steps(lambda: None)
+        await fleet.deploy(wanted.model_copy(update={"configuration": LOOKUP}))
+        served = {replica.served.loop.engine.configuration for replica in fleet.replicas}
+        assert served == {fleet.deployment.configuration} == {LOOKUP}
+
+    run(fleet, story)
+
+
+def trying(fleet: Fleet, pair: Pair) -> Canary:
+    """The challenger LOOKUP gets half of the traffic."""
+    deployment = Deployment(pair=pair.spec, configuration=LOOKUP)
+    for replica in fleet.replicas:
+        replica.challenger = Served(EngineLoop(Engine(pair, LOOKUP, 8)), deployment)
+        replica.challenger.loop.open()
+    sides = zip(*((r.served, r.challenger) for r in fleet.replicas if r.challenger), strict=True)
+    fleet.canary = Canary(*map(list, sides), 0.5)
+    return fleet.canary
+
+
+def test_a_challenger_takes_turns_on_all_replicas_and_is_promoted_on_all(
+    tiny_pair: Pair, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Served, "beside", loaded_here)
+    fleet = here(tiny_pair, [CHAIN, CHAIN])
+
+    async def story(fleet: Fleet) -> None:
+        champions = {replica.served for replica in fleet.replicas}
+        await fleet.try_out(fleet.deployment.model_copy(update={"configuration": LOOKUP}), 0.5)
+        challengers = {replica.challenger for replica in fleet.replicas}
+        served = set()
+        for number in range(40):
+            stream = await fleet.submit([requests(tiny_pair, f"canary {number}")[number % 8]])
+            served.add(stream.served)
+            assert await text(stream) == expected[number % 8]
+        assert served == champions | challengers
+        canary = fleet.canary
+        assert canary is not None
+        assert (canary.status().state, canary.status().pairs) == ("running", 2)
+        # A replica whose engine was started again meanwhile has no challenger.
+        fleet.replicas[1].retire(fleet.replicas[1].challenger)
+        canary.end("promoted", "the test says so")
+        await text(await fleet.submit(requests(tiny_pair, "promoted")[:1]))
+        assert fleet.deployment.configuration == LOOKUP
+        assert fleet.previous is not None
+        assert fleet.previous.configuration == CHAIN
+        while not all(map(fleet._current, fleet.replicas)):
+            await fleet._watch()
+            await asyncio.sleep(0.01)
+        assert {r.served.loop.engine.configuration for r in fleet.replicas} == {LOOKUP}
+        assert (fleet.switches, fleet.restarts) == (1, 0)
+
+    monkeypatch.setattr("cluster.serving.replica.Replica.replaceable", True)
+    run(fleet, story)
+
+
+def test_no_client_waits_for_a_load_where_a_canary_is_decided_meanwhile(tiny_pair: Pair) -> None:
+    async def story(fleet: Fleet) -> None:
+        canary, champion = trying(fleet, tiny_pair), fleet.replicas[0].served
+        first, second = requests(tiny_pair, "meanwhile", 4)[:2]
+        async with fleet._changing, asyncio.timeout(20):
+            canary.end("promoted", "the test says so")
+            stream = await fleet.submit([first])
+            assert stream.served is champion
+            await text(stream)
+        await text(await fleet.submit([second]))
+        assert [fleet.replicas[0].served] == canary.sides["challenger"]
+
+    run(here(tiny_pair), story)
+
+
+def test_what_is_served_already_is_not_loaded_again(tiny_pair: Pair, tmp_path: Path) -> None:
+    """A rollback still returns to what was served before it."""
+    operation = Operation(None, tmp_path / "deployed")
+    again = Deployment(
+        pair=tiny_pair.spec, configuration=CHAIN, source="version 2", version=2, certificate="sure"
+    )
+
+    async def story(fleet: Fleet) -> None:
+        served = [replica.served for replica in fleet.replicas]
+        before = fleet.previous = Deployment(pair=tiny_pair.spec, configuration=LOOKUP)
+        canary = trying(fleet, tiny_pair)
+        assert await fleet.deploy(again) == fleet.deployment == again
+        assert canary.state == "dropped"
+        assert [replica.served for replica in fleet.replicas] == served
+        assert (fleet.previous, fleet.switches) == (before, 0)
+        assert operation.last() == again
+
+    run(here(tiny_pair, [CHAIN, CHAIN], operation), story)
+
+
+def test_a_rollback_ends_the_first_canary(tiny_pair: Pair) -> None:
+    async def story(fleet: Fleet) -> None:
+        canary, served = trying(fleet, tiny_pair), fleet.replicas[0].served
+        assert (await fleet.roll_back()).configuration == CHAIN
+        assert (canary.state, fleet.replicas[0].served) == ("dropped", served)
+        with pytest.raises(UserError, match="nothing else was served before"):
+            await fleet.roll_back()
+
+    run(here(tiny_pair, [CHAIN, CHAIN]), story)
+
+
+def test_a_rollback_waits_for_what_is_being_deployed(tiny_pair: Pair) -> None:
+    """It returns to what was served before that."""
+
+    async def story(fleet: Fleet) -> None:
+        async with fleet._changing:
+            rolling = asyncio.create_task(fleet.roll_back())
+            await asyncio.sleep(0.01)
+            fleet.previous = fleet.deployment
+        assert await rolling == fleet.deployment
+
+    run(here(tiny_pair), story)
+
+
+def test_a_deployment_that_fails_leaves_the_canary_running(tiny_pair: Pair) -> None:
+    wanted = Deployment(pair=tiny_pair.spec, configuration=AUTOREGRESSIVE)
+
+    async def story(fleet: Fleet) -> None:
+        canary = trying(fleet, tiny_pair)
+        for order in (fleet.deploy, partial(fleet.try_out, share=0.5)):
+            with pytest.raises(UserError, match="is not replaced while it serves"):
+                await order(wanted)
+        assert canary.state == "running"
+        assert fleet._trying is canary
+
+    run(here(tiny_pair, [CHAIN, CHAIN]), story)
+
+
+def test_what_cannot_be_written_down_is_served_all_the_same(
+    tiny_pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+
+    async def story(fleet: Fleet) -> None:
+        trying(fleet, tiny_pair).end("promoted", "the test says so")
+        await text(await fleet.submit(requests(tiny_pair, "first", 4)[:1]))
+        assert fleet.deployment.configuration == LOOKUP
+        assert fleet.switches == 1
+
+    run(here(tiny_pair, [CHAIN], Operation(None, tmp_path / "file" / "deployed")), story)
+    assert "is not remembered" in caplog.text
+
+
+def known(served: Served) -> list[int]:
+    """The rounds of each arm that a bandit knows of."""
+    state = served.state()
+    assert state is not None
+    return list(state["rounds"])
+
+
+def test_replicas_share_what_they_learn(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    bandit = Configuration(drafter=BanditSettings(arms=[1, 4]))
+    monkeypatch.setattr(fleet_module, "_SHARE", 0.01)
+    fleet = here(tiny_pair, [bandit, bandit])
+
+    async def story(fleet: Fleet) -> None:
+        first, second = (replica.served for replica in fleet.replicas)
+        rounds = 0
+        for number in range(2):
+            streams = [await fleet.submit([r]) for r in requests(tiny_pair, f"{number}", 20)[:2]]
+            assert {stream.served for stream in streams} == {first, second}
+            await asyncio.gather(*map(text, streams))
+            rounds += sum(r for stream in streams for _, arms in stream.arms for r in arms.values())
+            while not sum(known(first)) == sum(known(second)) == rounds:
+                await asyncio.sleep(0.01)
+
+    run(fleet, story)
+
+
+def test_replicas_come_under_load_and_go_when_idle(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(number: int, deployment: Deployment) -> Served:
+        return Served(EngineLoop(Engine(tiny_pair, deployment.configuration, 2)), deployment)
+
+    monkeypatch.setattr(fleet_module, "_WATCH", 0.01)
+    deployment = Deployment(pair=tiny_pair.spec, configuration=CHAIN)
+    wanted = Replicas(1, 2, up=0.02, down=0.02)
+    fleet = Fleet([start(0, deployment)], NOT_OPERATED, wanted, start)
+
+    async def story(fleet: Fleet) -> None:
+        streams = [await fleet.submit([r]) for r in requests(tiny_pair, "many")]
+        running = asyncio.gather(*map(text, streams))
+        while len(fleet.replicas) < 2:
+            await asyncio.sleep(0.01)
+        stream = await fleet.submit(requests(tiny_pair, "more")[:1])
+        assert stream.served is fleet.replicas[1].served
+        await asyncio.gather(running, text(stream))
+        while len([*fleet._all()]) > 1:
+            await asyncio.sleep(0.01)
+        assert await text(await fleet.submit(requests(tiny_pair, "last", 4)[:1]))
+
+    run(fleet, story)
+
+
+def test_the_number_of_replicas_follows_the_load_in_its_limits() -> None:
+    scaling = Scaling(Replicas(1, 3, up=10, down=20))
+    steps = [
+        (0, 1, 9, 0),  # time, replicas, running requests, change
+        (9, 1, 9, 0),
+        (10, 1, 9, 1),
+        (11, 2, 8, 0),  # as many as slots
+        (12, 2, 9, 0),
+        (13, 2, 7, 0),  # a pause begins the time anew
+        (14, 2, 9, 0),
+        (24, 2, 9, 1),
+        (40, 3, 99, 0),
+        (50, 3, 99, 0),  # no more are allowed
+        (60, 3, 8, 0),
+        (80, 3, 8, -1),
+        (100, 1, 0, 0),
+        (200, 1, 0, 0),
+    ]
+    for now, count, running, change in steps:
+        assert scaling.change(count, running, 4, now) == change, now
+    with pytest.raises(UserError, match="fewer than the 3 of --replicas"):
+        Replicas.asked(3, 2)
+
+
+def test_a_check_that_fails_is_not_the_last_one() -> None:
+    calls = 0
+
+    async def fails() -> None:
+        nonlocal calls
+        calls += 1
+        raise OSError("nothing is found")
+
+    async def main() -> None:
+        checking = asyncio.create_task(every(0.001, fails))
+        while calls < 3:
+            await asyncio.sleep(0.001)
+        checking.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), timeout=10))
+
+
+# Weights that are overwritten.
+
+
+@pytest.fixture
+def copied(tiny_spec: PairSpec, tmp_path: Path) -> PairSpec:
+    """The tiny pair with a draft that may be trained on."""
+    folder = shutil.copytree(tiny_spec.drafts["draft"], tmp_path / "draft")
+    return tiny_spec.model_copy(update={"drafts": {"draft": str(folder)}})
+
+
+def train_on(spec: PairSpec) -> None:
+    """The draft's folder has other weights from now on."""
+    tiny_llama(7, 32, 2, vocab=len(tiny_tokenizer())).save_pretrained(spec.drafts["draft"])
+
+
+def deployed(spec: PairSpec, configuration: Configuration, **more: object) -> Deployment:
+    """As `specdec deploy` makes it."""
+    weights = weights_here(spec, [configuration])
+    return Deployment(pair=spec, configuration=configuration, weights=weights, **more)
+
+
+def test_weights_that_were_trained_anew_are_loaded_under_the_same_names(
+    copied: PairSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Served, "beside", loaded_here)
+    first = deployed(copied, CHAIN, certificate="sure")
+    fleet = service_of(Engine(load_pair(copied), CHAIN), deployment=first).fleet
+
+    async def story(fleet: Fleet) -> None:
+        served = fleet.replicas[0].served
+        await fleet.deploy(first)
+        assert fleet.replicas[0].served is served
+        train_on(copied)
+        again = deployed(copied, CHAIN)
+        assert await fleet.deploy(again) == again
+        trained = fleet.replicas[0].served
+        assert trained is not served
+        draft = trained.loop.engine.pair.fingerprints["draft"]
+        assert draft == (again.weights or {})["draft"] != (first.weights or {})["draft"]
+        assert fleet.deployment.certificate is None
+        await fleet.deploy(again)
+        assert fleet.replicas[0].served is trained
+        with pytest.raises(UserError, match="nothing else was served before"):
+            await fleet.roll_back()  # what was there is overwritten
+
+    run(fleet, story)
+
+
+def test_a_rollback_to_weights_that_are_others_now_is_not_certified(
+    copied: PairSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Served, "beside", loaded_here)
+    first = deployed(copied, CHAIN, certificate="sure")
+    fleet = service_of(Engine(load_pair(copied), CHAIN), deployment=first).fleet
+
+    async def story(fleet: Fleet) -> None:
+        await fleet.deploy(deployed(copied, LOOKUP))
+        assert await fleet.roll_back() == first
+        await fleet.roll_back()
+        train_on(copied)
+        back = await fleet.roll_back()
+        assert back == deployed(copied, CHAIN)
+        assert back.certificate is None
+        weights = {**(back.weights or {}), "target": "0"}
+        with pytest.raises(UserError, match="has other weights than those that are served"):
+            await fleet.deploy(back.model_copy(update={"weights": weights}))
+
+    run(fleet, story)

@@ -1,0 +1,186 @@
+"""Two engines on devices that Ray finds answer as one server, also when one of them is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from ray import serve
+
+from cluster.serving.control import find_server
+from cluster.serving.deployment import deployment_of, serving
+from cluster.serving.scaling import Replicas
+from cluster.serving.server_process import free_port
+from cluster.serving.start import Start
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PairSpec, Sampling
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+
+COUPLED = Sampling(temperature=0.9, coupling="gumbel")
+CHAIN = Configuration(
+    drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)), sampling=COUPLED
+)
+LOOKUP = Configuration(drafter=PromptLookupSettings(), sampling=COUPLED)
+PATH = "/v1/completions"
+LONG = {"max_tokens": 200, "ignore_eos": True}
+# Greedy and coupled requests, with everything that depends on the tokens before.
+BODIES: list[dict[str, Any]] = [
+    {"prompt": "def main(", "temperature": 0, **LONG},
+    {"prompt": "class A:", "seed": 1, **LONG},
+    {"prompt": "import os", "temperature": 0, "logprobs": 2, **LONG},
+    {"prompt": "x = 1", "seed": 2, "n": 2, **LONG},
+    {"prompt": "def f(x):", "temperature": 0, "frequency_penalty": 0.7, **LONG},
+    {"prompt": "for i in", "seed": 3, "repetition_penalty": 1.3, **LONG},
+    {"prompt": "a", "seed": 4, "max_tokens": 200, "min_tokens": 180, "stop": ["e"]},
+    {
+        "prompt": "b",
+        "seed": 5,
+        "max_tokens": 200,
+        "response_format": {"type": "regex", "regex": "[a-f ]{150,160}"},
+    },
+]
+
+pytestmark = pytest.mark.long
+
+http = httpx.Client(timeout=120)  # no test is about speed
+
+
+@pytest.fixture(scope="module")
+def url(ray_running: None, tiny_spec: PairSpec) -> Iterator[str]:
+    start = Start(deployment_of(tiny_spec, CHAIN), queue=32, replicas=Replicas(2, 2))
+    with serving(start, port=free_port()) as url:
+        yield url
+    serve.shutdown()
+
+
+def answer(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The choices of a streamed answer."""
+    body = body | {"stream": True, "stream_options": {"include_usage": True}}
+    choices: dict[int, dict[str, Any]] = {}
+    usage = None
+    with http.stream("POST", url + PATH, json=body) as stream:
+        for line in stream.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            usage = event.get("usage") or usage
+            for part in event["choices"]:
+                told = choices.setdefault(part["index"], {"text": "", "tokens": [], "logprobs": []})
+                told["text"] += part["text"]
+                if part["logprobs"]:
+                    told["tokens"] += part["logprobs"]["tokens"]
+                    told["logprobs"] += part["logprobs"]["token_logprobs"]
+                told["finish"] = part["finish_reason"] or told.get("finish")
+    assert usage is not None
+    del usage["prompt_tokens_details"]  # depends on the replica
+    return [choices[index] | {"usage": usage} for index in sorted(choices)]
+
+
+def health(url: str) -> dict[str, Any]:
+    return dict(http.get(f"{url}/health").json())
+
+
+def wait(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def processes(name: str) -> list[int]:
+    """The processes whose command has this in it."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if name.encode() in command:
+            found.append(int(folder.name))
+    return found
+
+
+def children(process: int) -> list[int]:
+    threads = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(child) for file in threads for child in file.read_text().split()]
+
+
+@pytest.fixture(scope="module")
+def expected(url: str) -> list[list[dict[str, Any]]]:
+    """What is answered when nothing happens, to one request after the other."""
+    return [answer(url, body) for body in BODIES]
+
+
+def test_replicas_answer_as_one_server(url, expected):
+    status = health(url)
+    assert (status["ready"], status["slots"], status["running"]) == (True, 8, 0)
+    names = {replica["replica"] for replica in status["replicas"]}
+    assert len(names) == 2
+    assert {replica["configuration"] for replica in status["replicas"]} == {CHAIN.id}
+    page = http.get(f"{url}/metrics").text
+    assert all(f'replica="{name}"' in page for name in names)
+    assert 'specdec:replicas{model_name="llama"} 2.0' in page.replace(status["model"], "llama")
+    empty = http.post(url + PATH, json={"prompt": ""})  # what only an engine refuses
+    assert (empty.status_code, "empty" in empty.text) == (400, True)
+
+
+def test_the_queue_counts_over_all_replicas(url):
+    body = {"prompt": ["x"] * 64, "stream": True, **LONG}
+    with ExitStack() as streams:
+        for _ in range(2):
+            stream = streams.enter_context(http.stream("POST", url + PATH, json=body))
+            lines = stream.iter_lines()
+            next(lines)
+            streams.callback(lines.close)
+        assert all(replica["waiting"] > 32 for replica in health(url)["replicas"])
+        assert http.get(f"{url}/ready").status_code == 503
+        refused = http.post(url + PATH, json=body)
+        assert (refused.status_code, "are waiting already" in refused.text) == (429, True)
+    wait(lambda: health(url)["running"] == 0)
+
+
+def test_a_deployment_reaches_every_replica_and_changes_no_text(url, expected, tiny_spec):
+    server = find_server(url)
+    with ThreadPoolExecutor(len(BODIES)) as pool:
+        running = [pool.submit(answer, url, body) for body in BODIES]
+        server.deploy(deployment_of(tiny_spec, LOOKUP))
+        assert [each.result() for each in running] == expected
+    status = health(url)
+    assert (status["configuration"], status["switches"]) == (LOOKUP.id, 1)
+    assert {replica["configuration"] for replica in status["replicas"]} == {LOOKUP.id}
+    unknown = Configuration(drafter=DraftModelSettings(draft="nobody"), sampling=COUPLED)
+    with pytest.raises(UserError, match="nobody"):
+        server.deploy(deployment_of(tiny_spec, unknown))
+    assert server.roll_back().configuration == CHAIN
+
+
+def test_a_killed_replica_changes_no_text(url, expected):
+    before = set(processes("ray::EngineHolder"))
+    assert len(before) == 2
+    victim = before.pop()
+    with ThreadPoolExecutor(len(BODIES)) as pool:
+        running = [pool.submit(answer, url, body) for body in BODIES]
+        wait(lambda: all(replica["running"] >= 2 for replica in health(url)["replicas"]))
+        for process in (victim, *children(victim)):
+            os.kill(process, signal.SIGKILL)
+        for each, wanted in zip(running, expected, strict=True):
+            for got, whole in zip(each.result(), wanted, strict=True):
+                # The other replica's forwards add in another order.
+                assert got.pop("logprobs") == pytest.approx(whole["logprobs"], abs=1e-4)
+                assert got == {key: value for key, value in whole.items() if key != "logprobs"}
+    assert "specdec:requests_resumed_total" in http.get(f"{url}/metrics").text
+    assert http.get(f"{url}/ready").json() == {"ready": True}
+    wait(lambda: health(url)["restarts"] == 1 and len(processes("ray::EngineHolder")) == 2)
+    assert [answer(url, body) for body in BODIES[:2]] == expected[:2]
