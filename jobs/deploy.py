@@ -143,7 +143,8 @@ def _share(text: str) -> float:
 
 
 def _try_out(server: RunningServer, deployment: Deployment, share: float) -> None:
-    """Follow a challenger until the server has decided, and log that. Left, it goes on there."""
+    """Follow a challenger until the server has decided, and log that. The canary continues on the
+    server if this is interrupted."""
     from dashboards.tracking.canary_run import log_canary
     from dashboards.tracking.registry import CHAMPION, appoint
 
@@ -156,7 +157,7 @@ def _try_out(server: RunningServer, deployment: Deployment, share: float) -> Non
                 status.update(f"{state['label']}: {share:.0%} of the traffic, {_found(state)}")
                 time.sleep(_LOOK)
     except KeyboardInterrupt:
-        console.print("left; the server goes on, and /health says how it stands")
+        console.print("left; the canary continues on the server, and /health shows its state")
         return
     console.print(f"[bold]{state['state']}[/bold]: {state['reason']} ({_found(state)})")
     if state["state"] == "promoted" and deployment.version is not None:
@@ -203,9 +204,9 @@ def _registered(name: str, which: Any) -> Deployment:
 
 
 def follow_champion(url: str, version: int | None, seconds: float) -> None:
-    """Look for a new champion with a certificate, for ever, and have the server serve it. What is
-    in the way of that is said once, and the server goes on as it is. A champion that it refuses is
-    not tried again; one that fails for any other reason is."""
+    """Check for a new champion with a certificate, for ever, and have the server serve it. Each
+    obstacle is reported once, and the server stays unchanged. A champion that it refuses is not
+    tried again; one that fails for any other reason is."""
     from cluster.serving.control import Refusal, find_server
     from dashboards.tracking.registry import champion_version
 
@@ -216,7 +217,7 @@ def follow_champion(url: str, version: int | None, seconds: float) -> None:
             newest = champion_version(server.name)
             if newest == version:
                 continue
-            if newest == server.health()["version"]:  # deployed by somebody else
+            if newest == server.health()["version"]:  # by `specdec deploy`
                 version = newest
                 continue
             found = _registered(server.name, "champion")

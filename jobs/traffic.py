@@ -49,7 +49,7 @@ def read_command(text: str | None) -> tuple[str, ...]:
 
 
 class _Watching(threading.Thread):
-    """Reads the server's counts, which waits for nobody."""
+    """Reads the server's metrics; no request waits for that."""
 
     def __init__(self, server: RunningServer, watch: Watch, warn: Callable[[str], None]) -> None:
         super().__init__(daemon=True)
@@ -118,7 +118,7 @@ class _Watching(threading.Thread):
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=os.environ | {SIGNAL: signal},
-                start_new_session=True,  # it goes on when the server ends
+                start_new_session=True,  # it continues when the server ends
             )
         except OSError as error:
             self.warn(f"--on-drift: {error.strerror or error}")
@@ -143,7 +143,7 @@ class _Watching(threading.Thread):
 
 @contextmanager
 def watched(server: RunningServer, watch: Watch, warn: Callable[[str], None]) -> Iterator[None]:
-    """Watch `server` during the block; `warn` is told what is to be said of that."""
+    """Watch `server` during the block; `warn` gets messages."""
     watching = _Watching(server, watch, warn)
     watching.start()
     try:

@@ -123,7 +123,7 @@ def _grafana(home: Path, prometheus: str, port: int) -> ServerProcess:
         "GF_SERVER_ENFORCE_DOMAIN": "true",
         "GF_AUTH_ANONYMOUS_ENABLED": "true",
         "GF_AUTH_ANONYMOUS_ORG_ROLE": "Viewer",
-        # Nobody signs in: there is no administrator with a password that all know.
+        # There is no sign-in, and no administrator with a default password.
         "GF_AUTH_DISABLE_LOGIN_FORM": "true",
         "GF_AUTH_BASIC_ENABLED": "false",
         "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION": "true",

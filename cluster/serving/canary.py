@@ -1,8 +1,8 @@
 """A challenger gets a share of the traffic until it is shown to be faster, or not to be.
 
 Both write the same output, or output of the same distribution, so only speed is compared. Requests
-go to one of the two sides at a time, interleaved in turns, so that both meet the load as it is:
-mixed, the side with the smaller share would decode smaller batches. A turn counts the requests that
+go to one of the two sides at a time, so that both meet the load as it is: mixed, the side with the
+smaller share would decode smaller batches. A turn counts the requests that
 ran while the other side was idle. A turn of the challenger and the champion's turn after it are a
 pair. The intervals over pairs hold at every pair at once (:mod:`specdec_core.search.race`), so the
 first that allows a decision makes it.
@@ -31,7 +31,7 @@ Side = Literal["champion", "challenger"]
 
 
 class _Turn(NamedTuple):
-    """The turn of a side, and what it has counted."""
+    """A side's turn and its counts."""
 
     side: Side
     number: int

@@ -1,7 +1,7 @@
-"""Telling a running server what to serve.
+"""Operating a running server.
 
-A server leaves its address and a token in the workspace, in a file that only its user can read: who
-may read it may replace what is served.
+A server leaves its address and a token in the workspace, in a file that only its user can read. The
+token permits to replace what is served, and to stop the server.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from specdec_core.base.files import atomic_path
 from specdec_core.base.workspace import workspace
 from specdec_core.config import PairSpec, Value, parse, parse_json
 
-TOKEN = "SPECDEC_DEPLOY_TOKEN"  # of a server that was started by a Serve config file
+TOKEN = "SPECDEC_DEPLOY_TOKEN"  # the token of a server of a Serve config file
 _TIMEOUT = 1800.0  # seconds: a new engine may compile its models
 _ANSWER = 5.0  # seconds that an answer may take to come back
 
 
 class Refusal(UserError):
-    """A server does not take what it was asked for; asked again, it would not either."""
+    """A server refuses an order; it would refuse it again."""
 
 
 class RunningServer(Value):
@@ -38,7 +38,7 @@ class RunningServer(Value):
     url: str
     token: str
     pair: PairSpec | None = None
-    certificate: Path | None = None  # by which it is known, where it encrypts
+    certificate: Path | None = None  # the server's, if it encrypts
 
     @property
     def name(self) -> str:
@@ -48,9 +48,9 @@ class RunningServer(Value):
         return self.pair.name
 
     def deploy(self, deployment: Deployment, canary: float | None = None) -> Deployment:
-        """Have it serve this from now on, or give it the share `canary` of the traffic. Raises
-        :class:`Refusal` where it refuses, and any other :class:`UserError` where it cannot be asked
-        now; then it goes on as before."""
+        """Have it serve this from now on, or give this the share `canary` of the traffic. Raises
+        :class:`Refusal` where it refuses, and any other :class:`UserError` where it does not
+        answer; then it serves what it did before."""
         path = DEPLOY if canary is None else f"{DEPLOY}?canary={canary}"
         return self._post(path, deployment.model_dump_json())
 
@@ -59,16 +59,16 @@ class RunningServer(Value):
         return self._post(ROLL_BACK, "")
 
     def stop(self, drain: float) -> None:
-        """Have it take no more requests, and wait until those under way have ended, for at most
-        `drain` seconds. Raises :class:`UserError` where it does not answer."""
+        """Have it take no more requests, and wait until its running requests have ended, for at
+        most `drain` seconds. Raises :class:`UserError` where it does not answer."""
         self._answer("POST", f"{STOP}?drain={drain}", timeout=drain + _ANSWER)
 
     def health(self) -> dict[str, Any]:
-        """What it says of itself."""
+        """Its `/health`."""
         return dict(self._answer("GET", "/health").json())
 
     def metrics(self) -> str:
-        """What it counts, in Prometheus' text format."""
+        """Its `/metrics`, in Prometheus' text format."""
         return self._answer("GET", "/metrics").text
 
     def _post(self, path: str, body: str) -> Deployment:
@@ -79,7 +79,7 @@ class RunningServer(Value):
         self, method: str, path: str, body: str = "", timeout: float = _TIMEOUT
     ) -> httpx.Response:
         headers = {TOKEN_HEADER: self.token, "content-type": "application/json"}
-        headers["authorization"] = f"Bearer {self.token}"  # who operates it may ask it, too
+        headers["authorization"] = f"Bearer {self.token}"  # the token is an API key, too
         try:
             known = trusting(self.certificate)
             with httpx.Client(timeout=timeout, trust_env=False, verify=known) as http:
@@ -100,7 +100,7 @@ def _reason(answer: httpx.Response) -> str:
 
 
 def url_of(host: str, port: int, encrypted: bool = False) -> str:
-    """The address of a server that listens there."""
+    """The address of a server that listens at that host and port."""
     name = f"[{host}]" if ":" in host else host
     return f"{'https' if encrypted else 'http'}://{name}:{port}"
 
@@ -109,7 +109,7 @@ def url_of(host: str, port: int, encrypted: bool = False) -> str:
 def announced(
     url: str, pair: PairSpec, operation: Operation, certificate: Path | None = None
 ) -> Iterator[None]:
-    """Others can find the server at `url` during the block, and operate it."""
+    """Other processes of the user can find and operate the server at `url` during the block."""
     url, token = _from_here(url), operation.token or ""
     path = _folder() / f"{httpx.URL(url).port}.json"
     with atomic_path(path, mode=0o600) as temporary:
@@ -124,15 +124,15 @@ def announced(
 
 
 def new_operation(port: int) -> Operation:
-    """For a server that starts at this port: a secret that nobody guesses, and nothing deployed."""
+    """For a server that starts at this port: a new token, and nothing deployed."""
     deployed = _folder() / f"{port}.deployed"
     deployed.unlink(missing_ok=True)
     return Operation(secrets.token_urlsafe(32), deployed)
 
 
 def find_server(url: str | None = None) -> RunningServer:
-    """The server of this workspace that is at `url`, or its only one; or the one at `url` whose
-    token the environment has. Raises :class:`UserError`."""
+    """The server of this workspace at `url`, or its only server; otherwise a server at `url` with
+    the token in the environment. Raises :class:`UserError`."""
     found = [parse_json(RunningServer, f.read_bytes(), str(f)) for f in _files()]
     if url is not None:
         wanted = _from_here(url.rstrip("/"))
@@ -152,7 +152,7 @@ def find_server(url: str | None = None) -> RunningServer:
 
 
 def known_certificate(url: str) -> Path | None:
-    """The certificate of this workspace's server at `url`, if there is one that encrypts."""
+    """The certificate of this workspace's server at `url`, if that encrypts."""
     found = (parse_json(RunningServer, f.read_bytes(), str(f)) for f in _files())
     wanted = _from_here(url.rstrip("/"))
     return next((server.certificate for server in found if server.url == wanted), None)

@@ -38,7 +38,7 @@ APPLICATION = "specdec"
 _PROXY = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30"}
 _LOOK = 0.1  # seconds between checks whether the server has drained
 _CLOSING = 1.0  # seconds in which a server that has drained ends
-REFUSALS = 64  # requests that are being refused while all others wait
+REFUSALS = 64  # requests beyond the queue, which are being refused
 
 
 @serve.deployment(name="completions", max_constructor_retry_count=1)
@@ -62,7 +62,7 @@ class CompletionServer:
         return build_app(self._service, self._page, self._samples, self._listener)
 
     def check_health(self) -> None:
-        """Ray Serve replaces a server of which no engine works."""
+        """Ray Serve replaces a server without an engine that works."""
         self._service.fleet.check()
 
 
@@ -177,7 +177,7 @@ def _bound(
     listener: Listener | None = None,
     drain: float = DRAIN,
 ) -> serve.Application:
-    several = start.replicas.most > 1  # of which each has its own resources
+    several = start.replicas.most > 1  # each replica then has its own resources
     needs = {"CPU": 0.0, "GPU": 0.0} if several else start.needs
     requests = start.replicas.most * (start.limits.slots + start.queue)
     server = CompletionServer.options(  # type: ignore[attr-defined]  # the decorator made one
@@ -208,7 +208,7 @@ def serving(
         host: the address to listen on.
         port: the port to listen on.
         page: what is shown at `/`.
-        samples: of which prompts are kept, and where; unset, none are.
+        samples: the share of prompts that is kept, and the folder; unset, none.
         tls: the certificate and key to encrypt with; unset, nothing is encrypted.
         drain: seconds that running requests may still take when the block is left.
 

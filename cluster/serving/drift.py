@@ -1,7 +1,7 @@
-"""Whether the traffic has changed: how much of the drafts is accepted, and how long prompts are.
+"""Detects changes of the traffic: of the accepted share of candidates, and of prompt lengths.
 
-Requests of the same conversation are alike, so that requests which follow each other are no fair
-sample. What is compared is the mean of all in ten minutes, which outlast most conversations.
+Requests of one conversation are alike, so requests that follow each other are no fair sample. The
+means over ten minutes are compared, which outlast most conversations.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from specdec_core.config import Configuration
 from specdec_core.search.change import Change, ChangeDetector
 from specdec_core.tokens.statistics import Generation
 
-WEEK = 7 * 86_400.0  # seconds in which one false alarm of all signals is expected at the most
-SECONDS, REQUESTS = 600.0, 25  # that a mean is of at the least
-_MOST = 0.01  # false alarms that a mean may bring, however long it took
-KEPT = 20  # alarms that are remembered
-_LONGEST = 20.0  # log₂ of the longest prompt that is told from longer ones
-# Of each signal the highest value, and a difference that can make another configuration the
+WEEK = 7 * 86_400.0  # seconds in which at most one false alarm of all signals is expected
+SECONDS, REQUESTS = 600.0, 25  # at least, of a mean
+_MOST = 0.01  # false alarms that a mean may raise, however long it took
+KEPT = 20  # latest alarms
+_LONGEST = 20.0  # log₂ of a length; longer prompts count as this long
+# The highest value of each signal, and a difference that can make another configuration the
 # fastest: five points of acceptance are about a tenth of the accepted length, which is more than
 # usually lies between the first finalists.
 SIGNALS = {"acceptance": (1.0, 0.05), "prompt_tokens": (_LONGEST, log2(1.25))}
 
 
 class Drift:
-    """Looks at the requests that have ended. Acceptance is the configuration's, so that another one
-    begins anew. `clock` gives seconds."""
+    """Follows the requests that have ended. Acceptance depends on the configuration, so it starts
+    anew with another one. `clock` gives seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -42,7 +42,7 @@ class Drift:
         self._configuration: Configuration | None = None
 
     def finished(self, configuration: Configuration, generation: Generation, prompt: int) -> None:
-        """A request with so many prompt tokens has ended."""
+        """A request with `prompt` prompt tokens has ended."""
         if configuration != self._configuration:
             self._configuration = configuration
             self.signals["acceptance"].begin(self._clock())
@@ -74,7 +74,7 @@ class Drift:
 
 
 class Signal:
-    """A value of each request, whose means a detector looks at."""
+    """A value of each request. A detector compares its means."""
 
     def __init__(self, detector: ChangeDetector, now: float) -> None:
         self.detector = detector
@@ -83,11 +83,11 @@ class Signal:
     def begin(self, now: float) -> None:
         """Forget all requests."""
         self.detector.begin()
-        self.requests = 0  # since it was looked at anew
+        self.requests = 0  # since the last alarm or the start
         self._began, self._sum, self._count = now, 0.0, 0
 
     def add(self, value: float, now: float) -> Change | None:
-        """Take a request's value; returns the change where that raises the alarm."""
+        """Add a request's value; returns the change if it raises the alarm."""
         self.requests += 1
         self._sum += value
         self._count += 1

@@ -70,7 +70,7 @@ class LoopObserver:
         """A submission found the queues full."""
 
     def rejected(self, request_ids: Iterable[str]) -> None:
-        """The engine rejects one of these requests as bad, and takes none of them."""
+        """The engine rejects one of these requests, so it takes none."""
 
     def prefilled(self, seconds: float) -> None:
         """The engine spent this time on prefills apart from rounds."""
@@ -82,7 +82,7 @@ class LoopObserver:
         """An unfinished request is given up by its caller."""
 
     def failed(self, request_ids: Iterable[str]) -> None:
-        """The engine of these requests is broken, and no other one continues them."""
+        """The engine of these requests is broken, and no other engine continues them."""
 
 
 class Submission:
@@ -134,7 +134,7 @@ class EngineLoop:
             initargs=(engine.pair.spec.runner.threads, () if engine.elsewhere else cores),
         )
         self._stepping = False  # whether a step is queued; used by the engine's thread only
-        self._prefill_seconds = 0.0  # of which the observer was told
+        self._prefill_seconds = 0.0  # that were reported to the observer
 
     async def __aenter__(self) -> EngineLoop:
         self.open()
@@ -298,7 +298,7 @@ class EngineLoop:
 
 
 def _prepare_thread(threads: int, cores: Sequence[int]) -> None:
-    """Set this thread's cores, and the number of OpenMP threads that it starts, which run there."""
+    """Set this thread's cores, and the number of OpenMP threads that it starts on them."""
     if cores:
         os.sched_setaffinity(0, cores)  # 0: the calling thread, not its process
     torch.set_num_threads(threads)

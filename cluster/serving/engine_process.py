@@ -1,4 +1,4 @@
-"""An engine in a process of its own, so that HTTP work never delays its steps.
+"""An engine in a separate process, so that HTTP work never delays its steps.
 
 In one process the event loop and the engine compete for Python's interpreter lock, which costs the
 engine milliseconds a step. The engine's process steps as long as it has requests, and sends what
@@ -40,7 +40,7 @@ from specdec_core.models.reading import reason
 _COMMAND = "from cluster.serving.engine_process import main; main()"
 _ENDED = "the engine's process has ended"
 _GONE, _COMPILED = "gone", "compiled"  # in the inbox, beside the messages of the other process
-_ENDING = 5.0  # seconds that the process may take to end by itself
+_ENDING = 5.0  # seconds for the process to end after its connection is closed
 _START = 1200.0  # seconds in which it loads its models, and may compile graphs
 _LOOK = 0.1  # seconds between checks whether a process that starts is alive
 STEP = 300.0  # seconds that a step may take
@@ -119,7 +119,7 @@ def start_process(host: str, port: int, key: bytes) -> subprocess.Popen[bytes]:
     return process
 
 
-class Link:
+class EngineLink:
     """Python objects over a wire. :meth:`recv` waits for at most `patience` seconds, if given."""
 
     def __init__(self, wire: Wire, patience: float | None = None) -> None:
@@ -256,7 +256,7 @@ class EngineProcess:
             self._process.kill()
             self._process.wait(_ENDING)
 
-    def _connected(self, patience: float) -> Link:
+    def _connected(self, patience: float) -> EngineLink:
         """Start the process and wait until it has connected."""
         listener = WireListener(self.host.address, patience=ceil(patience))
         try:
@@ -270,7 +270,7 @@ class EngineProcess:
                     raise RuntimeError("the engine's process did not connect")
         finally:
             listener.close()
-        return Link(wire, _START)
+        return EngineLink(wire, _START)
 
     def _send(self, message: Any) -> None:
         try:
@@ -329,12 +329,12 @@ def _loaded(spec: PairSpec, configuration: Configuration, limits: Limits) -> Ite
 Load = Callable[[PairSpec, Configuration, Limits], AbstractContextManager[Engine]]
 
 
-def connected(host: str, port: int, key: bytes) -> Link:
+def connected(host: str, port: int, key: bytes) -> EngineLink:
     """A link to the engine's server. Raises :class:`LinkLost`."""
-    return Link(connect(host, port, key, patience=None))
+    return EngineLink(connect(host, port, key, patience=None))
 
 
-def decode(link: Link, load: Load = _loaded) -> None:
+def decode(link: EngineLink, load: Load = _loaded) -> None:
     """Decode the requests that come over the link, by an engine that `load` makes. Ends with
     :class:`EOFError` or :class:`LinkLost` when the other end is gone."""
     spec, configuration, limits, cores = link.recv()
@@ -352,7 +352,7 @@ def decode(link: Link, load: Load = _loaded) -> None:
         _decode(link, engine)
 
 
-def _decode(link: Link, engine: Engine) -> None:
+def _decode(link: EngineLink, engine: Engine) -> None:
     torch.set_num_threads(engine.pair.spec.runner.threads)
     link.send(_Ready(engine.pair.spec, engine.max_length, engine.vocab_size, engine.status()))
     inbox = _Inbox(engine, link)

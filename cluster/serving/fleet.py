@@ -21,7 +21,7 @@ from cluster.serving.canary import Canary, Side, check_comparable
 from cluster.serving.engine_loop import EngineFailed, LoopObserver, QueueFull, Submission
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.prefixes import Prefixes, Reason
-from cluster.serving.replica import Replica
+from cluster.serving.replica import EngineReplica
 from cluster.serving.scaling import ONE, Replicas, Scaling
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from cluster.serving.stream import Stream
@@ -43,8 +43,8 @@ Start = Callable[[int, Deployment], Served]  # loads the replica of a number
 
 
 class Fleet:
-    """Answers requests by the replicas' engines, of which each starts as one of `served`. Use as
-    `async with`. `start` loads another replica where `wanted` allows more."""
+    """Answers requests by the engines of its replicas; `served` has the first engine of each. Use
+    as `async with`. `start` loads another replica where `wanted` allows more."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Fleet:
         wanted: Replicas = ONE,
         start: Start | None = None,
     ) -> None:
-        self.replicas = [Replica(str(number), each) for number, each in enumerate(served)]
+        self.replicas = [EngineReplica(str(number), each) for number, each in enumerate(served)]
         self.deployment, self.operation = served[0].deployment, operation
         self.previous: Deployment | None = None  # to which a rollback returns
         self.switches = self.resumed = 0
@@ -63,7 +63,7 @@ class Fleet:
         self._changing = asyncio.Lock()
         self._prefixes = Prefixes(served[0].loop.engine.slots)
         self._scaling, self._start = Scaling(wanted), start
-        self._leaving: dict[Replica, asyncio.Task[None]] = {}
+        self._leaving: dict[EngineReplica, asyncio.Task[None]] = {}
         self._starting: asyncio.Task[None] | None = None
 
     def observe(self, observer: LoopObserver) -> None:
@@ -98,7 +98,7 @@ class Fleet:
 
     @property
     def engine(self) -> Engine | EngineProcess:
-        """The engine of the first replica; the others are alike."""
+        """The engine of the first replica; all replicas have equal engines."""
         return self.replicas[0].served.loop.engine
 
     @property
@@ -170,8 +170,8 @@ class Fleet:
     async def _hand(
         self, requests: Sequence[Request], side: Side, begun: bool = False
     ) -> tuple[Served, Submission]:
-        """Hand requests to the preferred replica. Where its queue is full, the least busy of the
-        others is asked, too; where its engine has failed, all are."""
+        """Hand requests to the preferred replica, if its queue is full to the least busy other one,
+        and if all engines have failed to the first one that is started again."""
         tokens, full = requests[0].text, None
         working = {replica.name: replica for replica in self.replicas if replica.side(side)}
         choice = self._prefixes.choose(
@@ -225,9 +225,9 @@ class Fleet:
 
     # Engines that fail.
 
-    async def _revived(self, begun: bool) -> Replica:
-        """The first replica whose engine is started again. Requests that were not `begun` are
-        refused while there is a pause. Raises :class:`EngineFailed`."""
+    async def _revived(self, begun: bool) -> EngineReplica:
+        """The first replica with an engine that is started again. New requests, which were not
+        `begun`, are refused while there is a pause. Raises :class:`EngineFailed`."""
         if not begun and all(replica.pause for replica in self.replicas):
             failing = self.replicas[0].failing
             raise EngineFailed(f"{failing} engines in a row have failed at once")
@@ -240,14 +240,14 @@ class Fleet:
                 failure = failed
         raise failure
 
-    def _restart(self, replica: Replica) -> asyncio.Task[Replica]:
+    def _restart(self, replica: EngineReplica) -> asyncio.Task[EngineReplica]:
         """Start the engine of a replica again, unless that is under way or it works."""
         if replica.restarting is None or replica.restarting.done():
             replica.restarting = asyncio.create_task(self._restarted(replica))
             replica.restarting.add_done_callback(lambda task: task.cancelled() or task.exception())
         return replica.restarting
 
-    async def _restarted(self, replica: Replica) -> Replica:
+    async def _restarted(self, replica: EngineReplica) -> EngineReplica:
         old = replica.served
         if failed := not old.loop.works:
             if not replica.replaceable:
@@ -274,7 +274,7 @@ class Fleet:
                 self._trying.sides["champion"] = [each.served for each in self.replicas]
             return replica
 
-    def _current(self, replica: Replica) -> bool:
+    def _current(self, replica: EngineReplica) -> bool:
         """Whether its engine works, by what all serve."""
         served = replica.side("champion")
         return served is not None and served.deployment.same(self.deployment)
@@ -307,7 +307,7 @@ class Fleet:
         except (UserError, RuntimeError, OSError) as error:
             logger.error("no further replica is started: %s", error)
             return
-        replica = Replica(str(number), served)
+        replica = EngineReplica(str(number), served)
         async with self._changing:
             if self.deployment.same(deployment) and self._trying is None:
                 served.loop.open()
@@ -317,7 +317,7 @@ class Fleet:
         await asyncio.to_thread(served.end)  # something else is served, or tried, meanwhile
         _release(replica)
 
-    async def _leave(self, replica: Replica) -> None:
+    async def _leave(self, replica: EngineReplica) -> None:
         """Let a replica finish its requests, and end it."""
         replica.retire(replica.served)
         await replica.drained()
@@ -370,11 +370,11 @@ class Fleet:
         await asyncio.to_thread(self.operation.keep, self.deployment)
         return self.deployment
 
-    async def _load(self, deployment: Deployment) -> dict[Replica, Served]:
+    async def _load(self, deployment: Deployment) -> dict[EngineReplica, Served]:
         """Another engine beside that of each replica that works. Raises :class:`UserError` where
         one cannot be loaded; then none remains."""
         replicas = [each for each in self.replicas if each.side("champion")] or self.replicas
-        # A task each, which ends what it has loaded where it is cancelled.
+        # A task that is cancelled ends the engine that it has loaded.
         loading = [asyncio.create_task(each.served.beside(deployment)) for each in replicas]
         try:
             found = await asyncio.gather(*loading, return_exceptions=True)
@@ -395,7 +395,7 @@ class Fleet:
             raise error
         raise UserError(f"the new engine did not start: {error}") from None
 
-    def _switch(self, loaded: dict[Replica, Served]) -> None:
+    def _switch(self, loaded: dict[EngineReplica, Served]) -> None:
         """Decode new requests by these engines."""
         before = self.deployment
         for replica, served in loaded.items():
@@ -413,7 +413,7 @@ class Fleet:
 
     @property
     def _trying(self) -> Canary | None:
-        """The canary whose challenger is neither promoted nor dropped."""
+        """The canary, while there is a challenger."""
         running = any(replica.challenger for replica in self.replicas)
         return self.canary if running else None
 
@@ -438,7 +438,7 @@ class Fleet:
     # What bandits learn.
 
     async def share(self) -> None:
-        """Have every replica's bandit learn what the others have learned."""
+        """Have every replica's bandit learn what the other bandits have learned."""
         drafter = self.deployment.configuration.drafter
         if len(self.replicas) < 2 or drafter is None or not drafter.keeps_state:
             return
@@ -459,7 +459,7 @@ class Fleet:
         served = self.replicas[0].served
         await served.loop.between_steps(served.keep_learned)
 
-    def _all(self) -> Iterator[Replica]:
+    def _all(self) -> Iterator[EngineReplica]:
         yield from self.replicas
         yield from self._leaving
 
@@ -470,7 +470,7 @@ class Fleet:
 
 def check_deployable(served: Deployment, wanted: Deployment) -> None:
     """Raises :class:`UserError` for another target, also under the same name, as clients are
-    promised this target's output, and for models that are not there."""
+    promised this target's output, and for missing models."""
     target = served.pair.target
     if wanted.pair.target != target:
         raise UserError(
@@ -493,8 +493,8 @@ def check_deployable(served: Deployment, wanted: Deployment) -> None:
     check_models(wanted.pair, wanted.configuration)
 
 
-def _release(replica: Replica) -> None:
-    """Give back the devices of a replica whose engines have ended."""
+def _release(replica: EngineReplica) -> None:
+    """Give back the devices of a replica without engines."""
     if isinstance(engine := replica.served.loop.engine, EngineProcess):
         engine.host.close()
 

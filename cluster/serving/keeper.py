@@ -1,8 +1,8 @@
 """Runs a command until it ends or the standard input does, then ends all that it started:
-`python keeper.py COMMAND…`, in a process group of its own.
+`python keeper.py COMMAND…`, in a separate process group.
 
-Whoever started it holds the other end of its input, so no server outlives a parent that is killed.
-Other processes of ours call :func:`end_with_parent`.
+The process that started it holds the other end of its input, so no server outlives a parent that is
+killed. This project's other processes call :func:`end_with_parent`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from contextlib import suppress
 from threading import Thread
 
-STOP = 30.0  # seconds for the command to end by itself
+STOP = 30.0  # seconds for the command to end after SIGTERM
 
 
 def main() -> None:
@@ -26,8 +26,8 @@ def main() -> None:
 
 
 def end_with_parent() -> None:
-    """This process ends at once when the one that has started it does, however that ends and
-    whatever this one does then. On systems that cannot tell of that nothing happens."""
+    """Have this process end at once when its parent ends, in whatever way. Does nothing on systems
+    without `pidfd_open`."""
     if not hasattr(os, "pidfd_open"):
         return
     poll = select.poll()

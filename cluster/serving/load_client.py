@@ -1,7 +1,7 @@
 """Load on a server of OpenAI's completions: it sends requests and times their streamed answers.
 
 In a closed loop each of `clients` clients sends its next request when its last is answered. In an
-open loop each request is sent at its arrival time, whether or not others are answered. All times
+open loop each request is sent at its arrival time, answered or not. All times
 are seconds of one clock, this process's, after the run's start.
 """
 
@@ -68,7 +68,7 @@ class _Load:
         return perf_counter() - self.start
 
     async def closed_loop(self, workload: Iterable[LoadRequest], clients: int) -> None:
-        waiting = iter(enumerate(workload))  # shared: whoever is free takes the next
+        waiting = iter(enumerate(workload))  # shared by the clients
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
                 group.create_task(self.client(waiting))

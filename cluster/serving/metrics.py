@@ -1,14 +1,14 @@
 """The counters of a server, for Prometheus.
 
-Names are vLLM's where it counts the same, so that dashboards made for vLLM work; the others begin
-with `specdec:`. A round adds one to a table of (arm, drafted, accepted), from which the counts of
-rounds are made for each page.
+Metrics that vLLM has, too, have vLLM's names, so that dashboards made for vLLM work. The names of
+all other metrics begin with `specdec:`. A round adds one to a table of (arm, drafted, accepted),
+from which the counts of rounds are made for each page.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -28,7 +28,6 @@ from cluster.serving.engine_loop import LoopObserver
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.fleet import Fleet
 from cluster.serving.protocol.counts import drafted_by
-from cluster.serving.replica import Replica
 from specdec_core.base.memory import resident
 from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Request
@@ -75,7 +74,7 @@ class _CountedAnswer:
 
 
 class Metrics(Collector, LoopObserver):
-    """Follows the requests of a fleet, and counts in a registry of its own.
+    """Follows the requests of a fleet. `registry` has the metrics.
 
     Times are seconds since the request was handed to an engine.
     """
@@ -191,165 +190,131 @@ class Metrics(Collector, LoopObserver):
         drafting = step.draft_seconds * wanted / deepest if deepest else 0.0
         self._oracle += drafting + step.target_seconds + step.other_seconds
 
-    # What is asked for.
+    # The page.
 
     def collect(self) -> Iterator[Metric]:
         """All but the histograms."""
         yield from self._gauges()
-        yield from self._requests()
-        yield from self._speculation()
-        yield from self._events()
-        evidence = GaugeMetricFamily(
-            "specdec:drift_evidence",
-            "For a change of the traffic; from 1 on it may raise the alarm.",
-            labels=["model_name", "signal"],
-        )
-        for name, signal in self.drift.signals.items():
-            evidence.add_metric([self._model, name], signal.detector.evidence)
-        yield evidence
+        fleet, configuration = self._fleet, self._fleet.deployment.configuration
+        statuses = [each.served.loop.engine.status() for each in fleet.replicas]
+        rounds = sum(self._rounds.values(), Rounds())
+        drafted, accepted = _sums(rounds, 1), _sums(rounds, 2)
+        places = {str(n): _above(accepted, n) for n in range(max([*drafted, 1]))}
+        arms = Counter({drafted_by(configuration, None): 0})
+        for decoded_by, table in self._rounds.items():
+            for arm, count in _sums(table, 0).items():
+                arms[drafted_by(decoded_by, arm)] += count
+        for name, text, value in (
+            ("vllm:prompt_tokens", "Tokens of prompts.", self._prompt),
+            ("vllm:generation_tokens", "Generated tokens.", self._generated),
+            ("vllm:prefix_cache_queries", "Tokens of finished requests' prompts.", self._asked),
+            ("vllm:prefix_cache_hits", "Of these, tokens that the cache held.", self._cached),
+            (
+                "vllm:num_preemptions",
+                "Times a request made room for another.",
+                sum(status.preemptions for status in statuses),
+            ),
+            ("vllm:spec_decode_num_drafts", "Rounds with candidates.", _above(drafted, 0)),
+            ("vllm:spec_decode_num_draft_tokens", "Candidates.", _total(drafted)),
+            ("vllm:spec_decode_num_accepted_tokens", "Candidates accepted.", _total(accepted)),
+            (
+                "specdec:oracle_seconds",
+                "Estimated time of the same steps without prefills, had every draft ended with its"
+                " last accepted token.",
+                self._oracle,
+            ),
+            ("specdec:requests_refused", "Submissions that found the queues full.", self._refused),
+            ("specdec:requests_resumed", "Requests continued by another engine.", fleet.resumed),
+            ("specdec:configuration_switches", "Times that it was replaced.", fleet.switches),
+            ("specdec:engine_restarts", "Engines started again after a failure.", fleet.restarts),
+        ):
+            yield self._counter(name, text, {"": value})
+        for name, text, label, values in (
+            ("vllm:request_success", "Requests that ended.", "finished_reason", self._ended),
+            (
+                "vllm:spec_decode_num_accepted_tokens_per_pos",
+                "Candidates accepted at each position of a draft.",
+                "position",
+                places,
+            ),
+            ("specdec:rounds", "Rounds by the drafter's arm.", "arm", arms),
+            ("specdec:tokens", "Tokens by origin.", "origin", self._origins),
+            ("specdec:step_seconds", "Time of the engine's steps.", "part", self._seconds),
+            (
+                "specdec:requests_routed",
+                "Requests by the reason for their replica: it holds the beginning of their sequence"
+                " (prefix), the one that does was too busy (busy), or none does (load).",
+                "reason",
+                fleet.routed,
+            ),
+            ("specdec:drift_alarms", "Changes of the traffic.", "signal", self.drift.counts),
+        ):
+            yield self._counter(name, text, values, label)
+        yield self._candidates(drafted)
 
     def _gauges(self) -> Iterator[Metric]:
         fleet, configuration = self._fleet, self._fleet.deployment.configuration
-        yield self._by_replica(
-            "vllm:num_requests_running", "Decoded now.", lambda each: each.running - each.waiting
-        )
-        yield self._by_replica(
-            "vllm:num_requests_waiting", "Without a slot.", lambda each: each.waiting
-        )
-        yield self._by_replica(
-            "vllm:kv_cache_usage_perc",
-            "Share of the cache that running requests take, 1 is all.",
-            lambda each: each.served.loop.engine.status().cache_usage,
-        )
-        preemptions = [each.served.loop.engine.status().preemptions for each in fleet.replicas]
-        yield self._counter(
-            "vllm:num_preemptions", "Times a request made room for another.", sum(preemptions)
-        )
+        for name, text, value in (
+            ("vllm:num_requests_running", "Decoded now.", lambda each: each.running - each.waiting),
+            ("vllm:num_requests_waiting", "Without a slot.", lambda each: each.waiting),
+            (
+                "vllm:kv_cache_usage_perc",
+                "Share of the cache that running requests take, 1 is all.",
+                lambda each: each.served.loop.engine.status().cache_usage,
+            ),
+        ):
+            several = len(fleet.replicas) > 1
+            values = {each.name if several else "": value(each) for each in fleet.replicas}
+            yield self._gauge(name, text, values, "replica" if several else "")
         memory = {"server": resident()}
         engines = [each.served.loop.engine for each in fleet.replicas]
         if held := sum(each.memory for each in engines if isinstance(each, EngineProcess)):
             memory["engine"] = held
-        family = GaugeMetricFamily(
-            "specdec:resident_memory_bytes", "Memory held.", labels=["model_name", "process"]
+        held_bytes = {process: held * 2**20 for process, held in memory.items()}
+        yield self._gauge("specdec:resident_memory_bytes", "Memory held.", held_bytes, "process")
+        yield self._gauge("specdec:replicas", "Engines that answer.", {"": len(fleet.replicas)})
+        evidence = {name: each.detector.evidence for name, each in self.drift.signals.items()}
+        yield self._gauge(
+            "specdec:drift_evidence",
+            "For a change of the traffic; from 1 on it may raise the alarm.",
+            evidence,
+            "signal",
         )
-        for process, held in memory.items():
-            family.add_metric([self._model, process], held * 2**20)
-        yield family
-        yield self._gauge("specdec:replicas", "Engines that answer.", len(fleet.replicas))
         labels = ["model_name", "configuration", "label", "lossless", "certified"]
         info = GaugeMetricFamily("specdec:configuration_info", "What is served.", labels=labels)
         certified = fleet.deployment.certificate is not None
-        flags = [str(value).lower() for value in (configuration.lossless, certified)]
+        flags = [str(flag).lower() for flag in (configuration.lossless, certified)]
         info.add_metric([self._model, configuration.id, configuration.label, *flags], 1)
         yield info
-
-    def _events(self) -> Iterator[Metric]:
-        fleet = self._fleet
-        yield self._counter(
-            "specdec:configuration_switches", "Times that it was replaced.", fleet.switches
-        )
-        yield self._counter(
-            "specdec:engine_restarts", "Engines that failed and were started again.", fleet.restarts
-        )
-        yield self._counter(
-            "specdec:requests_resumed", "Requests continued by another engine.", fleet.resumed
-        )
-        yield self._counters(
-            "specdec:requests_routed",
-            "Requests by the reason for their replica: it holds the beginning of their sequence"
-            " (prefix), the one that does was too busy (busy), or none does (load).",
-            "reason",
-            fleet.routed,
-        )
-        yield self._counters(
-            "specdec:drift_alarms", "Changes of the traffic.", "signal", self.drift.counts
-        )
-
-    def _requests(self) -> Iterator[Metric]:
-        yield self._counter("vllm:prompt_tokens", "Tokens of prompts.", self._prompt)
-        yield self._counter("vllm:generation_tokens", "Generated tokens.", self._generated)
-        yield self._counter(
-            "vllm:prefix_cache_queries", "Tokens of finished requests' prompts.", self._asked
-        )
-        yield self._counter(
-            "vllm:prefix_cache_hits", "Of these, tokens that the cache held.", self._cached
-        )
-        yield self._counters(
-            "vllm:request_success", "Requests that ended.", "finished_reason", self._ended
-        )
-        yield self._counter(
-            "specdec:requests_refused", "Submissions that found the queue full.", self._refused
-        )
-
-    def _speculation(self) -> Iterator[Metric]:
-        rounds = sum(self._rounds.values(), Rounds())
-        drafted, accepted = _sums(rounds, 1), _sums(rounds, 2)
-        yield self._counter(
-            "vllm:spec_decode_num_drafts", "Rounds that had candidates.", _above(drafted, 0)
-        )
-        yield self._counter(
-            "vllm:spec_decode_num_draft_tokens", "Candidates.", _total(drafted.items())
-        )
-        yield self._counter(
-            "vllm:spec_decode_num_accepted_tokens", "Candidates accepted.", _total(accepted.items())
-        )
-        places = {place: _above(accepted, place) for place in range(max([*drafted, 1]))}
-        yield self._counters(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Candidates accepted at each position of a draft.",
-            "position",
-            places,
-        )
-        arms = Counter({drafted_by(self._fleet.deployment.configuration, None): 0})
-        for configuration, table in self._rounds.items():
-            for arm, count in _sums(table, 0).items():
-                arms[drafted_by(configuration, arm)] += count
-        yield self._counters("specdec:rounds", "Rounds by who drafted.", "arm", arms)
-        yield self._counters("specdec:tokens", "Tokens by origin.", "origin", self._origins)
-        yield self._counters(
-            "specdec:step_seconds", "Time of the engine's steps by part.", "part", self._seconds
-        )
-        yield self._counter(
-            "specdec:oracle_seconds",
-            "Estimated time of the same steps without reading, had every draft ended with its last"
-            " accepted token.",
-            self._oracle,
-        )
-        yield self._candidates(drafted)
 
     def _candidates(self, drafted: Mapping[int, int]) -> Metric:
         name, text = "specdec:round_candidates", "Candidates of a round."
         family = HistogramMetricFamily(name, text, labels=["model_name"])
         rounds = sum(drafted.values())
         ends = [(str(float(k)), float(rounds - _above(drafted, k))) for k in _CANDIDATES]
-        buckets = [*ends, ("+Inf", float(rounds))]
-        family.add_metric([self._model], buckets, _total(drafted.items()))
+        family.add_metric([self._model], [*ends, ("+Inf", float(rounds))], _total(drafted))
         return family
 
-    def _by_replica(self, name: str, text: str, value: Callable[[Replica], float]) -> Metric:
-        """A gauge; of several replicas with their names."""
-        replicas = self._fleet.replicas
-        several = ["replica"] if len(replicas) > 1 else []
-        family = GaugeMetricFamily(name, text, labels=["model_name", *several])
-        for replica in replicas:
-            family.add_metric([self._model, replica.name][: 1 + len(several)], value(replica))
-        return family
+    def _counter(
+        self, name: str, text: str, values: Mapping[Any, float], label: str = ""
+    ) -> Metric:
+        """A counter with a value for each of a label's, or, without a label, for ""."""
+        return self._filled(CounterMetricFamily(name, text, labels=_labels(label)), values)
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=["model_name"])
-        family.add_metric([self._model], value)
-        return family
+    def _gauge(self, name: str, text: str, values: Mapping[Any, float], label: str = "") -> Metric:
+        """As :meth:`_counter`."""
+        return self._filled(GaugeMetricFamily(name, text, labels=_labels(label)), values)
 
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, text, labels=["model_name"])
-        family.add_metric([self._model], value)
-        return family
-
-    def _counters(self, name: str, text: str, label: str, values: Mapping[Any, float]) -> Metric:
-        family = CounterMetricFamily(name, text, labels=["model_name", label])
+    def _filled(
+        self, family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[Any, float]
+    ) -> Metric:
         for key, value in values.items():
-            family.add_metric([self._model, str(key)], value)
+            family.add_metric([self._model, str(key)] if key != "" else [self._model], value)
         return family
+
+
+def _labels(label: str) -> list[str]:
+    return ["model_name", label] if label else ["model_name"]
 
 
 def _sums(rounds: Rounds, column: int) -> Counter:
@@ -360,10 +325,10 @@ def _sums(rounds: Rounds, column: int) -> Counter:
     return sums
 
 
-def _above(lengths: Mapping[int, int], place: int) -> int:
-    """Rounds whose length is greater than `place`."""
-    return sum(count for length, count in lengths.items() if length > place)
+def _above(lengths: Mapping[int, int], least: int) -> int:
+    """The number of rounds with a length greater than `least`."""
+    return sum(count for length, count in lengths.items() if length > least)
 
 
-def _total(lengths: Iterable[tuple[int, int]]) -> int:
-    return sum(length * count for length, count in lengths)
+def _total(lengths: Mapping[int, int]) -> int:
+    return sum(length * count for length, count in lengths.items())

@@ -18,7 +18,7 @@ _FREE = 3  # engines in a row that have failed at once until there is a pause
 _PAUSE = 60.0  # seconds between two starts of engines that fail at once, at most
 
 
-class Replica:
+class EngineReplica:
     """`served` is the champion. A challenger may be beside it, and old engines that finish their
     requests."""
 
@@ -28,7 +28,7 @@ class Replica:
         self.restarts = 0
         self.failure: EngineFailed | None = None  # why no engine could be started
         self.failing = 0  # engines in a row that have failed at once
-        self.restarting: asyncio.Task[Replica] | None = None
+        self.restarting: asyncio.Task[EngineReplica] | None = None
         self._started = monotonic()
         self._draining: dict[Served, asyncio.Task[None]] = {}
         self._cancelled = 0  # of engines that have ended

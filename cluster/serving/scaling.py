@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from specdec_core.base.errors import UserError
 
@@ -39,8 +40,8 @@ class Scaling:
 
     def __init__(self, replicas: Replicas) -> None:
         self.replicas = replicas
-        self._more: float | None = None  # since when another one is needed
-        self._fewer: float | None = None  # and since when one fewer is enough
+        self._more = inf  # the time since which another one is needed
+        self._fewer = inf  # the time since which one fewer is enough
 
     def change(self, count: int, running: int, slots: int, now: float) -> int:
         """1 to start a replica, -1 to stop one, else 0, where `count` replicas with `slots` slots
@@ -48,12 +49,12 @@ class Scaling:
         wanted = self.replicas
         more = count < wanted.most and running > count * slots
         fewer = count > wanted.least and running <= (count - 1) * slots
-        self._more = (self._more or now) if more else None
-        self._fewer = (self._fewer or now) if fewer else None
-        if self._more is not None and now - self._more >= wanted.up:
-            self._more = None
+        self._more = min(self._more, now) if more else inf
+        self._fewer = min(self._fewer, now) if fewer else inf
+        if now - self._more >= wanted.up:
+            self._more = inf
             return 1
-        if self._fewer is not None and now - self._fewer >= wanted.down:
-            self._fewer = None
+        if now - self._fewer >= wanted.down:
+            self._fewer = inf
             return -1
         return 0

@@ -114,7 +114,7 @@ class Served:
         return None if drafter is None else drafter.state()
 
     def gained(self) -> dict[str, list[float]] | None:
-        """What the drafter has learned by itself since the last call."""
+        """What the drafter has learned from its own rounds since the last call."""
         before, self._shared = self._shared, self.state()
         return None if before is None or self._shared is None else gained(self._shared, before)
 
@@ -186,7 +186,7 @@ class Served:
         return pair.model_copy(update={"runner": pair.runner.model_copy(update=changes)})
 
     def end(self) -> None:
-        """End the engine's process, if it has one of its own."""
+        """End the engine's process, if it has one."""
         if isinstance(self.loop.engine, EngineProcess):
             self.loop.engine.close()
 

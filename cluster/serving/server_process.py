@@ -1,4 +1,4 @@
-"""A server in a process of its own: ours or another library's, started and stopped alike."""
+"""Starting and stopping a server of any kind as a separate process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cluster.serving import keeper
 from specdec_core.base.errors import UserError
 
 START = 1200.0  # seconds: the first start of a model may compile it, later ones find that on disk
-_ENDING = 10.0  # in which a process ends that is told to
+_ENDING = 10.0  # seconds in which a process ends after the request to
 _LOOK = 0.1  # between looks at whether it is ready
 
 
@@ -39,10 +39,9 @@ class Server(Protocol):
 
 @dataclass(frozen=True)
 class Cores:
-    """CPU cores of a machine on which a server is measured: those that the engine's compute threads
-    are bound to, and those of the load client. HTTP and schedulers run where there is room, for an
-    HTTP thread that shares its process with the engine must not wait for a core. Both are empty
-    where threads cannot be bound."""
+    """The CPU cores of a benchmark: for the engine's compute threads, and for the load client. HTTP
+    and schedulers run on any core, because an HTTP thread in the engine's process must not wait for
+    a core. Both are empty where threads cannot be bound."""
 
     engine: tuple[int, ...] = ()
     client: tuple[int, ...] = ()
@@ -60,7 +59,7 @@ class Cores:
 
     @property
     def sentence(self) -> str:
-        """Who runs where."""
+        """The use of the cores, for reports."""
         if not self.engine:
             return "servers and load client run on any core: this system does not bind threads"
         engine, client = (", ".join(map(str, cores)) for cores in (self.engine, self.client))
@@ -85,8 +84,8 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 
 class ServerProcess:
-    """Runs `command(port)` in a process group of its own. It is ready when the path `ready`
-    answers; `name` is what errors call it."""
+    """Runs `command(port)` in a separate process group. It is ready when the path `ready` answers.
+    Errors call it `name`."""
 
     def __init__(
         self,
@@ -104,7 +103,7 @@ class ServerProcess:
         self._log = TemporaryFile()  # noqa: SIM115 (closed in `stop`)
         self._process = subprocess.Popen(
             [sys.executable, "-P", keeper.__file__, *self.command(port)],
-            stdin=subprocess.PIPE,  # its end, which a killed parent brings about, ends the server
+            stdin=subprocess.PIPE,  # closed when the parent ends, which ends the server
             stdout=self._log,
             stderr=self._log,
             env=self.environment,

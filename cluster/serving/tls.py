@@ -67,5 +67,5 @@ def trusting(certificate: Path | None) -> ssl.SSLContext | bool:
         return True
     context = ssl.create_default_context(cadata=own_certificate(certificate))
     context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # also where others vouch for it
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # also a signed one
     return context

@@ -1,7 +1,7 @@
-"""What a running server has done between two looks at its `/metrics` and `/health`.
+"""What a running server has done between two readings of its `/metrics` and `/health`.
 
-It is read from outside, over HTTP: nothing here is in the way of a request, and all replicas of a
-server are one. Sums are over all labels that are not asked for.
+The server is read over HTTP, so no request waits for this. Sums are over all labels that are not
+named.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Reading:
 
 
 def read(server: RunningServer) -> Reading:
-    """Look at a server. Raises :class:`UserError` where it does not answer."""
+    """Read a server. Raises :class:`UserError` where it does not answer."""
     samples = {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(server.metrics())
@@ -49,7 +49,7 @@ def read(server: RunningServer) -> Reading:
 
 
 def between(before: Reading, after: Reading) -> dict[str, float]:
-    """Load, speed and acceptance from one reading to the other. What had no occasion is left out:
+    """Load, speed and acceptance from one reading to the other. Values without data are left out:
     there is no acceptance without candidates, and no latency without requests.
 
     Quantiles are read from the histograms' buckets, linearly within one, as Prometheus does.
@@ -97,13 +97,13 @@ def between(before: Reading, after: Reading) -> dict[str, float]:
 
 
 class _Grown:
-    """By how much counters have grown. One that has shrunk began anew."""
+    """The growth of counters. A counter that has shrunk was reset."""
 
     def __init__(self, before: Samples, after: Samples) -> None:
         self._before, self._after = before, after
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """Of each value of a label."""
+        """For each value of a label."""
         sums: dict[str, float] = {}
         for (known, labels), now in self._after.items():
             if known == name:
@@ -123,7 +123,7 @@ def total(samples: Samples, name: str) -> float:
 
 def quantile(buckets: Mapping[str, float], share: float) -> float | None:
     """The `share`-quantile of a histogram, given as cumulative counts by upper end; None where it
-    is empty. Beyond the last finite end nothing is known, and that end is said."""
+    is empty. A quantile beyond the last finite end is that end."""
     ends = sorted((float(end), count) for end, count in buckets.items())
     if not ends or not ends[-1][1]:
         return None
@@ -136,7 +136,7 @@ def quantile(buckets: Mapping[str, float], share: float) -> float | None:
 
 
 class Events:
-    """What happened to what is served, as sentences, from one look at `/health` to the next."""
+    """Changes of what is served, as sentences, from one reading of `/health` to the next."""
 
     def __init__(self, health: Mapping[str, Any]) -> None:
         self._health = health
@@ -144,7 +144,7 @@ class Events:
         self.drifted: str | None = None  # the signal that has changed last
 
     def since(self, health: Mapping[str, Any]) -> Iterator[str]:
-        """What happened since the last look."""
+        """The events since the last reading."""
         before, self._health = self._health, health
         yield from _canary(before.get("canary"), health.get("canary"))
         if health["switches"] != before["switches"]:

@@ -16,14 +16,14 @@ import pytest
 import ray
 import ray.serve
 import yaml
-from ray.serve import Application
-from ray.serve._private.build_app import build_app
 
+from cluster.serving import deployment
 from cluster.serving.control import find_server
+from cluster.serving.served import Deployment
 from jobs import serve
 from jobs.console import run
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, PairConfiguration, PairSpec
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from tests.cluster.serving.test_tls import certificate
@@ -114,7 +114,7 @@ def served_beside(config: Path) -> Path:
     return config
 
 
-def rayservice(config: Path, **more: Any) -> tuple[dict[str, Any], Application]:
+def rayservice(config: Path, **more: Any) -> tuple[dict[str, Any], Any]:
     """What KubeRay's manifest says of its application, and this built with the arguments there, a
     configuration, a placement and no keys; `more` replaces arguments."""
     manifest = yaml.safe_load((ROOT / "cluster" / "kuberay" / "ray-service.yaml").read_text())
@@ -125,21 +125,17 @@ def rayservice(config: Path, **more: Any) -> tuple[dict[str, Any], Application]:
 
 
 def test_the_rayservices_application_is_built_from_its_arguments(
-    config: Path, tiny_spec: PairSpec
+    config: Path, tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    described, built = rayservice(served_beside(config))
-    application = build_app(built, name=described["name"])
-    engines, ingress = application.deployments
-    start, most = engines.init_args
+    monkeypatch.setattr(deployment, "application", lambda start, *_: start)
+    described, start = rayservice(served_beside(config))
     arguments = described["args"]
-    assert (start.pair, start.limits.slots, start.queue) == (tiny_spec, arguments["slots"], 128)
-    assert start.configuration.asynchronous
+    assert (start.deployment.pair, start.limits.slots) == (tiny_spec, arguments["slots"])
+    assert start.queue == 128
+    assert start.deployment.configuration.asynchronous
     assert (start.placement.draft.devices, start.placement.target.devices) == (1, 1)
-    scaling = engines._deployment_config.autoscaling_config
-    assert (scaling.min_replicas, scaling.max_replicas, most) == (2, 8, 8)
-    assert ingress.init_args[1] == start
-    longer = build_app(rayservice(config, max_length=64)[1], name="long").deployments[0]
-    assert longer.init_args[0].pair.runner.max_length == 64
+    assert (start.replicas.least, start.replicas.most) == (2, 8)
+    assert rayservice(config, max_length=64)[1].deployment.pair.runner.max_length == 64
     with pytest.raises(UserError, match="give `api_key_file`, a file of `specdec serve keys`, or"):
         rayservice(config, no_auth=False)
     missing = config.with_name("keys")
@@ -261,8 +257,8 @@ def test_the_request_to_try_is_a_chat_where_there_is_a_template(
         (chat_spec, True, "/v1/chat/completions"),
         (tiny_spec, False, "/v1/completions"),
     ):
-        choice = PairConfiguration(pair=spec, configuration=AUTOREGRESSIVE)
-        serve._announce(url, choice, "a file", 4, keys)
+        served = Deployment(pair=spec, configuration=AUTOREGRESSIVE, source="a file")
+        serve._announce(url, served, 4, keys)
         printed = capsys.readouterr().out
         assert f"curl -N {url}{path} " in printed
         assert ("Authorization: Bearer $KEY" in printed) == keys
@@ -273,9 +269,9 @@ def test_ranges_of_load_beyond_the_slots_are_said(
 ) -> None:
     ranges = {1: {"kind": "draft_model"}, 3: {"kind": "prompt_lookup"}, 5: None, 9: 2}
     configuration = Configuration(drafter={"kind": "schedule", "ranges": ranges})
-    choice = PairConfiguration(pair=tiny_spec, configuration=configuration)
+    served = Deployment(pair=tiny_spec, configuration=configuration, source="a file")
     for slots, said in ((4, True), (8, True), (9, False)):
-        serve._announce("http://127.0.0.1:8000", choice, "a file", slots, keys=False)
+        serve._announce("http://127.0.0.1:8000", served, slots, keys=False)
         assert ("warning" in (printed := capsys.readouterr().out)) == said
         assert (f"--slots {slots}: what drafts from" in printed) == said
         assert ("from 5 and 9 requests on never does; --slots 9" in printed) == (slots == 4)

@@ -17,7 +17,7 @@ from cluster.serving.http.stopping import Stopping
 from cluster.serving.metrics import Metrics
 from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.models import Arm, Health, ReplicaHealth
-from cluster.serving.replica import Replica
+from cluster.serving.replica import EngineReplica
 from cluster.serving.served import Served
 from cluster.serving.stream import Stream
 from specdec_core.base.errors import UserError
@@ -149,7 +149,7 @@ async def _learned(served: Served) -> list[Arm] | None:
     return None
 
 
-def _replica_health(replica: Replica) -> ReplicaHealth:
+def _replica_health(replica: EngineReplica) -> ReplicaHealth:
     engine = replica.served.loop.engine
     return ReplicaHealth(
         replica=replica.name,

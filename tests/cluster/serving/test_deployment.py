@@ -10,17 +10,19 @@ import httpx
 import openai
 import pytest
 from ray import serve
-from ray.serve._private.build_app import build_app
 
+from cluster.serving import deployment
 from cluster.serving.control import TOKEN
 from cluster.serving.deployment import (
     application,
     check_cores,
     check_port,
     check_servable,
+    deployment_of,
     serving,
 )
 from cluster.serving.http.bodies import MAX_BODY_BYTES
+from cluster.serving.start import Start
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -41,7 +43,8 @@ def url(ray_running: None, tiny_spec: PairSpec) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with serving(tiny_spec, CONFIGURATION, limits=Limits(2), port=port, model=MODEL) as url:
+    start = Start(deployment_of(tiny_spec, CONFIGURATION), MODEL, Limits(2))
+    with serving(start, port=port) as url:
         yield url
     serve.shutdown()  # the next server has a port of its own
 
@@ -305,11 +308,12 @@ def test_nothing_is_started_for_a_pair_that_cannot_serve(tiny_spec):
         check_servable(missing, CONFIGURATION)
 
 
-def test_an_empty_token_in_the_environment_is_none(ray_running, tiny_spec, monkeypatch):
+def test_an_empty_token_in_the_environment_is_none(tiny_spec, monkeypatch):
+    monkeypatch.setattr(deployment, "_bound", lambda start, *_: start)
     for token in ("", "secret"):
         monkeypatch.setenv(TOKEN, token)
-        (server,) = build_app(application(tiny_spec, CONFIGURATION), name=MODEL).deployments
-        assert server.init_args[0].operation.token == (token or None)
+        start = application(Start(deployment_of(tiny_spec, CONFIGURATION)))
+        assert start.operation.token == (token or None)
 
 
 def test_a_port_in_use_is_refused():

@@ -12,7 +12,7 @@ def test_a_prompts_log_probabilities_are_told_once(tiny_pair: Pair) -> None:
     request = Request("r", tuple(range(5, 40)), 24, **asked)
     [whole] = Engine(tiny_pair).generate([request])
     failing, other = Engine(tiny_pair), Engine(tiny_pair)
-    answer = _StreamedAnswer(request)
+    answer = _StreamedAnswer(request, 0)
     failing.add(request)
     first, *told = [answer.took(chunk) for _ in range(3) for chunk in failing.step()]
     told += [answer.took(chunk) for chunk in other.stream(answer.rest())]
@@ -29,7 +29,7 @@ def test_a_prompts_log_probabilities_are_told_once(tiny_pair: Pair) -> None:
 def test_what_failed_before_the_first_token_tells_them_later(tiny_pair: Pair) -> None:
     request = Request("r", (1, 2, 3), 2, logprobs=0, prompt_logprobs=True)
     [whole] = Engine(tiny_pair).generate([request])
-    answer = _StreamedAnswer(request)
+    answer = _StreamedAnswer(request, 0)
     [*_, last] = [answer.took(chunk) for chunk in Engine(tiny_pair).stream(answer.rest())]
     assert last.finished is not None
     assert last.finished.prompt_logprobs == whole.prompt_logprobs

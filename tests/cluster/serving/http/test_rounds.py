@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from cluster.serving.http.app import build_app
-from cluster.serving.replica import Replica
+from cluster.serving.replica import EngineReplica
 from specdec_core.config import Configuration
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.engine import Engine
@@ -111,7 +111,7 @@ def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair: Pair) -> None:
             answering = asyncio.create_task(asked)
             while first.metrics._generated < 20:
                 await asyncio.sleep(0.001)
-            other = Replica("other", second.fleet.replicas[0].served)
+            other = EngineReplica("other", second.fleet.replicas[0].served)
             other.served.loop.open()
             first.fleet.replicas.append(other)
             first.fleet.replicas[0].served.loop._fail("killed")
