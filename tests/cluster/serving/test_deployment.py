@@ -6,8 +6,10 @@ import socket
 import time
 from collections.abc import Iterator
 
+import grpc
 import httpx
 import openai
+import psutil
 import pytest
 from ray import serve
 
@@ -272,6 +274,27 @@ def test_nothing_is_between_a_client_and_the_replica_on_one_node(url):
     answer = http.get(f"{url}/health")
     assert answer.is_success
     assert "server" not in answer.headers
+
+
+def called(port: int) -> grpc.StatusCode:
+    """How a call of a replica's method by gRPC ends, without Ray's token."""
+    method = "/ray.serve.ASGIService/HandleRequest"
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as end:
+        channel.unary_unary(method)(b"", timeout=10)
+    code: grpc.StatusCode = end.value.code()
+    return code
+
+
+def test_ray_serves_own_port_asks_for_rays_token(url):
+    (server,) = (
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "ServeReplica:specdec:completions" in " ".join(process.info["cmdline"] or ())
+    )
+    listening = {c.laddr.port for c in server.net_connections("tcp") if c.status == "LISTEN"}
+    codes = {called(port) for port in listening - {int(url.rpartition(":")[2])}}
+    assert grpc.StatusCode.UNAUTHENTICATED in codes
+    assert codes <= {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}
 
 
 def test_a_client_that_leaves_frees_its_slots(url):
