@@ -74,7 +74,7 @@ class HttpAnswer(ABC, Generic[Body]):
 
     prefix: str  # of ids
     end = _DONE  # of a stream
-    stream: Stream[Any]  # from when the engine has the requests
+    stream: Stream  # from when the engine has the requests
 
     def __init__(self, service: Service, body: Body, requests: Sequence[Request]) -> None:
         self.service, self.body, self.requests = service, body, requests

@@ -114,6 +114,7 @@ def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair: Pair) -> None:
             other = EngineReplica("other", second.fleet.replicas[0].served)
             other.served.loop.open()
             first.fleet.replicas.append(other)
+            first.fleet.observe(first.metrics)
             first.fleet.replicas[0].served.loop._fail("killed")
             return events_of(await answering)
 
