@@ -1,4 +1,4 @@
-"""A request that is being decoded: its slot, its text so far, and the records of its rounds."""
+"""A running request: its slot, its sequence so far, and the records of its rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
 @dataclass(frozen=True, slots=True)
 class Addition:
     """What a round adds to a request, up to the request's end: the accepted `path` of the tree and
-    the target's own token after it. `reason` says why the request ends, None that it goes on."""
+    the target's own token after it. `reason` is None where the request does not end."""
 
     tree: TokenTree
     path: list[int]
@@ -35,7 +35,7 @@ class ActiveRequest:
     state: SlotState
     decoder: StreamDecoder
     started: float  # when it entered its slot
-    prefill_seconds: float = 0.0  # until its first token, and of the drafts' reading after it
+    prefill_seconds: float = 0.0  # until its first token, and of the draft models' prefill
     cached: int = 0  # tokens of the prompt that the cache held when it entered
     origins: list[TokenOrigin] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
@@ -60,7 +60,7 @@ class ActiveRequest:
 
     @property
     def begun(self) -> bool:
-        """Whether it has had its first round, the one that reads the prompt to its end."""
+        """Whether it has had its first round, which prefills the end of its prompt."""
         return bool(self.rounds)
 
     @property
@@ -75,20 +75,19 @@ class ActiveRequest:
 
     @property
     def room(self) -> int:
-        """The most consecutive candidates of its next round: the target adds its own token to every
-        round."""
+        """The most consecutive candidates of its next round, to which the target adds a token."""
         room, most = max(self.remaining - 1, 0), self.request.speculate
         return room if most is None else min(room, most)
 
     def cut(
         self, tokens: list[int], final: Collection[int], texts: bool
     ) -> tuple[list[int], str, FinishReason | None]:
-        """`tokens` up to the end of the request, their text, and why it ends, if it does. A `final`
-        token ends it. Without `texts` the text is left for the end, unless there are stop
-        strings."""
+        """`tokens` up to the end of the request, their text, and the finish reason, if the request
+        ends. A `final` token ends it. With `texts` false the text is left for the end, unless there
+        are stop strings."""
         request, decoder = self.request, self.decoder
         reason: FinishReason | None = None
-        tokens = tokens[: self.remaining]  # a request for none has one after its prompt
+        tokens = tokens[: self.remaining]  # also where none may be generated
         ends = (i for i, token in enumerate(tokens) if token in final)
         if (end := next(ends, None)) is not None:
             tokens, reason = tokens[: end + 1], "stop"
@@ -107,13 +106,13 @@ class ActiveRequest:
         return tokens, text if reason is None else text + decoder.finish(), reason
 
     def add(self, addition: Addition) -> None:
-        """Append to the text."""
+        """Append to the sequence."""
         self.state.tokens += addition.tokens
         self.origins += addition.origins
 
     def account(self, addition: Addition, seconds: Mapping[str, float], now: float) -> Chunk:
-        """Record the round of this addition. `seconds` are the round's, by the names of
-        :class:`Round`'s fields. Returns the chunk for the request's caller."""
+        """Record the round of this addition. `seconds` has its times by the names of
+        :class:`Round`'s fields. Returns the chunk for the caller."""
         tree, after = addition.tree, now - self.started
         prompt = None
         if not self.begun:

@@ -1,4 +1,4 @@
-"""The runners of a pair's drafts, which several drafters may share."""
+"""The runners of a pair's draft models, which several drafters may share."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from specdec_core.models.runner import ModelRunner
 
 class DraftRunners:
     """Runners with `slots` rows each, opened when first needed; heads draft from the rows of
-    `target`. A row holds `max_length` tokens, or as many as its draft can read where these are
-    fewer. For `cache_tokens` see :meth:`Pair.open_runner`."""
+    `target`. A row holds `max_length` tokens, or fewer where the draft model has fewer positions.
+    For `cache_tokens` see :meth:`Pair.open_runner`."""
 
     def __init__(
         self,
@@ -25,10 +25,10 @@ class DraftRunners:
         self._pair, self._slots, self._target = pair, slots, target
         self._max_length, self._cache_tokens = max_length, cache_tokens
         self._runners: dict[str, ModelRunner] = {}
-        self._used: set[str] = set()  # by the drafter
+        self._used: set[str] = set()  # drafts of the current drafter
 
     def open(self, name: str | None) -> ModelRunner:
-        """The runner of the draft `name`; None: of the pair's first draft."""
+        """The runner of the draft `name`, by default of the pair's first draft."""
         name = self._pair.draft_name(name)
         self._used.add(name)
         if name not in self._runners:
@@ -46,8 +46,8 @@ class DraftRunners:
             runner.lazy = False
 
     def begin(self, slot: int, source: int, count: int) -> None:
-        """Have a slot's rows begin with the first `count` tokens of those of `source`, as far as
-        they are held, and nothing else."""
+        """Make a slot's rows hold the first `count` tokens of the rows of slot `source`, or as many
+        as these hold."""
         for runner in self._runners.values():
             held = min(count, runner.lengths[source])
             if source == slot:
@@ -56,13 +56,14 @@ class DraftRunners:
                 runner.fork(source, [slot], [held])
 
     def cut(self, slot: int, length: int) -> None:
-        """Forget all but the first `length` tokens of a slot."""
+        """Truncate a slot's rows to `length` tokens."""
         for runner in self._runners.values():
             runner.truncate(slot, min(length, runner.lengths[slot]))
 
     def read(self, texts: Mapping[int, Sequence[int]], until: Mapping[int, int]) -> None:
-        """Have the slots' rows hold the first `until[slot]` tokens of these texts, which the target
-        has read, unless their runners are lazy or the texts are too long for them."""
+        """Prefill each slot's rows up to the first `until[slot]` tokens of its sequence, which the
+        target has prefilled. Lazy runners, and runners that a sequence is too long for, are left
+        out."""
         for runner in (self._runners[name] for name in self._used):
             held = runner.lengths
             fitting = {row: text for row, text in texts.items() if len(text) <= runner.max_length}

@@ -108,9 +108,8 @@ class Engine:
         return configuration.priced(self.costs)
 
     def configure(self, configuration: Configuration, drafter: Drafter | None = None) -> None:
-        """Decode by `configuration` from now on, with a new drafter or with `drafter`: one that
-        this engine had under the same configuration, and what it has learned. Only between
-        requests."""
+        """Decode by `configuration` from now on, only between requests. `drafter` is one that this
+        engine had under the same configuration, with what it has learned; by default a new one."""
         if not self.idle:
             raise RuntimeError("the configuration cannot change while requests are being decoded")
         self.configuration = configuration
@@ -201,7 +200,8 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, texts: bool = True) -> list[Chunk]:
-        """One round of all decoding slots, and prefills of others; returns a chunk for each round.
+        """One round of each decoding slot, and a prefill chunk of prefilling ones; returns a chunk
+        of output for each round.
         With `texts` false a request's text comes with its last chunk, unless it has stop
         strings."""
         start = perf_counter()
@@ -287,7 +287,7 @@ class Engine:
         return RandomStream(request.seed, self.target.vocab_size, len(request.written), earlier)
 
     def _enter(self, plan: StepPlan) -> None:
-        """Empty the rows of preempted requests, and prepare those of entering ones."""
+        """Empty the rows of preempted requests, and open slots for entering requests."""
         for slot in (*plan.preempted, *plan.entering):
             source, count = self._begun.pop(slot, (slot, 0))
             if source == slot:
@@ -350,8 +350,8 @@ class Engine:
     def _read_ahead(self, plan: StepPlan) -> dict[int, list[int]]:
         """Prefill the target with what does not go into the step's forward with the candidates;
         returns what does, by slot. Everything up to a chunk goes into it where rows are packed, or
-        only one row is fed; else the last token of each decoding slot. Prompts whose logits are
-        wanted have separate forwards, up to the last token."""
+        only one row is fed; otherwise the last token of each decoding slot. Prompts whose logits
+        are wanted have separate forwards, up to the last token."""
         held, texts = self.target.lengths, {}
         for slot in sorted({*plan.decoding, *plan.reading}):
             text = self._active[slot].state.tokens[held[slot] :]
@@ -430,7 +430,7 @@ class Engine:
             [*(state.slot for state in states), *chunks],
             [*(text + tree.tokens for text, tree in rows), *chunks.values()],
             [*(after_text(len(text), tree.parents) for text, tree in rows), *[None] * len(chunks)],
-            # After the sequence's last token, unless the target drew there, and each candidate.
+            # Of the sequence's last token, unless the target began the tree, and each candidate.
             [
                 *(len(tree) + (not tree.begun) for tree in trees),
                 *[0] * len(chunks),

@@ -1,8 +1,8 @@
 """What a target forward costs in steps of a draft model, measured before the first request.
 
-It is measured once for a pair on a machine, and kept for all processes and workspaces: policies
-stop by it, so that with a seed a later one writes the same. Of a target that another program runs
-it is measured in each process.
+It is measured once for a pair on a machine, and kept for all processes and workspaces: length
+policies depend on it, so a later process with the same seed gives the same output. For a target in
+another program it is measured in each process.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _REPEATS = 7  # the first ones warm up
 
 
 class MeasuredForward(NamedTuple):
-    """A target forward of one token in calls of a draft model, c = t_target / t_draft (Post-use &
-    Pre-cut, §5.2), and in what a candidate takes, t_draft and a place in the target's forward; to
-    three digits."""
+    """A target forward of one token, to three digits: in `calls` of a draft model,
+    c = t_target / t_draft (Post-use & Pre-cut, §5.2), and in `candidates`, each of which takes
+    t_draft and a place in the target's forward."""
 
     calls: float
     candidates: float
 
 
 class ForwardCosts:
-    """What a target forward costs in the process that has a pair's models: `known`, by draft. Where
-    it is measured, the models take turns, and their rows are left as they were. Of a target that
-    another program runs, a function gives the seconds of a forward of so many tokens.
+    """The cost of a target forward in the process that has a pair's models: `known`, by draft.
+    Measuring interleaves the models and leaves their rows unchanged. For a target in another
+    program, `target` is a function of n that returns the seconds of a forward of n tokens.
 
     Raises:
         UserError: (all methods) the draft's weights are not in this process.
@@ -57,7 +57,7 @@ class ForwardCosts:
 
     @property
     def calls(self) -> dict[str, float]:
-        """What was asked for so far, in calls of each draft."""
+        """The known costs, in calls of each draft."""
         return {name: cost.calls for name, cost in self.known.items()}
 
     def target_cost(self, draft: str | None = None) -> float:
@@ -123,7 +123,7 @@ def _measured(
 
 
 def _time(runner: ModelRunner, tokens: int) -> float:
-    """Seconds of a forward of so many tokens of the first row."""
+    """Seconds of a forward of `tokens` tokens of the first row."""
     length = runner.lengths[0]
     start = time.perf_counter()
     output = runner.forward(Batch([0], [[1] * tokens]))

@@ -1,4 +1,4 @@
-"""The target's log-probabilities of a request's tokens: the new ones, and the prompt's."""
+"""The target's log-probabilities of a request's output tokens and of its prompt."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from specdec_core.tokens.token_tree import ROOT, TokenTree
 
 @dataclass(slots=True)
 class Logprobs:
-    """Those of one request, with the `count` most likely tokens at each place. `tokens` are all so
-    far."""
+    """Log-probabilities of a request's output, with the `count` most likely tokens at each place.
+    `tokens` has all rounds so far."""
 
     count: int
     tokens: list[TokenLogprobs] = field(default_factory=list)
@@ -29,10 +29,11 @@ class Logprobs:
         logits: Tensor,
         draws_start: bool,
     ) -> list[TokenLogprobs]:
-        """Those of a round's new `tokens`: the accepted `path` of the tree and then, perhaps, a
-        token of the target's own. `logits` are the target's own (places, vocabulary), after the
-        text and each node that it has read; where the target began the tree, of the nodes alone.
-        With `draws_start` it draws the first tokens of the next tree after the path."""
+        """The log-probabilities of a round's new `tokens`: the accepted `path` of the tree and, in
+        most rounds, a token that the target chose itself. `logits` are the target's (places,
+        vocabulary), after the sequence and each node that it was fed; of the nodes alone where the
+        target began the tree. With `draws_start` the target draws the first tokens of the next tree
+        after the path."""
         if len(logits) == tree.read:
             assert self._start is not None
             logits = torch.cat([self._start, logits])
@@ -47,8 +48,8 @@ class Logprobs:
 
 @dataclass(slots=True)
 class PromptLogprobs:
-    """Those of a `prompt`'s tokens behind its first, with the `count` most likely at each place.
-    `tokens` are all so far."""
+    """Log-probabilities of a `prompt`'s tokens after its first, with the `count` most likely tokens
+    at each place. `tokens` has all chunks so far."""
 
     prompt: Sequence[int]
     count: int
@@ -60,8 +61,8 @@ class PromptLogprobs:
         return len(self.tokens) == len(self.prompt) - 1
 
     def add(self, start: int, logits: Tensor) -> None:
-        """Take `logits` (n, vocabulary), those after the text's tokens from position `start` on.
-        Text that is read again, of a request that was preempted, adds nothing."""
+        """Add the chunk with the `logits` (n, vocabulary) after the tokens from position `start`
+        on. A chunk that is prefilled again after preemption adds nothing."""
         known = len(self.tokens)
         new = self.prompt[known + 1 : start + len(logits) + 1]
         if new:

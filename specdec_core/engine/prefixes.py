@@ -56,8 +56,8 @@ class CachedPrefixes:
     ) -> tuple[int, int, int]:
         """The free slot to enter, the slot to copy a prefix from, and the number of its tokens: all
         but the prompt's last at most. `held` are the tokens in each slot's row. With `read` false
-        nothing is copied, and the prompt enters the slot whose sequence it repeats, so that no
-        other sequence is overwritten."""
+        nothing is copied. The prompt then enters the slot with the same sequence, so that it
+        overwrites no other one."""
         best, source = 0, (oldest := self._oldest(free))
         for slot, text in self._texts.items():
             alike = _alike(prompt, text, min(held[slot], len(prompt) - 1))

@@ -17,28 +17,28 @@ from specdec_core.tokens.token_tree import RemoteDistribution, TokenOrigin, Toke
 
 @dataclass(frozen=True)
 class Request:
-    """One text to complete. Without `sampling` the configuration's applies.
+    """A prompt to continue. Without `sampling` the configuration's applies.
 
     Args:
-        max_new_tokens: 0 reads the prompt alone.
-        stop: strings that end the text and are not part of it.
-        ignore_eos: whether it goes on after tokens that end texts.
-        stop_tokens: tokens that end the text, also with `ignore_eos`. The token is in `tokens`, and
-            not in the text.
-        min_tokens: before so many new tokens none can end the text, and `stop` is not looked for
-            in them.
-        logprobs: the number of most likely tokens to return for each new one, beside its own
-            log-probability; None: neither.
-        prompt_logprobs: whether those of the prompt's tokens behind the first are returned, too.
-            All of the prompt is then read, also what the cache has in common with it.
-        grammar: what the output must be; a text that ends by itself follows it.
-        speculate: the most consecutive candidates a round; 0: no speculation.
+        max_new_tokens: the most tokens of output; 0 only prefills the prompt.
+        stop: strings that end the output and are not part of its text.
+        ignore_eos: whether the model's end-of-sequence tokens do not end the output.
+        stop_tokens: tokens that end the output, also with `ignore_eos`. The token is in `tokens`,
+            and not in the text.
+        min_tokens: the first `min_tokens` tokens cannot end the output, and `stop` does not apply
+            to their text.
+        logprobs: the number of most likely tokens to return with each token's log-probability;
+            None: no log-probabilities.
+        prompt_logprobs: whether to return log-probabilities of the prompt, too. All of the prompt
+            is then prefilled, without prefix-cache hits.
+        grammar: what the output must follow, unless `max_new_tokens` cuts it.
+        speculate: the most consecutive candidates of a round; 0: no speculation.
         trace: whether each chunk has its round's candidates.
-        shown: special tokens that are part of the text; others are left out.
-        written: output that there is already, each token with its origin, because another engine
-            has begun the text: it goes on from there. A text that is fixed by the seed (greedy,
-            coupled) goes on as it would have; another one's continuation has the target's
-            distribution. The first chunk's text is all of the output's.
+        shown: special tokens that are part of the text; other special tokens are left out.
+        written: output that another engine has generated already, each token with its origin. The
+            engine resumes after it. Output that is fixed by the seed (greedy, coupled) is the same
+            as without interruption; sampled output has the target's distribution. The first chunk
+            has the text of all output.
     """
 
     id: str
@@ -60,13 +60,13 @@ class Request:
 
     @property
     def text(self) -> tuple[int, ...]:
-        """The prompt and what is written already."""
+        """The prompt and the output that another engine has generated."""
         return (*self.tokens, *(token for token, _ in self.written))
 
     def check(self, max_length: int, vocab_size: int, limits: Limits) -> None:
         """Raises :class:`UserError` for a prompt that is empty, has tokens outside the vocabulary,
-        or does not fit, with its output, in `max_length` tokens or the whole cache; and for
-        settings that cannot be met."""
+        or does not fit with its output in `max_length` tokens or the whole cache; and for settings
+        that contradict each other."""
         if not self.tokens:
             raise UserError("the prompt is empty")
         if self.max_new_tokens < 0:
@@ -114,20 +114,20 @@ class Request:
             )
 
     def final(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
-        """The tokens that end its text, for a model whose texts end with `eos_token_ids`."""
+        """The tokens that end its output, given those that end the model's sequences."""
         return self.stop_tokens if self.ignore_eos else self.stop_tokens | eos_token_ids
 
     def rules(self, sampling: Sampling, eos_token_ids: frozenset[int]) -> TextRules:
-        """What its text decides about its next token."""
+        """The rules for its next token that depend on its sequence."""
         final = self.stop_tokens | eos_token_ids
         return TextRules(sampling, len(self.tokens), self.min_tokens, final, self.grammar)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """A round's draft tree: as :class:`TokenTree` has it, but of the distribution that a candidate
-    was drawn from only its own probability (None: not drawn, or not needed), and `path`, the nodes
-    that were accepted."""
+    """A round's draft tree, as :class:`TokenTree` has it, and its accepted nodes, `path`. Of the
+    distribution that a candidate was drawn from it has only the candidate's probability (None: not
+    drawn, or not needed)."""
 
     tokens: list[int]
     parents: list[int]
@@ -150,8 +150,8 @@ def _probability(token: int, probs: Tensor | RemoteDistribution | None) -> float
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The addition of one `round` to a request. `text` is final; it lags behind `tokens` where a
-    character or a stop string may still be completed."""
+    """What one `round` added to a request's output. `text` is final; it lags behind `tokens` while
+    a character or a stop string may still be completed."""
 
     request_id: str
     text: str
@@ -165,6 +165,6 @@ class Chunk:
 
     @property
     def adds(self) -> bool:
-        """Whether it has tokens or the end: the first round of a text whose trees the target begins
-        only draws those beginnings."""
+        """Whether it has tokens or ends the request. Where the target begins the trees, a request's
+        first round does neither."""
         return bool(self.tokens) or self.finished is not None

@@ -65,8 +65,8 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class Scheduled:
-    """A request whose sequence has `tokens` tokens, of which the target's cache holds `read`. It
-    has `begun` when it has had its first round."""
+    """A request with a sequence of `tokens` tokens. The target's cache holds `read` of them. It has
+    `begun` when it has had its first round."""
 
     name: str
     tokens: int
@@ -268,7 +268,8 @@ class Scheduler:
         return entering
 
     def _chunks(self, unread: Collection[Scheduled], decoding: int) -> dict[int, int]:
-        """Tokens to prefill of each of these requests, the oldest first, by slot."""
+        """The number of tokens to prefill for each request, by slot; the oldest request is
+        first."""
         if self.limits.slots == 1:  # no other request is delayed
             return {request.slot: request.unread for request in unread}
         if not unread:

@@ -1,4 +1,4 @@
-"""Requests for prompts: one for each, and of a conversation one for each of its turns."""
+"""Requests for prompts: one for each prompt, and one for each turn of a conversation."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def requests_of(
 ) -> list[Request]:
     """Requests for prompts that were loaded for the pair's tokenizer; seeds count from `first`.
 
-    A later turn comes after the target's own greedy answers to those before it, each of at most
-    `max_new_tokens`, as MT-Bench and Spec-Bench ask. They are decoded one at a time, so that every
-    job that asks the same pair the same conversation has the same requests, however it decodes
-    them. `engine` is one of the pair's to do that with; unset, one is opened where it is needed.
+    A later turn follows the target's own greedy answers to the earlier turns, each of at most
+    `max_new_tokens`, as in MT-Bench and Spec-Bench. Answers are decoded one at a time, so that the
+    same pair and conversation always give the same requests. `engine` is an engine of the pair to
+    decode them with; unset, one is opened where it is needed.
 
     Raises :class:`UserError` for a prompt that does not fit.
     """
@@ -52,7 +52,7 @@ def _turns(
 
 
 def _greedy(engine: Engine, tokens: tuple[int, ...], max_new_tokens: int) -> list[int]:
-    """What the target writes by itself."""
+    """The target's greedy output."""
     before = engine.configuration
     engine.configure(AUTOREGRESSIVE)
     (generation,) = engine.generate([Request("answer", tokens, max_new_tokens)])

@@ -1,4 +1,4 @@
-"""Drafts that propose some tokens of their target's vocabulary: those with numbers i + d2t[i]."""
+"""Drafts that propose some tokens of their target's vocabulary: the ids i + d2t[i]."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from torch import Tensor
 
 from specdec_core.base.errors import UserError
 
-# The logit of a token that a draft cannot propose; its probability is 0 at any temperature of use,
-# and a product with it is still a number.
+# The logit of a token that a draft cannot propose: probability 0 at any practical temperature, and
+# still a finite number.
 NEVER = -3e4
 
 
 def spread(logits: Tensor, proposable: Tensor, vocab_size: int) -> Tensor:
-    """Logits (…, vocabulary) of the target's vocabulary, of those of the `proposable` tokens."""
+    """Logits over the target's vocabulary (…, vocabulary), given the `proposable` tokens'
+    logits."""
     wide = logits.new_full((*logits.shape[:-1], vocab_size), NEVER)
     return wide.index_copy(-1, proposable, logits)
 

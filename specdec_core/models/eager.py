@@ -33,7 +33,7 @@ from specdec_core.tokens.topology import Topologies
 log = logging.getLogger(__name__)
 
 TREE_ROOM = 160  # positions after a row's tokens, for a last draft tree
-# How far logits of packed rows may differ from those of each row alone, as a share of their norm.
+# The most by which logits may differ between packed rows and rows alone, relative to their norm.
 _ALIKE, _ALIKE_REDUCED = 1e-3, 0.1
 
 

@@ -1,4 +1,4 @@
-"""What the layers of a model read: features of the text that EAGLE heads draft from."""
+"""The inputs of a model's layers: the features that EAGLE heads draft from."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class LayerInputs:
             self._hooks.append(hook)
 
     def take(self) -> Tensor:
-        """Those of the last forward, side by side (…, layers · width); they are not kept."""
+        """Remove and return the inputs of the last forward, side by side (…, layers · width)."""
         inputs, self._inputs = self._inputs, {}
         return torch.cat([inputs[layer] for layer in self.layers], dim=-1)
 
     def remove(self) -> None:
-        """Leave the model as it was."""
+        """Remove the hooks from the model."""
         for hook in self._hooks:
             hook.remove()
 
@@ -68,7 +68,7 @@ class LayerInputs:
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """The decoder layers of any transformers model. Raises :class:`UserError` where they cannot be
-    told."""
+    found."""
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
     if not lists:

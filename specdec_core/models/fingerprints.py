@@ -23,7 +23,7 @@ _WEIGHTS = (
 _VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
 
 
-TARGET = "target"  # its key among the drafts' names, none of which may be this
+TARGET = "target"  # its key; no draft may have this name
 
 
 def fingerprints(spec: PairSpec) -> dict[str, str]:
@@ -38,9 +38,9 @@ def fingerprint(model_name: str) -> str:
     SHA-256 over the configuration and, of every weight file, the size and the contents; where the
     files are larger than 256 MiB together, the safetensors header and 64 blocks of 4 KiB spread
     evenly over each file. So training, noise, quantisation or another architecture change it
-    whatever the size, but an edit of a large model outside the sampled blocks does not. Nor do the
-    folder's place, the tokenizer, or the data type the model is loaded in. The same
-    tensors in other files (sharded otherwise) are another model here.
+    whatever the size, but an edit of a large model outside the sampled blocks does not. The
+    folder's place, the tokenizer and the data type that the model is loaded in do not change it.
+    The same tensors in different files (sharded differently) give a different fingerprint.
 
     Raises:
         UserError: the weights or the configuration are not on this machine.
@@ -91,7 +91,7 @@ def _configuration(model_name: str, folder: Path) -> bytes:
 
 
 def weight_files(model_name: str, folder: Path) -> list[Path]:
-    """The files that the model is loaded from, by name."""
+    """The files that the model is loaded from, sorted by name."""
     for name in _WEIGHTS:
         if (folder / name).is_file():
             break

@@ -1,7 +1,6 @@
 """Models in GGUF files, llama.cpp's format: unpacked once into a folder of transformers' own.
 
-There a weight takes the bits that it is computed with, and every other part of the project, and
-other libraries, find the model as they find any other.
+The folder has the weights in the data type that they are computed in, and any library can load it.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ _FAULTS = (OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError, A
 @cache
 def unpacked(file: Path, name: str) -> Path:
     """The folder with the model, its tokenizer and its chat template that `file` holds; errors name
-    `name`. Quantised weights become bfloat16, others keep their type. It is made where it is
-    missing, by one process at a time, and kept by the file's contents.
+    `name`. Quantised weights become bfloat16, weights of other types keep their type. A missing
+    folder is made, by one process at a time, and kept by the file's contents.
 
     Raises:
         UserError: the file is missing, damaged or of a kind that transformers does not read.

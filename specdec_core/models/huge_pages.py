@@ -1,10 +1,9 @@
 """Weights in huge pages.
 
-A forward of a few tokens reads every weight once. In pages of 4 KiB the processor looks up where
-each is, in a virtual machine twice over, and a model larger than its caches is then read at two
-thirds of the speed. Most systems give huge pages only to those who ask, and what allocates the
-weights (torch, its compiled graphs) does not.
-"""
+A forward of a few tokens reads every weight once. In pages of 4 KiB the processor looks up the
+address of each page, in a virtual machine twice over, and a model larger than the processor's
+caches is then read at two thirds of the speed. Most systems give huge pages only on request, and
+torch, which allocates the weights of compiled graphs, does not request them."""
 
 from __future__ import annotations
 
@@ -25,14 +24,14 @@ _PRESENT = np.uint64(1 << 63)
 
 
 def settle() -> int:
-    """Move what this process holds into huge pages, wherever all small pages of a huge one are in
-    use, so that it takes no more memory than before. Returns the bytes that lie in huge pages now,
-    0 where the system does not do it."""
+    """Move this process's memory into huge pages, wherever all small pages of a huge page are in
+    use, so that it takes no more memory than before. Returns the bytes in huge pages, 0 where the
+    system does not support it."""
     if SIZE % mmap.PAGESIZE:
         return 0
     try:
         stretches = list(_full())
-    except OSError as error:  # no Linux, or one that does not tell a process of its pages
+    except OSError as error:  # no Linux, or no access to the page map
         log.debug("weights stay in small pages: %s", error)
         return 0
     madvise = ctypes.CDLL(None, use_errno=True).madvise
@@ -41,14 +40,14 @@ def settle() -> int:
     for start, end in stretches:
         if madvise(start, end - start, _COLLAPSE) == 0:
             settled += end - start
-        else:  # too old a system, a mapping that refuses them, or none free
+        else:  # an old system, an unsuitable mapping, or no free page
             reason = os.strerror(ctypes.get_errno())
             log.debug("%d MiB stay in small pages: %s", (end - start) >> 20, reason)
     return settled
 
 
 def _full() -> Iterator[tuple[int, int]]:
-    """Stretches of private memory, of whole huge pages, in which every page is in use."""
+    """Ranges of private memory, of whole huge pages, in which every page is in use."""
     pages = SIZE // mmap.PAGESIZE
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
         for first, last in _private():
@@ -66,7 +65,7 @@ def _full() -> Iterator[tuple[int, int]]:
 
 
 def _private() -> list[tuple[int, int]]:
-    """Where this process's own memory is, that of no file."""
+    """Ranges of this process's private memory without a file."""
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, access, _, _, inode, *_ = line.split(maxsplit=5)

@@ -1,4 +1,4 @@
-"""Matrices in eight bits: half the bytes of bfloat16, to ship heads in."""
+"""Matrices in eight bits, half the bytes of bfloat16: a form to ship heads in."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _MOST = 127
 
 def packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`tensors` with each matrix `w` (rows, columns) as `w_int8`, of the same shape, and `w_scale`
-    (rows, 1) in bfloat16: w ≈ w_int8 · w_scale, within half a scale. The others stay as they
-    are."""
+    (rows, 1) in bfloat16: w ≈ w_int8 · w_scale, within half a scale. Tensors of other shapes
+    stay unchanged."""
     small: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or not tensor.is_floating_point():
@@ -25,8 +25,8 @@ def packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             continue
         wide = tensor.float()
         scale = (wide.abs().amax(1, keepdim=True) / _MOST).bfloat16()
-        # A row of zeros has no scale. Rounded as it is stored, a scale may be too small by 1/512,
-        # which the largest of a row feels as a quarter of it.
+        # A row of zeros has no scale. A stored scale may be too small by 1/512, which changes the
+        # largest number of a row by a quarter of the scale.
         numbers = wide / scale.float().clamp(min=torch.finfo(torch.float32).tiny)
         small[name + _NUMBERS] = numbers.round().clamp(-_MOST, _MOST).to(torch.int8)
         small[name + _SCALE] = scale

@@ -42,8 +42,8 @@ def load_weights(
     """A model with its weights, in evaluation mode; for the arguments see :func:`read_model`.
 
     Raises:
-        UserError: it is of a format that this engine does not run, its weights cannot be read, or
-            they are not those of its configuration.
+        UserError: it is of a format that this engine does not run, or its weights cannot be read
+            or do not fit its configuration.
     """
     check_format(load_config(name), name)
     model: PreTrainedModel = read_model(factory, located(name), name, dtype=dtype, **options)

@@ -1,4 +1,4 @@
-"""What runners in this process share: their rows are those of a slot cache."""
+"""What runners in this process have in common: rows in a slot cache."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from specdec_core.models.runner import ModelRunner
 
 
 class LocalRunner(ModelRunner):
-    """A runner whose rows are in `cache`."""
+    """A runner with its rows in `cache`."""
 
     cache: SlotCache
-    feature_layers: tuple[int, ...] = ()  # whose inputs are kept of every token
+    feature_layers: tuple[int, ...] = ()  # their inputs are kept of every token
 
     @property
     def lengths(self) -> list[int]:
@@ -31,7 +31,7 @@ class LocalRunner(ModelRunner):
         self.cache.fork(row, rows, lengths)
 
     def features(self, rows: Sequence[int], places: Sequence[int]) -> Tensor:
-        """What is kept of the tokens at `places[i]` of `rows[i]`, (n, layers · width)."""
+        """The features of the tokens at `places[i]` of `rows[i]`, (n, layers · width)."""
         assert self.cache.features is not None, "the runner keeps no features"
         store = self.cache.features.tensor
         at = torch.tensor(self.cache.at(rows, places), device=store.device)

@@ -20,9 +20,9 @@ _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 def located(name: str) -> str:
     """The folder or hub id that transformers loads a model from.
 
-    `name` is one of these, `bundled:…`, a GGUF file (`model.gguf`, or `repository#model.gguf` on
-    the hub), or `package:…`, an installed Python package with one GGUF file. A GGUF file is
-    unpacked when it is first met.
+    `name` is a folder or hub id, `bundled:…`, a GGUF file (`model.gguf`, or `repository#model.gguf`
+    on the hub), or `package:…`, an installed Python package with one GGUF file. A GGUF file is
+    unpacked at its first use.
 
     Raises:
         UserError: there is no such file, or it cannot be unpacked.
@@ -38,8 +38,8 @@ def located(name: str) -> str:
 
 
 def hub_id(name: str) -> str | None:
-    """`name`, if it is a model's id on the hub; None where it is a path on this machine, or one of
-    the other names of :func:`located`."""
+    """`name`, if it is a model's id on the hub; None for the other names that :func:`located`
+    takes."""
     return name if _HUB_ID.fullmatch(name) and not Path(name).exists() else None
 
 
@@ -61,7 +61,7 @@ def _packaged(name: str) -> Path:
 
 
 def _downloaded(name: str, repository: str, file: str) -> Path:
-    """A file of a repository on the hub, from its cache where it is there."""
+    """A file of a repository on the hub, from the hub's cache if possible."""
     from huggingface_hub import hf_hub_download
 
     with reading(name, "be had from the hub"):

@@ -16,7 +16,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 class PackedLinear(nn.Module):
-    """A linear layer for inference whose weight is in oneDNN's own layout."""
+    """A linear layer for inference with its weight in oneDNN's layout."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()

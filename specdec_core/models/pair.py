@@ -65,8 +65,8 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
     target: PreTrainedModel
     drafts: dict[str, Draft] = field(default_factory=dict)
-    compact: bool | None = None  # of eager runners' caches
-    pooled: bool | None = None  # alike
+    compact: bool | None = None  # see EagerRunner
+    pooled: bool | None = None  # see EagerRunner
 
     def draft_name(self, name: str | None) -> str:
         """The name of a draft of the pair; of its first one for None.
@@ -87,7 +87,7 @@ class Pair:
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """The digest of each model's weights: `target`'s and each draft's by its name."""
+        """The digests of the weights of `target` and of each draft, by name."""
         return fingerprints(self.spec)
 
     @cached_property
@@ -104,9 +104,8 @@ class Pair:
         cache_tokens: int | None = None,
     ) -> ModelRunner:
         """A runner with its own cache, for the draft of that name, or the target for None. A head
-        drafts from the rows of `target`. A row holds `max_length` tokens; unset, what the pair
-        holds. Where memory is taken beforehand, it is for `cache_tokens` tokens; unset, for all
-        that the rows hold.
+        drafts from the rows of `target`. A row holds `max_length` tokens, by default as many as the
+        pair. A pooled cache has memory for `cache_tokens` tokens, by default for all rows.
 
         Raises:
             UserError: a head without a target in this process.
@@ -134,7 +133,7 @@ class Pair:
             cache_tokens=cache_tokens,
             features=features,
         )
-        # Where the target's vocabulary is padded further, texts may have tokens that a draft lacks.
+        # A target with a more padded vocabulary may generate tokens that a draft lacks.
         own: int = model.config.get_text_config(decoder=True).vocab_size
         eager.known = own if own < size else None
         if weights is None:
@@ -144,8 +143,8 @@ class Pair:
         return CompiledRunner(eager, weights, draft is not None)
 
     def open_alone(self, draft: str, slots: int) -> ModelRunner:
-        """A runner for a draft, to be timed: of whatever text a head is fed, a target of its own
-        seems to have read all."""
+        """A runner for timing a draft. A head gets a target runner that holds a sequence of the
+        greatest length in every row, so it has features for any token."""
         read = None
         if isinstance(self.drafts[draft], AnyHead):
             read = self.open_runner(None, slots)
@@ -169,7 +168,7 @@ class Pair:
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end a sequence: by the target's generation settings or else the tokenizer's,
+        """Tokens that end a sequence: the target's generation settings' or else the tokenizer's,
         and the one that the chat template writes after an answer, which settings may lack."""
         settings = self.target.generation_config
         eos = settings.eos_token_id if settings else None
@@ -179,12 +178,11 @@ class Pair:
 
     @property
     def max_length(self) -> int:
-        """Tokens of prompt and output together that the target can hold. A draft may follow
-        fewer."""
+        """The most tokens, prompt and output, that the target can hold. A draft may hold fewer."""
         return min(self.spec.runner.max_length, context_length(self.target.config) or _ANY)
 
     def follows(self, draft: str) -> int:
-        """The most tokens of a text that the draft of that name can read."""
+        """The most tokens of a sequence that the draft of that name can hold."""
         model = self.drafts[draft]
         if isinstance(model, AnyHead):
             limit: int | None = model.settings.max_position_embeddings
@@ -194,16 +192,15 @@ class Pair:
 
 
 def max_length_of(spec: PairSpec) -> int:
-    """:attr:`Pair.max_length`, from configurations alone. Raises :class:`UserError` for a model
-    that is not there."""
+    """:attr:`Pair.max_length`, from configurations alone. Raises :class:`UserError` for a missing
+    model."""
     target = load_config(spec.target)
     return min(spec.runner.max_length, context_length(target) or _ANY)
 
 
 def short_drafts(spec: PairSpec) -> dict[str, int]:
-    """The drafts that have fewer positions than the target, by name, and how many: the most tokens
-    of a text that each can read. From configurations alone. Raises :class:`UserError` for a model
-    that is not there."""
+    """The drafts that have fewer positions than the target, by name, with their number of
+    positions. From configurations alone. Raises :class:`UserError` for a missing model."""
     target = _positions(spec.target) or _ANY
     limits = {name: _positions(model) for name, model in spec.drafts.items()}
     return {name: limit for name, limit in limits.items() if limit and limit < target}
@@ -219,7 +216,7 @@ def _positions(name: str) -> int | None:
 def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
     """Check, from configurations and tokenizers alone, that the models exist, can be served and
     share one vocabulary. Warns of unsupported settings of the target's checkpoint, and of drafts
-    that cannot follow it to its end. Returns the target's tokenizer.
+    with fewer positions. Returns the target's tokenizer.
 
     Raises:
         UserError: what is wrong with which model, in one line.
@@ -267,7 +264,7 @@ def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
 
 @cache
 def _warn_of_short(name: str, limit: int, length: int) -> None:
-    """Warn in one line, once."""
+    """Warn in one line, once for each draft."""
     log.warning(
         "%s: this draft has %s positions, and texts may have %s tokens: behind the first %s of a"
         " text it drafts nothing",
@@ -289,7 +286,7 @@ def load_pair(spec: PairSpec) -> Pair:
 
 
 def load_drafts(spec: PairSpec, target: PreTrainedModel | None = None) -> dict[str, Draft]:
-    """The drafts of a pair, whose device and data types are resolved, by name; heads only where the
+    """The drafts of a pair with resolved device and data types, by name; heads only where the
     `target` is in this process."""
     drafts: dict[str, Draft] = {}
     for name, model in spec.drafts.items():
@@ -306,7 +303,7 @@ def eagle_heads_of(spec: PairSpec) -> tuple[str, ...]:
 
 
 def _load_head(name: str, spec: PairSpec, target: PreTrainedModel) -> AnyHead:
-    """A head with what it takes from its target, in whose data type it computes."""
+    """A head in its target's data type, with the layers that both share."""
     head = load_head(name, target.config, fingerprint(spec.target), target.dtype)
     head.to(target.device)
     if spec.runner.pack and not spec.runner.compile and target.device.type == "cpu":
@@ -321,7 +318,7 @@ def _load_head(name: str, spec: PairSpec, target: PreTrainedModel) -> AnyHead:
 def _load_model(
     name: str, dtype: str, runner: RunnerSettings, target: str | None = None
 ) -> PreTrainedModel:
-    """A model; `target` is the name of that which it drafts for."""
+    """A model. `target` is the name of the model that it drafts for."""
     kind: Any = dtype if dtype == "auto" else getattr(torch, dtype)
     config: Any = load_config(name)
     model: PreTrainedModel
@@ -341,9 +338,9 @@ def _load_model(
 
 
 def resolve_dtypes(spec: PairSpec) -> PairSpec:
-    """Replace device and data types of `auto` by concrete ones, so that every process decodes
-    alike: on a GPU the checkpoint's type, on a CPU the faster one, measured; compiled graphs whose
-    products are the project's operator's, which takes bfloat16 alone, are in that."""
+    """Replace device and data types of `auto` by concrete ones, so that every process decodes in
+    the same way: on a GPU the checkpoint's type; on a CPU the faster one, measured, or bfloat16 for
+    compiled graphs that multiply by the project's operator, which takes no other type."""
     runner = spec.runner
     device = runner.device
     if device == "auto":

@@ -113,7 +113,7 @@ def read_model(
         factory: a model's class, or transformers' own that chooses one.
         path: the model's folder or hub id.
         name: what errors call it.
-        known: names of tensors that are not unexpected, though the model has no place for them.
+        known: names of tensors to ignore that the model does not have.
         options: for `from_pretrained`.
 
     Raises:
@@ -164,8 +164,9 @@ def check_fit(
     unknown: Collection[str],
     shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]],
 ) -> None:
-    """Raises :class:`UserError`, which names the first of them and their number, for tensors that a
-    model lacks, that it has no place for, and whose `shapes` (the file's, the model's) differ."""
+    """Raises :class:`UserError` for tensors that a model lacks (`missing`) or does not know
+    (`unknown`), and for different `shapes` (the file's, the model's). It names the first few and
+    their number."""
     differing = [f"{k} has the shape {own}, not {s}" for k, (own, s) in sorted(shapes.items())]
     faults = (
         ("missing tensors: ", sorted(missing)),

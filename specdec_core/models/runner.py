@@ -10,7 +10,7 @@ row, and `keep` drops some of the tokens that were appended last. Every runner g
   whether the row is new, was cut or has fallen behind. Chunked prefill, and resuming a sequence
   that had left its row, need nothing else.
 - *Nothing is computed twice.* Tokens that are kept are never fed again.
-- *Only wanted logits are computed.* A batch says which; a runner may leave out the others.
+- *Only wanted logits are computed.* A batch names them; a runner may leave out the rest.
 - *A forward that raises has appended nothing.*
 
 Callers need not know the model's devices.
@@ -51,7 +51,7 @@ class Batch:
             of row i follows token `parents[i][j]`, or the sequence so far when that is -1,
             and sees only its ancestors. `parents[i]` may begin with tokens that earlier forwards
             have appended: a tree grows level by level.
-        wanted: for each row, the number of last tokens whose logits are wanted; None: all.
+        wanted: the number of last tokens of each row to return logits of; None: all tokens.
     """
 
     rows: Sequence[int]
@@ -61,19 +61,19 @@ class Batch:
 
     @property
     def counts(self) -> list[int]:
-        """For each row, the number of tokens whose logits are wanted."""
+        """The number of tokens of each row to return logits of."""
         return list(map(len, self.tokens)) if self.wanted is None else list(self.wanted)
 
 
 class Output:
-    """A forward's output at the n tokens whose logits were wanted, row after row.
+    """A forward's output at the n tokens with wanted logits, row after row.
 
     Args:
-        counts: the number of those tokens of each row.
+        counts: the number of tokens of each row.
         logits: (n, vocabulary).
         hidden: the input of the output layer (n, dimension), where it is watched.
         chosen: the most likely tokens (n,), where the forward has them.
-        confidence: their probabilities (n,) at temperature 1, alike.
+        confidence: their probabilities (n,) at temperature 1, where the forward has them.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class ModelRunner(ABC):
     vocab_size: int  # logits of the first tokens only: a draft may have more than its target
     max_length: int  # tokens of a row; a last draft tree fits after them
     prefill_chunk = PREFILL_CHUNK
-    known: int | None = None  # tokens that it embeds, where a sequence may have others
+    known: int | None = None  # tokens with an embedding, where a sequence may have more
     mixes = False  # whether one forward of several rows costs less than a forward of each
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class ModelRunner(ABC):
     @abstractmethod
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:
         """Of the tokens of `row` from position `start` on, keep those with the offsets `kept`
-        (increasing, from 0) and forget the others."""
+        (increasing, from 0) and forget the rest."""
 
     @abstractmethod
     def fork(self, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:

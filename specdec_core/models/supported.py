@@ -40,7 +40,7 @@ def check_supported(config: PreTrainedConfig, name: str) -> None:
             f"{name}: {config.model_type} has layers of kind {', '.join(unsupported)};"
             " only full and sliding attention are supported"
         )
-    # A forward may swallow what it does not know, without a word.
+    # A forward may ignore arguments that it does not know.
     taken = _TAKEN if model is None else inspect.signature(model.forward).parameters
     if lacking := [argument for argument in _TAKEN if argument not in taken]:
         raise UserError(
@@ -50,8 +50,8 @@ def check_supported(config: PreTrainedConfig, name: str) -> None:
 
 
 def check_positions(config: PreTrainedConfig, name: str, max_length: int) -> None:
-    """Raises :class:`UserError` for a target whose positions change in texts of `max_length`
-    tokens."""
+    """Raises :class:`UserError` for a target with positions that change in sequences of
+    `max_length` tokens."""
     short = _short_positions(config.get_text_config(decoder=True))
     if short and max_length > short:
         raise UserError(
@@ -74,8 +74,8 @@ def check_causal(model: PreTrainedModel, name: str) -> None:
     with torch.no_grad():
         logits = model(input_ids=tokens.to(model.device), use_cache=False).logits[:, :_EARLY]
     ones, others = logits.float().chunk(2)
-    # Rounding may differ with the place in a batch, and experts with it where two are as good: not
-    # in every pair of rows.
+    # Rounding may differ with the place in a batch, and with it the choice between two equally good
+    # experts, but not in every pair of rows.
     rounding = max(1e-4, 2 * torch.finfo(logits.dtype).eps)
     changes = (ones - others).abs().amax(dim=(1, 2)) / ones.std(dim=(1, 2))
     if bool((changes > rounding).all()):
@@ -87,16 +87,16 @@ def check_causal(model: PreTrainedModel, name: str) -> None:
 
 
 def context_length(config: PreTrainedConfig) -> int | None:
-    """The number of positions that the model distinguishes whatever else its forward has, where its
-    configuration has it."""
+    """The number of positions that the model distinguishes in any forward, where its configuration
+    has it."""
     config = config.get_text_config(decoder=True)
     limits = getattr(config, "max_position_embeddings", None), _short_positions(config)
     return min((limit for limit in limits if limit), default=None)
 
 
 def _short_positions(config: PreTrainedConfig) -> int | None:
-    """How many positions the short frequencies of longrope have, in a model with it. A forward with
-    one beyond them takes the long ones for all its tokens, those of other rows among them."""
+    """The number of positions of longrope's short frequencies, in a model with longrope. A forward
+    with a later position takes the long frequencies for all its tokens, in all rows."""
     ropes: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     each = [ropes] if "rope_type" in ropes else ropes.values()  # or one for each kind of layer
     long = [rope for rope in each if rope and rope["rope_type"] == "longrope"]

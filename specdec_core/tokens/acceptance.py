@@ -40,7 +40,7 @@ def rule_of(sampling: Sampling) -> AcceptanceRule:
 
 @dataclass
 class Places:
-    """n positions, in texts of several requests, at which a model chooses the next token.
+    """n positions, in sequences of several requests, at which a model chooses the next token.
 
     Args:
         samplings: (n,) of the position's request.
@@ -96,9 +96,8 @@ class Places:
         return siblings
 
     def confidences(self) -> Tensor:
-        """How likely the model is to choose each token (n, vocabulary), before it does: the token's
-        probability. Where sampling is coupled: p / E, of which it chooses the largest, normalised.
-        """
+        """How likely the model is to choose each token (n, vocabulary): the token's probability,
+        or where sampling is coupled p / E, normalised."""
         if self.probs is None:
             return self.logits.float().softmax(dim=-1)
         parts = self._by_rule()

@@ -4,8 +4,8 @@ For every position of a request there is one vector E of independent Exp(1) nois
 request's seed and the position alone. A model with distribution p chooses argmax p(x) / E(x), the
 winner of an exponential race, which is an exact sample of p (equivalent to the Gumbel-max trick).
 The target chooses so at every position, whatever the draft; a candidate is accepted when it *is*
-the target's choice. So the output is one fixed sample of the target, as greedy output is one fixed
-text, and a recorded trace of it can be replayed exactly.
+the target's choice. So the output is one fixed sample of the target, like greedy output, and a
+recorded trace of it can be replayed exactly.
 
 The acceptance rule is equality, not rejection sampling: a candidate of the draft, which chooses
 with the same E, is accepted with probability Σ_x 1 / Σ_y max(p(y)/p(x), q(y)/q(x)), at least
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_KEPT = 64  # positions whose noise is kept: the draft's choices are soon the target's
+_KEPT = 64  # positions with noise in memory: draft and target use the same
 _LEAST = 1e-30  # keeps p / E finite
 
 

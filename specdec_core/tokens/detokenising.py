@@ -32,7 +32,7 @@ class StreamDecoder:
         stop: strings that end the text and are not part of it.
         prompt_ids: the tokens before the generated ones. Their text is not returned; it decides
             whether the first generated token starts with a space.
-        free: generated tokens, the first ones, in whose text no stop string is looked for.
+        free: the number of first generated tokens to which stop strings do not apply.
         shown: special tokens that are part of the text.
 
     Raises:
@@ -51,7 +51,7 @@ class StreamDecoder:
             raise UserError("stop: a stop string is empty")
         self.text = ""  # everything released so far
         self.stopped = False  # a stop string was found; the text ends just before it
-        self.used = 0  # generated tokens whose text is needed; those after a stop string are not
+        self.used = 0  # generated tokens up to the first stop string
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.items()
         special = {*tokenizer.all_special_ids, *(id for id, token in added if token.special)}
@@ -60,7 +60,7 @@ class StreamDecoder:
         self._stop: tuple[str, ...] = ()  # those looked for now
         self._held = ""  # known text that could still become a stop string
         self._window = [t for t in prompt_ids[-PROMPT_CONTEXT:] if t not in self._special]
-        self._closed = len(self._window)  # window tokens whose text is complete; context only
+        self._closed = len(self._window)  # first window tokens, with complete text: context only
         self._known = self._decode(self._window)  # text of the window that needs no more tokens
 
     def push(self, tokens: Sequence[int]) -> str:
@@ -71,7 +71,7 @@ class StreamDecoder:
             end = self._free - self.used
             return self.push(tokens[:end]) + self.push(tokens[end:])
         self._stop = self._stops if self.used >= self._free else ()
-        known = [token for token in tokens if token not in self._special]  # the others have no text
+        known = [token for token in tokens if token not in self._special]
         text = self._decode(self._window + known) if known else ""
         if len(tokens) > 1 and self._ends_within(text):
             return "".join(self.push([token]) for token in tokens)
@@ -90,7 +90,7 @@ class StreamDecoder:
         return released
 
     def finish(self) -> str:
-        """No more tokens will come; returns the text held back so far."""
+        """End the stream; returns the text held back so far."""
         if self.stopped:
             return ""
         released = self._release(self._learn(self._decode(self._window)))
@@ -110,8 +110,8 @@ class StreamDecoder:
         )
 
     def _ends_within(self, text: str) -> bool:
-        """Whether it matters which token of several brings the window to `text`: a stop string may
-        be complete, or a character is not."""
+        """Whether the tokens that give `text` must be pushed one by one: a stop string is complete
+        within it, or its last character is not complete."""
         if text.endswith(REPLACEMENT):
             return True
         new = self._held + self._beyond(text) if self._stop else ""
@@ -146,6 +146,6 @@ class StreamDecoder:
 
 
 def _tail_start(text: str, stop: str) -> int:
-    """Where the longest end of `text` begins that is a proper beginning of `stop`."""
+    """The start of the longest suffix of `text` that is a proper prefix of `stop`."""
     starts = range(max(0, len(text) - len(stop) + 1), len(text))
     return next((i for i in starts if stop.startswith(text[i:])), len(text))

@@ -165,8 +165,8 @@ class Matcher:
 
     def forced(self, output: Sequence[int], most: int) -> list[int]:
         """Up to `most` tokens that write what the grammar alone says comes next, as the tokenizer
-        would write it. The target may write the same text in other tokens, so they are candidates
-        like others; only where a single token is allowed they are certain."""
+        would write it. The target may write the same text in other tokens, so they are only
+        candidates; a token is certain where it is the only one allowed."""
         self._follow(output)
         if self._lost or (output[-1:] and output[-1] in self._final):
             return []

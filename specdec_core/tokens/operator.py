@@ -25,12 +25,12 @@ _LIBRARY.define("quantiles(Tensor weights, Tensor uniforms) -> Tensor")
 
 @cache
 def available() -> bool:
-    """Whether the operators are there, built where they are missing."""
+    """Whether the operators could be loaded; they are built at the first use."""
     return loaded(_SOURCE, "sampling", "sampling goes without its operators")
 
 
 def fits(numbers: Tensor) -> bool:
-    """Whether the operators take these logits, or weights if they are float32 (…, vocabulary)."""
+    """Whether the operators take these logits, or float32 weights, (…, vocabulary)."""
     return (
         numbers.device.type == "cpu"
         and numbers.dtype in (torch.float32, torch.bfloat16)

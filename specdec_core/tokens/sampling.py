@@ -39,16 +39,16 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _beyond_nucleus(scores: Tensor, mass: float) -> Tensor:
-    """Which tokens (..., vocabulary) are not in the smallest set of most likely ones of at least
-    that mass. To sort a large vocabulary in every row of a round may take longer than the forward,
-    so that first only some of the tokens are sorted, and all where these are too few."""
+    """Which tokens (..., vocabulary) are not in the smallest set of most likely tokens of at least
+    that mass. Sorting a large vocabulary in every row of a round may take longer than the forward.
+    So only some of the tokens are sorted first, and all where these are too few."""
     vocabulary = scores.shape[-1]
     rows = scores.reshape(-1, vocabulary)
     probabilities = rows.softmax(dim=-1)
     dropped = torch.ones_like(rows, dtype=torch.bool)
     left: slice | Tensor = slice(None)
     for count in (min(_LIKELY, vocabulary), vocabulary):
-        # By scores: of these, unlike ones may have the same probability.
+        # By scores: two different scores may have the same probability.
         some = rows[left]
         order = (some.topk(count) if count < vocabulary else some.sort(descending=True)).indices
         likely = probabilities[left].gather(-1, order)
@@ -62,11 +62,11 @@ def _beyond_nucleus(scores: Tensor, mass: float) -> Tensor:
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:
-    """The scores (..., vocabulary) in float32 whose softmax is at `temperature`, above 0."""
+    """Scores (..., vocabulary) in float32; their softmax is at `temperature`, above 0."""
     scores = logits.float()
     if temperature == 1:
         return scores
-    # The largest becomes 0: where the others overflow, they have probability 0 and not NaN.
+    # The largest becomes 0, so a score that overflows has probability 0 and not NaN.
     return (scores - scores.amax(dim=-1, keepdim=True)) / temperature
 
 
@@ -90,8 +90,8 @@ def distributions(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor | Non
 
 
 def draw(probabilities: Tensor, uniforms: Sequence[float]) -> list[int]:
-    """For each row of `probabilities` (rows, vocabulary) the token whose slice of the cumulative
-    distribution holds that row's uniform number in [0, 1).
+    """For each row of `probabilities` (rows, vocabulary) the token at that row's uniform number in
+    [0, 1), by the inverse of the cumulative distribution.
 
     The weights need not sum to 1. A token of weight 0 is never drawn.
     """
@@ -152,10 +152,10 @@ class RandomStream:
     """A request's own randomness, independent of the other requests of its batch.
 
     `uniform()` is its next uniform number, `noise` what coupled sampling shares between models.
-    Behind `written` tokens of another stream's the uniform numbers are others, for those tokens
-    depend on the first ones; the noise is that of their positions. They are others, too, after so
-    many `earlier` requests of the same seed whose outputs may be proposed: these were drawn by the
-    numbers that would now judge them.
+    The uniform numbers also depend on `written`, the number of tokens that another stream with the
+    same seed has drawn, because those tokens depend on that stream's numbers. And they depend on
+    `earlier`, the number of requests with the same seed before: a drafter may propose their
+    outputs, which must not be judged by the numbers that they were drawn by.
     """
 
     def __init__(self, seed: int, vocab_size: int, written: int = 0, earlier: int = 0) -> None:

@@ -26,7 +26,7 @@ class Round:
 
     position: int  # generated tokens before the round
     drafted: int  # candidate tokens sent to verification
-    accepted: int  # of these, tokens that are in the output
+    accepted: int  # candidates that are in the output
     generated: int  # tokens the round added to the output
     draft_forwards: int
     draft_seconds: float
@@ -36,7 +36,7 @@ class Round:
     draft_tokens: int = 0  # positions at which the draft model gave a distribution
     arm: int | None = None  # which of a bandit's arms proposed
     draft_forward_seconds: float = 0.0  # of `draft_seconds`, in the draft model
-    policy_seconds: float = 0.0  # of `draft_seconds`, choosing tokens and asking whether to go on
+    policy_seconds: float = 0.0  # of `draft_seconds`: choosing tokens, the length policy
     target_forward_seconds: float = 0.0  # of `target_seconds`, in the target
     verify_seconds: float = 0.0  # of `other_seconds`, accepting and rejecting
 
@@ -216,8 +216,8 @@ def as_long(seconds: Any, reading: Any, tokens: Any, wanted: Any, pace: float) -
     took `seconds`. Numbers, or arrays of prompts.
 
     Prefill, the first `reading` seconds up to the first token (0: unknown), takes as long for any
-    length. Tokens that the output lacks count at the `pace` of all outputs, in seconds a token: an
-    output that ends at once has no pace of its own.
+    length. Tokens that the output lacks count at the `pace` of all outputs, in seconds a token,
+    because an output that ends at once has no pace.
     """
     first = np.asarray(reading) > 0
     decoding, steps, needed = seconds - reading, tokens - first, wanted - first

@@ -1,11 +1,11 @@
-"""Warpers that depend on a request's text: bias, penalties, a least length, a grammar.
+"""Warpers that depend on a request's sequence: bias, penalties, a minimum length, a grammar.
 
 They change logits before temperature, top-k and top-p (:func:`specdec_core.tokens.sampling.warp`),
-and under greedy decoding, too. At a node of a draft tree the text is the request's and then the
-tokens on the way to the node. Target and draft are warped alike there. So every place has the
-distributions, and the argmax, that it would have if its tokens were committed text.
+and under greedy decoding, too. At a node of a draft tree the sequence is the request's, followed by
+the tokens on the path to the node. Target and draft are warped in the same way. So every place has
+the distributions, and the argmax, that it would have if its tokens were committed.
 
-Requests without such a warper have none, and their logits are not touched.
+Logits of requests without such rules stay unchanged.
 """
 
 from __future__ import annotations

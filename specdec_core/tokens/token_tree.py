@@ -92,7 +92,7 @@ class TokenTree:
         return parent
 
     def follow(self, tokens: Sequence[int]) -> list[int]:
-        """The path of nodes from the root on whose tokens are the first of `tokens`."""
+        """The longest path from the root that agrees with the beginning of `tokens`."""
         if self.is_chain:
             agreed = 0
             while agreed < min(len(self), len(tokens)) and self.tokens[agreed] == tokens[agreed]:

@@ -119,8 +119,8 @@ class Topologies:
         return topology
 
     def find(self, parents: Sequence[int], new: int = 0) -> Topology:
-        """A topology that begins with `parents`, of which all but the last `new` may be known
-        already."""
+        """A topology that begins with `parents`; it extends a known one without the last `new`
+        nodes, if there is one."""
         key = tuple(parents)
         topology = self._known.get(key)
         if topology is None:

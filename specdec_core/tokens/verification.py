@@ -55,13 +55,13 @@ def verify_sampled(
     known: Sequence[tuple[float, float]] | None = None,
 ) -> Verdict:
     """`target_probs` (nodes + 1, vocabulary): after the committed text, then after each node.
-    Verification begins below node `start`. `known` are the tree's :func:`chances`; unset, they are
-    looked up one by one on a CPU."""
+    Verification begins below node `start`. `known` are the tree's :func:`chances`; unset, a CPU
+    looks them up one by one."""
     children = tree.children()
     path: list[int] = []
     node, read = start, tree.read
     if known is None and target_probs.device.type != "cpu":
-        # Each number that is read by itself makes the host wait for the device.
+        # Reading numbers one by one would make the host wait for the device each time.
         known = chances(tree, target_probs)
     while True:
         if node >= read:
@@ -107,9 +107,9 @@ def _chance(q: Tensor | RemoteDistribution | None, token: int) -> float:
 
 
 def longest(starts: Sequence[int], verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict with the longest path of those below each of the target's own tokens, nodes
-    `starts`, that token included; the first of equals (improved MCSD, §3.1). With several tokens
-    this choice does not keep the target's distribution."""
+    """The verdict with the longest path; the first of equals (improved MCSD, §3.1). Verdict i is on
+    the tree below node `starts[i]`, a token that the target has drawn, which joins the path. With
+    several such tokens this choice does not keep the target's distribution."""
     best = max(range(len(starts)), key=lambda i: len(verdicts[i].path))
     verdict = verdicts[best]
     return Verdict([starts[best], *verdict.path], verdict.token, verdict.corrected, verdict.left)

@@ -6,16 +6,16 @@ BLOCK = 64  # positions; a multiple of what the GPU's attention kernel reads at 
 
 
 class PooledBlocks:
-    """The blocks of a pool of `size` blocks. `rows[i]` has the numbers of those that row i holds,
-    in the order of its positions. Blocks are numbered from 1; number 0 stands for none.
+    """A pool of `size` blocks. `rows[i]` has the numbers of the blocks that row i holds, in the
+    order of its positions. Blocks are numbered from 1; number 0 stands for none.
 
     Rows that begin alike hold the blocks of that beginning together. Before a row writes to such a
-    block, it gets one of its own (:meth:`own`).
+    block, :meth:`own` replaces it.
     """
 
     def __init__(self, rows: int, size: int) -> None:
         self.rows: list[list[int]] = [[] for _ in range(rows)]
-        self.changed: set[int] = set()  # rows whose blocks are others than in the table
+        self.changed: set[int] = set()  # rows that got or lost blocks; the user clears it
         self._holders = [0]
         self._free: list[int] = []
         self.size = 0

@@ -25,8 +25,8 @@ class PooledCache(SlotCache):
     """See this module. The pool is on `device`, for `tokens` tokens and one more block for each row
     (None: for all that rows can hold). Where it is too small it grows.
 
-    `table` (slots, blocks of a row) has the numbers of the blocks that rows hold. Block 0 is no
-    row's: padding is written there. `version` changes when the stores' tensors are replaced.
+    `table` (slots, blocks of a row) has the numbers of the blocks that rows hold. Padding is
+    written to block 0, which no row holds. `version` changes when the stores' tensors are replaced.
     """
 
     table: Tensor

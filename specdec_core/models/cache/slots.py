@@ -25,8 +25,8 @@ _SPARE_SHARE = 8  # or one for this many that are held
 
 
 class Store:
-    """What is kept of every token: a `tensor` (rows, heads, positions, size). On a CPU it may lie
-    in `memory` that the system gives page by page as it is written to."""
+    """What is kept of every token: a `tensor` (rows, heads, positions, size). On a CPU the system
+    gives its `memory` page by page, at the first write to each page."""
 
     def __init__(self, tensor: Tensor, memory: mmap.mmap | None = None) -> None:
         self.tensor, self._memory = tensor, memory
@@ -134,7 +134,7 @@ class SlotCache(Cache):
     def open_window(
         self, rows: Sequence[int], counts: Sequence[int], own_row_only: bool = False
     ) -> CacheWindow:
-        """Make the next forward write `counts[i]` tokens after those of row `rows[i]`, see
+        """Make the next forward write `counts[i]` tokens at the end of row `rows[i]`, see
         :class:`CacheWindow`. Raises :class:`ValueError` where a row has no room for them."""
         lengths = [self.lengths[row] for row in rows]
         end = max(length + count for length, count in zip(lengths, counts, strict=True))
@@ -147,15 +147,15 @@ class SlotCache(Cache):
         return window
 
     def claim(self, rows: Sequence[int], counts: Sequence[int]) -> None:
-        """Have memory for `counts[i]` positions after the tokens of row `rows[i]`, which is no
-        other row's, before something is written there."""
+        """Give row `rows[i]` memory for `counts[i]` more positions that it shares with no other
+        row. Called before a forward writes them."""
 
     def at(self, rows: Sequence[int], positions: Sequence[int]) -> tuple[list[int], list[int]]:
         """Where in the stores' tensors `positions[i]` of `rows[i]` is: rows and positions."""
         return list(rows), list(positions)
 
     def append(self, rows: Iterable[int], counts: Iterable[int]) -> None:
-        """Count tokens that have been written after those of each row."""
+        """Count `counts[i]` tokens that have been written at the end of row `rows[i]`."""
         for row, count in zip(rows, counts, strict=True):
             self.lengths[row] += count
             self._used[row] = max(self._used[row], self.lengths[row])
@@ -214,7 +214,7 @@ class SlotCache(Cache):
         self.lengths[row] = start + len(kept)
 
     def held(self) -> list[SlotLayer]:
-        """The layers that this process runs; another process may run others."""
+        """The layers that this process runs; a model may be split among processes."""
         layers = (layer for layer in self.layers if isinstance(layer, SlotLayer))
         return [layer for layer in layers if layer.is_initialized]
 

@@ -1,4 +1,4 @@
-"""The slot cache as a graph has it: tensors, and places to write to that are tensors, too."""
+"""The slot cache as a graph takes it: tensors of keys, values and places."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 
 class TensorLayer(CacheLayerMixin):
-    """A layer of the slot cache whose places to write to are tensors."""
+    """A layer of the slot cache that writes to places given as tensors."""
 
     is_sliding = False
     keys: Tensor
@@ -21,7 +21,7 @@ class TensorLayer(CacheLayerMixin):
         self._at = rows, slice(None), places
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the cache is there."""
+        """Nothing to do: the tensors exist."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any

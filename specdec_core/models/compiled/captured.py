@@ -44,8 +44,8 @@ class Captured:
         self._pool: Any = None  # of their memory; results are copied, so they may share it
 
     def run(self, inputs: Sequence[Tensor], kind: Hashable = None) -> list[Tensor]:
-        """The step's outputs for `inputs`, on any device, until the next run. Those of other sizes,
-        or of another `kind`, get a graph of their own. Raises :class:`CannotCompile`."""
+        """The step's outputs for `inputs`, which may be on any device; valid until the next run.
+        There is a graph for each `kind` and each size of inputs. Raises :class:`CannotCompile`."""
         key = (kind, *(tensor.shape for tensor in inputs))
         with torch.cuda.device(self._device):
             if key not in self._graphs:

@@ -13,10 +13,9 @@ from specdec_core.models.compiled.step import example
 from specdec_core.models.row_attention import SeenPlaces
 
 _CPU = torch.device("cpu")
-# Tokens of a forward:
-_EACH = 16  # up to which there is no padding
-_ALL_WANTED = 64  # that a step of rounds alone may have
-_WARM = 256  # of the widest one that is run before the first request comes
+_EACH = 16  # tokens of a forward up to which there is no padding
+_ALL_WANTED = 64  # tokens of a step of rounds alone
+_WARM = 256  # tokens of the widest forward that is run before the first request
 
 
 class PackagedPacked:
@@ -44,7 +43,7 @@ class PackagedPacked:
         self._warm(kinds)
 
     def _warm(self, kinds: int) -> None:
-        """Make the kernels: of rounds, all of whose logits are wanted, and of prompts."""
+        """Make the kernels for rounds, which want all logits, and for prompts."""
         size = 1
         while size <= min(_WARM, self._cache.positions):
             feed = torch.zeros((4, size), dtype=torch.long)

@@ -53,11 +53,12 @@ _TRACED = (
 
 
 class Packages:
-    """The graphs of one step of the model with that `config`: of a module whose arguments are
-    tensors and lists of them, and that calls the model.
+    """The graphs of `step`, a module that calls the model with that `config`; its arguments are
+    tensors and lists of tensors.
 
-    `facts` are what a graph depends on beside the code, torch and the processor: other facts, other
-    graphs. Where it pays, the project's operator multiplies by matrices in bfloat16.
+    `facts` are what a graph depends on beside the code, torch and the processor: different facts
+    give different graphs. Where it is faster, the project's operator multiplies by matrices in
+    bfloat16.
     """
 
     def __init__(self, step: nn.Module, config: PretrainedConfig, facts: Sequence[object]) -> None:
@@ -77,9 +78,9 @@ class Packages:
     def open(
         self, name: str, inputs: Sequence[Any], shapes: Sequence[Any]
     ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-        """The graph of that name, which takes its tensors in one list (and empties it). Where it is
-        not on disk it is compiled from examples of its `inputs`, of which `shapes` names the
-        dimensions that vary, as torch.export has them.
+        """The graph of that name, which takes its tensors in one list (and empties it). A graph
+        that is not on disk is compiled from example `inputs`; `shapes` names the dimensions that
+        vary, as torch.export has them.
 
         Raises:
             CannotCompile: there is none.
@@ -115,8 +116,8 @@ class Packages:
                 torch._inductor.aoti_compile_and_package(
                     program, package_path=str(package), inductor_configs=dict(_OPTIONS)
                 )
-                # Torch would unpack a package anew for every process, into the temporary folder,
-                # where a killed process leaves it. It loads an unpacked one as it is.
+                # For every process torch would unpack a package into the temporary folder, where
+                # a killed process leaves it. An unpacked package is loaded in place.
                 with ZipFile(package) as archive:
                     archive.extractall(folder)
                 package.unlink()
@@ -138,7 +139,7 @@ def load(folder: Path) -> Any:
 
 
 def _digest(step: nn.Module, facts: Sequence[object]) -> str:
-    """Names everything that a graph depends on."""
+    """A name for everything that a graph depends on."""
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     ours, _, _ = __name__.partition(".")

@@ -84,8 +84,8 @@ class CompiledRunner(LocalRunner):
 
 
 def _graphs(eager: EagerRunner, weights: str, draft: bool) -> PackagedPacked | CapturedPacked:
-    """The graphs of the eager runner's model. Raises :class:`CannotCompile` for a model whose rows
-    are run one by one."""
+    """The graphs of the eager runner's model. Raises :class:`CannotCompile` where rows are not
+    packed."""
     if not eager.compact:
         raise CannotCompile("graphs are of packed rows, and this model's rows are run one by one")
     model, size, last = eager.model, eager.vocab_size, eager.last_position

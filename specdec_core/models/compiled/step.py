@@ -42,9 +42,9 @@ class PackedStep(nn.Module):
         self.model, self.last_position = model, last_position
         self.vocab_size, self.keeps_logits = vocab_size, keeps_logits
         self._layer_inputs, self.draft = layer_inputs, draft
-        # Models are traced with tensors that only have shapes; a mask cannot be made of those.
+        # A mask cannot be made while a model is traced, with tensors that only have shapes.
         self._masks = {kind: RowMask.empty() for kind in kinds}
-        # What the output layer reads; one, so that eager forwards of the model leave no more.
+        # The last input of the output layer; at most one, because eager forwards add to it, too.
         self._read: deque[Tensor] = deque(maxlen=1)
         output = model.get_output_embeddings()
         output.register_forward_pre_hook(lambda _, inputs: self._read.append(inputs[0]))
@@ -65,7 +65,7 @@ class PackedStep(nn.Module):
         Args:
             feed: (4, n) integers: the tokens, their rows, the positions in the cache that they are
                 written to, and those in their sequences.
-            wanted: (m,) the numbers of the tokens whose logits are wanted.
+            wanted: (m,) the numbers of the tokens to return logits of.
             tokens: for each kind of layer, what each token sees, (n, 5); see
                 :func:`specdec_core.models.row_attention.operator.attend`.
             nodes: for each kind of layer, the positions that these refer to.
@@ -73,12 +73,12 @@ class PackedStep(nn.Module):
             values: the same.
             features: the store of the layers' inputs (slots, 1, positions, size), where they are
                 kept.
-            blocks: of a cache whose memory is a pool, which block each part of a row is in, (slots,
-                blocks of a slot). All stores then are (1, …), and rows in `feed` are 0.
+            blocks: of a pooled cache, the table of blocks (slots, blocks of a slot). All stores
+                are (1, …) then, and rows in `feed` are 0.
 
         Returns:
-            Logits (m, vocabulary), the most likely tokens (m,), what the output layer read
-            (m, dimension) and, of a draft, the probabilities of those tokens (m,).
+            Logits (m, vocabulary), the most likely tokens (m,), the inputs of the output layer
+            (m, dimension) and, for a draft, the probabilities of the most likely tokens (m,).
         """
         ids, rows, places, positions = feed.unbind()
         for mask, own_tokens, own_nodes in zip(self._masks.values(), tokens, nodes, strict=True):
@@ -116,9 +116,9 @@ def example(
     kinds: int,
     blocks: Tensor | None = None,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Inputs of a step to show to torch's compilers, with several of everything, and the dimensions
-    that vary, as torch.export has them: all but those of the cache's heads. The model has `kinds`
-    kinds of layers and stores like these, in a pool where it has `blocks`."""
+    """Example inputs of a step, with several of everything, and the dimensions that vary, as
+    torch.export has them: all except the cache's heads. The model has `kinds` kinds of layers and
+    stores like these, in a pool where it has `blocks`."""
     device, rows = keys[0].device, 2 if blocks is None else 1
     n, m, k = (Dim(name, min=2, max=_MOST) for name in ("tokens", "wanted", "nodes"))
     slots, positions = (Dim(name, min=2, max=_MOST) for name in ("slots", "positions"))

@@ -1,4 +1,4 @@
-"""A head as another program reads it, whatever format it was had in: made once, then kept."""
+"""A head in the format that another program reads: converted once, then kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specdec_core.models.eagle.formats import specforge
 from specdec_core.models.eagle.head import EagleHead
 from specdec_core.models.eagle.loading import load_head, read_card, save_head
 
-Form = Literal["speculators", "specforge"]  # which vLLM reads; and SGLang and TensorRT-LLM
+Form = Literal["speculators", "specforge"]  # for vLLM; for SGLang and TensorRT-LLM
 
 
 def exported_head(
@@ -27,9 +27,9 @@ def exported_head(
     dtype: torch.dtype,
     form: Form = "speculators",
 ) -> Path:
-    """The folder of a head, whose weights have this `fingerprint`, in a format and this data type.
-    Its verifier's name is the place that the target was loaded from: others know none of our names
-    of models.
+    """The folder of a head with weights of this `fingerprint`, converted to a format and data type.
+    Its verifier's name is the folder or hub id of the target, because other programs do not know
+    this project's names of models.
 
     Raises:
         UserError: the format has no place for it.
@@ -59,7 +59,7 @@ def exported_head(
 
 
 def exportable(head: nn.Module, target_config: PretrainedConfig) -> TypeGuard[EagleHead]:
-    """Whether a draft is a head whose features vLLM computes: the number of layers stands for the
-    state before the target's norm there, and for that after it here."""
+    """Whether a draft is a head that vLLM can run. The number of layers as a feature stands for the
+    last layer's output before the target's norm in vLLM, and after it in this project."""
     last = target_config.get_text_config(decoder=True).num_hidden_layers
     return isinstance(head, EagleHead) and max(head.settings.feature_layers) < last

@@ -1,4 +1,4 @@
-"""What a forward appends to one row of a head, and in how many parts."""
+"""What a forward appends to one row of a head, in one or several parts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ Span = tuple[int, int]  # of a row's new tokens
 
 
 class RowFeed:
-    """New tokens of `row`, which holds `length`. Tokens are numbered as in the row's text.
+    """New tokens of `row`, which holds `length`. Tokens are numbered as in the row's sequence.
 
-    The text's first token, which a head does not read, is left out. The target holds `known` tokens
-    of the row, so there are features of those before the tokens up to number `known`, and before
-    whatever else follows one of them.
-    """
+    The sequence's first token, which a head is not fed, is left out. The target holds `known`
+    tokens of the row. So there are features for every new token that follows one of them."""
 
     def __init__(
         self,
@@ -33,7 +31,9 @@ class RowFeed:
         if parents is not None and skipped:
             parents = [parent if parent == ROOT else parent - 1 for parent in parents[1:]]
         self.parents = parents
-        self.blank = wanted > len(self.tokens)  # what follows the text's first token is wanted
+        self.blank = wanted > len(
+            self.tokens
+        )  # the logits after the sequence's first token are wanted
         self._wanted_from = max(len(self.tokens) - wanted, 0)
         self._held_by_target = known
         self._known = min(max(known + 1 - self.first, 0), len(self.tokens))
@@ -48,8 +48,8 @@ class RowFeed:
 
     @cached_property
     def parts(self) -> list[Span]:
-        """The new tokens in parts, none of which has a token that needs the state after another:
-        features do not, what was drafted does."""
+        """The new tokens in parts. A drafted token needs the head's state after the token before
+        it, so it comes in a later part; a token with features does not."""
         if not self.tokens:
             return []
         starts = [0]
@@ -59,7 +59,7 @@ class RowFeed:
         return list(zip(starts, [*starts[1:], len(self.tokens)], strict=True))
 
     def known(self, span: Span) -> range:
-        """The numbers of the tokens in `span` that are read with the target's features."""
+        """The numbers of the tokens in `span` that are fed with the target's features."""
         return range(self.first + span[0], self.first + min(span[1], self._known))
 
     def has_features(self, token: int) -> bool:
@@ -71,11 +71,11 @@ class RowFeed:
         return range(self.first + span[0], self.first + span[1])
 
     def wanted(self, span: Span) -> int:
-        """How many of the last tokens in `span` have their logits wanted."""
+        """The number of last tokens in `span` with wanted logits."""
         return max(span[1] - max(span[0], self._wanted_from), 0)
 
     def parents_until(self, span: Span) -> Sequence[int] | None:
-        """The tree, as far as it is there after `span`; None where that is a chain."""
+        """The tree up to the end of `span`; None where that is a chain."""
         if self.parents is None or span[1] <= self._known:
             return None
         return self.parents[: len(self.parents) - len(self.tokens) + span[1]]

@@ -30,11 +30,8 @@ from specdec_core.models.eagle.settings import EagleSettings
 
 
 class AnyHead(nn.Module, ABC):
-    """What heads of all generations have in common.
-
-    `embed_tokens` is the target's embedding, unless the head brings its own; None until it is
-    given.
-    """
+    """What heads of all generations have in common. `embed_tokens` is the head's own embedding or
+    the target's; None until the target's is set."""
 
     layers: nn.ModuleList  # with the one decoder layer
 
@@ -68,7 +65,7 @@ class AnyHead(nn.Module, ABC):
         Args:
             tokens: (batch, n).
             states: before each token (batch, n, width).
-            positions: (batch, n), of which only differences matter.
+            positions: (batch, n); only their differences matter.
             attention_mask: as transformers' attention takes it, or a :class:`RowMask`.
             past_key_values: keys and values of earlier tokens.
         """
@@ -84,7 +81,7 @@ class AnyHead(nn.Module, ABC):
 
     @abstractmethod
     def normed(self, states: Tensor) -> Tensor:
-        """What the output layer reads of these states, (…, width)."""
+        """The input of the output layer after these states, (…, width)."""
 
     @abstractmethod
     def logits(self, states: Tensor) -> Tensor:

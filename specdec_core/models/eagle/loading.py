@@ -138,8 +138,8 @@ def load_head(
     dtype: torch.dtype = torch.float32,
 ) -> AnyHead:
     """A head by a name that :func:`located` takes, for the target with that configuration, on the
-    CPU and in evaluation mode. Its `embed_tokens` is None unless the head brings its own, as is the
-    `lm_head` of an :class:`EagleOneHead`: these are the target's.
+    CPU and in evaluation mode. An `embed_tokens` or `lm_head` that the head shares with its target
+    is None.
 
     Args:
         name: a folder or hub id.
@@ -258,7 +258,7 @@ def save_head(
     else:
         config = speculators.described(settings, card, form, named)
     with atomic_folder(folder) as new:
-        # Not safetensors' save_file, whose files other users cannot read.
+        # Files of safetensors' save_file cannot be read by other users.
         (new / WEIGHTS).write_bytes(save(tensors, metadata={"format": "pt"}))
         (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
@@ -269,11 +269,11 @@ def _written(key: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _unfilled(form: Any, config: dict[str, Any], layers: int, name: str) -> AnyHead:
-    """A head whose weights take no memory yet."""
+    """A head on the device `meta`, without memory for its weights."""
     try:
         with torch.device("meta"):
             head: AnyHead = form.build(config, layers, name)
-    except (KeyError, TypeError, AttributeError) as error:  # an unknown activation, among others
+    except (KeyError, TypeError, AttributeError) as error:  # an unknown activation for instance
         raise UserError(f"{name}: not a head's configuration: {error}") from None
     head.rotary = LlamaRotaryEmbedding(head.config)  # no file has its frequencies
     return head

@@ -1,12 +1,10 @@
-"""An EAGLE head as a draft model: with this runner every drafter drafts from it.
+"""An EAGLE head as a draft model, for every drafter.
 
-A token is read with what is known before it: the target's features of the text that the target has
-read, and the head's own states of what was drafted after that. A round later the target has
-features of what it accepted, so these tokens are read again with them, in the head's next forward,
-as in EAGLE; until then they were a guess. Tokens that are drafted one after the other cannot be
-read at once, because each needs the state after the one before: given several, the runner reads
-them one after the other.
-"""
+A token is fed with the state before it: the target's features where the target was fed the token
+before, the head's own state where that token was drafted. A round later the target has features of
+the tokens that it accepted. So the head's next forward feeds these tokens again, with features, as
+in EAGLE. A drafted token needs the head's state after the one before: several drafted tokens are
+fed one after the other."""
 
 from __future__ import annotations
 
@@ -39,27 +37,27 @@ from specdec_core.tokens.topology import Topologies
 
 @runtime_checkable
 class ReadRows(Protocol):
-    """What a target has read in each row, and its features of that."""
+    """The tokens that a target was fed in each row, and its features of them."""
 
     feature_layers: tuple[int, ...]  # in the order in which features have them
     vocab_size: int
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens that are read in each row."""
+        """The number of tokens that each row holds."""
 
     def features(self, rows: Sequence[int], places: Sequence[int]) -> Tensor:
-        """Of the tokens at `places[i]` of `rows[i]`, (n, layers · width)."""
+        """The features of the tokens at `places[i]` of `rows[i]`, (n, layers · width)."""
 
 
 class EagleRunner(ModelRunner):
-    """`head` over the features that the runner `target` keeps of its rows, which are this runner's
-    rows, too. `weights`, the digest of the head's weights and of those that it has of its target,
-    has it compiled; where it cannot be, it runs eagerly after one warning. For a `pooled` cache and
-    `cache_tokens` see :class:`~specdec_core.models.eager.EagerRunner`.
+    """`head` over the features that the runner `target` keeps; both have the same rows. With
+    `weights`, the digest of all weights that the head uses, it is compiled; where that fails, it
+    runs eagerly after one warning. For a `pooled` cache and `cache_tokens` see
+    :class:`~specdec_core.models.eager.EagerRunner`.
 
-    The first token of a text has no features before it and is not read: after it, all tokens are as
-    likely. Of a row's tokens, `settled` were read with the target's features.
+    The first token of a sequence has no features before it and is not fed: after it, all tokens are
+    equally likely. The first `settled` tokens of a row were fed with the target's features.
     """
 
     mixes = True
@@ -90,7 +88,7 @@ class EagleRunner(ModelRunner):
         (layer,) = self.cache.layers
         assert isinstance(layer, SlotLayer)
         layer.lazy_initialization(like, like)
-        # What is read before a token that follows another: that one's state.
+        # The head's state after each token.
         self.cache.keep_features(settings.hidden_size, weight[:0])
         features = len(settings.feature_layers) * settings.target_hidden_size
         places = torch.zeros(0, dtype=torch.long, device=self.device)
@@ -105,8 +103,7 @@ class EagleRunner(ModelRunner):
             self._graph = self._compiled(weights)
 
     def _compiled(self, weights: str) -> Callable[[list[Tensor]], Sequence[Tensor]] | None:
-        """The graph of a step, kept under the digest of its weights; None where there is none,
-        after a warning."""
+        """The graph of a step; None, after a warning, where it cannot be compiled."""
         from specdec_core.models.compiled.failures import CannotCompile  # a second to import
         from specdec_core.models.compiled.packages import Packages
 
@@ -131,11 +128,11 @@ class EagleRunner(ModelRunner):
         return [self._length(row) for row in range(self.cache.slots)]
 
     def _held(self, row: int) -> int:
-        """Tokens that have been read, with features or guesses of them."""
+        """The number of tokens fed, with the target's features or the head's own states."""
         return self.cache.lengths[row] + self._begun[row]
 
     def _length(self, row: int) -> int:
-        """Tokens of the row, as long as the target knows no more of those that were drafted."""
+        """The row's length: drafted tokens no longer count once the target has features of them."""
         held, settled = self._held(row), self._settled[row]
         known = held > settled and self.target.lengths[row] >= settled
         return settled if known else held
@@ -154,7 +151,7 @@ class EagleRunner(ModelRunner):
         if start + len(kept) > end or in_order == len(kept):
             self.truncate(row, min(start + in_order, end))
             return
-        # Between its forwards of a round, a draft keeps a branch of what it has read.
+        # Within a round, a drafter keeps a branch of the tokens that it has fed.
         self.cache.keep(row, start - 1, kept)
         self._settled[row] = min(self._settled[row], start + in_order)
 
@@ -200,7 +197,7 @@ class EagleRunner(ModelRunner):
             for n, own in zip(reading, zip(*split, strict=True), strict=True):
                 outputs[n].append(own)
         each_part = [own for row in outputs for own in row]
-        if not each_part:  # a text's first token is all that was fed
+        if not each_part:  # nothing but a sequence's first token
             return self._output(batch, [torch.empty(0)] * 4)
         return self._output(batch, [torch.cat(each) for each in zip(*each_part, strict=True)])
 
@@ -209,7 +206,7 @@ class EagleRunner(ModelRunner):
         return Output(batch.counts, logits, read if self._watched else None, chosen, sure)
 
     def _blank(self) -> Sequence[Tensor]:
-        """The outputs after a text's first token, which is not read."""
+        """The outputs after a sequence's first token, which is not fed."""
         zeros = self._nothing[0].new_zeros
         first = torch.zeros(1, dtype=torch.long, device=self.device)
         alike = torch.full((1,), 1 / self.vocab_size, device=self.device)
@@ -230,7 +227,7 @@ class EagleRunner(ModelRunner):
         packed = PackedSequence.of(batch, window.ends, self._topologies)
         new = [(each, number) for each, span in parts for number in each.numbers(span)]
         before = [(each.row, each.before(number)) for each, number in new]
-        # A text's first token is not in the cache.
+        # A sequence's first token is not in the cache.
         rows, numbers = zip(*before, strict=True)
         _, places = self.cache.at(rows, [max(number - 1, 0) for number in numbers])
         read = [place if number else -1 for place, number in zip(places, numbers, strict=True)]
@@ -246,8 +243,8 @@ class EagleRunner(ModelRunner):
         return [output[: len(packed.wanted)] for output in outputs]
 
     def _features(self, featured: Mapping[int, tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """The target's features of tokens, (row, number) each, by the numbers of the new tokens
-        that the head reads after them; and those numbers."""
+        """The target's features before new tokens, and the numbers of these tokens. `featured` maps
+        each number to the (row, number) of the token before."""
         if not featured:
             return self._nothing
         rows, numbers = zip(*featured.values(), strict=True)
@@ -271,8 +268,7 @@ class EagleRunner(ModelRunner):
 
 
 def _columns(settings: EagleSettings, kept: Sequence[int]) -> Tensor | None:
-    """Where in the features of the layers `kept` those are that a head reads; None: all, in
-    order."""
+    """The columns that a head reads of the features of the layers `kept`; None: all, in order."""
     layers, width = settings.feature_layers, settings.target_hidden_size
     assert set(layers) <= set(kept), f"features of {layers}, kept are those of {kept}"
     if tuple(layers) == tuple(kept):

@@ -16,9 +16,9 @@ from specdec_core.config import Value
 class EagleSettings(Value):
     """An EAGLE-3 head for a target with hidden states of `target_hidden_size`.
 
-    `feature_layers` are the target's layers whose *inputs* the head reads, increasing; the number
-    of layers itself stands for what the output layer reads. `draft_vocab_size` are the tokens that
-    it can propose.
+    The head reads the *inputs* of the target's layers `feature_layers`, increasing; the number of
+    layers itself stands for the input of the output layer. It can propose `draft_vocab_size`
+    tokens.
     """
 
     hidden_size: int = Field(ge=1)

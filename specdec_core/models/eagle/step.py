@@ -1,4 +1,4 @@
-"""One forward of a head over packed tokens of several rows: run as it is, or compiled."""
+"""One forward of a head over packed tokens of several rows, to run eagerly or compiled."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class EagleStep(nn.Module):
         states: Tensor,
         blocks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """:meth:`run` with the plan as the operator's tables, (n, 5) and (nodes,), and those of a
-        cache in blocks."""
+        """:meth:`run`, with the plan as the operator's tables `tokens` (n, 5), `nodes` and
+        `blocks`."""
         plan = OperatorPlan(tokens, nodes, blocks)
         return self.run(feed, wanted, features, known, plan, keys, values, states)
 
@@ -58,7 +58,7 @@ class EagleStep(nn.Module):
             feed: (5, n) integers: the tokens, the rows and places in the stores that they are
                 written to, their positions, and the places of the tokens before them, -1 where
                 none was read.
-            wanted: (m,) the numbers of the tokens whose logits are.
+            wanted: (m,) the numbers of the tokens to return logits of.
             features: the target's, of the tokens before k of them (k, layers · width), which are
                 read in the place of states; k may be 0.
             known: (k,) integers: which of the n they are.
@@ -69,8 +69,8 @@ class EagleStep(nn.Module):
                 width); changed for the new tokens.
 
         Returns:
-            Logits of the target's vocabulary (m, vocabulary), the most likely tokens (m,), what the
-            output layer read (m, width), and the probabilities of those tokens (m,).
+            Logits of the target's vocabulary (m, vocabulary), the most likely tokens (m,), the
+            inputs of the output layer (m, width), and the most likely tokens' probabilities (m,).
         """
         ids, rows, places, positions, before = feed.unbind()
         self._mask.plan = plan
@@ -95,8 +95,8 @@ class EagleStep(nn.Module):
 def example(
     keys: Tensor, values: Tensor, states: Tensor, features: int
 ) -> tuple[tuple[Tensor, ...], tuple[dict[int, Dim], ...]]:
-    """Inputs with several of everything for stores like these and so many `features` of a token,
-    and, as torch.export has them, the dimensions that vary."""
+    """Example inputs for stores like these and `features` numbers of a token, with several of
+    everything, and the dimensions that vary, as torch.export has them."""
     n, m, f, k = (Dim(name, min=2, max=_MOST) for name in ("tokens", "wanted", "known", "nodes"))
     slots, positions = (Dim(name, min=2, max=_MOST) for name in ("slots", "positions"))
     stores = keys, values, states

@@ -19,8 +19,8 @@ _LIBRARY.define("multiply(Tensor x, Tensor panels) -> Tensor")
 
 @cache
 def available() -> bool:
-    """Whether the operator is there, built where it is missing: where the processor multiplies
-    bfloat16 in vectors (AVX-512) but not in tiles (AMX), which oneDNN uses better."""
+    """Whether the operator can be used; it is built at the first use. It is for processors that
+    multiply bfloat16 in vectors (AVX-512) but not in tiles (AMX), which oneDNN uses better."""
     fits = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
     return fits and loaded(
         SOURCE, "products of a few rows", "products of a few rows go without their operator"
@@ -51,7 +51,7 @@ def multiply(x: Tensor, panels: Tensor) -> Tensor:
 
 
 def _like(x: Tensor, panels: Tensor) -> Tensor:
-    """What torch's compilers are told of the operator's output."""
+    """The shape of the output, for torch's compilers."""
     return x.new_empty((*x.shape[:-1], panels.shape[0] * COLUMNS))
 
 

@@ -2,9 +2,9 @@
 
 A program attends a tile of queries, the heads of neighbouring tokens that share a slot and a key
 head, to that slot's positions, block by block with a running softmax. Blocks begin at multiples of
-their size, and a block that a token does not see changes nothing: what a token gets is the same bit
-for bit whoever is with it. Afterwards each query meets its own further positions, the ancestors in
-a tree, one after the other.
+their size, and a block that a token does not see changes nothing. So a token's output is the same
+bit for bit in any batch. Afterwards each query attends to its further positions, the ancestors in a
+tree, one after the other.
 
 Tiles are found from the table of tokens on the device, so a CUDA graph of the kernel serves any
 rows, trees and contexts.
@@ -74,9 +74,9 @@ def _attend(  # type: ignore[no-untyped-def]
     size: tl.constexpr, wide: tl.constexpr, block: tl.constexpr, pool_block: tl.constexpr,
     exact: tl.constexpr,
 ):  # fmt: skip
-    """A program for each token and key head, of which those work that a tile begins with: the
-    tokens of one slot up to the next multiple of tile. With a `pool_block` the positions of a slot
-    are in blocks of so many, a multiple of `block`, whose numbers are in `blocks`."""
+    """A program for each token and key head. Only the program of a tile's first token works; a tile
+    has the tokens of one slot up to the next multiple of `tile`. With a `pool_block`, a multiple of
+    `block`, the positions of a slot are in blocks of that size, numbered in `blocks`."""
     token, head = tl.program_id(0), tl.program_id(1)
     slot = tl.load(tokens + token * 5)
     before = tl.load(tokens + token * 5 - 5, mask=token % tile != 0, other=-1)

@@ -52,16 +52,16 @@ def attend(
 
     Args:
         query: (tokens, heads, head size), bfloat16 or float32; on a GPU float16 too.
-        keys: (slots, key heads, positions, head size), alike; so are `values`.
-        values: alike.
+        keys: (slots, key heads, positions, head size), of these types.
+        values: the same.
         tokens: (tokens, 5) integers: the slot; the positions [first, end) that it sees of it; and
             the range, first and count, of its further positions in `nodes`. Tokens of a slot are
             neighbours. One that sees nothing gets zeros.
         nodes: positions (n,), integers.
         scale: of the products.
-        blocks: of a cache whose memory is a pool of blocks, `keys` and `values` (1, key heads,
-            positions of all blocks, head size): the number of the block that each :data:`BLOCK`
-            positions of a slot are in, (slots, blocks of a slot), integers.
+        blocks: for a pooled cache, with `keys` and `values` (1, key heads, positions of all blocks,
+            head size): the number of the block for each :data:`BLOCK` positions of a slot, (slots,
+            blocks of a slot), integers.
 
     Returns:
         (tokens, heads, head size), in the queries' data type.
@@ -101,14 +101,14 @@ def _blocks_on_cpu(
     nodes: Tensor,
     scale: float,
 ) -> Tensor:
-    """In a copy that has every slot in its own row; a CPU's caches need no blocks."""
+    """Attention to a copy with every slot in its own row; only tests use a pool on a CPU."""
     places = (blocks[..., None] * BLOCK + torch.arange(BLOCK)).flatten(1)  # (slots, positions)
     keys, values = (store[0][:, places].transpose(0, 1).contiguous() for store in (keys, values))
     return attend(query, keys, values, tokens, nodes, scale)
 
 
 def _like(query: Tensor, *_: object) -> Tensor:
-    """What torch's compilers are told of the operator's output."""
+    """The shape of the output, for torch's compilers."""
     return query.new_empty(query.shape)
 
 

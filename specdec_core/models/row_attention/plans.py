@@ -47,7 +47,7 @@ class RowPlan(Protocol):
     ) -> Tensor:
         """Attention (1, tokens, heads, head size) of `query` (1, heads, tokens, head size) to the
         whole cache, `keys` and `values` (slots, key heads, positions, head size) or the blocks
-        (1, key heads, all positions, head size); `options` are those of transformers' attention
+        (1, key heads, all positions, head size), with the `options` of transformers' attention
         functions."""
 
 
@@ -121,7 +121,7 @@ class SeenPlaces:
     is the layers' sliding window.
 
     A token sees the positions [first, end) of its slot and, in a tree, its ancestors and itself.
-    A sliding window leaves the last of these, by their places in the sequence."""
+    With a sliding window it sees only the last positions of the sequence."""
 
     def __init__(self, rows: Sequence[RowTokens], window: int | None) -> None:
         tokens: list[int] = []

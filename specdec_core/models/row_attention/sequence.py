@@ -13,7 +13,7 @@ from specdec_core.tokens.topology import Topologies
 @dataclass(slots=True)
 class PackedSequence:
     """The tokens of a batch, row after row: their ids, their positions in their sequences, the
-    numbers of those whose logits are `wanted`, and which part of them belongs to which row."""
+    numbers of the tokens with `wanted` logits, and the part that belongs to each row."""
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -56,7 +56,7 @@ def _chain_and_tree(
         return [(count, None)]
     if len(parents) > count:  # a tree that grows: its first nodes are there already
         return [(count, parents)]
-    # The sequence's last token stays with the tree, whose shape is then that of other rounds.
+    # The sequence's last token stays with the tree, which then has the same shape in all rounds.
     chain = min([chain, *(parent + 1 for parent in parents[chain:])]) - 1
     if chain < 1:
         return [(count, parents)]

@@ -1,4 +1,4 @@
-"""What all formats share: the decoder layer is described by a Llama model's configuration."""
+"""What all formats have in common: a Llama configuration describes the decoder layer."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from specdec_core.models.eagle.head import EagleHead
 from specdec_core.models.eagle.settings import EagleSettings, default_layers
 
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
-# Its modules, and those of EAGLE's authors, have none, whatever keys are left of a target's.
+# SpecForge's modules, and those of EAGLE's authors, have no biases, whatever the keys say.
 NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 
@@ -34,18 +34,18 @@ def build(config: dict[str, Any], layers: int, name: str) -> EagleHead:
 
 
 def renamed(tensor: str) -> str:
-    """The decoder layer is called `midlayer` there."""
+    """The head's name of a tensor of the file: its decoder layer is `midlayer`."""
     return tensor.replace("midlayer.", "layers.0.", 1)
 
 
 def written(tensor: str) -> str:
-    """The other way round."""
+    """The file's name of a tensor of the head."""
     return tensor.replace("layers.0.", "midlayer.", 1)
 
 
 def lacks(settings: EagleSettings, layers: int) -> str | None:
-    """What of a head, for a target with so many layers, the format has no place for; None where it
-    has one for all of it."""
+    """The part of a head, for a target with `layers` layers, that the format cannot store; None
+    where it can store all of it."""
     if settings.norm_before_residual or settings.norm_before_fc:
         return "its norms are elsewhere"
     if settings.attention_bias or settings.mlp_bias:
@@ -56,7 +56,7 @@ def lacks(settings: EagleSettings, layers: int) -> str | None:
 
 
 def described(settings: EagleSettings, dtype: str) -> dict[str, Any]:
-    """The `config.json` of a head that lacks nothing."""
+    """The `config.json` of a head that the format can store."""
     shape = settings.model_dump(mode="json", exclude={"norm_before_residual", "norm_before_fc"})
     outputs = [layer - 1 for layer in shape.pop("feature_layers")]
     rope = shape["rope_parameters"]
@@ -76,8 +76,8 @@ def described(settings: EagleSettings, dtype: str) -> dict[str, Any]:
 
 
 def _feature_layers(config: dict[str, Any], layers: int) -> tuple[Any, ...]:
-    """SpecForge numbers the layers whose *outputs* the head reads, in `eagle_config`; without that,
-    its default comes to ours, of inputs. A list at the top is of vLLM, and of inputs."""
+    """SpecForge's `eagle_config` has numbers of layers by their *outputs*; its default is the same
+    as this project's, by inputs. A list at the top level is vLLM's, by inputs."""
     outputs = (config.get("eagle_config") or {}).get(_LAYERS)
     if outputs:
         return tuple(layer + 1 for layer in outputs)

@@ -1,4 +1,4 @@
-"""Heads in the format of *speculators*, which vLLM serves, and which is ours too."""
+"""Heads in the format of *speculators*, which vLLM serves and this project writes."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def build(config: dict[str, Any], layers: int, name: str) -> EagleHead:
 
 
 def renamed(tensor: str) -> str:
-    """The head's names are those of the format."""
+    """The head uses the names of the format."""
     return tensor
 
 
 def described(settings: EagleSettings, card: EagleCard, form: str, dtype: str) -> dict[str, Any]:
-    """The `config.json` of a head; keys that *speculators* and vLLM have unlike defaults for are
-    all there."""
+    """The `config.json` of a head, with every key for which *speculators* and vLLM have different
+    defaults."""
     shape = settings.model_dump(mode="json")
     own = {key: shape.pop(key) for key in _OF_THE_HEAD}
     layers = shape.pop("feature_layers")
@@ -106,7 +106,7 @@ def described(settings: EagleSettings, card: EagleCard, form: str, dtype: str) -
 
 
 def form_of(config: dict[str, Any]) -> str | None:
-    """The form that a head of ours is stored in; None for one of others."""
+    """The form in which this project has stored a head; None for a head of another project."""
     form: str | None = _mapping(config.get(_OURS)).get("form")
     return form
 
