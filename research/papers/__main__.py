@@ -106,10 +106,10 @@ def main(
     from research.long_form.study import LongFormPlan
     from research.papers.page import papers_page
     from research.papers.run import run_papers, study_inputs
+    from research.papers.stored_tables import write_together
     from research.papers.studies import study_tables
     from research.papers.tables import report
     from specdec_core.base.files import write_atomically
-    from specdec_core.base.tables import write_together
     from specdec_core.evidence.bench.benchmark import read_bench_plan
 
     same = {"pair": plan.pair.model_dump(mode="json")}

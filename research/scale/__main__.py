@@ -5,13 +5,32 @@ The nodes are Ray nodes of this machine, each with its own scheduler and object 
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
 from jobs.console import console, run
 from jobs.options import sizes
-from specdec_core.base.workspace import scratch_workspace
+
+
+@contextmanager
+def scratch_workspace() -> Iterator[Path]:
+    """A temporary workspace for the block, deleted at its end."""
+    before = os.environ.get("SPECDEC_HOME")
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["SPECDEC_HOME"] = home
+        try:
+            yield Path(home)
+        finally:
+            if before is None:
+                del os.environ["SPECDEC_HOME"]
+            else:
+                os.environ["SPECDEC_HOME"] = before
 
 
 def main(

@@ -12,8 +12,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 from cluster.session import QUIET, ray_session
+from research.scale.memory import available
 from specdec_core.base.errors import UserError
-from specdec_core.base.memory import available
 from specdec_core.base.observer import Observer
 
 # Memory in MiB: a node's scheduler and agents, an idle trial's process, the driver with Ray's head,

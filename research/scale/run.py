@@ -12,10 +12,10 @@ from typing import Any
 from cluster.sweep.counting import count_all
 from cluster.sweep.trial import CountTrial, TrialTask
 from research.scale.idle_trial import IdleTask, IdleTrial
+from research.scale.memory import MemoryWatch, available
 from research.scale.nodes import local_nodes
 from research.scale.study import Scaled
 from specdec_core.base.errors import UserError
-from specdec_core.base.memory import MemoryWatch, available
 from specdec_core.base.observer import together
 from specdec_core.cost import Hardware, Profile
 from specdec_core.engine import Request

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from specdec_core.base.memory import MemoryWatch
+from research.scale.memory import MemoryWatch
 
 ENOUGH = 0.9  # a part at this share of its capacity is the bottleneck
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from specdec_core.base.errors import UserError
@@ -83,21 +80,6 @@ def kept_folder(kind: str) -> Path:
     folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser() / "specdec" / kind
-
-
-@contextmanager
-def scratch_workspace() -> Iterator[Path]:
-    """A temporary workspace for the block, deleted at its end."""
-    before = os.environ.get("SPECDEC_HOME")
-    with tempfile.TemporaryDirectory() as home:
-        os.environ["SPECDEC_HOME"] = home
-        try:
-            yield Path(home)
-        finally:
-            if before is None:
-                del os.environ["SPECDEC_HOME"]
-            else:
-                os.environ["SPECDEC_HOME"] = before
 
 
 def _uploaded(folder: Path) -> bool:

@@ -14,6 +14,7 @@ from specdec_core.config.base import (
     overridden,
     parse,
     parse_json,
+    with_read,
 )
 from specdec_core.config.chosen import PairConfiguration
 from specdec_core.config.configuration import AUTOREGRESSIVE, Configuration, costless
@@ -99,4 +100,5 @@ __all__ = [
     "parse",
     "parse_json",
     "run_time",
+    "with_read",
 ]

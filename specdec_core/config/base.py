@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,22 +36,28 @@ def identity(value: BaseModel, placeless: bool = False) -> str:
     """A value's stable short id: the hash of its canonical JSON. A `placeless` one is the same
     wherever what it reads (:data:`READ`) lies."""
     content = value.model_dump(mode="json")
-    content = _placeless(content) if placeless else content
+    if placeless:
+        content = with_read(content, lambda _, name: _name(name))
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
 
-def _placeless(part: Any) -> Any:
+def with_read(part: Any, change: Callable[[str, str], str]) -> Any:
+    """JSON content with each value of a key of :data:`READ` changed; `change` gets key and value."""
     if isinstance(part, list):
-        return [_placeless(each) for each in part]
+        return [with_read(each, change) for each in part]
     if not isinstance(part, dict):
         return part
     return {
-        key: Path(value.removeprefix("bundled:")).name.removesuffix(".json")
+        key: change(key, value)
         if key in READ and isinstance(value, str)
-        else _placeless(value)
+        else with_read(value, change)
         for key, value in part.items()
     }
+
+
+def _name(place: str) -> str:
+    return Path(place.removeprefix("bundled:")).name.removesuffix(".json")
 
 
 def parse(kind: type[T], value: Any, source: str) -> T:

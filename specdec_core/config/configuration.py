@@ -46,8 +46,8 @@ class Configuration(Value):
         if len(distinct) > 1:
             shown = " and ".join(sorted(str(s.model_dump(exclude_defaults=True)) for s in distinct))
             raise ValueError(
-                f"drafter.arms: arms with different sampling settings ({shown}); a bandit chooses"
-                " who drafts, all must sample alike"
+                f"drafter.arms: arms with different sampling settings ({shown}); the arms of a"
+                " bandit must sample alike"
             )
         return value if given else {**value, "sampling": of_arms[0]}
 
@@ -65,7 +65,7 @@ class Configuration(Value):
 
     @property
     def without_sampling(self) -> str:
-        """The label without the sampling, for tables whose rows all have the same."""
+        """The label without the sampling, for tables in which all rows sample alike."""
         return self.drafter.label if self.drafter else "autoregressive"
 
     @property
@@ -107,7 +107,7 @@ class Configuration(Value):
 
     @property
     def unpriced(self) -> tuple[str | None, ...]:
-        """The draft models whose length policies ask what a target forward costs."""
+        """The draft models with a length policy that asks what a target forward costs."""
         return tuple(dict.fromkeys(draft for draft, p in self.policies if p.asks_cost))
 
     def priced(self, costs: Costs) -> Configuration:
@@ -141,8 +141,8 @@ class Configuration(Value):
         return (self.draft or next(iter(names), None)) if self.drafts else None
 
     def drafts_of(self, drafts: Mapping[str, T]) -> dict[str, T]:
-        """Those of a pair's `drafts` that it runs, in their order; the first is the one that it
-        does not name."""
+        """The drafts of a pair that the configuration runs, in the order of `drafts`. A drafter
+        that names no draft runs the first."""
         first = next(iter(drafts), None)
         used = {first if name is None else name for name in self.drafts}
         return {name: draft for name, draft in drafts.items() if name in used}
@@ -162,8 +162,8 @@ class Configuration(Value):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether it drafts on a device of its own while the target verifies. Then its counts
-        depend on time, too."""
+        """Whether it drafts on a separate device while the target verifies. Its counts then depend
+        on time."""
         return any(part.asynchronous for part in self.parts)
 
     @property
@@ -206,25 +206,9 @@ def _runs_draft(drafter: DrafterSettings) -> bool:
     return bool(drafter.drafts) or any(map(_runs_draft, drafter.parts))
 
 
-def _with_draft(part: Any, name: str) -> Any:
-    """A part of a drafter with the draft model `name` wherever none is named."""
-    if isinstance(part, tuple):
-        return tuple(_with_draft(each, name) for each in part)
-    if isinstance(part, dict):
-        return {key: _with_draft(each, name) for key, each in part.items()}
-    if not isinstance(part, Value):
-        return part
-    fields = {field: getattr(part, field) for field in type(part).model_fields}
-    changes = {
-        field: name if field == "draft" and value is None else _with_draft(value, name)
-        for field, value in fields.items()
-    }
-    return part.model_copy(update={n: new for n, new in changes.items() if new is not fields[n]})
-
-
 def costless(drafter: Any) -> Any:
-    """A drafter, or a configuration, whose policies ask what a target forward costs: the same on
-    all machines."""
+    """A drafter, or a configuration, in which policies ask for the cost of a target forward: it is
+    the same on all machines."""
 
     def asking(policy: PolicySettings, _: str | None) -> PolicySettings:
         return policy.at_cost(PROFILE) if isinstance(policy, PricedSettings) else policy
@@ -238,15 +222,31 @@ def _changed(
     """A part of a drafter, of the draft model `draft`, with every policy changed."""
     if isinstance(part, PolicySettings):
         return change(part, draft)
+    own = getattr(part, "draft", draft)
+    return _rebuilt(part, lambda _, inner: _changed(inner, own, change))
+
+
+def _with_draft(part: Any, name: str) -> Any:
+    """A part of a drafter with the draft model `name` wherever none is named."""
+    return _rebuilt(
+        part,
+        lambda field, inner: (
+            name if field == "draft" and inner is None else _with_draft(inner, name)
+        ),
+    )
+
+
+def _rebuilt(part: Any, change: Callable[[str, Any], Any]) -> Any:
+    """A tuple, a mapping or a value with its members changed; the name of a value's field is the
+    first argument of `change`."""
     if isinstance(part, tuple):
-        return tuple(_changed(each, draft, change) for each in part)
+        return tuple(change("", each) for each in part)
     if isinstance(part, dict):
-        return {key: _changed(each, draft, change) for key, each in part.items()}
+        return {key: change("", each) for key, each in part.items()}
     if not isinstance(part, Value):
         return part
-    draft = getattr(part, "draft", draft)
     fields = {name: getattr(part, name) for name in type(part).model_fields}
-    changes = {name: _changed(field, draft, change) for name, field in fields.items()}
+    changes = {name: change(name, field) for name, field in fields.items()}
     return part.model_copy(update={n: new for n, new in changes.items() if new is not fields[n]})
 
 

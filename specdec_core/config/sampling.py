@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -57,8 +57,8 @@ class Sampling(Value):
 
     In this order, which is vLLM's: the logit bias, the penalties (repetition, then frequency and
     presence), temperature, min-p, top-k, top-p. Greedy decoding takes the largest score after the
-    penalties. The repetition penalty is of the tokens of prompt and output, as in transformers; the
-    others are of the output's alone.
+    penalties. The repetition penalty applies to the tokens of prompt and output, as in
+    transformers; the other penalties apply to the tokens of the output.
     """
 
     temperature: Temperature = Field(default=0.0, description="0 is greedy decoding")
@@ -123,40 +123,33 @@ class Sampling(Value):
     @property
     def label(self) -> str:
         """What is not default, in short; empty for plain greedy decoding."""
-        drawn = {
-            f"T={self.temperature:g}": True,
-            f"min-p={self.min_p:g}": self.min_p > 0,
-            f"top-k={self.top_k}": self.top_k,
-            f"top-p={self.top_p:g}": self.top_p < 1,
-            "coupled": self.coupling == "gumbel",
-        }
-        edited = {
-            f"repetition={self.repetition_penalty:g}": self.repetition_penalty != 1,
-            f"frequency={self.frequency_penalty:g}": self.frequency_penalty,
-            f"presence={self.presence_penalty:g}": self.presence_penalty,
-            f"bias on {len(self.logit_bias)}": self.logit_bias,
-        }
-        shown = edited if self.greedy else {**drawn, **edited}
-        return ", ".join(part for part, wanted in shown.items() if wanted)
+        return ", ".join(short for short, _ in self._unusual())
 
     @property
     def sentence(self) -> str:
         """The same in words, without a full stop."""
-        drawn = {
-            f"sampled at temperature {self.temperature:g}": True,
-            f"min-p {self.min_p:g}": self.min_p > 0,
-            f"from the {self.top_k} likeliest tokens": self.top_k,
-            f"top-p {self.top_p:g}": self.top_p < 1,
-            "draft and target with the same noise": self.coupling == "gumbel",
-        }
-        edited = {
-            f"repetition penalty {self.repetition_penalty:g}": self.repetition_penalty != 1,
-            f"frequency penalty {self.frequency_penalty:g}": self.frequency_penalty,
-            f"presence penalty {self.presence_penalty:g}": self.presence_penalty,
-            f"biases on {len(self.logit_bias)} tokens": self.logit_bias,
-        }
-        shown = edited if self.greedy else {**drawn, **edited}
-        return ", ".join(part for part, wanted in shown.items() if wanted).capitalize()
+        return ", ".join(long for _, long in self._unusual()).capitalize()
+
+    def _unusual(self) -> Iterator[tuple[str, str]]:
+        """What is not default, in short and in words."""
+        if not self.greedy:
+            temperature = f"{self.temperature:g}"
+            yield f"T={temperature}", f"sampled at temperature {temperature}"
+            if self.min_p > 0:
+                yield f"min-p={self.min_p:g}", f"min-p {self.min_p:g}"
+            if self.top_k:
+                yield f"top-k={self.top_k}", f"from the {self.top_k} likeliest tokens"
+            if self.top_p < 1:
+                yield f"top-p={self.top_p:g}", f"top-p {self.top_p:g}"
+            if self.coupling == "gumbel":
+                yield "coupled", "draft and target with the same noise"
+        for name in ("repetition", "frequency", "presence"):
+            penalty = getattr(self, f"{name}_penalty")
+            if penalty != type(self).model_fields[f"{name}_penalty"].default:
+                yield f"{name}={penalty:g}", f"{name} penalty {penalty:g}"
+        if self.logit_bias:
+            count = len(self.logit_bias)
+            yield f"bias on {count}", f"biases on {count} tokens"
 
 
 _LATER = (

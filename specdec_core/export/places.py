@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from transformers import PretrainedConfig
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import present_path
-from specdec_core.config import Configuration, PairSpec, Sampling
+from specdec_core.config import Configuration, PairSpec, Sampling, with_read
 from specdec_core.drafting.datastores.datastore import resolve_datastore
 from specdec_core.drafting.heads.storage import resolve_head
 from specdec_core.drafting.states import find_state
@@ -30,7 +30,7 @@ from specdec_core.recordings.find import finished
 from specdec_core.recordings.schema import HEADER, Recording
 from specdec_core.search.replaying import find_named
 
-# What a configuration reads beside its models, by its keys there, and where that is.
+# Finds what a configuration reads beside its models, by the keys of :data:`config.READ`.
 READ_AT: dict[str, Callable[[str], Path]] = {
     "head": resolve_head,
     "datastore": resolve_datastore,
@@ -59,19 +59,8 @@ def models_of(pair: PairSpec, heads: Form | None, plug_in: bool = False) -> Mode
 def placed(configuration: Configuration) -> Configuration:
     """A configuration that names heads, datastores, states and tables by their places, whatever
     folder and workspace it is read in. Raises :class:`UserError` for one that is not there."""
-    content = _placed(configuration.model_dump(mode="json"))
+    content = with_read(configuration.model_dump(mode="json"), _place_of)
     return Configuration.model_validate(content)
-
-
-def _placed(part: Any) -> Any:
-    if isinstance(part, list):
-        return [_placed(each) for each in part]
-    if not isinstance(part, dict):
-        return part
-    return {
-        key: _place_of(key, value) if key in READ_AT and isinstance(value, str) else _placed(value)
-        for key, value in part.items()
-    }
 
 
 def _place_of(key: str, name: str) -> str:

@@ -9,13 +9,10 @@ nothing of vLLM before a proposer is made.
 
 What is proposed follows from the text alone, so vLLM's verification keeps the target's distribution
 at any temperature: a draft model's token is its most likely one.
-
-Where SPECDEC_STEP_TIMES names a file, the means of the parts of vLLM's steps are written to it.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 from collections.abc import Sequence
 from time import perf_counter
@@ -29,7 +26,6 @@ from specdec_core.models.eagle.loading import names_head
 from specdec_core.models.loading import load_skeleton
 from specdec_core.models.pair import Pair, load_drafts
 from specdec_core.plugins import vllm_sampling
-from specdec_core.plugins.step_times import DRAFT_FORWARDS, PluginStepTimes
 from specdec_core.plugins.text_drafter import TextDrafter, check_chains, opened
 
 PROGRAM = "vLLM"
@@ -85,27 +81,11 @@ class Proposer:
         self.slots = vllm_config.scheduler_config.max_num_seqs
         self.drafter = TextDrafter(pair, configuration, self.slots)
         self._held: dict[bytes, list[int]] = {}  # the slots of each text
-        self._begun = False  # whether a text began in the last step
         self._began = perf_counter()
-        self._times = PluginStepTimes(configuration.label)
         vllm_sampling.repair()  # not everybody who gives vLLM this class has it as an entry point
 
-    def load_model(self, model: Any, *_: Any, **__: Any) -> None:
-        """vLLM has loaded its model, whose forwards are timed where times are written."""
-        times = self._times
-        if times.file is None:
-            return
-        atexit.register(times.write)
-        model.register_forward_pre_hook(lambda *_: times.mark("vLLM between steps"))
-        model.register_forward_hook(lambda *_: times.mark("target forward"))
-        compute_logits = model.compute_logits
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            logits = compute_logits(*args, **kwargs)
-            times.mark("target logits")
-            return logits
-
-        model.compute_logits = timed
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """vLLM has loaded its model, which the drafter does not need."""
 
     def forget(self) -> None:
         """Forget what was learned from earlier requests; none is being decoded."""
@@ -127,13 +107,10 @@ class Proposer:
             token_ids_cpu: (rows, longest) the texts.
         """
         seconds, self._began = perf_counter() - self._began, perf_counter()
-        times, forwards = self._times, self.drafter.runners.seconds
-        times.mark("vLLM sampling and verifying")
         rows = [row for row, new in enumerate(sampled_token_ids) if len(new)]
         texts = {row: token_ids_cpu[row, : num_tokens_no_spec[row]] for row in rows}
         before = {row: texts[row][: -len(sampled_token_ids[row])] for row in rows}
         slots = self._found(before)
-        times.mark("finding texts")
         rooms = {}
         for row in rows:
             new, slot = [int(token) for token in sampled_token_ids[row]], slots[row]
@@ -142,17 +119,11 @@ class Proposer:
         self._held = {}
         for row in rows:
             self._held.setdefault(texts[row].tobytes(), []).append(slots[row])
-        times.mark("learning")
         trees = self.drafter.propose(rooms)
-        times.mark("lookups and policies")
-        times.split(DRAFT_FORWARDS, "lookups and policies", self.drafter.runners.seconds - forwards)
-        proposed = [
+        return [
             trees[slots[row]].tokens if row in slots else []
             for row in range(len(sampled_token_ids))
         ]
-        added = sum(len(sampled_token_ids[row]) for row in rows)
-        times.step(added, sum(map(len, proposed)), self._begun)
-        return proposed
 
     def _found(self, before: dict[int, np.ndarray]) -> dict[int, int]:
         """The slot of each row whose text was as given; a new one for those that none has."""
@@ -162,7 +133,6 @@ class Proposer:
                 slots[row] = same.pop()
         for slot in self.drafter.texts.keys() - slots.values():
             self.drafter.end(slot)
-        self._begun = len(slots) < len(before)
         free = (slot for slot in range(self.slots) if slot not in self.drafter.texts)
         for row, slot in zip([row for row in before if row not in slots], free, strict=False):
             slots[row] = slot

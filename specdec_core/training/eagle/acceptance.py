@@ -22,7 +22,7 @@ from torch import Tensor
 from specdec_core.config import Value
 from specdec_core.models.eagle import EagleHead
 from specdec_core.training.eagle.unrolled import UnrolledStep
-from specdec_core.training.recorded.batch import TextBatch
+from specdec_core.training.recorded.features import TextBatch
 from specdec_core.training.recorded.loss import ROWS, probabilities
 
 

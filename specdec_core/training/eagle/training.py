@@ -18,7 +18,7 @@ from specdec_core.training.eagle.acceptance import AcceptanceCounts
 from specdec_core.training.eagle.settings import EagleEvaluation, EagleTrainingSettings
 from specdec_core.training.eagle.start import start_head
 from specdec_core.training.eagle.unrolled import UnrolledStep, unroll
-from specdec_core.training.recorded.batch import TextBatch
+from specdec_core.training.recorded.features import TextBatch
 from specdec_core.training.recorded.finished import CARD, TrainingCard, card_values
 from specdec_core.training.recorded.loss import cross_entropy, probabilities
 from specdec_core.training.recorded.training import RecordedTraining

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import rotate_half
 
 from specdec_core.models.eagle import EagleHead
-from specdec_core.training.recorded.batch import TextBatch
+from specdec_core.training.recorded.features import TextBatch
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig
 
-from specdec_core.training.recorded.batch import TextBatch
-from specdec_core.training.recorded.features import RecordedTexts, read_tables
+from specdec_core.training.recorded.features import RecordedTexts, TextBatch, read_tables
 from specdec_core.training.recorded.loss import working_type
 from specdec_core.training.recorded.settings import Evaluation, Progress, TrainingSettings
 from specdec_core.training.recorded.vocabulary import count_tokens, coverage, draft_vocabulary

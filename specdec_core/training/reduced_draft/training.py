@@ -12,13 +12,12 @@ from transformers import PretrainedConfig
 from specdec_core.base.files import atomic_folder
 from specdec_core.models.reduced_draft import ReducedDraft
 from specdec_core.models.reduced_draft.storing import Reduced, save_reduced
-from specdec_core.training.recorded.batch import TextBatch
+from specdec_core.training.recorded.features import TextBatch
 from specdec_core.training.recorded.finished import CARD, TrainingCard, card_values
 from specdec_core.training.recorded.loss import ROWS, cross_entropy, probabilities
 from specdec_core.training.recorded.training import RecordedTraining
-from specdec_core.training.reduced_draft.copied import copied_draft
 from specdec_core.training.reduced_draft.settings import DraftEvaluation, DraftTrainingSettings
-from specdec_core.training.reduced_draft.start import ProjectedEmbedding, start_draft
+from specdec_core.training.reduced_draft.start import ProjectedEmbedding, copied_draft, start_draft
 
 
 class DraftTrainingCard(TrainingCard):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +18,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.evidence.peers.choose import peers_of
 from specdec_core.evidence.peers.vllm import VENV, VllmPeer, plug_in
 from specdec_core.models.pair import Pair, load_pair
-from specdec_core.plugins import step_times, vllm
+from specdec_core.plugins import vllm
 from tests.conftest import save_random_head
 
 PRODUCT = {"kind": "confidence_product", "threshold": 0.3, "max_tokens": 5}
@@ -145,63 +143,6 @@ def test_requests_are_found_by_their_texts(
     assert rounds(own, outputs, in_turns()) == expected
     # The places of the first requests serve the next; those that pause are read anew.
     assert rounds(own, outputs, with_pauses()) == expected
-
-
-class OfVllm(torch.nn.Module):
-    """What vLLM gives a proposer as its model."""
-
-    def forward(self) -> None:
-        time.sleep(1e-3)
-
-    def compute_logits(self) -> None:
-        pass
-
-
-def test_where_a_steps_time_goes_is_written(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of steps in which no text begins; nothing without a file."""
-    outputs, _ = decoded(tiny_pair, HYBRID)
-    outputs = {n: outputs[n] for n in (0, 1)}
-    for file in (None, tmp_path / "times.json"):
-        if file is not None:
-            monkeypatch.setenv(step_times.VARIABLE, str(file))
-        own, model = proposer(tiny_pair, HYBRID, tmp_path, monkeypatch), OfVllm()
-        own.load_model(model)
-        propose, proposed = own.propose, []
-
-        def step(*args: Any, **options: Any) -> Any:
-            model()  # noqa: B023
-            model.compute_logits()  # noqa: B023
-            proposed.append(propose(*args, **options))  # noqa: B023
-            return proposed[-1]  # noqa: B023
-
-        own.propose = step
-        added = rounds(own, outputs, iter([[0, 1]] * NEW))
-        own._times.write()
-        assert bool(model._forward_hooks) == (file is not None)
-    assert {path.name for path in tmp_path.iterdir()} == {"specdec.yaml", "times.json"}
-    times = json.loads(file.read_text())
-    steps = times["steps"]
-    assert steps == len(proposed) - 1  # both texts begin in the first one
-    assert times["tokens a step"] * steps == pytest.approx(2 * NEW - 2, abs=0.1)
-    candidates = sum(len(row) for step in proposed[1:] for row in step)
-    assert times["candidates a step"] * steps == pytest.approx(candidates, abs=0.1)
-    whole, *parts = times["milliseconds a step"].items()
-    assert [name for name, _ in parts] == [
-        "vLLM between steps",
-        "target forward",
-        "target logits",
-        "vLLM sampling and verifying",
-        "finding texts",
-        "learning",
-        "lookups and policies",
-        "draft forwards",
-    ]
-    assert whole == ("all", pytest.approx(sum(each for _, each in parts), abs=0.01))
-    assert all(each >= 0 for _, each in parts)
-    assert times["milliseconds a step"]["target forward"] >= 1
-    assert sum(map(len, added.values())) < 2 * NEW
 
 
 @pytest.mark.parametrize("kind", ["svip", "specdecpp"])

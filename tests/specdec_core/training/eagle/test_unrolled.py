@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from specdec_core.models.eagle import EagleHead, EagleSettings
 from specdec_core.training.eagle.unrolled import UnrolledStep, unroll
-from specdec_core.training.recorded.batch import TextBatch
+from specdec_core.training.recorded.features import TextBatch
 
 WIDTH, VOCABULARY, STEPS = 16, 40, 4
 SETTINGS = EagleSettings(

@@ -12,8 +12,8 @@ from specdec_core.base.errors import UserError
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.training.recorded.features import RecordedTexts, read_tables
 from specdec_core.training.recorded.finished import load_card
-from specdec_core.training.reduced_draft.copied import copied_draft
 from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
+from specdec_core.training.reduced_draft.start import copied_draft
 from specdec_core.training.reduced_draft.training import DraftTraining, DraftTrainingCard
 from tests.specdec_core.training.conftest import Recorded
 

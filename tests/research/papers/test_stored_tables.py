@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from specdec_core.base.tables import write_together
+from research.papers.stored_tables import write_together
 
 
 def test_tables_in_one_file_are_told_apart(tmp_path: Path) -> None:
