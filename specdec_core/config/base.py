@@ -43,7 +43,7 @@ def identity(value: BaseModel, placeless: bool = False) -> str:
 
 
 def with_read(part: Any, change: Callable[[str, str], str]) -> Any:
-    """JSON content with each value of a key of :data:`READ` changed; `change` gets key and value."""
+    """JSON content with each value at a key of :data:`READ` changed by `change(key, value)`."""
     if isinstance(part, list):
         return [with_read(each, change) for each in part]
     if not isinstance(part, dict):
