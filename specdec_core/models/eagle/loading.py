@@ -57,12 +57,15 @@ def names_head(name: str) -> bool:
     """Whether a model's name, as :func:`located` takes it, is that of a head. False for one that
     cannot be found, which loading it reports. Of a model on the hub only `config.json` is fetched,
     and its weights where these have to tell, as of a model with a single layer."""
-    folder = Path(located(name))
+    path = located(name)
+    folder = Path(path)
     if not folder.is_dir():
+        if path.startswith((".", os.sep)):
+            return False  # a path on this machine: the hub is not asked for it
         from transformers.utils import cached_file
 
         try:
-            folder = Path(str(cached_file(str(folder), CONFIG))).parent
+            folder = Path(str(cached_file(path, CONFIG))).parent
             if read_config(folder, name).get("num_hidden_layers") == 1:
                 folder = head_folder(name)
         except (OSError, ValueError, UserError):

@@ -239,6 +239,7 @@ def test_of_a_model_on_the_hub_the_configuration_tells_that_it_is_no_head(
     monkeypatch.setattr("transformers.utils.cached_file", had)
     assert not names_head("some/model")
     assert not names_head("not/there")
+    assert not names_head("./not-there")  # a path: the hub would be tried again for seconds
     assert asked == ["config.json", "config.json"]
     save_head(random_head(), tmp_path, CARD)
     assert names_head(str(tmp_path))
