@@ -29,8 +29,8 @@ class NoRoom(UserError, OSError):
 
 @contextmanager
 def needs_room(what: object, others: bool = False) -> Iterator[None]:
-    """Raises :class:`NoRoom` where the block runs out of room for `what`, or with `others` for
-    another of its files, even if libraries have wrapped the error. Other errors pass."""
+    """Raise :class:`NoRoom` where the disk is too full for `what`, even if a library has wrapped
+    the error; `others`: the error names the file of the block that has no room."""
     try:
         yield
     except NoRoom:
@@ -67,8 +67,8 @@ def atomic_path(path: Path, mode: int | None = None) -> Iterator[Path]:
     :func:`remove_leftovers`. After a power cut `path` is the old file or the new one. Raises
     :class:`NoRoom` where the disk is full.
 
-    The file is made with the permissions `mode`. Without it, it has those of the file that it
-    replaces, or else what the umask allows, even if a library wrote it for its user alone."""
+    The file gets the permissions `mode`. Without `mode` it keeps the permissions of the file that
+    it replaces, or gets what the umask allows, even if a library wrote it for one user only."""
     path = Path(path)
     with needs_room(path), _hidden_folder(path) as hidden:
         new = hidden / path.name
@@ -90,9 +90,9 @@ def write_atomically(path: Path, text: str) -> Path:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder next to `path`, which replaces it when the block succeeds; otherwise
-    `path` stays as it is, after a power cut too. Its permissions, and those of each file in it, are
-    found as :func:`atomic_path` does. Raises :class:`NoRoom` where the disk is full."""
+    """Yield an empty folder next to `path`, which replaces it when the block succeeds; otherwise,
+    and after a power cut, `path` is unchanged. The folder and each file in it get permissions as in
+    :func:`atomic_path`. Raises :class:`NoRoom` where the disk is full."""
     path = Path(path)
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         _recover(left)
@@ -113,7 +113,7 @@ def _put_in_place(new: Path, path: Path) -> None:
     if not path.exists():
         new.rename(path)
     elif not _exchanged(new, path):
-        # For a moment nothing is there. :func:`_recover` tells by the name that a folder is whole.
+        # For a moment `path` does not exist. The name tells :func:`_recover` of a whole folder.
         whole = new.rename(new.with_name(_WHOLE))
         _to_disk(whole.parent)
         try:
@@ -137,7 +137,7 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 
 def _recover(hidden: Path) -> None:
-    """Give a whole new folder in `hidden` its place, if nothing is there."""
+    """Move a whole new folder in `hidden` to its place, if the place is empty."""
     path, whole = hidden.with_name(hidden.name[1:].rpartition(".")[0]), hidden / _WHOLE
     if whole.exists() and not path.exists():
         whole.rename(path)
@@ -184,9 +184,8 @@ def _hidden_folder(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path, name: str, below: bool = True) -> None:
-    """Remove what killed processes left in `folder`, and in all folders `below` it, of files and
-    folders whose names begin with `name`. A whole new folder that was to replace another takes its
-    place."""
+    """Remove what killed processes left in `folder`, and in all folders `below` it, under names
+    that begin with `name`. A whole new folder that was to replace an old one is put in place."""
     pattern = f".{glob.escape(name)}*"
     for left in list(folder.rglob(pattern) if below else folder.glob(pattern)):
         _recover(left)
@@ -225,8 +224,8 @@ def locked(folder: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Let one process at a time make `path` or a folder beside it; the others wait. What a killed
-    process left of them is deleted."""
+    """Let one process at a time make `path` or a folder beside it. What a killed process left is
+    deleted."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _lock_file(path.with_suffix(".lock")) as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)

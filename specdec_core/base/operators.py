@@ -16,7 +16,7 @@ from specdec_core.base.workspace import kept_folder
 
 log = logging.getLogger(__name__)
 
-# Not -ffast-math: sums of products may be reordered, infinities stay what they are.
+# Not -ffast-math: sums of products may be reordered, infinities stay infinities.
 _FLAGS = (
     *("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-ffp-contract=fast"),
     *("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno"),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 class RoundClock:
     """Measures one round after the other. `policy` are the round's seconds of choosing drafted
-    tokens and asking the policy; `waited` those of waiting for a draft model."""
+    tokens and asking the policy; `waited` are its seconds of waiting for a draft model."""
 
     __slots__ = ("_began", "_drafted", "_fed", "_read", "_verified", "policy", "waited")
 
@@ -65,8 +65,8 @@ class RoundClock:
 
     def seconds(self, draft_forwards: float) -> dict[str, float]:
         """The seconds of the finished round, by the names of the fields of
-        :class:`specdec_core.tokens.statistics.Round`; `draft_forwards` are those of the draft
-        models' forwards."""
+        :class:`specdec_core.tokens.statistics.Round`; the forwards of the draft models took
+        `draft_forwards` seconds."""
         return {
             "draft_seconds": self._drafted - self._began,
             "target_seconds": self._read - self._drafted,

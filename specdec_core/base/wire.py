@@ -26,7 +26,7 @@ GREETING = 10.0  # seconds in which a connection must prove that it knows the ke
 # A machine that is lost closes nothing, so TCP probes it: seconds between probes, and until it
 # counts as lost.
 _SILENCE, _GONE = 10, 30
-_CROWD = 64  # connections that may prove themselves at a time; the oldest makes room for the next
+_CROWD = 64  # connections that may prove themselves at a time; a new one then ends the oldest
 _CHUNK = 1 << 20
 _TIMEVAL = Struct("@ll")
 _NONCE = 32  # bytes
@@ -45,7 +45,8 @@ class Wire:
     """Whole messages over a connected socket, of at most `limit` bytes each. `apart` is by how many
     seconds the listener's clock (`perf_counter`) is ahead of the other end's.
 
-    `keys` are those of the codes of messages sent and received.
+    The codes of messages sent are made with the first of `keys`, of messages received with the
+    second.
     """
 
     def __init__(
@@ -247,8 +248,8 @@ def connect(
 
 
 class _Derived(NamedTuple):
-    """What both ends derive from the key and from what they have said: the proof of the end that
-    connects, the listener's answer, and the keys of what each is sent."""
+    """What both ends derive from the key and the messages of the greeting: the proof of the end
+    that connects, the listener's answer, and the keys of the messages to each end."""
 
     proof: bytes
     answer: bytes

@@ -50,8 +50,8 @@ def remember(home: Path, *formers: Path) -> None:
 
 
 def present_path(name: str) -> str:
-    """A path with `~` expanded. One at which nothing is, but was while the workspace lay elsewhere,
-    leads to what is at the same place of the workspace now. Any other name stays as it is."""
+    """A path with `~` expanded. A missing path in a former place of the workspace becomes the same
+    path in the present one, if that exists. Any other name is unchanged."""
     path = os.path.expanduser(name)
     if os.path.isabs(path) and not os.path.exists(path):
         home = workspace()

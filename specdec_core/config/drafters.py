@@ -135,7 +135,7 @@ class DrafterSettings(KindSettings):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether it drafts on a device of its own while the target verifies."""
+        """Whether it drafts on a separate device while the target verifies."""
         return False
 
     def chosen(self, arm: int | None) -> DrafterSettings:

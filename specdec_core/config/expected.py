@@ -1,4 +1,4 @@
-"""Which keys would have been right where a value has others."""
+"""Which keys would have been right in place of unknown ones."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def expected(kind: Any, value: Any, path: Sequence[str | int], whole: bool = Fal
 
 
 def written(path: Sequence[str | int], value: Any) -> list[str | int]:
-    """An error's path without pydantic's names for the members of a union: what `value`, as it was
-    written, has no place for."""
+    """An error's path in the user's `value`: without pydantic's names for the members of a
+    union."""
     kept: list[str | int] = []
     for part in path:
         inside = isinstance(value, Mapping) or (

@@ -110,7 +110,7 @@ def _spoken(value: Any) -> str:
 
 
 def add_drafter(kind: str, place: str) -> None:
-    """Add a kind of drafter whose settings and run time are in the module or package `place`.
+    """Add a kind of drafter, with its settings and run time in the module or package `place`.
 
     Raises:
         TypeError: `place` lacks something that a kind must have.
@@ -157,7 +157,7 @@ def run_time(settings: KindSettings | type[KindSettings]) -> Any:
 
 
 class OneOf:
-    """Annotates a field: any kind in `table` whose settings are of the field's type.
+    """Annotates a field: any kind in `table` with settings of the field's type.
 
     The table is read when a value is validated or a JSON schema is made, not when the field is
     defined. So settings can hold each other, nothing is imported before it is needed, and a kind
@@ -166,7 +166,7 @@ class OneOf:
 
     def __init__(self, table: Mapping[str, str]) -> None:
         self.table = table
-        self._described: set[str] = set()  # whose JSON schema is being made
+        self._described: set[str] = set()  # types with a JSON schema in progress
 
     def __get_pydantic_core_schema__(self, base: Any, _: GetCoreSchemaHandler) -> CoreSchema:
         def validate(value: Any) -> Any:

@@ -12,7 +12,7 @@ from specdec_core.config.kinds import POLICIES, KindSettings, OneOf
 from specdec_core.config.recorded import RecordingFacts
 
 MOST_TOKENS = 20  # SpecDec++'s bound
-# By a forward of so many more tokens it is measured what a candidate adds to a target's.
+# What a candidate adds to a target forward is measured by a forward of n more tokens.
 CANDIDATES = 4
 PROFILE: Literal["profile"] = "profile"  # as a cost: measured
 

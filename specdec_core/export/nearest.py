@@ -1,8 +1,7 @@
-"""What comes nearest to a configuration that a server cannot be told: found by replay, not guessed.
+"""The nearest configuration that a server can express, found by replay.
 
-All drafters of a grid that the server has a counterpart of are replayed on a recording; the fastest
-by estimate is what the server is told, with the share of the asked configuration's speed that is
-left.
+All drafters of a grid that the server has a counterpart of are replayed on a recording. The fastest
+by estimate is exported, with its share of the speed of the wanted configuration.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 @dataclass(frozen=True)
 class Nearest:
-    """What a server is told instead, the `share` of the speed of what was asked for that this has
-    by replay (None where that cannot be replayed), and how many drafters were `tried`."""
+    """The drafter that is exported instead, its `share` of the speed of the wanted one by replay
+    (None where that cannot be replayed), and the number of drafters that were `tried`."""
 
     drafter: DrafterSettings | None
     share: float | None
@@ -61,9 +60,9 @@ def told(
     configuration: Configuration,
     by_replay: Callable[[Callable[[Replay, Profile, Observer], Nearest], str], Nearest],
 ) -> tuple[Counterpart, Nearest | None]:
-    """What a server is told of a configuration; where it has no counterpart of that, of the nearest
-    that it has. `by_replay` opens a recording for what it is given, saying what for; its errors
-    are raised. Raises :class:`UserError` for an EAGLE head that the server cannot load."""
+    """A server's counterpart of a configuration, or else of the nearest one that it can express.
+    `by_replay` calls a function with a recording, and shows the user the reason. Raises
+    :class:`UserError` for an EAGLE head that the server cannot load."""
     for draft in configuration.drafts_of(models.drafts).values():
         refused = draft.refused
         if draft.kind == "eagle" and not server.eagle:
@@ -162,8 +161,8 @@ def estimated(option: Configuration, replay: Replay, profile: Profile) -> Trial:
 
 
 def whole_chains(option: Configuration, rounds: ReplayedRounds) -> ReplayedRounds:
-    """The rounds of an engine that drafts a chain in full, also where fewer tokens are left, and
-    behind the prompt, in whose round none is verified yet; of other drafters, as they are."""
+    """The rounds of an engine that always drafts the full chain: where fewer tokens are left, and
+    after the prompt, when nothing is verified yet. The rounds of other drafters are unchanged."""
     chain = fixed_chain(option.drafter)
     if chain is None:
         return rounds

@@ -45,7 +45,7 @@ def models_of(pair: PairSpec, heads: Form | None, plug_in: bool = False) -> Mode
     Drafts with a reduced vocabulary are written as plain ones, but for our `plug_in`.
 
     Raises:
-        UserError: a model is not there.
+        UserError: a model does not exist.
     """
     check_pair(pair)
     target = load_config(pair.target)
@@ -57,8 +57,8 @@ def models_of(pair: PairSpec, heads: Form | None, plug_in: bool = False) -> Mode
 
 
 def placed(configuration: Configuration) -> Configuration:
-    """A configuration that names heads, datastores, states and tables by their places, whatever
-    folder and workspace it is read in. Raises :class:`UserError` for one that is not there."""
+    """A configuration with absolute paths of its heads, datastores, states and tables. Raises
+    :class:`UserError` for a missing one."""
     content = with_read(configuration.model_dump(mode="json"), _place_of)
     return Configuration.model_validate(content)
 
@@ -99,7 +99,7 @@ def _draft(
 
 
 def _served(model: str) -> Literal["eagle", "eagle3"] | None:
-    """The kind of a head that SGLang reads as it is stored, which it tells by the architecture."""
+    """The kind of a head that SGLang reads in its stored form, by its architecture."""
     architectures = read_config(head_folder(model), model).get("architectures") or ()
     if "LlamaForCausalLMEagle3" in architectures:
         return "eagle3"
@@ -123,11 +123,12 @@ def recording_of(
     traces: str | None = None,
     drawn: bool = False,
 ) -> Recording | None:
-    """The recording `traces` of a pair, or without a name its latest that is finished and can be
-    replayed, if need be with rounds that are `drawn`, of those under `sampling` where there are
-    any; None without one. Raises
-    :class:`UserError` for a named one of other weights. Of models whose weights are not here, the
-    names decide."""
+    """The recording `traces` of a pair. Without a name: the latest finished recording that can be
+    replayed, with `drawn` also by drawing its rounds; recordings under `sampling` come first. None
+    if there is none.
+
+    Models are compared by their weights, or by their names where the weights are not on this
+    machine. Raises :class:`UserError` for a named recording of other weights."""
     prints = weights_here(pair, ())
     if traces is not None:
         recording = find_named(traces, home)

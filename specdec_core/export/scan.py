@@ -1,4 +1,4 @@
-"""A ranking by replay held against the program itself: its settings timed in turns.
+"""A ranking by replay compared with the program itself: its settings timed interleaved.
 
 For each way in which a server drafts (a draft model, a lookup with some n-grams), its lengths are
 timed beside autoregressive decoding, on the prompts that were recorded.
@@ -23,7 +23,7 @@ from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.results import Trial
 from specdec_core.tokens.statistics import Ratio, paired_ratio
 
-FIXED = ("suffix",)  # vLLM takes their length at the start alone: of these the fastest is timed
+FIXED = ("suffix",)  # vLLM takes their length at its start only
 
 
 class Scanned(Document):
@@ -48,7 +48,7 @@ class ScanResult(Document):
     prompts: PromptSet
     max_new_tokens: int
     repeats: int
-    times: str  # whose forward times the expectation has
+    times: str  # the device of the forward times behind the expectation
     recording: str
     scanned: list[Scanned]
     environment: dict[str, str] = Field(default={})
@@ -98,9 +98,9 @@ class ScanResult(Document):
 
 
 def scanned_settings(ranked: Sequence[Trial], lengths: Iterable[int]) -> list[Trial]:
-    """What is timed of a ranking: autoregressive decoding and, for each kind of drafter with each
-    draft and policy, the variant (n-grams, thresholds) of which the fastest setting is one, at all
-    `lengths`, and that setting itself; of :data:`FIXED` that alone. In the ranking's order.
+    """The settings of a ranking that are timed, in its order: autoregressive decoding and, for each
+    kind of drafter with each draft and policy, the fastest setting, and its variant (n-grams,
+    thresholds) at all `lengths`. Of a kind in :data:`FIXED` only the fastest setting is timed.
 
     Raises:
         UserError: the ranking has nothing that drafts at these lengths.

@@ -1,4 +1,4 @@
-"""Runs a scan: the settings as peers, which are the programs that are run with them, in turns."""
+"""Runs a scan: the program with each of the settings, interleaved."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run_scan(
     """Time the settings of a ranking in the program, greedily, on the prompts of its recording.
 
     Raises:
-        UserError: the program does not run here, or the prompts are not there.
+        UserError: the program does not run on this machine, or the prompts are missing.
     """
     header = replay.header
     count = min(plan.limit or header.prompts.count, header.prompts.count)
@@ -72,7 +72,7 @@ def run_scan(
     labels = [names[configuration.id] for configuration in configurations]
     with open_settings(pair, server, models, configurations, labels, observer) as contestants:
         steps = len(contestants) * len(texts) * plan.repeats
-        observer.stage(f"{len(contestants)} settings in turns", steps)
+        observer.stage(f"{len(contestants)} settings, interleaved", steps)
         rows = race(
             contestants, texts, header.max_new_tokens, Sampling(), plan.repeats, observer.step
         )
@@ -118,7 +118,7 @@ def open_settings(
     labels: Sequence[str],
     observer: Observer,
 ) -> Iterator[list[PeerContestant]]:
-    """vLLM or transformers with the settings of each configuration, ready to decode in turns.
+    """vLLM or transformers with the settings of each configuration, ready to decode.
     Raises :class:`UserError` where vLLM is not installed."""
     settings = []
     for configuration in configurations:
@@ -144,8 +144,8 @@ def _vllm(
     opened: ExitStack,
     observer: Observer,
 ) -> list[Peer]:
-    """One process for settings that differ in their length alone. It is told the length before each
-    request; with suffixes vLLM takes one at the start only."""
+    """One process for settings that differ in their length only. The length is set before each
+    request; with suffixes vLLM takes it at its start only."""
     ways: dict[str, VllmMode] = {}
     keys = []
     for told in settings:
@@ -168,7 +168,7 @@ def _vllm(
 
 
 class _LengthPeer(Peer):
-    """An open vLLM that is told a length before each request."""
+    """An open vLLM with a length that is set before each request."""
 
     def __init__(self, engine: VllmPeer, told: dict[str, Any], label: str) -> None:
         self.name, self.version = f"vLLM {label}", engine.version

@@ -1,4 +1,4 @@
-"""What every server has: a version, whose settings are known, and counterparts of our drafters."""
+"""What every server has: a version with known settings, and counterparts of our drafters."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ DraftKind = Literal["model", "eagle", "eagle3", "other"]
 
 
 class DraftFile(NamedTuple):
-    """A draft as another program finds it: a folder or hub id, and what it is. `eagle` is a head of
-    EAGLE or EAGLE-2, `other` what the program does not read; where it can be said, `refused` says
-    why.
-    `padded` is a model with the target's tokens whose logits are padded to another number of
-    them."""
+    """A draft as another program finds it: its folder or hub id, and its kind. `eagle` is a head of
+    EAGLE or EAGLE-2; the program does not read the kind `other`, and `refused` may give the reason.
+    A `padded` model has the target's tokens, but a different number of logits."""
 
     place: str
     kind: DraftKind
@@ -57,8 +55,8 @@ class Models:
 
 @dataclass(frozen=True)
 class Counterpart:
-    """How a server is told of a drafter: its settings, and in sentences how what it does with them
-    differs from ours."""
+    """The settings of a server for a drafter, and remarks on how its behaviour differs from
+    ours."""
 
     settings: Mapping[str, Any]
     remarks: tuple[str, ...] = ()
@@ -114,7 +112,7 @@ class ExportTarget(ABC):
 
     name: ClassVar[str]  # as --to takes it
     title: ClassVar[str]
-    version: ClassVar[str]  # whose settings these are
+    version: ClassVar[str]  # with these settings
     known: ClassVar[tuple[str, ...]]  # versions with the same settings
     files: ClassVar[tuple[str, ...]] = ()  # that may be written for it
     verified: ClassVar[bool] = False  # whether tests run the settings in the program itself
@@ -125,7 +123,7 @@ class ExportTarget(ABC):
 
     @abstractmethod
     def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
-        """Its settings for a drafter; None for what it has no counterpart of."""
+        """Its settings for a drafter; None if it has no counterpart."""
 
     @abstractmethod
     def written(self, counterpart: Counterpart, models: Models) -> WrittenFiles:

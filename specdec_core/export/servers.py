@@ -20,8 +20,7 @@ LATER: tuple[ExportTarget, ...] = (AdaptiveSgLang(),)
 
 
 def server_of(name: str, version: str | None = None) -> ExportTarget:
-    """The server of a name. Raises :class:`UserError` for another name, or for a version whose
-    settings are not known."""
+    """The server of a name. Raises :class:`UserError` for an unknown name or version."""
     if name not in SERVERS:
         raise UserError(f"--to {name}: expected one of {', '.join(SERVERS)}")
     if version is None:

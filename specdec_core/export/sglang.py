@@ -68,8 +68,8 @@ class SgLang(ExportTarget):
         return None
 
     def by_load(self, told: dict[str, Any], chain: LengthSettings) -> Counterpart | None:
-        """Settings of the longest length of a chain with those of every load; None where it takes
-        one length alone."""
+        """The settings `told` of the longest chain with a length for every load; None where the
+        server takes one length only."""
         return None
 
     def matches(self, drafter: PromptLookupSettings) -> dict[str, int] | None:

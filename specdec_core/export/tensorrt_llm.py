@@ -123,7 +123,7 @@ def _chain(chain: LengthSettings, models: Models) -> Counterpart | None:
         # By the most requests of each range; with more than the last nothing is drafted.
         drafting = [span for span in chain.spans if span.tokens]
         idle = [span for span in chain.spans[:-1] if not span.tokens]
-        # It refuses a schedule whose first length is not the longest.
+        # It refuses a schedule unless the first length is the longest.
         if idle or chain.spans[0].tokens < chain.most:
             return None
         settings["draft_len_schedule"] = {

@@ -23,7 +23,7 @@ from specdec_core.export.server import (
 )
 
 MOST_REQUESTS = 1024  # of a schedule's last range: vLLM carries its K on
-TREE_DEPTH = 24  # of a match and its draft together, unless vLLM is told more
+TREE_DEPTH = 24  # of a match and its draft together, by default
 NEEDS_ARCTIC = "needs the package arctic-inference in vLLM's environment"
 FILE = "speculative_config.json"
 MODULE = "vllm.entrypoints.openai.api_server"

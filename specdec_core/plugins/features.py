@@ -43,7 +43,7 @@ class TargetFeatures:
         self.length = min(self.length, length)
 
     def end(self) -> None:
-        """Leave the model as it was."""
+        """Stop watching the model."""
         if self._inputs is not None:
             self._inputs.remove()
             self._inputs = None

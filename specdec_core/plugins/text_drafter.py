@@ -32,8 +32,8 @@ UNKNOWN = -1  # a token that the target would have chosen; equals no token
 
 
 def check_chains(configuration: Configuration, program: str, measured: bool = False) -> None:
-    """Raises :class:`UserError` for a configuration whose candidates `program` cannot verify, or
-    that asks for a cost which is not `measured` there."""
+    """Raises :class:`UserError` for a configuration that `program` cannot verify the candidates of,
+    or has not `measured` a cost for."""
     drafter, label = configuration.drafter, configuration.label
     if not configuration.lossless:
         raise UserError(f"{label} is lossy: {program} verifies every token")
@@ -55,15 +55,15 @@ def check_chains(configuration: Configuration, program: str, measured: bool = Fa
 
 
 def opened(spec: PairSpec) -> tuple[PreTrainedTokenizerBase, PairSpec]:
-    """The tokenizer of a pair whose target another program runs, and the pair with concrete data
-    types.
+    """The tokenizer of a pair, and the pair with concrete data types. Another program runs the
+    target.
 
     Raises:
-        UserError: a draft model is not there, or not one that drafts for this target.
+        UserError: a draft model is missing, or does not draft for this target.
     """
     if not spec.drafts:
         return load_tokenizer(spec.target), spec
-    # How long a text the target takes is the other program's affair.
+    # The other program limits the length of the target's sequences.
     runner = spec.runner.model_copy(update={"max_length": max_length_of(spec)})
     return check_pair(spec.model_copy(update={"runner": runner})), resolve_dtypes(spec)
 
@@ -71,13 +71,13 @@ def opened(spec: PairSpec) -> tuple[PreTrainedTokenizerBase, PairSpec]:
 class TextDrafter:
     """The drafter of a configuration, for up to `slots` texts at a time.
 
-    The target of `pair` need not have weights. What `read` has of the target's rows is for EAGLE
-    heads; the rows are the slots. `forward_seconds` times a forward of the target of so many tokens
-    as the other program runs it, for policies that ask what one costs. A text that a draft model
-    cannot read any more gets none of its candidates.
+    The target of `pair` need not have weights. `read` has the target's features for EAGLE heads, a
+    row for each slot. `forward_seconds(n)` times a forward of the target of n tokens, as the other
+    program runs it, for policies that ask for its cost. A sequence that is too long for a draft
+    model gets no candidates of it.
 
     Raises:
-        UserError: the configuration names a draft or a head that is not there.
+        UserError: the configuration names a missing draft or head.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class TextDrafter:
         self.drafter.open([text])
 
     def propose(self, rooms: Mapping[int, int]) -> dict[int, TokenTree]:
-        """Chains after the texts in these slots, each of at most so many tokens."""
+        """Chains after the sequences in these slots; `rooms` limits the tokens of each chain."""
         asked = [self.texts[slot] for slot in rooms]
         for text in asked:
             text.room, text.batch = rooms[text.slot], len(asked)
@@ -139,9 +139,9 @@ class TextDrafter:
         choices: Sequence[int] | None = None,
         seconds: float = 0.0,
     ) -> None:
-        """The target has added `tokens` to a text: accepted candidates, and one of its own.
-        `choices` are its tokens after the text and after each candidate, where they are known;
-        `seconds` those of drafting and of its forward."""
+        """The target has added `tokens` to a sequence: accepted candidates, then its own token.
+        `choices` are its tokens after the sequence and after each candidate, where they are known;
+        drafting and the target's forward took `seconds`."""
         text, tree = self.texts[slot], self._trees.pop(slot, None)
         text.tokens += tokens
         if tree is None:

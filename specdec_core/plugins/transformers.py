@@ -5,7 +5,7 @@
     generate = speculative(model, "configuration.yaml")
     generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=100)
 
-transformers decodes and verifies by itself: this is a `CandidateGenerator` for its assisted
+transformers decodes and verifies: this is a `CandidateGenerator` for its assisted
 decoding, given to it as `custom_generate`. Its streamers, logits processors, stopping criteria and
 outputs are as always. Greedy output is the model's own. When sampling, candidates come with the
 distribution that they were drawn from, so that transformers' acceptance (Leviathan et al.,
@@ -54,13 +54,13 @@ def speculative(
         configuration: one, or a YAML file with `pair` and `configuration`, as `specdec export`
             writes it. Its sampling is not used: `generate`'s arguments decide.
         drafts: names or folders of the draft models, by the names that the configuration has for
-            them; unset, those of the file.
+            them; unset, as in the file.
         runner: how the draft models run. Texts longer than its `max_length`, or than a draft model
             can hold, get none of their candidates.
 
     Raises:
-        UserError: a configuration whose candidates transformers cannot verify (trees, PEARL), that
-            is lossy, or whose draft model is not there or has another vocabulary.
+        UserError: transformers cannot verify the candidates (trees, PEARL), the configuration is
+            lossy, or a draft model is missing or has another vocabulary.
     """
     if not isinstance(configuration, Configuration):
         chosen = PairConfiguration.load(configuration)
@@ -139,9 +139,9 @@ class DraftCandidates(CandidateGenerator):
             self.read.took()
 
     def get_candidates(self, input_ids: torch.LongTensor, **_: Any) -> Any:
-        """Candidates behind the text (1, length + candidates), and when sampling the logarithms of
-        the distributions (1, candidates, vocabulary) that they were drawn from. Those behind the
-        prompt are verified when it is read."""
+        """The sequence with candidates (1, length + candidates), and when sampling the logarithms
+        of their distributions (1, candidates, vocabulary). The first candidates are verified in the
+        prefill."""
         self._began = perf_counter()
         room = self._last - self._held - 1
         if (self._waits and self._held == self._prompt) or room <= 0:
@@ -178,7 +178,7 @@ class DraftCandidates(CandidateGenerator):
 
 @torch.inference_mode()
 def _forward_seconds(model: PreTrainedModel, tokens: int) -> float:
-    """Seconds of a forward of so many tokens, as transformers runs it."""
+    """Seconds of a forward of `tokens` tokens, as transformers runs it."""
     ids = torch.ones((1, tokens), dtype=torch.long, device=model.device)
     began = perf_counter()
     model(input_ids=ids, use_cache=True).logits[0, 0, 0].item()  # waits for the device
@@ -207,7 +207,7 @@ class _Watched:
 def _generate(candidates: DraftCandidates, lock: Lock, *args: Any, **options: Any) -> Any:
     for name in ("assistant_model", "custom_generate", "prompt_lookup_num_tokens"):
         if options.get(name) is not None:
-            raise UserError(f"{name}: the configuration says who drafts")
+            raise UserError(f"{name}: the configuration already chooses the drafter")
     streamer = options.get("streamer")  # transformers hands none on to a function
 
     def decode(

@@ -57,7 +57,7 @@ class Proposer:
     among the rows has ended or was preempted; its place is free.
 
     Raises:
-        UserError: the configuration is not there, or not one that the plug-in can draft by.
+        UserError: the configuration is missing, or the plug-in cannot draft by it.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -82,7 +82,7 @@ class Proposer:
         self.drafter = TextDrafter(pair, configuration, self.slots)
         self._held: dict[bytes, list[int]] = {}  # the slots of each text
         self._began = perf_counter()
-        vllm_sampling.repair()  # not everybody who gives vLLM this class has it as an entry point
+        vllm_sampling.repair()  # vLLM may have no entry point that calls it
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """vLLM has loaded its model, which the drafter does not need."""
@@ -126,7 +126,7 @@ class Proposer:
         ]
 
     def _found(self, before: dict[int, np.ndarray]) -> dict[int, int]:
-        """The slot of each row whose text was as given; a new one for those that none has."""
+        """The slot of each row: the slot with the same sequence, or else a new one."""
         slots = {}
         for row, text in before.items():
             if same := self._held.get(text.tobytes()):

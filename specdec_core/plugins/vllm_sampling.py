@@ -47,8 +47,8 @@ def repaired() -> bool:
 
 
 class Spreading:
-    """vLLM's own function where it is right, else ours. What it calls is not there before a worker
-    has begun, so it is asked when it is first needed; what was found is logged."""
+    """vLLM's own function where it is right, else ours. The choice is made and logged at the first
+    call, because vLLM's function needs a running worker."""
 
     def __init__(self, own: Callable[..., Tensor], logger: Logger) -> None:
         self._own, self._logger = own, logger

@@ -65,10 +65,11 @@ def render(
     where: str,
     options: Mapping[str, Any] | None = None,
 ) -> str:
-    """The text that the model goes on from, special tokens included. Raises :class:`UserError`,
-    naming `where` the messages stand, for what the template does not take. A message is a
-    :class:`Message`, or the variables that the template reads. `options` are those of
-    transformers' `apply_chat_template`, and the template's own variables."""
+    """The text that the model continues, special tokens included.
+
+    A message is a :class:`Message`, or the variables that the template reads. `options` are options
+    of transformers' `apply_chat_template`, and variables of the template. Raises
+    :class:`UserError`, naming `where` the messages stand, if the template fails."""
     given = {"add_generation_prompt": True, **(options or {})}
     try:
         text = tokenizer.apply_chat_template(
@@ -84,7 +85,7 @@ def render(
 
 
 def _variables(message: Message | Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates know it: what it does not have is not defined."""
+    """A message as templates read it: without undefined variables."""
     known = asdict(message) if isinstance(message, Message) else message
     return {key: value for key, value in known.items() if value is not None}
 
@@ -108,11 +109,11 @@ def end_of_turn(tokenizer: Any) -> frozenset[int]:
 
 def rendered(prompts: Sequence[Prompt], tokenizer: Any, choice: str, source: str) -> list[Prompt]:
     """The prompts of `source` as `choice` says (:data:`AUTO`, :data:`ALWAYS`, :data:`NONE` or a
-    file). Where there is no template, a chat's first message is continued as it is, which a warning
-    says unless it was asked for.
+    file). Without a template a chat's only message is continued as plain text. A warning says so
+    where `choice` is :data:`AUTO`.
 
-    Raises :class:`UserError` where a template is asked for and there is none, and for chats that
-    no plain text stands for.
+    Raises :class:`UserError` where `choice` requires a template and none exists, and for chats of
+    several messages without one.
     """
     template = _chosen(choice, tokenizer, source)
     if template is None:
@@ -157,7 +158,7 @@ def _chosen(choice: str, tokenizer: Any, source: str) -> str | None:
 
 
 def _check_plain(prompts: Sequence[Prompt], source: str, choice: str) -> None:
-    """That every prompt can be continued as it is: a chat's only message can."""
+    """Raises :class:`UserError` unless every prompt can be continued as plain text."""
     for prompt in prompts:
         if len(prompt.messages) > 1:
             why = "none was asked for" if choice == NONE else "the tokenizer has none"

@@ -25,9 +25,9 @@ def conversation_of(turn: str) -> str:
 
 @dataclass(frozen=True)
 class Conversation:
-    """A prompt for the tokenizer that it was loaded for: the one place where prompts become tokens.
-    Each turn of a rendered conversation is asked after the answers so far. Of one that was not
-    rendered, only the first turn's text is continued, as it is."""
+    """A prompt with the tokenizer that it was loaded for: the one place where prompts become
+    tokens. Each turn of a rendered conversation follows the answers before it. Without a template
+    only the text of the first turn is continued."""
 
     prompt: Prompt
     tokenizer: Any

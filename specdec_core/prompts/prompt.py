@@ -1,4 +1,4 @@
-"""What is decoded, and how it is told from everything else."""
+"""Prompts, and the digests that identify a set of prompts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pydantic import Field
 
 from specdec_core.config import Document
 
-# Before what only rendered prompts add to a digest: no text has so many bytes.
+# Precedes what only rendered prompts add to a digest: no text has 2^64 - 1 bytes.
 _RENDERED = (2**64 - 1).to_bytes(8, "big")
 
 
 @dataclass(frozen=True)
 class Message:
-    """A message of a chat; `role` is one of :data:`specdec_core.prompts.chat.ROLES`, `name` who of
-    several has that role, where it was said."""
+    """A message of a chat. `role` is one of :data:`specdec_core.prompts.chat.ROLES`; `name`, if
+    given, tells participants of one role apart."""
 
     role: str
     content: str
@@ -28,9 +28,9 @@ class Message:
 class Prompt:
     """A text to continue, and an id that is unique in its set. `category` is the kind of task.
 
-    Of a chat, `messages` are a question of the user's and all that comes before it. In a
-    conversation, `turns` are the user's questions, of which the first is asked first. `template`,
-    where there is one, is the chat template that wrote `text`, special tokens included.
+    Of a chat, `messages` are a question of the user's and all messages before it. In a
+    conversation, `turns` are the user's questions in their order. `template`, if there is one, is
+    the chat template that wrote `text`, special tokens included.
     """
 
     id: str

@@ -100,7 +100,7 @@ def load_prompts(
 
     `source` is one of :data:`BUNDLED` (all but the chats need a tokenizer), the path of a JSONL
     or Parquet file of records in one of :data:`FORMATS` or of a folder of such files, or a data
-    set's hub id; or several of these, separated by commas, for a mixture of as many of each.
+    set's hub id; or several separated by commas, for an equal mixture.
     `chat_template` is a choice of :func:`specdec_core.prompts.chat.rendered`; without a tokenizer
     nothing is rendered. Bad input is a :class:`UserError` that names the file and line.
     """
@@ -116,8 +116,8 @@ def load_prompts(
 
 
 def _mixed(sources: Sequence[str], tokenizer: Any) -> Iterator[Prompt]:
-    """The prompts of all sources in turns, as long as each has any; of several, those without a
-    category are of their source's name."""
+    """The prompts of all sources interleaved, as long as each has any. With several sources, a
+    prompt without a category gets the name of its source."""
     if len(sources) == 1:
         yield from _read_source(sources[0], tokenizer)
         return

@@ -1,4 +1,4 @@
-"""Prompts in a folder of Parquet files, whose total size has a limit."""
+"""Prompts in a folder of Parquet files of limited total size."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write_shard(folder: Path, prompts: Sequence[Prompt]) -> Path:
 
 def keep_within(folder: Path, limit: int) -> list[Path]:
     """Delete the oldest files until those in `folder` have at most `limit` bytes; returns which.
-    Others may write and delete there at the same time."""
+    Several processes may write and delete in the folder at the same time."""
     left, deleted = 0, []
     for file in sorted(folder.glob("prompts-*.parquet"), reverse=True):
         try:

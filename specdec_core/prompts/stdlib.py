@@ -157,7 +157,7 @@ def text_up_to_anchor(module: str, anchor: str) -> str:
     """The module's text up to and including that definition's signature.
 
     The last line break is left off: byte-level BPE joins it to the indentation that follows, so the
-    corpus never has it as a token of its own.
+    corpus never has it as a separate token.
 
     Raises `MissingReference` when the running interpreter lacks the module or the anchor.
     """
@@ -222,8 +222,8 @@ def draw_references(
     module, none from the modules `without`.
 
     `modules` limits the draw to the first `modules` modules of the split.
-    Only ASCII prompts whose text encodes back to the same number of tokens are taken, so that
-    a prompt's length is what its reference says.
+    Only ASCII prompts that encode back to the same number of tokens are taken, so that a prompt's
+    length is what its reference says.
     """
     candidates = []
     for module in modules_of(split, modules):

@@ -49,15 +49,15 @@ class LoopReport:
 
 @dataclass(frozen=True)
 class Loop:
-    """How a training goes on and ends.
+    """How a training continues and ends.
 
     Attributes:
         rate: the learning rate over its peak, by the share of the budget that is spent.
         minutes: a budget besides `max_steps` or `num_train_epochs`.
-        judge: evaluates the model as it is: a score, the larger the better, and further figures.
-            The weights with the best score are kept. Without it the last weights are.
+        judge: evaluates the present model: a score, the larger the better, and further figures.
+            The weights with the best score are kept; without `judge`, the last weights.
         evaluations: over the whole budget.
-        patience: evaluations without a better one, after one more of which the training ends.
+        patience: the training ends after more evaluations than this without a better score.
         report: is called with the standing, every few seconds and at evaluations.
         save_seconds: between two checkpoints.
     """
@@ -79,7 +79,7 @@ class ModelTrainer(Trainer):
         loss: of a batch, a scalar; called with mixed precision where `settings` have `bf16`.
         batches: what an epoch consists of.
         folder: of the checkpoints.
-        loop: how the training goes on.
+        loop: how the training continues and ends.
         optimizer: unset, AdamW by `settings`.
         settings: further arguments of `TrainingArguments`.
     """
@@ -190,7 +190,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 class _LossModule(nn.Module):
-    """A model whose output is its loss."""
+    """A model with its loss as output."""
 
     def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -243,8 +243,8 @@ class _LoopCallback(TrainerCallback):
 
 
 def planned(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Numbers of sequences of these lengths, in batches of sequences that are about as long: with
-    its padding a batch has at most `most` tokens, or is one sequence."""
+    """The numbers of the sequences with these lengths, in batches of similar lengths: with its
+    padding a batch has at most `most` tokens, or is one sequence."""
     batches: list[list[int]] = [[]]
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):
         if batches[-1] and (len(batches[-1]) + 1) * lengths[number] > most:

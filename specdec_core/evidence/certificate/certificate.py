@@ -1,6 +1,6 @@
 """A certificate: what was shown of a configuration on the models that it is served with.
 
-These are values alone, so whoever only reads a certificate loads no model.
+These are values, so that reading a certificate loads no model.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from specdec_core.prompts.prompt import PromptSet
 
 
 class GreedyIdentity(Value):
-    """Greedy texts in float32, with `slots` requests decoded together, against those of
-    autoregressive decoding alone. `first` says where the first difference is."""
+    """Greedy outputs in float32, with `slots` requests decoded together, compared with outputs of
+    autoregressive decoding, one request at a time. `first` says where the first difference is."""
 
     prompts: int
     tokens: int
@@ -112,7 +112,7 @@ class Checks(Value):
 
 
 class Certificate(Value):
-    """The checks of a configuration on the weights of these `fingerprints`, all of them passed.
+    """The checks of a configuration on the weights with these `fingerprints`; all were passed.
 
     It is not signed: it keeps a mistake from being served, not a forger.
     """

@@ -44,7 +44,7 @@ def check_all(
     links: Links = here_alone,
 ) -> Checks:
     """Check a configuration on the loaded `pair` and `prompts` for its tokenizer; `links` connects
-    to a draft on a device of its own. Raises :class:`UserError` where it cannot be decoded here."""
+    to a draft on a separate device. Raises :class:`UserError` where it cannot be decoded."""
     exact = in_float32(pair)
     requests = requests_of(prompts, exact, extent.max_new_tokens)
     repeated = [
@@ -77,11 +77,11 @@ def time_live(
     observer: Observer,
     links: Links = here_alone,
 ) -> LiveSpeed:
-    """Time the configuration in turns with autoregressive decoding."""
+    """Time the configuration interleaved with autoregressive decoding."""
     engine, sampling = opened(pair, configuration, 1, links), configuration.sampling
     contestants = [EngineContestant(engine, c, "") for c in (AUTOREGRESSIVE, configuration)]
     asked = conversations(prompts, pair.tokenizer, extent.max_new_tokens, pair.max_length)
-    observer.stage("timed in turns with autoregressive", 2 * len(asked) * extent.repeats)
+    observer.stage("timed, interleaved with autoregressive", 2 * len(asked) * extent.repeats)
     baseline, ours = race(
         contestants, asked, extent.max_new_tokens, sampling, extent.repeats, observer.step
     )

@@ -1,4 +1,4 @@
-"""Engines that decode what is checked, also with a draft on a device of its own."""
+"""Engines that decode what is checked, also with a draft on a separate device."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts, Generation
 
-READY = 600.0  # seconds that a draft on a device of its own may take to load
+READY = 600.0  # seconds that a draft on a separate device may take to load
 
-# Connects to a draft on a device of its own, with the models of this pair.
+# Connects to a draft on a separate device, with the models of this pair.
 Links = Callable[[Pair], Link]
 
 
@@ -25,7 +25,7 @@ def here_alone(pair: Pair) -> Link:
 
 
 def opened(pair: Pair, configuration: Configuration, slots: int, links: Links) -> Engine:
-    """An engine whose draft is ready: until then it would decode without candidates."""
+    """An engine with a draft that is ready: before, it would decode without candidates."""
     engine = Engine(pair, configuration, slots, open_link=partial(links, pair))
     if engine.drafter is not None and not engine.drafter.prepare(READY):
         raise UserError(f"{configuration.label}: the draft did not get ready")

@@ -8,7 +8,7 @@ theorem) where sampling is lossless. For the indicator of a set of tokens the me
 how much too often they are sampled: at most the total variation from p.
 
 The sets are those that a fault of verification would favour: what a draft proposes more often than
-the target would (for a law (1 − λ)p + λq the shift of these is all of λ TV(p, q)), what a lookup
+the target would (for a law (1 − λ)p + λq their shift is all of λ TV(p, q)), what a lookup
 would copy, what the target likes best. The law of the first token is not touched by drafts.
 """
 
@@ -34,7 +34,7 @@ from specdec_core.tokens.text_warper import TextRules, TextWarper
 LEVEL = 1e-3  # false alarms of all sets together
 _POWER = 0.99
 _MATCH = 3  # tokens that a copied one comes after, at most
-_SLACK = 1e-3  # of top-p and min-p, at whose border rounding decides
+_SLACK = 1e-3  # of top-p and min-p: rounding decides at their border
 
 Text = tuple[tuple[int, ...], list[int]]  # a prompt and its output
 # The set of tokens (positions, vocabulary) of each position of an output, by the prompt, the output
@@ -50,8 +50,8 @@ def check_distribution(
     observer: Observer,
     links: Links = here_alone,
 ) -> SampledDistribution:
-    """Sample a text for each of `requests`, whose seeds must differ, as `configuration` does, at
-    temperature 1 where that is greedy, and compare each token with the target's probabilities."""
+    """Sample an output for each of `requests` as `configuration` does, at temperature 1 where that
+    is greedy, and compare each token with the target's probabilities. Seeds must differ."""
     sampling = configuration.sampling
     if sampling.greedy:
         sampling = sampling.model_copy(update={"temperature": 1.0})
@@ -123,7 +123,7 @@ class _Sum:
 
 
 def _kinds(pair: Pair, sampling: Sampling) -> dict[str, Favoured]:
-    """The sets of tokens that are counted, by what they are called."""
+    """The sets of tokens that are counted, by name."""
     kinds: dict[str, Favoured] = {
         "the target's most likely": _most_likely,
         "copies from the text": _copies,

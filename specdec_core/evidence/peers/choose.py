@@ -49,6 +49,6 @@ def peers_of(
 
 
 def plain_pair(spec: PairSpec) -> Pair:
-    """The pair as transformers loads it, its drafts in the data type that is faster there."""
+    """The pair as transformers loads it, its drafts in the faster data type."""
     plain = spec.runner.model_copy(update={"pack": False, "draft_dtype": "auto"})
     return load_pair(spec.model_copy(update={"runner": plain}))

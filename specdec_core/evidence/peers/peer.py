@@ -16,7 +16,7 @@ class Peer(ABC):
         version: its own version, e.g. `transformers 5.23.0`; complete once it is open
         settings: everything that decides how it runs, as JSON; complete once it is open
         steps: of the last request, the tokens that each forward of the target added, where known
-        with_ours: whether settings or a plug-in of this library make it what it is
+        with_ours: whether it runs with settings or a plug-in of this library
     """
 
     name: str

@@ -59,7 +59,7 @@ def transformers_generate(
     options: dict[str, Any] = {}
     if draft is not None:
         assistant = pair.draft_models[draft]
-        # `generate` reads these from the assistant, and keeps its adjusted values there.
+        # `generate` reads these from the assistant, and writes adjusted values to it.
         settings = assistant.generation_config
         settings.num_assistant_tokens = mode.assistant_tokens
         settings.num_assistant_tokens_schedule = mode.schedule
@@ -156,8 +156,7 @@ class TransformersPeer(Peer):
 
 
 class TransformersPlugIn(TransformersPeer):
-    """`generate` with this library's plug-in, whose drafts are those of `pair` as its engine runs
-    them."""
+    """`generate` with this library's plug-in. The drafts of `pair` run as in its engine."""
 
     with_ours = True
 

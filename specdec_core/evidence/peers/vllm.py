@@ -1,4 +1,4 @@
-"""vLLM's CPU build, in a virtual environment and processes of its own."""
+"""vLLM's CPU build, in a separate virtual environment and separate processes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class VllmMode:
         return (self.speculative or {}).get(TOKENS)
 
     def longer(self, tokens: int) -> VllmMode:
-        """The same with so many tokens."""
+        """The mode with drafts of `tokens` tokens."""
         return replace(self, speculative={**(self.speculative or {}), TOKENS: tokens})
 
 

@@ -1,9 +1,9 @@
 """Measuring what vLLM takes for a pair: the profile of another engine.
 
-One process for each way to draft is open at a time with the others, and they take turns, so that a
-change of the machine's load falls on all alike; of several laps the least time counts, because
-others' work only adds to it. A process measures all lengths, because vLLM can be told another one
-before each step.
+A process for each way to draft runs all the time. Their measurements are interleaved, so that a
+change of the machine's load affects all ways alike. Of several laps the least time counts, because
+a load only adds to it. A process measures all lengths, because the length can be set before each
+step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WIDTHS = (*range(1, 10), 11, 12, 13, 17)  # tokens of a row in a step
 CONTEXTS = (64, 256, 512)
 BATCHES = (1, 4)
 LAPS = 5
-LENGTHS = (1, 2, 4, 7)  # of a draft's chain; one less than widths, with which they are compared
+LENGTHS = (1, 2, 4, 7)  # of a draft's chain, one less than a width that is compared
 PROMPTS = (32, 128, 384)  # tokens of a prompt
 _PLAIN, _NGRAM, _SUFFIX = "\0plain", "prompt_lookup", "suffix"  # no draft's names
 _LEAST = 1e-6  # seconds of what takes some
@@ -104,8 +104,7 @@ def profile_vllm(
 
 
 def _checked(contexts: Sequence[int], growth: int, max_length: int) -> list[int]:
-    """The contexts that fit, in order. Rows grow by a token or more with each step,
-    of which four more than `repeats` are made at each width."""
+    """The contexts that fit, in order, if rows grow by `growth` tokens."""
     fitting = sorted({context for context in contexts if context + growth <= max_length})
     if not fitting:
         raise UserError(
@@ -165,7 +164,7 @@ def assembled(
                 for (rows, context), seconds in sorted(forwards.items())
             ]
         )
-        # Behind a prompt a draft model proposes one candidate, too.
+        # After a prompt a draft model proposes one candidate, too.
         own = {
             tokens: max(seconds - reading[tokens] - once - cost.seconds(1, tokens), _LEAST)
             for tokens, seconds in prompts.get(draft, {}).items()

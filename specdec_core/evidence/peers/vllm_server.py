@@ -25,7 +25,7 @@ from specdec_core.evidence.peers.vllm import (
 from specdec_core.models.pair import Pair
 
 MODULE = "vllm.entrypoints.openai.api_server"  # the `vllm` program needs a package called vllm
-# In turns over HTTP every mode is a server anew at each load: fewer than for one request alone.
+# Fewer modes than for single requests: each mode starts a server at each load.
 SERVED_TOKENS = (3, 5)  # of a draft
 SERVED_NGRAM = [mode for mode in NGRAM if mode.tokens == 4]
 

@@ -45,12 +45,11 @@ class StepClock:
     def measure(
         self, rows: int, context: int, lengths: Sequence[int], repeats: int, forced: bool
     ) -> list[dict[str, float]]:
-        """For each length the median seconds of a step in which `rows` rows verify so many
-        candidates each, of its forward of the target, with about `context` tokens in the cache.
+        """For each length the median seconds of a step in which `rows` rows verify that number of
+        candidates, and of its forward of the target, with about `context` tokens in the cache.
 
-        Steps of a length follow each other, as they do where a length is set: steps of changing
-        lengths are slower. All lengths have their turn twice, the second time in the other order,
-        for texts grow."""
+        Steps of one length follow each other, because steps of changing lengths are slower. All
+        lengths are measured twice, the second time in reverse order, because sequences grow."""
         self._warm_up()
         restore = [self._timed(self._runner, "_model_forward")]
         restore.append(self._timed(self._runner.model, "compute_logits"))
@@ -81,8 +80,8 @@ class StepClock:
         ]
 
     def read(self, tokens: int, repeats: int) -> float:
-        """The median seconds from a request with a prompt of so many tokens to the end of the step
-        that reads it, and proposes one candidate behind it where a draft model does."""
+        """The median seconds from a request with a prompt of `tokens` tokens to the end of its
+        prefill step, in which a draft model proposes one candidate."""
         taken = []
         self._warm_up()
         self.set_length(1)
@@ -95,8 +94,7 @@ class StepClock:
         return statistics.median(taken[WARM:])
 
     def _warm_up(self) -> None:
-        """Decode a text that is given up: behind the turns of other engines steps are slow at
-        first."""
+        """Decode a sequence that is thrown away: after a pause the first steps are slow."""
         self._begin(1, 16)
         end = perf_counter() + WARM_SECONDS
         while perf_counter() < end and self._engine.has_unfinished_requests():
@@ -104,27 +102,27 @@ class StepClock:
         self._abort()
 
     def _add(self, row: int, tokens: int) -> None:
-        """A request with a prompt of so many tokens."""
+        """A request with a prompt of `tokens` tokens."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
         sampling = SamplingParams(
             max_tokens=1 << 20, temperature=0.0, ignore_eos=True, detokenize=False
         )
-        # No text repeats itself, as those of people do not.
+        # No prompt repeats itself.
         ids = [(row * 101 + 7 * n * n + n) % self._vocabulary for n in range(tokens)]
         self._engine.add_request(f"row {row}", TokensPrompt(prompt_token_ids=ids), sampling)
 
     def _abort(self) -> None:
         """End all requests."""
-        # By vLLM's own ids, which it makes of those that it is given.
+        # By vLLM's internal ids.
         running = [request.request_id for request in self._scheduler.running]
         self._engine.abort_request(running, internal=True)
         if self._engine.has_unfinished_requests():
             raise RuntimeError("vLLM goes on with requests that were given up")
 
     def _begin(self, rows: int, tokens: int) -> None:
-        """Rows that decode, each behind a prompt of so many tokens."""
+        """Rows that decode, each after a prompt of `tokens` tokens."""
         for row in range(rows):
             self._add(row, tokens)
         while self._scheduler.waiting or any(

@@ -34,8 +34,8 @@ def read_lines(lines: SimpleQueue[str]) -> None:
 
 
 def counted(core: InprocClient) -> list[int]:
-    """A list that grows by the new tokens of every step in which `core` decodes. vLLM's own
-    counters of accepted tokens come with further statistics, whose making would be timed."""
+    """A list that grows by the new tokens of every decode step of `core`. vLLM's own counters of
+    accepted tokens would cost time."""
     steps: list[int] = []
     step = core.get_output
 

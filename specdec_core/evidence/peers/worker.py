@@ -17,7 +17,7 @@ from specdec_core.base.errors import UserError
 
 
 class Worker:
-    """Runs `command` in a process group of its own; `name` is what errors call it.
+    """Runs `command` in a new process group; errors call it `name`.
 
     It gets one JSON object a line on its standard input and answers each with one line on its
     standard output; {"error": …} says why there is no answer. It must end when its input does:

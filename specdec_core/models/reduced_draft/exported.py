@@ -1,10 +1,10 @@
 """A draft with a reduced vocabulary as a plain Llama, as other programs read it: made once, then
 kept.
 
-A Llama's output layer has a row for every token and no bias. The tokens that the draft cannot
-propose get the mean row of those that it can: the logit is the mean of theirs, never above the
-largest, so the same tokens are the most likely. Drawn, they get a little of the probability (1 %
-with SmolLM2's draft), which the target's own choice replaces.
+A Llama's output layer has a row for every token and no bias. A token outside the draft vocabulary
+gets the mean row of the draft vocabulary. Its logit is then the mean logit and never the largest,
+so the same tokens are the most likely. Sampling draws such tokens with a small probability (1 %
+with SmolLM2's draft).
 """
 
 from __future__ import annotations

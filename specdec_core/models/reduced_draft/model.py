@@ -1,8 +1,7 @@
-"""A Llama whose output layer has some tokens of the vocabulary, and its configuration.
+"""A Llama with an output layer over some tokens of the vocabulary, and its configuration.
 
-Its logits are spread over the whole vocabulary, so that it is used like any other draft. What it
-cannot propose has the probability 0, which speculative decoding allows: the target's own choice
-replaces what the draft lacks.
+Its logits are spread over the whole vocabulary, so that it is used like any draft model. A token
+outside the draft vocabulary has probability 0, which is lossless: the target can still choose it.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ class ReducedDraftConfig(LlamaConfig):
 
 
 class SpreadOutput(nn.Module):
-    """An output layer over the tokens of a draft vocabulary, whose logits are those of the whole
-    one."""
+    """An output layer over the tokens of a draft vocabulary, with logits over the whole one."""
 
     tokens: Tensor  # of the draft vocabulary, increasing (draft vocabulary,)
 

@@ -72,7 +72,7 @@ def load_reduced(
     fingerprint: str,
     dtype: torch.dtype,
 ) -> ReducedDraft:
-    """The draft in `folder`, for the `target` of that name, whose weights have this `fingerprint`;
+    """The draft in `folder`, for the `target` of that name with the weights of this `fingerprint`;
     on the CPU and in evaluation mode.
 
     Raises:
@@ -143,7 +143,7 @@ def _stored(tensor: Tensor) -> Tensor:
 
 
 def _check(model: ReducedDraft, reduced: Reduced, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Raises :class:`UserError` unless the tensors are those of the model's file."""
+    """Raises :class:`UserError` unless the tensors are what the model's file must have."""
     shapes: dict[str, Any] = {k: tuple(v.shape) for k, v in model.state_dict().items()}
     shapes[_OFFSETS], output = shapes.pop(_TOKENS), shapes.pop(_OUTPUT)
     width = shapes.pop(_EMBEDDING)[1]

@@ -1,7 +1,7 @@
 """The bundled pair's recipe: tokenizer, target, sharpening, distillation, export, evaluation.
 
-Each phase leaves its result in the work folder, written whole, and is skipped when that result is
-there. The long ones also leave checkpoints and resume from the latest.
+Each phase writes its result into the work folder, and is skipped if the result exists. Long phases
+also write checkpoints and resume from the latest.
 """
 
 import platform

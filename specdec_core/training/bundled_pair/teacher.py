@@ -74,7 +74,7 @@ def label_rows(model: LlamaForCausalLM, tokens: torch.Tensor, kept: int) -> Labe
 def continue_rows(
     model: LlamaForCausalLM, prefix: torch.Tensor, length: int, greedy_rows: int, kept: int
 ) -> LabelledRows:
-    """Prefixes [rows, n] continued to [rows, length]: the first rows greedily, others sampled.
+    """Prefixes [rows, n] continued to [rows, length]: the first rows greedily, the rest sampled.
 
     The teacher's distributions come out of the same forwards.
     """

@@ -78,7 +78,7 @@ def rounds(survival: Tensor, lengths: Tensor) -> Tensor:
     probability min(1, q(x) / p(x)).
 
     Args:
-        survival: S_1, S_2, … from each token (b, n, steps); 0 behind the text's end.
+        survival: S_1, S_2, … from each token (b, n, steps); 0 after the end of the text.
         lengths: the tokens of each text after its first (b,).
     """
     b, n, steps = survival.shape

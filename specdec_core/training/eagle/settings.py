@@ -28,7 +28,8 @@ class EagleEvaluation(Evaluation):
 
     @property
     def figures(self) -> dict[str, float]:
-        """Acceptance by position, from 1, the expected accepted tokens, and those of a round."""
+        """Acceptance by position, from 1, the expected accepted tokens, and the tokens of a
+        round."""
         values: dict[str, float] = {}
         for name, (positions, length, tokens) in self.acceptance.kinds.items():
             kind = "greedy" if name == "greedy" else "sampled"

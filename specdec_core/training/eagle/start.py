@@ -1,4 +1,4 @@
-"""The weights that a head starts with, from those of its target."""
+"""The initial weights of a head, from the weights of its target."""
 
 from __future__ import annotations
 

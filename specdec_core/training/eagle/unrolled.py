@@ -2,8 +2,8 @@
 
 A chain starts at a token x_t. Step 0 reads x_t and g_{t-1}, step k reads x_{t+k} and the state of
 step k - 1, and predicts the token after. As in drafting, step k attends to what step 0 read up to
-x_t, and to steps 1 to k of its own chain alone. The first are keys that all chains share, the
-others one key a chain and step: scores (n, n) and (n, k), instead of a mask over n · (k + 1) keys.
+x_t, and to steps 1 to k of the same chain. All chains share the keys of step 0, and have one key
+for each further step: scores (n, n) and (n, k), instead of a mask over n · (k + 1) keys.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class UnrolledStep:
 
 
 def unroll(head: EagleHead, batch: TextBatch, steps: int, share: float = 1.0) -> list[UnrolledStep]:
-    """The head's steps from every token of the answers whose next one is known.
+    """The head's steps from every token of the answers with a known next token.
 
-    Of the chains of each step only a random `share` goes on. A loss over what is left is the loss
-    over all chains with weight share^k at step k, in expectation, and costs as much less.
+    A random `share` of the chains of each step continues. The loss over these is, in expectation,
+    the loss over all chains with weight share^k at step k, and costs as much less.
     """
     layer = _UnrolledLayer(head, batch)
     chains = torch.arange(batch.chains).expand(len(batch.tokens), -1)
@@ -89,9 +89,9 @@ class _UnrolledLayer:
     def __call__(
         self, chains: Tensor, step: int, state: Tensor, keys: list[Tensor], values: list[Tensor]
     ) -> Tensor:
-        """The states (b, c, width) of a step of these `chains` (b, c), numbers of answers' tokens,
-        from those before; adds the step's own keys and values (b, c, key heads, size)."""
-        # A column that is no chain any more may lie behind the text's end.
+        """The states (b, c, width) of a step of these `chains` (b, c), token numbers in the answers,
+        from the `state` before; adds the step's keys and values (b, c, key heads, size)."""
+        # A column of a chain that has ended may lie after the end of the text.
         places = (self.batch.prompts[:, None] + chains + step).clamp(
             max=self.batch.tokens.shape[1] - 1
         )
@@ -158,7 +158,7 @@ def _by_head(own: Tensor) -> Tensor:
 
 
 def _first(going: Tensor) -> Tensor:
-    """Columns (b, c) of each row's chains that go on, in order, as many as the longest row has."""
+    """Columns (b, c) of each row's chains that continue, in order; c is the most of any row."""
     width = max(int(going.sum(1).max()), 1)
     return torch.argsort(~going, dim=1, stable=True)[:, :width]
 

@@ -1,7 +1,8 @@
 """Evaluating heads and rules on a recording: the threshold that decodes fastest with each.
 
-A threshold is chosen on some of the recorded prompts and reported on others, and on a recording of
-the sampling that it will be used with: greedy decoding's is not that of temperature 1.
+A threshold is chosen on one part of the recorded prompts and reported on the rest. The recording
+must have the sampling that the threshold is for: it differs between greedy decoding and
+temperature 1.
 """
 
 from __future__ import annotations
@@ -55,9 +56,10 @@ class Modelled(Value):
 def judging_prompts(
     prompts: Sequence[np.ndarray], trained: Sequence[np.ndarray] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which of a recording's prompts choose thresholds, and which report: numbers, half and half by
-    hash. `prompts` are tokens, of a later turn those of its conversation's first one, so that a
-    conversation stays whole. Of those that heads were `trained` on, dev chooses and test reports.
+    """The numbers of the prompts that choose thresholds, and of the prompts that report: half and
+    half by hash. `prompts` are tokens; a later turn has the tokens of its conversation's first
+    turn, so that a conversation stays whole. Of prompts that heads were `trained` on, dev chooses
+    and test reports.
 
     Raises:
         UserError: there are too few prompts.
@@ -76,7 +78,7 @@ def judging_prompts(
 
 
 def unseen(prompts: Sequence[np.ndarray], trained: Sequence[np.ndarray]) -> np.ndarray:
-    """Which of `prompts` (n,) bool, by their tokens, are none of those `trained` on."""
+    """Which of `prompts` (n,) bool have tokens that none of the `trained` prompts has."""
     known = {np.asarray(tokens, np.int64).tobytes() for tokens in trained}
     return np.array([np.asarray(t, np.int64).tobytes() not in known for t in prompts], bool)
 

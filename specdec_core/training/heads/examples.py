@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from specdec_core.recordings.schema import Recording, Trace
 
-HELD_OUT = 0.1  # share of the prompts that are in dev, and of those that are in test
+HELD_OUT = 0.1  # share of the prompts in dev, and share of the prompts in test
 TRAIN, DEV, TEST = range(3)
 Source = Literal["mixed", "trajectory"]
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # prompts, features, labels
@@ -57,7 +57,7 @@ def load_examples(
     kinds: Sequence[HeadKind],
     source: Source = "mixed",
 ) -> dict[HeadKind, Examples]:
-    """The examples of each kind from recordings of one pair. Those of specdecpp come from token
+    """The examples of each kind from recordings of one pair. Examples of specdecpp come from token
     mixing or, with `source` "trajectory", from the candidates along the target's trajectory.
 
     Raises:
@@ -192,11 +192,11 @@ def _after_candidates(trace: Trace, draft: str, sampling: Sampling) -> Rows:
 
 
 def rows_after(trace: Trace, draft: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (n,) of the trajectory's candidates Y_t, and rows (n,) of what `draft` drafts after
-    them, whose hidden state is that of Y_t: the next position where Y_t is the target's token, the
-    continuation where it is not. An EAGLE head drafts the next position from the target's features
-    and a candidate from its own state: of one it is the continuation everywhere. Candidates with
-    nothing after them are left out."""
+    """Rows (n,) of the trajectory's candidates Y_t, and rows (n,) of the tokens that `draft` drafts
+    after them. The hidden state of such a row is the state of Y_t: it is the next position where
+    Y_t is the target's token, else the continuation. For an EAGLE head, which drafts the next
+    position from the target's features, it is always the continuation. Candidates without such a
+    row are left out."""
     rows = trace.drafted
     agrees = trace.draft_token[rows] == trace.target_token[rows]
     next_position = agrees & (draft not in trace.header.eagle_heads)

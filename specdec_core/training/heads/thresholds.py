@@ -50,7 +50,7 @@ def judge_heads(
     profile: Path | None = None,
     observer: Observer | None = None,
 ) -> dict[str, Modelled]:
-    """The heads, trained on the recordings `trained`, by their labels; times are those of
+    """The heads, trained on the recordings `trained`, by their labels; times come from
     :func:`forward_times`."""
     observer = observer or Observer()
     prints = recording.header.fingerprints

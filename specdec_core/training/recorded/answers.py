@@ -134,7 +134,7 @@ def read_card(folder: Path) -> AnswersCard:
 
 
 def claim(folder: Path, card: AnswersCard) -> None:
-    """Make `folder` one for these answers. Raises :class:`UserError` where it holds others."""
+    """Reserve `folder` for these answers. Raises :class:`UserError` if it holds different ones."""
     path = folder / _CARD
     if path.exists():
         if read_card(folder) != card:

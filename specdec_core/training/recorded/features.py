@@ -234,7 +234,7 @@ class Text:
 
     @property
     def length(self) -> int:
-        """The answer's tokens whose next one is known."""
+        """The answer's tokens with a known next token."""
         return self.answer - 1
 
 
@@ -242,8 +242,7 @@ class Text:
 class TextBatch:
     """Prompts with their answers, padded on the right.
 
-    The tokens of an answer whose next token is known are numbered from 0; of text b there are
-    `lengths[b]`.
+    The tokens of an answer with a known next token are numbered from 0; text b has `lengths[b]`.
 
     Attributes:
         tokens: (b, n).
@@ -268,7 +267,7 @@ class TextBatch:
 
     @property
     def chains(self) -> int:
-        """The most chains of a text: one a token whose next one is known."""
+        """The most chains of a text: one for each token with a known next token."""
         return self.last.shape[1]
 
     @property
@@ -290,9 +289,9 @@ class RecordedTexts:
         self.held_out = np.concatenate([np.zeros(0, bool), *held_out])
 
     def split(self, judged_at: Collection[float] = ()) -> tuple[list[int], list[int]]:
-        """The numbers of the texts to train on and of those held out, by a hash of their prompts.
-        Raises :class:`UserError` where either are none, or none held out is at one of the
-        temperatures `judged_at`, if there are any."""
+        """The numbers of the texts to train on and of the held-out texts, by a hash of their
+        prompts. Raises :class:`UserError` where either list is empty, or where no held-out text is
+        at one of the temperatures `judged_at`, if there are any."""
         usable = [n for n, text in enumerate(self.texts) if text.length > 0]
         train = [n for n in usable if not self.held_out[n]]
         rest = [n for n in usable if self.held_out[n]]
@@ -304,7 +303,7 @@ class RecordedTexts:
         return train, rest
 
     def answers(self, numbers: Iterable[int]) -> Iterator[list[int]]:
-        """The tokens of these texts' answers."""
+        """The answers of these texts as tokens."""
         for number in numbers:
             text = self.texts[number]
             start = text.token + text.prompt

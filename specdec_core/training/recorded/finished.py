@@ -23,8 +23,8 @@ CARD = "training.json"
 class TrainingCard(Document):
     """How a model was trained, on what, and how good it is.
 
-    `best` is the evaluation whose weights were kept, of `curve`. A subclass names the types of
-    settings and evaluations.
+    `best` is the evaluation of `curve` with the weights that were kept. A subclass names the types
+    of settings and evaluations.
     """
 
     training: str  # the same digest gives the same model
@@ -106,7 +106,7 @@ def readme(
         name: what commands call the model.
         card: of its training.
         option: the words by which `specdec sweep` uses it.
-        about: a paragraph on what it is.
+        about: a paragraph that describes it.
         figures: lines on how good it is.
         loss: a sentence on what was minimised.
         end: Markdown on what no card knows: the prompts' origin, licences.

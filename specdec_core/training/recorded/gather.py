@@ -34,9 +34,9 @@ def token_prompts(
     source: str, tokenizer: Any, limit: int | None, longest: int, chat_template: str = AUTO
 ) -> list[TokenPrompt]:
     """The first `limit` prompts of a source as tokens: the first turn of each conversation, without
-    those of more than `longest` tokens. They are shuffled, always in the same way, so that the
-    first answers are like all others. Raises :class:`UserError` for a bad source, and where no
-    prompt is left."""
+    prompts of more than `longest` tokens. They are shuffled by a fixed seed, so that the first
+    answers are typical. Raises :class:`UserError` for a bad source, and where no prompt is
+    left."""
     prompts = load_prompts(source, limit, tokenizer, chat_template)
     found = [(prompt.id, Conversation(prompt, tokenizer).tokens()) for prompt in prompts]
     random.Random(0).shuffle(found)

@@ -8,7 +8,7 @@ from specdec_core.config import Value
 
 
 class TrainingSettings(Value):
-    """A training by AdamW, whose rate is warmed up and then falls to zero along a cosine.
+    """A training by AdamW, with a rate that is warmed up and then falls to zero along a cosine.
 
     It ends after `epochs` passes over the answers or, with `minutes`, after that time of training.
     """

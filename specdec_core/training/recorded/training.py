@@ -70,7 +70,7 @@ class RecordedTraining(ABC, Generic[S, E, M]):
 
     @abstractmethod
     def judge(self, batches: Iterable[TextBatch]) -> E:
-        """The evaluation of the model as it is; in autocast, without gradients."""
+        """The evaluation of the present model; in autocast, without gradients."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:

@@ -77,8 +77,8 @@ def _page(
 
 
 def _forward_share(config: ReducedDraftConfig, target: str) -> float:
-    """The parameters that a forward of the draft multiplies with, those of layers and output
-    layer, over those of its target."""
+    """The parameters that a forward of the draft multiplies with, in layers and output layer, over
+    the target's."""
     with torch.device("meta"):
         draft = ReducedDraft(config)
     return _multiplied(draft) / _multiplied(load_skeleton(target))

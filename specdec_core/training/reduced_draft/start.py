@@ -67,7 +67,7 @@ def start_draft(
     proposes these tokens.
 
     With E the target's embedding and V the first right singular vectors of it, the draft embeds a
-    token as E V, of which E V Vᵀ is the nearest to E that so few numbers give. Its output layer
+    token as E V; E V Vᵀ is the best approximation of E of that rank. Its output layer
     starts as W V' alike, W being the target's for normed states: the norm's own scale is a factor
     of it. What the layers add to the stream starts at zero, and the draft's own norm small: what it
     reads then is the last token's embedding, which would make the output sure of that very token.
