@@ -89,7 +89,7 @@ class _UnrolledLayer:
     def __call__(
         self, chains: Tensor, step: int, state: Tensor, keys: list[Tensor], values: list[Tensor]
     ) -> Tensor:
-        """The states (b, c, width) of a step of these `chains` (b, c), token numbers in the answers,
+        """The states (b, c, width) of a step of `chains` (b, c), token numbers in the answers,
         from the `state` before; adds the step's keys and values (b, c, key heads, size)."""
         # A column of a chain that has ended may lie after the end of the text.
         places = (self.batch.prompts[:, None] + chains + step).clamp(
