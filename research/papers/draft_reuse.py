@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from specdec_core.config import Configuration
-from specdec_core.cost.equations import post_use_speedup
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.recordings.replay import Replay
@@ -138,3 +137,9 @@ def _requests(replay: Replay, draft: str, length: int) -> Iterator[list[_ReusedR
         known = _ReusedRound(output[position - 1], chain, accepted, output[end - 1], output[end:])
         found[prompt].append(known)
     yield from found
+
+
+def post_use_speedup(mat: float, utilisation: float, t_draft: float, t_target: float) -> float:
+    """Post-use / Pre-cut, Eq. 3: 1/S = 1/MAT + t_draft / (Util · t_target). `mat` is N/N_target and
+    `utilisation` N/N_draft."""
+    return 1 / (1 / mat + t_draft / (utilisation * t_target))

@@ -15,9 +15,7 @@ import numpy as np
 import pandas as pd
 
 from research.long_form.study import LongForm
-from specdec_core.config import Configuration, parse
-from specdec_core.cost import Profile
-from specdec_core.cost.bounds import (
+from research.papers.bounds import (
     GaussianFit,
     RatioFit,
     approximation_bound,
@@ -25,6 +23,8 @@ from specdec_core.cost.bounds import (
     entropy_ratio,
     oracle_bound,
 )
+from specdec_core.config import Configuration, parse
+from specdec_core.cost import Profile
 from specdec_core.models.loading import load_tokenizer
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.rounds import ReplayedRounds

@@ -12,10 +12,10 @@ from research.papers.draft_reuse import (
     REJECTED,
     TARGET_CALL,
     best_lengths,
+    post_use_speedup,
     recycled,
 )
 from specdec_core.config import Configuration
-from specdec_core.cost.equations import post_use_speedup
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.drafting.policies.fixed import FixedSettings

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from specdec_core.config import Configuration
-from specdec_core.cost import identity_gap
-from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.tokens.statistics import Counts
 from tests.specdec_core.cost.runs import POLICIES, decode, drafting, frequent_token
 
@@ -22,7 +19,6 @@ class TestIdentityOnLiveCounts:
         for c in [Counts.of(generations), *(g.counts for g in generations)]:
             assert c.n_draft > 0
             assert c.n_draft + c.n_target == c.n + c.n_discarded
-            assert identity_gap(c) == 0
 
     def test_requests_ended_by_an_end_token(self, tiny_pair, policy, temperature, monkeypatch):
         configuration = drafting(policy, temperature)
@@ -31,14 +27,8 @@ class TestIdentityOnLiveCounts:
         generations = decode(tiny_pair, configuration)
         assert any(g.finish_reason == "stop" for g in generations)
         for g in generations:
-            assert identity_gap(g.counts) == 0
-            wasted = g.counts.n_target - g.counts.n_target_tokens
+            c = g.counts
+            # A verification whose own token was discarded, because the request ended before it.
+            wasted = c.n_target - c.n_target_tokens
+            assert c.n_draft + c.n_target - wasted == c.n + c.n_discarded
             assert wasted in ((0, 1) if g.finish_reason == "stop" else (0,))
-
-
-def test_identity_gap_shows_tokens_that_cost_no_draft_forward(tiny_pair):
-    configuration = Configuration(drafter=PromptLookupSettings())
-    generations = decode(tiny_pair, configuration, ignore_eos=True)
-    c = Counts.of(generations)
-    assert c.n_drafted > 0
-    assert identity_gap(c) == -c.n_drafted

@@ -8,7 +8,7 @@ import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
-from specdec_core.cost import ForwardCost, Measurement, Profile, identity_gap
+from specdec_core.cost import ForwardCost, Measurement, Profile
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.cascade.settings import CascadeSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -112,12 +112,6 @@ class TestProfile:
         width, rounds = 5, 10 / 4
         expected = rounds * (WIDE.seconds(width, 100, 4) + 1e-4) + 40 / 4 * (1e-3 + 2e-4)
         assert shared == pytest.approx(expected)
-
-    def test_latency_of_equation_5_1_is_the_estimate_for_each_token(self, profile):
-        c = counts(n_draft=40, n_target=10, n_discarded=12)
-        assert identity_gap(c) == 0
-        per_token = profile.estimate_seconds(c, "small", 100, batch=2) / c.n
-        assert profile.latency(c, "small", 100, batch=2) == pytest.approx(per_token)
 
     def test_saved_profile_is_read_back_equal(self, profile, tmp_path):
         assert Profile.load(profile.save(tmp_path / "profile.json")) == profile

@@ -167,17 +167,6 @@ def test_memory_of_a_request_ends_with_it(tiny_pair: Pair) -> None:
     assert [r.arm for r in generations[1].rounds[1 : 1 + len(MIXED)]] != list(range(len(MIXED)))
 
 
-def test_a_request_with_memory_of_its_own_does_not_depend_on_its_batch(tiny_pair: Pair) -> None:
-    drafter = BanditSettings(rule="exp3", arms=MIXED, memory="request")
-    alone, together = (
-        decode(tiny_pair, drafter, slots=slots, temperature=0.9)[1] for slots in (1, 4)
-    )
-    assert [g.tokens for g in alone] == [g.tokens for g in together]
-    assert [[r.arm for r in g.rounds] for g in alone] == [
-        [r.arm for r in g.rounds] for g in together
-    ]
-
-
 def test_a_saved_state_goes_on_in_another_engine(tiny_pair: Pair, tmp_path) -> None:
     drafter = BanditSettings(rule="exp3", arms=MIXED)
     engine, _ = decode(tiny_pair, drafter, slots=1)
@@ -243,18 +232,6 @@ def test_a_cancelled_request_teaches_nothing(tiny_pair: Pair) -> None:
     assert sum(engine.drafter.bandit.rounds) == 3
     (generation,) = engine.generate([Request("c", PROMPTS[1], 20, ignore_eos=True)])
     assert len(generation.tokens) == 20
-
-
-def test_the_best_arm_is_found(tiny_pair: Pair) -> None:
-    """An arm that is always right against one that never drafts more than a token."""
-    target = tiny_pair.target
-    pair = Pair(tiny_pair.spec, tiny_pair.tokenizer, target, {"draft": target})
-    arms = (LENGTHS[0], LENGTHS[3])
-    engine = Engine(pair, Configuration(drafter=BanditSettings(arms=arms, exploration=0.5)))
-    engine.generate([Request(str(i), p, 120, ignore_eos=True) for i, p in enumerate(PROMPTS)])
-    few, many = engine.drafter.bandit.rounds
-    assert many > 5 * few
-    assert engine.drafter.bandit.frame()["tokens"].tolist() == [2.0, 5.0]
 
 
 @pytest.mark.parametrize("rule", ["ucb", "exp3", "thompson"])

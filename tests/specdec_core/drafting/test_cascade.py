@@ -103,28 +103,6 @@ def test_a_head_reads_each_tokens_own_hidden_state(tiny_pair: Pair, tmp_path: Pa
     assert Counts.of(guessed).n_draft < Counts.of(plain).n_draft
 
 
-@pytest.mark.parametrize("proposer", PROPOSERS.values(), ids=PROPOSERS)
-def test_a_requests_sample_does_not_depend_on_its_batch(
-    tiny_pair: Pair, proposer: DrafterSettings
-) -> None:
-    drafter = CascadeSettings(proposer=proposer, policy=SvipSettings(threshold=2.3))
-    alone, together = (
-        [g.tokens for g in generate(tiny_pair, drafter, slots, Sampling(temperature=0.7))]
-        for slots in (1, 3)
-    )
-    assert alone == together
-
-
-def test_repetitive_text_takes_fewer_forwards(tiny_pair: Pair) -> None:
-    policy = FixedSettings(max_tokens=8)
-    plain = Counts.of(generate(tiny_pair, DraftModelSettings(policy=policy)))
-    for proposer in PROPOSERS.values():
-        guessed = Counts.of(generate(tiny_pair, CascadeSettings(policy=policy, proposer=proposer)))
-        assert guessed.n_drafted == plain.n_drafted
-        assert guessed.n_draft < plain.n_draft < guessed.n_draft_tokens
-    assert guessed.n_draft < 0.9 * plain.n_draft
-
-
 @torch.inference_mode()
 def test_every_sampled_token_carries_the_draft_models_distribution(tiny_pair: Pair) -> None:
     sampling = Sampling(temperature=0.4, top_k=8)

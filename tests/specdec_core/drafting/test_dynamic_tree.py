@@ -195,15 +195,6 @@ def test_room_and_nodes_are_kept_to(tiny_pair: Pair) -> None:
         assert tree.draft_tokens <= 1 + 4 * (tree.draft_forwards - 1) or not len(tree)
 
 
-def test_a_sampled_request_does_not_depend_on_who_shares_its_batch(tiny_pair: Pair) -> None:
-    drafter = DynamicTreeSettings(policy=SvipSettings(threshold=2.25, max_tokens=6))
-    configuration = Configuration(drafter=drafter, sampling=Sampling(temperature=0.9))
-    alone = Engine(tiny_pair, configuration, 1).generate(requests())
-    together = Engine(tiny_pair, configuration, 3).generate(requests())
-    assert [g.tokens for g in alone] == [g.tokens for g in together]
-    assert [g.rounds[0].drafted for g in alone] == [g.rounds[0].drafted for g in together]
-
-
 @st.composite
 def scored_trees(draw: st.DrawFn) -> tuple[list[int], list[float]]:
     """Parents, and log confidences that fall along every path or stay."""

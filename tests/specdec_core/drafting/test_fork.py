@@ -220,17 +220,3 @@ def test_a_policy_that_follows_rounds_grows_with_the_fork(tiny_pair: Pair) -> No
         assert r.depth == min(length, 60 - r.position - 1)
         length = min(8, length + 2) if r.accepted == r.depth else max(1, length - 1)
     assert len({r.depth for r in generation.rounds}) > 2
-
-
-@pytest.mark.parametrize(
-    "policy", ["svip", "dynamic-confidence", "heuristic", "specdecpp"], indirect=True
-)
-def test_a_fork_does_not_depend_on_who_shares_its_batch(
-    tiny_pair: Pair, policy: PolicySettings
-) -> None:
-    configuration = Configuration(
-        drafter=ForkSettings(width=3, policy=policy), sampling=Sampling(temperature=0.9)
-    )
-    alone = Engine(tiny_pair, configuration, 1).generate(requests())
-    together = Engine(tiny_pair, configuration, 3).generate(requests())
-    assert [(g.tokens, g.counts) for g in alone] == [(g.tokens, g.counts) for g in together]

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.drafter import Outcome, SlotState
@@ -162,9 +161,3 @@ def test_ngrams_in_the_pool_are_what_the_target_chose(tiny_pair: Pair) -> None:
 )
 def test_samples_have_the_targets_joint_distribution(sampling: Sampling) -> None:
     assert_exact(LookaheadSettings(window=2, ngram=2, guesses=2), sampling)
-
-
-def test_a_window_over_the_node_budget_is_refused() -> None:
-    assert LookaheadSettings(window=5, ngram=4, guesses=5).nodes == 29
-    with pytest.raises(ValidationError, match="a tree of 149 nodes"):
-        LookaheadSettings(window=15, ngram=6, guesses=15)

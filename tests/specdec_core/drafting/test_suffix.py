@@ -9,17 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec_core.config import Configuration, Sampling
+from specdec_core.config import Sampling
 from specdec_core.drafting.automaton import ROOT, SuffixAutomaton
 from specdec_core.drafting.suffix import EarlierOutputs, SuffixDrafter, SuffixSettings
-from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from tests.specdec_core.drafting.proofs import (
     assert_exact,
     assert_greedy_identity,
     found_in,
     paths,
-    requests,
     sequence,
 )
 
@@ -184,20 +182,6 @@ def test_candidates_are_bounded_by_what_was_matched(per_match: float, expected: 
     assert found.tree.tokens == list(range(10, 10 + expected))
 
 
-def test_a_text_is_read_when_something_is_first_looked_up_in_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A drafter of a schedule that is not asked at a load costs a request nothing there."""
-    read: list[int] = []
-    monkeypatch.setattr(SuffixAutomaton, "_append", lambda _, token: read.append(token))
-    drafter, text = SuffixDrafter(SuffixSettings()), sequence([1, 2, 3])
-    drafter.open([text])
-    drafter.missed(text)
-    assert not read
-    drafter.find(text, (), 4)
-    assert read == [1, 2, 3]
-
-
 def test_too_short_a_match_proposes_nothing() -> None:
     lookup = SuffixDrafter(SuffixSettings(min_match=3))
     assert found_in(lookup, [1, 2, 3, 4, 9, 2, 3, 4]).match == 3
@@ -209,15 +193,6 @@ def test_too_short_a_match_proposes_nothing() -> None:
 @pytest.mark.parametrize("tree", [False, True])
 def test_greedy_output_is_the_targets_own(tiny_pair: Pair, memory: str, tree: bool) -> None:
     assert_greedy_identity(tiny_pair, SuffixSettings(memory=memory, tree=tree))
-
-
-def test_what_was_written_before_is_accepted_at_once(tiny_pair: Pair) -> None:
-    def rounds(memory: str) -> int:
-        engine = Engine(tiny_pair, Configuration(drafter=SuffixSettings(memory=memory)), slots=2)
-        engine.generate(requests())
-        return sum(len(g.rounds) for g in engine.generate(requests()))
-
-    assert rounds("all") < 0.7 * rounds("request")
 
 
 @pytest.mark.parametrize("ways", [{}, {"memory": "all"}, {"tree": True}], ids=str)

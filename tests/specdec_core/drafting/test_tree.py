@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -11,7 +9,6 @@ from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.fork.settings import ForkSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.eager import EagerRunner
@@ -157,38 +154,6 @@ def test_a_tree_of_width_one_is_the_chain(tiny_pair: Pair, sampling: str) -> Non
     finally:
         tiny_pair.target.generation_config.eos_token_id = original
     assert outcomes[0] == outcomes[1] == outcomes[2]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("sampling", ["sampled", "top-k", "coupled"])
-def test_a_sampled_request_does_not_depend_on_who_shares_its_batch(
-    tiny_pair: Pair, shape: str, sampling: str
-) -> None:
-    configuration = Configuration(drafter=SHAPES[shape], sampling=SAMPLINGS[sampling])
-    alone = Engine(tiny_pair, configuration, 1).generate(requests())
-    together = Engine(tiny_pair, configuration, 3).generate(requests())
-    assert [g.tokens for g in alone] == [g.tokens for g in together]
-    assert [g.counts for g in alone] == [g.counts for g in together]
-
-
-@pytest.mark.parametrize(
-    "drafter",
-    [
-        TreeSettings(branching=(3, 2)),
-        ForkSettings(width=3, policy=SvipSettings(threshold=2.0, max_tokens=6)),
-        DraftModelSettings(policy=SvipSettings(threshold=2.0, max_tokens=6)),
-    ],
-    ids=["tree", "fork", "chain"],
-)
-def test_requests_that_sample_differently_share_a_batch(tiny_pair: Pair, drafter: object) -> None:
-    configuration = Configuration(drafter=drafter)
-    mixed = [
-        replace(request, sampling=sampling)
-        for request, sampling in zip(requests(), [*SAMPLINGS.values(), None], strict=True)
-    ]
-    alone = Engine(tiny_pair, configuration, 1).generate(mixed)
-    together = Engine(tiny_pair, configuration, 5).generate(mixed)
-    assert [(g.tokens, g.counts) for g in alone] == [(g.tokens, g.counts) for g in together]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -20,7 +20,7 @@ from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
-from specdec_core.recordings.track import RecordedSignals
+from specdec_core.recordings.track import RuleSignals
 
 N = 40
 
@@ -113,7 +113,7 @@ def test_recorded_signals_are_read_without_a_warning_and_states_without_a_copy(
 ) -> None:
     trace = recording.trace()
     with every_warning_an_error():
-        signals = RecordedSignals(trace)
+        signals = RuleSignals(trace)
         read = {
             "top_probability": signals.measure("top_probability"),
             "entropy": signals.measure("entropy"),

@@ -175,32 +175,6 @@ def test_greedy_output_is_the_targets_own(tiny_pair: Pair, policy: PolicySetting
     assert max(drafted for rounds in lengths(generations) for drafted, _ in rounds) > 0
 
 
-@pytest.mark.parametrize("policy", WITHOUT_HEAD, ids=kind)
-def test_sampling_with_a_seed_is_reproducible(tiny_pair: Pair, policy: PolicySettings) -> None:
-    first, again = (decode(tiny_pair, policy, slots=2, temperature=0.8) for _ in range(2))
-    assert [g.tokens for g in first] == [g.tokens for g in again]
-    assert lengths(first) == lengths(again)
-
-
-@pytest.mark.parametrize("policy", WITHOUT_HEAD, ids=kind)
-def test_no_round_is_longer_than_max_tokens(tiny_pair: Pair, policy: PolicySettings) -> None:
-    short = policy.model_copy(update={"max_tokens": 2})
-    drafted = [drafted for rounds in lengths(decode(tiny_pair, short)) for drafted, _ in rounds]
-    assert max(drafted) == 2
-
-
-@pytest.mark.parametrize("policy", PER_REQUEST, ids=kind)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_what_a_slot_drafts_does_not_depend_on_who_shares_its_batch(
-    tiny_pair: Pair, policy: PolicySettings, temperature: float
-) -> None:
-    alone = lengths(decode(tiny_pair, policy, slots=1, temperature=temperature))
-    together = lengths(decode(tiny_pair, policy, slots=3, temperature=temperature))
-    assert alone == together
-    if policy.kind != "fixed":  # the case is a real one: lengths do vary
-        assert len({drafted for rounds in alone for drafted, _ in rounds}) > 2
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_by_batch_drafts_as_many_as_its_table_says_for_the_requests_of_the_round(
     tiny_pair: Pair, temperature: float

@@ -65,23 +65,10 @@ def entropy_ratio(entropy: ArrayLike, cross_entropy: ArrayLike) -> np.ndarray:
     return np.where(entropy > 0, np.maximum(ratio, 1), np.nan)
 
 
-def ratio_bound(entropy: ArrayLike, ratio: ArrayLike) -> np.ndarray:
-    """Eq. 5: β ≥ 1 - sqrt(½ (γ - 1) H_q)."""
-    excess = np.maximum(np.subtract(ratio, 1), 0)
-    bound: np.ndarray = 1 - np.sqrt(excess * np.asarray(entropy, dtype=float) / 2)
-    return bound
-
-
 def approximation_bound(entropy: ArrayLike, c: float) -> np.ndarray:
     """Eq. 6: 1 - sqrt(c H_q), which needs the draft alone. Below the oracle bound, and so below β,
     where γ ≤ 2c + 1 (Eq. 8)."""
     return 1 - np.sqrt(c * np.asarray(entropy, dtype=float))
-
-
-def entropy_threshold(acceptance: float, c: float) -> float:
-    """Eq. 7: the h of SVIP's rule sqrt(H_q) > h that stops where the approximation bound falls
-    below `acceptance`: h = (1 - ĥ) / sqrt(c)."""
-    return float((1 - acceptance) / np.sqrt(c))
 
 
 @dataclass(frozen=True)
