@@ -17,7 +17,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
 from specdec_core.drafting.pearl.drafter import PearlDrafter
 from specdec_core.drafting.pearl.link import Link, no_link
-from specdec_core.drafting.pearl.timeline import Timeline, TimelineSpan
+from specdec_core.drafting.pearl.timeline import TimelineSpan
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import load_pair
 
@@ -49,10 +49,10 @@ class PlacedBench(Bench):
     def record(self, configuration: Configuration, request: Request) -> list[TimelineSpan]:
         """The spans of draft and target while `request` was decoded."""
         self.decode(configuration, request)
-        timeline = self._drafter.timeline = Timeline()
+        spans = self._drafter.spans = []
         self.decode(configuration, request)
-        self._drafter.timeline = None
-        return list(timeline.spans)
+        self._drafter.spans = None
+        return spans
 
     @property
     def _drafter(self) -> PearlDrafter:

@@ -71,8 +71,8 @@ def main(
     from research.overlap.report import report
     from research.overlap.run import compare_overlap
     from research.overlap.study import asynchronous, chains, under
+    from research.overlap.timeline import chrome_trace
     from specdec_core.base.files import write_atomically
-    from specdec_core.drafting.pearl.timeline import Timeline
     from specdec_core.models.pair import check_pair
     from specdec_core.prompts.prompt_sets import load_prompts
 
@@ -89,9 +89,7 @@ def main(
             progress,
         )
     folder = workspace() / "overlap" / (name or spec.name)
-    timeline = Timeline()
-    timeline.spans.extend(result.spans)
-    trace = write_atomically(folder / "trace.json", json.dumps(timeline.chrome_trace()))
+    trace = write_atomically(folder / "trace.json", json.dumps(chrome_trace(result.spans)))
     runner = result.spec.runner
     note = (
         f"{len(loaded)} prompts of {prompts}, {max_new_tokens} new tokens, {repeats} repeats in"

@@ -9,8 +9,8 @@ from dashboards.reports.sentences import sentences
 from dashboards.sections import Report, ReportOrigin, Section, metric_name
 from research.overlap.figures import timeline_figure
 from research.overlap.study import ONE, PEARL, TWO, Overlap
+from research.overlap.timeline import busy
 from specdec_core.config import Configuration, distinct_labels
-from specdec_core.drafting.pearl.timeline import busy
 
 COLUMNS = {
     "where": cells.text("where"),

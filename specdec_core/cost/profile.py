@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import CANDIDATES, Configuration, PolicySettings, Value, describe
-from specdec_core.cost.equations import latency, oracle_counts
+from specdec_core.cost.equations import oracle_counts
 from specdec_core.cost.forward import ForwardCost
 from specdec_core.tokens.statistics import Counts
 
@@ -203,27 +203,6 @@ class Profile(Value):
             max(self.target.prefill_seconds(tokens) - first, 0.0)
             + sum(draft.prefill_seconds(tokens) for draft in models)
             for tokens in prompts
-        )
-
-    def latency(
-        self,
-        counts: Counts | Mapping[str, int],
-        draft: str | None = None,
-        context: float | None = None,
-        batch: int = 1,
-    ) -> float:
-        """Eq. 5.1: seconds a token from the discard and verification rates. The same as
-        `estimate_seconds` / N where Lemma 3.1's identity holds."""
-        counts = _counts(counts)
-        rates = counts.metrics()
-        return (
-            latency(
-                self.t_draft(draft, context, batch, _draft_width(counts)),
-                self._verification(counts, context, batch),
-                rates["discard_rate"],
-                rates["verification_rate"],
-            )
-            / batch
         )
 
     def oracle(

@@ -20,8 +20,7 @@ from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
 from specdec_core.drafting.growing import Growth, Level
-from specdec_core.drafting.policies.branches import Branches
-from specdec_core.drafting.policies.policy import PolicyOutcome
+from specdec_core.drafting.policies.policy import PolicyOutcome, Rule
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.tokens.acceptance import Places
 from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
@@ -51,7 +50,6 @@ class DynamicTreeDrafter(Drafter):
         self.runner = resources.draft_runner(settings.draft)
         self.context = DraftContext(self.runner)
         self.policy = resources.policy(settings.draft, settings.policy)
-        self.branches = Branches(self.policy)
         self.eos_token_ids = resources.eos_token_ids
         self.least = math.log(settings.least) if settings.least else -math.inf
         self._cached: dict[int, dict[int, int]] = {}  # by slot
@@ -160,13 +158,26 @@ class DynamicTreeDrafter(Drafter):
             places,
         )
         before = [values[i].products[node] for i, node in shown]
-        answers, products = self.branches.go_on(signals, before)
         wanted: dict[int, list[int]] = {}
-        for (i, node), go, product in zip(shown, answers, products, strict=True):
+        answers, products = self._ask(signals, before)
+        for (i, node), go, product in zip(shown, answers, products or before, strict=True):
             values[i].products[node] = product
             if go and depth < values[i].limit:
                 wanted.setdefault(i, []).append(node)
         return wanted
+
+    def _ask(self, signals: Signals, before: Sequence[float]) -> tuple[list[bool], list[float]]:
+        """Ask the policy about the branches of trees, the best of a slot first. A rule judges each
+        branch by the product of its values, `before` up to the candidates before. Any other policy
+        follows one sequence of candidates in a slot: it sees the best one, and decides for all."""
+        if isinstance(self.policy, Rule):
+            return self.policy.judge(signals, before)
+        first: dict[int, int] = {}
+        for place, slot in enumerate(signals.slots):
+            first.setdefault(slot, place)
+        seen = signals.only(list(first.values()))
+        decided = dict(zip(seen.slots, self.policy.go_on(seen), strict=True))
+        return [decided[slot] for slot in signals.slots], []
 
 
 def rerank(scores: Sequence[float], count: int, least: float = -math.inf) -> list[int]:

@@ -44,7 +44,7 @@ from specdec_core.drafting.pearl.messages import (
 )
 from specdec_core.drafting.pearl.pace import DraftPace
 from specdec_core.drafting.pearl.settings import PearlSettings
-from specdec_core.drafting.pearl.timeline import Timeline
+from specdec_core.drafting.pearl.timeline import TimelineSpan
 from specdec_core.tokens.token_tree import RemoteDistribution, TokenOrigin, TokenTree
 
 # The target waits at most this many times longer than expected.
@@ -155,7 +155,7 @@ class PearlDrafter(Drafter):
         self.link: Link = (resources.open_link or no_link)()
         self._mark = object()  # what the link has of whom it was configured by
         self.pace = DraftPace(settings.window)
-        self.timeline: Timeline | None = None
+        self.spans: list[TimelineSpan] | None = None  # for a trace, where one is taken
         self._slots: dict[int, _WindowSlot] = {}
         self._distributions: list[Distribution] = []
         self._fed_at = 0.0
@@ -337,7 +337,7 @@ class PearlDrafter(Drafter):
             slot.forwards += 1
             slot.fed += message.nodes
             useful = any([slot.add(*token) for token in message.tokens])
-        if self.timeline is not None:
+        if self.spans is not None:
             began, ended = (time + self.link.offset for time in (message.began, message.ended))
             self._trace("draft", began, ended, by="draft", useless=not useful)
 
@@ -390,5 +390,5 @@ class PearlDrafter(Drafter):
         raise LinkLost("the draft has died and did not come back")
 
     def _trace(self, what: str, start: float, end: float, by: str = "target", **facts: Any) -> None:
-        if self.timeline is not None:
-            self.timeline.add(by, what, start, end, **facts)
+        if self.spans is not None:
+            self.spans.append(TimelineSpan(by, what, start, end, facts))

@@ -128,15 +128,25 @@ class Rule(LengthPolicy):
         return super().limit(slot, batch)
 
     def go_on(self, signals: Signals) -> Sequence[bool]:
-        answers = []
-        values = self.values(signals)
-        for slot, position, value in zip(signals.slots, signals.positions, values, strict=True):
+        before = [self._products[slot] for slot in signals.slots] if self.cumulative else ()
+        answers, products = self.judge(signals, before)
+        self._products.update(zip(signals.slots, products, strict=False))
+        return answers
+
+    def judge(self, signals: Signals, before: Sequence[float]) -> tuple[list[bool], list[float]]:
+        """For each of n candidates whether to draft after it, and the product of the values up to
+        it; `before` (n,) has the products up to the candidates before. Without `cumulative` there
+        are no products."""
+        answers, products = [], []
+        for n, value in enumerate(self.values(signals)):
+            position = signals.positions[n]
             if self.lagging and position == 1:
                 value = 1.0
             if self.cumulative:
-                value = self._products[slot] = self._products[slot] * value
-            answers.append(position < self.min_tokens or not self.stops(value))
-        return answers
+                value = before[n] * value
+                products.append(value)
+            answers.append(bool(position < self.min_tokens or not self.stops(value)))
+        return answers, products
 
 
 class HeadRule(Rule):

@@ -32,8 +32,6 @@ from specdec_core.config import (
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from specdec_core.drafting.policies.signals import Signals
 
 _BINS_PER_HALVING = 2
@@ -151,29 +149,6 @@ class QTable(BaseModel, extra="forbid"):
             return self.stop[state]
         return max(self.go[state], self.stop[state])
 
-    def frame(self) -> pd.DataFrame:
-        """One row a state: `cost`, the interval (`above`, `up_to`] of the confidence product, both
-        actions' values and trials, and the greedy `action`."""
-        import pandas as pd  # settings load without it
-
-        rows = []
-        for index in range(len(self.go)):
-            cost, column = divmod(index, self.bins)
-            last = column == self.bins - 1
-            rows.append(
-                {
-                    "cost": cost + 1,
-                    "above": 0.0 if last else 2 ** (-(column + 1) / _BINS_PER_HALVING),
-                    "up_to": 2 ** (-column / _BINS_PER_HALVING),
-                    "continue": self.go[index],
-                    "stop": self.stop[index],
-                    "continue_trials": self.gone[index],
-                    "stop_trials": self.stopped[index],
-                    "action": "continue" if self.go[index] >= self.value(index) else "stop",
-                }
-            )
-        return pd.DataFrame(rows)
-
 
 class _Decision(NamedTuple):
     """What the table was asked in a round: its state, after so many candidates and draft calls."""
@@ -288,10 +263,6 @@ class PreCutPolicy(LengthPolicy):
                 f"the policy has max_tokens {settings.max_tokens} and bins {settings.bins}"
             )
         self.table, self._rounds = table, {}
-
-    def frame(self) -> pd.DataFrame:
-        """The learned table, one row a state (see :meth:`QTable.frame`)."""
-        return self.table.frame()
 
     def go_on(self, signals: Signals) -> Sequence[bool]:
         table, answers = self.table, []

@@ -44,7 +44,6 @@ class TestProfile:
         assert profile.estimate_seconds(c, "small") == pytest.approx(40 * 0.01 + 10 * 0.2)
         assert profile.autoregressive_seconds(c.n) == pytest.approx(c.n * 0.1)
         assert profile.speedup(c) == pytest.approx(c.n * 0.1 / 2.4)
-        assert profile.latency(c) == pytest.approx(2.4 / c.n)
 
     def test_decoding_without_a_draft_is_its_own_baseline(self, hardware):
         alone = counts(n_draft=0, n_target=50, n_discarded=0)

@@ -3,7 +3,6 @@
 import pytest
 
 from specdec_core.drafting.pearl.pace import DraftPace
-from specdec_core.drafting.pearl.timeline import Timeline, busy
 
 
 def pace(t_draft: float, t_target: float, acceptance: float, t_notice: float = 0.0) -> DraftPace:
@@ -41,20 +40,3 @@ def test_acceptance_and_times_are_what_was_seen() -> None:
         found.waited(2, 1.5)
     assert found.acceptance == pytest.approx(0.75, abs=0.02)
     assert (found.t_draft, found.t_target, found.t_notice) == pytest.approx((0.25, 4.0, 1.0))
-
-
-def test_a_trace_has_a_row_for_each_side_in_microseconds() -> None:
-    timeline = Timeline()
-    timeline.add("target", "verify", 10.0, 10.004, fed=[2])
-    timeline.add("draft", "draft", 10.001, 10.002, useless=False)
-    names, rows = {}, {}
-    for event in timeline.chrome_trace()["traceEvents"]:
-        if event["ph"] == "M":
-            names[event["tid"]] = event["args"]["name"]
-        else:
-            rows[names[event["tid"]]] = event
-    assert rows["target"]["ts"] == 0
-    assert rows["target"]["dur"] == pytest.approx(4000)
-    assert rows["draft"]["ts"] == pytest.approx(1000)
-    assert rows["target"]["args"] == {"fed": [2]}
-    assert busy(timeline.spans, "draft", "draft") == pytest.approx(0.001)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from specdec_core.base.errors import UserError
@@ -63,10 +64,10 @@ def test_confidence_products_fall_into_two_bins_a_halving(expected: float, colum
 
 
 def test_q_init_goes_on_in_every_state_until_the_last() -> None:
-    frame = PreCutPolicy(PreCutSettings(max_tokens=5, bins=4, optimism=0.02, target_cost=5)).frame()
-    assert len(frame) == 20
-    assert (frame["continue"] - frame["stop"]).to_numpy() == pytest.approx(0.02)
-    assert set(frame["action"]) == {"continue"}
+    settings = PreCutSettings(max_tokens=5, bins=4, optimism=0.02, target_cost=5)
+    table = PreCutPolicy(settings).table
+    assert len(table.go) == 20
+    assert np.subtract(table.go, table.stop) == pytest.approx(0.02)
     assert (
         draft_round(
             PreCutPolicy(PreCutSettings(max_tokens=5, **SURE, target_cost=5)), [0.5] * 5, accepted=0
@@ -79,22 +80,22 @@ INFORMED = PreCutSettings(max_tokens=8, target_cost=5, q_init="confidence", upda
 
 
 def test_q_init_by_confidence_stops_where_confidences_promise_no_more() -> None:
-    frame = PreCutPolicy(INFORMED).frame().set_index(["cost", "up_to"])
-    assert set(frame["action"]) == {"continue", "stop"}
-    sure, unsure = frame.loc[1].iloc[0], frame.loc[1].iloc[-1]
-    assert (sure["action"], unsure["action"]) == ("continue", "stop")
+    table = PreCutPolicy(INFORMED).table
+    sure, unsure = 0, INFORMED.bins - 1  # after one call
+    assert table.go[sure] > table.stop[sure]
+    assert table.go[unsure] < table.stop[unsure]
     # All of one confidence q: 1 + q + … + q^k tokens for k calls and a target worth 5.
     q = 2 ** (-0.25)
-    assert sure["stop"] == pytest.approx((1 + q) / 6 - 1)
+    assert table.stop[sure] == pytest.approx((1 + q) / 6 - 1)
 
 
 def test_a_table_that_is_not_updated_stays_q_init() -> None:
     policy = PreCutPolicy(INFORMED)
-    before = policy.frame()
+    before = policy.table.go.copy(), policy.table.stop.copy()
     lengths = [draft_round(policy, [q] * 8, accepted=0) for q in (0.99, 0.5, 0.05)]
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] > lengths[-1] == 1
-    assert policy.frame().equals(before)
+    assert (policy.table.go, policy.table.stop) == before
 
 
 def test_a_cost_from_the_profile_is_filled_in_and_must_be() -> None:
@@ -170,9 +171,8 @@ def test_a_round_updates_every_position_by_the_bellman_equation() -> None:
     assert table.go[second] == pytest.approx(0.99 * 2 / 5 - 1)
     assert table.go[first] == pytest.approx(0.99 * 2 / 4 - 1)
     assert table.go[third] == initial.go[third]
-    frame = policy.frame()
-    assert list(frame.index[frame["stop_trials"] > 0]) == [first, second, third]
-    assert list(frame.index[frame["continue_trials"] > 0]) == [first, second]
+    assert np.flatnonzero(table.stopped).tolist() == [first, second, third]
+    assert np.flatnonzero(table.gone).tolist() == [first, second]
 
     # Later trials count less, never less than the learning rate.
     for trial, rate in enumerate((1 / 2, 1 / 3, 1 / 4, 1 / 4), start=2):
@@ -242,7 +242,7 @@ def test_a_saved_table_goes_on_as_the_one_that_was_saved(tmp_path: Path) -> None
         draft_round(policy, probabilities, accepted)
     path = policy.save(tmp_path / "new" / "table.json")
     restored = PreCutPolicy(settings.model_copy(update={"table": str(path)}))
-    assert restored.frame().equals(policy.frame())
+    assert restored.table == policy.table
     following = [
         [draft_round(p, probabilities, accepted) for probabilities, accepted in rounds[80:]]
         for p in (policy, restored)
@@ -255,11 +255,11 @@ def test_a_saved_table_goes_on_as_the_one_that_was_saved(tmp_path: Path) -> None
 def test_one_table_serves_all_slots_and_outlives_requests() -> None:
     policy = PreCutPolicy(PreCutSettings(max_tokens=4, **SURE, target_cost=5))
     draft_round(policy, [0.9] * 4, accepted=0, slot=0)
-    learned = policy.frame()
+    learned = policy.table.model_copy(deep=True)
     policy.reset(0)
-    assert policy.frame().equals(learned)
+    assert policy.table == learned
     draft_round(policy, [0.9] * 4, accepted=0, slot=3)
-    assert policy.frame()["stop_trials"].sum() == learned["stop_trials"].sum() + 1  # stops at once
+    assert sum(policy.table.stopped) == sum(learned.stopped) + 1  # stops at once
 
 
 def test_a_round_that_was_never_verified_teaches_nothing() -> None:
@@ -269,7 +269,7 @@ def test_a_round_that_was_never_verified_teaches_nothing() -> None:
     )
     policy.reset(0)
     policy.observe(0, PolicyOutcome(1, 1, 1))
-    assert policy.frame()["stop_trials"].sum() == 0
+    assert not any(policy.table.stopped)
 
 
 def test_candidates_that_a_guess_brought_are_free_and_cached_phrases_are_earned() -> None:
@@ -289,13 +289,6 @@ def test_candidates_that_a_guess_brought_are_free_and_cached_phrases_are_earned(
     assert table.stop[0] == pytest.approx(4 / 4 - 1)  # three candidates for one call
     assert table.stop[4] == pytest.approx(8 / 5 - 1)  # and the phrases, for what came of it all
     assert table.go[0] == pytest.approx(0.99 * 8 / 5 - 1)
-
-
-def test_the_table_can_be_read() -> None:
-    frame = PreCutPolicy(PreCutSettings(max_tokens=2, bins=3, target_cost=5)).frame()
-    assert list(frame["cost"]) == [1, 1, 1, 2, 2, 2]
-    assert list(frame["up_to"][:3]) == pytest.approx([1, 0.5**0.5, 0.5])
-    assert list(frame["above"][:3]) == pytest.approx([0.5**0.5, 0.5, 0])
 
 
 @pytest.mark.parametrize(
