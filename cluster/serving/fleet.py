@@ -269,15 +269,16 @@ class Fleet:
             if failed:
                 served.since = old.since
                 replica.restarts += 1
+            self.deployment = deployment
             replica.switch(served)
             if self._trying is not None:
                 self._trying.sides["champion"] = [each.served for each in self.replicas]
             return replica
 
     def _current(self, replica: EngineReplica) -> bool:
-        """Whether its engine works, by what all serve."""
+        """Whether its engine works, by the configuration that all replicas serve."""
         served = replica.side("champion")
-        return served is not None and served.deployment.same(self.deployment)
+        return served is not None and served.deployment.named_as(self.deployment)
 
     async def _watch(self) -> None:
         """Start engines again that have failed while no request waited for them, load what is
@@ -358,8 +359,8 @@ class Fleet:
             return deployment
 
     async def _deploy(self, deployment: Deployment) -> Deployment:
-        unchanged = all(replica.side("champion") for replica in self.replicas)
-        if self.deployment.same(deployment) and unchanged:
+        served = [replica.side("champion") for replica in self.replicas]
+        if all(each is not None and each.deployment.same(deployment) for each in served):
             await self._drop_challenger()
             self._describe(self.deployment.described_as(deployment))
         else:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import httpx
@@ -10,6 +10,7 @@ import pytest
 
 from cluster.serving.engine_loop import EngineFailed, EngineLoop, Pace, Submission
 from cluster.serving.http.app import build_app
+from cluster.serving.http.service import Service
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -44,6 +45,18 @@ def in_loop(engine: Engine, story: Callable[[EngineLoop], Coroutine[Any, Any, No
     async def main() -> None:
         async with EngineLoop(engine) as loop:
             await story(loop)
+
+    asyncio.run(asyncio.wait_for(main(), timeout=60))
+
+
+def over_http(service: Service, story: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
+    """Run a story of a client of the application, in this process."""
+    transport = httpx.ASGITransport(build_app(service), raise_app_exceptions=False)
+
+    async def main() -> None:
+        client = httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60)
+        async with service.fleet, client as http:
+            await story(http)
 
     asyncio.run(asyncio.wait_for(main(), timeout=60))
 
@@ -112,107 +125,85 @@ def test_a_bad_request_takes_its_companions_along(engine):
 
 def test_a_failed_engine_fails_its_requests_and_its_health(engine, monkeypatch):
     service = service_of(engine)
-    transport = httpx.ASGITransport(build_app(service), raise_app_exceptions=False)
 
     def break_down() -> None:
         raise RuntimeError("out of memory")
 
-    async def story() -> None:
-        async with (
-            service.fleet,
-            httpx.AsyncClient(transport=transport, base_url="http://x") as http,
-        ):
-            assert (await http.get("/health")).status_code == 200
-            monkeypatch.setattr(engine, "step", break_down)
-            body = {"prompt": "def main("}
-            for status in (500, 503):  # the one that was running, and one that comes later
-                answer = await http.post("/v1/completions", json=body)
-                assert answer.status_code == status
-                assert answer.json()["error"]["type"] == "server_error"
-                assert "memory" not in answer.text
-            health = await http.get("/health")
-            assert (health.status_code, health.json()["ready"]) == (503, False)
-            with pytest.raises(EngineFailed):
-                await service.fleet.submit([request(engine, "late")])
+    async def story(http: httpx.AsyncClient) -> None:
+        assert (await http.get("/health")).status_code == 200
+        monkeypatch.setattr(engine, "step", break_down)
+        body = {"prompt": "def main("}
+        for status in (500, 503):  # the one that was running, and one that comes later
+            answer = await http.post("/v1/completions", json=body)
+            assert answer.status_code == status
+            assert answer.json()["error"]["type"] == "server_error"
+            assert "memory" not in answer.text
+        health = await http.get("/health")
+        assert (health.status_code, health.json()["ready"]) == (503, False)
+        with pytest.raises(EngineFailed):
+            await service.fleet.submit([request(engine, "late")])
 
-    asyncio.run(asyncio.wait_for(story(), timeout=60))
+    over_http(service, story)
 
 
 def test_a_full_queue_refuses_with_429_and_a_time_and_takes_others_when_there_is_room(tiny_pair):
     service = service_of(Engine(tiny_pair, SPECULATIVE, slots=1), queue=2)
-    transport = httpx.ASGITransport(build_app(service))
     body = {"prompt": "def main(", "max_tokens": 40, "ignore_eos": True, "temperature": 0}
 
-    async def story() -> None:
-        async with (
-            service.fleet,
-            httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as http,
-        ):
-            first = await asyncio.gather(
-                *(http.post("/v1/completions", json=body) for _ in range(8))
-            )
-            served = [answer for answer in first if answer.status_code == 200]
-            refused = [answer for answer in first if answer.status_code == 429]
-            assert (len(served), len(refused)) == (3, 5)
-            for answer in refused:
-                assert 1 <= int(answer.headers["retry-after"]) <= 60
-                assert answer.json()["error"]["code"] == "rate_limit_exceeded"
-            later = await http.post("/v1/completions", json=body)
-            texts = {answer.json()["choices"][0]["text"] for answer in (*served, later)}
-            assert len(texts) == 1
-            health = (await http.get("/health")).json()
-            assert (health["running"], health["queue"], health["cancelled"]) == (0, 2, 0)
+    async def story(http: httpx.AsyncClient) -> None:
+        first = await asyncio.gather(*(http.post("/v1/completions", json=body) for _ in range(8)))
+        served = [answer for answer in first if answer.status_code == 200]
+        refused = [answer for answer in first if answer.status_code == 429]
+        assert (len(served), len(refused)) == (3, 5)
+        for answer in refused:
+            assert 1 <= int(answer.headers["retry-after"]) <= 60
+            assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+        later = await http.post("/v1/completions", json=body)
+        texts = {answer.json()["choices"][0]["text"] for answer in (*served, later)}
+        assert len(texts) == 1
+        health = (await http.get("/health")).json()
+        assert (health["running"], health["queue"], health["cancelled"]) == (0, 2, 0)
 
-    asyncio.run(asyncio.wait_for(story(), timeout=60))
+    over_http(service, story)
 
 
 def test_a_small_cache_preempts_and_refuses_at_once_what_never_fits(tiny_pair):
     limits = Limits(4, step_tokens=32, cache_tokens=256)
     service = service_of(Engine(tiny_pair, SPECULATIVE, limits=limits))
-    transport = httpx.ASGITransport(build_app(service))
     body = {"max_tokens": 90, "ignore_eos": True, "temperature": 0}
     prompts = ["def main(", "class A:", "import os", "x = 1"]
 
-    async def story() -> None:
-        async with (
-            service.fleet,
-            httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as http,
-        ):
-            never = await http.post("/v1/completions", json={**body, "prompt": [5] * 150})
-            assert never.status_code == 400
-            assert "the context holds 192 tokens here" in never.json()["error"]["message"]
-            answers = await asyncio.gather(
-                *(http.post("/v1/completions", json={**body, "prompt": p}) for p in prompts)
-            )
-            health = (await http.get("/health")).json()
-            assert health["preemptions"] > 0
-            assert health["waiting"] == 0
-            for prompt, answer in zip(prompts, answers, strict=True):
-                alone = await http.post("/v1/completions", json={**body, "prompt": prompt})
-                assert answer.json()["choices"] == alone.json()["choices"]
+    async def story(http: httpx.AsyncClient) -> None:
+        never = await http.post("/v1/completions", json={**body, "prompt": [5] * 150})
+        assert never.status_code == 400
+        assert "the context holds 192 tokens here" in never.json()["error"]["message"]
+        answers = await asyncio.gather(
+            *(http.post("/v1/completions", json={**body, "prompt": p}) for p in prompts)
+        )
+        health = (await http.get("/health")).json()
+        assert health["preemptions"] > 0
+        assert health["waiting"] == 0
+        for prompt, answer in zip(prompts, answers, strict=True):
+            alone = await http.post("/v1/completions", json={**body, "prompt": prompt})
+            assert answer.json()["choices"] == alone.json()["choices"]
 
-    asyncio.run(asyncio.wait_for(story(), timeout=60))
+    over_http(service, story)
 
 
 def test_an_answer_without_a_number_has_the_room_that_the_cache_has(chat_pair):
     limits = Limits(2, cache_tokens=192)
     service = service_of(Engine(chat_pair, SPECULATIVE, limits=limits))
-    transport = httpx.ASGITransport(build_app(service))
     chat = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
 
-    async def story() -> None:
-        async with (
-            service.fleet,
-            httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as http,
-        ):
-            answer = await http.post("/v1/chat/completions", json=chat)
-            assert answer.status_code == 200, answer.text
-            (card,) = (await http.get("/v1/models")).json()["data"]
-            assert answer.json()["usage"]["total_tokens"] == card["max_model_len"] == 128
-            schemas = (await http.get("/openapi.json")).json()["components"]["schemas"]
-            assert schemas["NewTokens"]["maximum"] == 127
+    async def story(http: httpx.AsyncClient) -> None:
+        answer = await http.post("/v1/chat/completions", json=chat)
+        assert answer.status_code == 200, answer.text
+        (card,) = (await http.get("/v1/models")).json()["data"]
+        assert answer.json()["usage"]["total_tokens"] == card["max_model_len"] == 128
+        schemas = (await http.get("/openapi.json")).json()["components"]["schemas"]
+        assert schemas["NewTokens"]["maximum"] == 127
 
-    asyncio.run(asyncio.wait_for(story(), timeout=60))
+    over_http(service, story)
     with pytest.raises(UserError, match="a cache of 100 tokens holds no request: it needs 128"):
         Engine(chat_pair, limits=Limits(2, cache_tokens=100))
 
@@ -220,39 +211,29 @@ def test_an_answer_without_a_number_has_the_room_that_the_cache_has(chat_pair):
 def test_the_next_turn_of_a_chat_says_how_much_of_it_was_in_the_cache(tiny_pair):
     limits = Limits(2, share_prefixes=True)
     service = service_of(Engine(tiny_pair, SPECULATIVE, limits=limits))
-    transport = httpx.ASGITransport(build_app(service))
     body = {"max_tokens": 9, "ignore_eos": True, "temperature": 0}
 
-    async def story() -> None:
-        async with (
-            service.fleet,
-            httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as http,
-        ):
-            turn = [*range(5, 30)]
-            for _ in range(2):
-                answer = await http.post("/v1/completions", json={**body, "prompt": turn})
-                turn = [*turn, *range(40, 44)]
-            assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 25
-            health = (await http.get("/health")).json()
-            assert (health["prefix_hits"], health["prefix_tokens"]) == (1, 25)
+    async def story(http: httpx.AsyncClient) -> None:
+        turn = [*range(5, 30)]
+        for _ in range(2):
+            answer = await http.post("/v1/completions", json={**body, "prompt": turn})
+            turn = [*turn, *range(40, 44)]
+        assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 25
+        health = (await http.get("/health")).json()
+        assert (health["prefix_hits"], health["prefix_tokens"]) == (1, 25)
 
-    asyncio.run(asyncio.wait_for(story(), timeout=60))
+    over_http(service, story)
 
 
 def test_a_request_with_many_prompts_is_taken_whole_where_there_is_room_for_one(tiny_pair):
     service = service_of(Engine(tiny_pair, SPECULATIVE, slots=1), queue=1)
-    transport = httpx.ASGITransport(build_app(service))
 
-    async def story() -> None:
-        async with (
-            service.fleet,
-            httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as http,
-        ):
-            body = {"prompt": ["def f(", "class A:", "import", "x ="], "max_tokens": 4}
-            answer = await http.post("/v1/completions", json=body)
-            assert (answer.status_code, len(answer.json()["choices"])) == (200, 4)
+    async def story(http: httpx.AsyncClient) -> None:
+        body = {"prompt": ["def f(", "class A:", "import", "x ="], "max_tokens": 4}
+        answer = await http.post("/v1/completions", json=body)
+        assert (answer.status_code, len(answer.json()["choices"])) == (200, 4)
 
-    asyncio.run(asyncio.wait_for(story(), timeout=60))
+    over_http(service, story)
 
 
 def test_the_time_to_wait_is_that_of_those_that_finished_lately(monkeypatch):
