@@ -697,3 +697,24 @@ def test_a_rollback_to_weights_that_are_others_now_is_not_certified(
             await fleet.deploy(back.model_copy(update={"weights": weights}))
 
     run(fleet, story)
+
+
+def test_an_engine_that_is_started_again_loads_the_weights_that_are_there(
+    copied: PairSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Served, "beside", loaded_here)
+    monkeypatch.setattr("cluster.serving.replica.EngineReplica.replaceable", True)
+    first = deployed(copied, CHAIN, certificate="sure")
+    fleet = service_of(Engine(load_pair(copied), CHAIN), deployment=first).fleet
+
+    async def story(fleet: Fleet) -> None:
+        train_on(copied)
+        fleet.replicas[0].served.loop._fail("killed")
+        await text(await fleet.submit(requests(load_pair(copied), "again", 4)[:1]))
+        assert fleet.deployment == deployed(copied, CHAIN)
+        assert fleet.restarts == 1
+        await fleet._watch()
+        assert fleet.replicas[0].restarting.done()
+        assert (fleet.restarts, fleet.switches) == (1, 0)
+
+    run(fleet, story)
