@@ -1,7 +1,7 @@
 """A challenger gets a share of the traffic until it is shown to be faster, or not to be.
 
 Both write the same output, or output of the same distribution, so only speed is compared. Requests
-go to one of the two sides at a time, so that both meet the load as it is: mixed, the side with the
+go to one of the two sides at a time, so that both meet the real load: mixed, the side with the
 smaller share would decode smaller batches. A turn counts the requests that
 ran while the other side was idle. A turn of the challenger and the champion's turn after it are a
 pair. The intervals over pairs hold at every pair at once (:mod:`specdec_core.search.race`), so the

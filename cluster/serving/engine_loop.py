@@ -70,7 +70,7 @@ class LoopObserver:
         """A submission found the queues full."""
 
     def rejected(self, request_ids: Iterable[str]) -> None:
-        """The engine rejects one of these requests, so it takes none."""
+        """The engine rejects one of these requests, and therefore all."""
 
     def prefilled(self, seconds: float) -> None:
         """The engine spent this time on prefills apart from rounds."""
@@ -82,7 +82,7 @@ class LoopObserver:
         """An unfinished request is given up by its caller."""
 
     def failed(self, request_ids: Iterable[str]) -> None:
-        """The engine of these requests is broken, and no other engine continues them."""
+        """The engine of these requests is broken, and they end."""
 
 
 class Submission:

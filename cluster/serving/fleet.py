@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic
-from typing import TypeVar
 
 from cluster.placed_engine import check_models
 from cluster.serving.canary import Canary, Side, check_comparable
@@ -38,8 +37,7 @@ _WATCH = 1.0  # seconds between checks of the replicas
 _SHARE = 30.0  # seconds between exchanges of what their bandits have learned
 KEEP = 60.0  # seconds between copies of what was learned
 
-T = TypeVar("T")
-Start = Callable[[int, Deployment], Served]  # loads the replica of a number
+LoadReplica = Callable[[int, Deployment], Served]  # of a number, with a deployment
 
 
 class Fleet:
@@ -51,7 +49,7 @@ class Fleet:
         served: Sequence[Served],
         operation: Operation = NOT_OPERATED,
         wanted: Replicas = ONE,
-        start: Start | None = None,
+        start: LoadReplica | None = None,
     ) -> None:
         self.replicas = [EngineReplica(str(number), each) for number, each in enumerate(served)]
         self.deployment, self.operation = served[0].deployment, operation

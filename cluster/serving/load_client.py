@@ -162,7 +162,7 @@ def body_of(request: LoadRequest) -> dict[str, Any]:
 
 
 def shortcoming(record: LoadRecord, request: LoadRequest) -> str | None:
-    """Why an answer that came to its end cannot be compared with others; None where it can."""
+    """Why a complete answer cannot be compared with other answers; None where it can."""
     if record.tokens != request.max_new_tokens:
         return f"wrote {record.tokens} of {request.max_new_tokens} tokens"
     return None if record.first is not None else "wrote no text"

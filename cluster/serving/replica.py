@@ -61,11 +61,6 @@ class EngineReplica:
         return self._cancelled + sum(served.loop.cancelled for served in self.engines())
 
     @property
-    def draining(self) -> bool:
-        """Whether old engines still finish requests."""
-        return bool(self._draining)
-
-    @property
     def replaceable(self) -> bool:
         """Whether another engine can be started where this one has failed."""
         return isinstance(self.served.loop.engine, EngineProcess)

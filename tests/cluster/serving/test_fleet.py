@@ -129,7 +129,7 @@ async def sent(streams: Sequence[Stream], characters: int) -> None:
 
 
 async def drained(fleet: Fleet) -> None:
-    while any(replica.draining for replica in fleet.replicas):
+    while any(replica._draining for replica in fleet.replicas):
         await asyncio.sleep(0.01)
 
 
