@@ -4,48 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from cluster.serving.load_client import run_load
 from cluster.serving.server_process import Cores, Server, on_cores, running
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.evidence.load.load import BenchLoad
 from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.load.requests import LoadRecord, LoadRequest
 from specdec_core.evidence.load.result import LoadRow
 from specdec_core.evidence.parts import Parts
-
-
-class Entrant(Protocol):
-    """Who takes part. One that is not `needed` may fail to start: it is left out then, with a
-    warning."""
-
-    @property
-    def row(self) -> LoadRow: ...
-
-    @property
-    def needed(self) -> bool: ...
-
-    def measure(
-        self, plan: LoadPlan, workload: Sequence[LoadRequest], load: BenchLoad, cores: Cores
-    ) -> list[LoadRecord]:
-        """Start anew, warm up with prompts that are not measured, and answer those that are."""
-        ...
+from specdec_core.measure.comparison import interleaved
+from specdec_core.search.load.workload import Load
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A row, and its server for up to a number of requests together; see :class:`Entrant`."""
+    """A row, and its server for up to a number of requests together. A server that is not `needed`
+    may fail to start: it is left out then, with a warning."""
 
     row: LoadRow
     server: Callable[[int], Server]
     needed: bool = True
 
     def measure(
-        self, plan: LoadPlan, workload: Sequence[LoadRequest], load: BenchLoad, cores: Cores
+        self, plan: LoadPlan, workload: Sequence[LoadRequest], load: Load, cores: Cores
     ) -> list[LoadRecord]:
-        """See :meth:`Entrant.measure`."""
+        """Start the server, warm it up with prompts that are not measured, and send the measured
+        ones."""
         clients = plan.warm_up(load)
         with running(self.server(plan.together(load))) as url, on_cores(cores.client):
             run_load(url, workload[:clients], clients)
@@ -54,7 +39,7 @@ class Contestant:
 
 def compare_servers(
     plan: LoadPlan,
-    contestants: Sequence[Entrant],
+    contestants: Sequence[Contestant],
     workload: Sequence[LoadRequest],
     cores: Cores,
     parts: Parts[LoadRecord],
@@ -69,8 +54,7 @@ def compare_servers(
     runs = len(entered) * len(turns)
     observer.stage(f"{len(entered)} servers in turns", runs, done=len(parts.times))
     for turn, load in enumerate(turns):
-        shift = turn % len(entered)
-        for contestant in [*entered[shift:], *entered[:shift]]:
+        for contestant in interleaved(entered, turn):
             records = parts.get(turn, contestant.row)
             if records is None:
                 try:

@@ -1,8 +1,12 @@
-"""What `specdec bench offline` and `specdec bench serve` share."""
+"""What `specdec bench offline` and `specdec bench serve` share: options, and the way from a plan to
+a delivered result."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,14 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from jobs.choice import read_config
-from jobs.console import console, errors
+from jobs.console import console, errors, interruptible, point, print_runs_page
 from jobs.options import check_name, chosen_pair, given
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec
 
 if TYPE_CHECKING:
+    from dashboards.sections import Report
     from specdec_core.evidence.bench.benchmark import BenchPlan
+    from specdec_core.evidence.parts import Parts
+    from specdec_core.evidence.peers.vllm import VllmMode
+    from specdec_core.measure.comparison import Comparison
+    from specdec_core.models.pair import Pair
+    from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 
 NOBODY = "none"
 
@@ -30,10 +40,6 @@ Configs = Annotated[
     ),
 ]
 BenchRepeats = Annotated[int | None, Option(min=1, help="Times each prompt is decoded.")]
-Peers = Annotated[
-    list[str] | None,
-    Option(help="transformers, vllm or none; repeatable; unset, all that are installed."),
-]
 Graphs = Annotated[
     bool | None,
     Option(
@@ -49,49 +55,43 @@ Only = Annotated[
 MeasureAgain = Annotated[bool, Option("--fresh", help="Measure again what an interrupted run has.")]
 
 
-def pair_and_options(
+@dataclass(frozen=True)
+class BenchRun:
+    """A benchmark under way: its runs are kept in `parts` until the result is delivered."""
+
+    folder: Path  # of the result
+    pair: Pair  # with the data types that every run uses
+    prompts: PromptSet
+    vllm_modes: list[VllmMode]  # with settings or a plug-in of ours
+    parts: Parts[Any]
+    facts: dict[str, str]  # the environment
+
+
+def plan_options(
     config: list[Path] | None,
     target: str | None,
     draft: list[str] | None,
+    prompts: dict[str, Any],
     runner: dict[str, Any],
     **others: Any,
 ) -> dict[str, Any]:
-    """What the options say of a benchmark's plan: the pair, under `runner`, the configurations to
-    add for it, and `others` that were given."""
+    """The values of a benchmark's plan that the options give: the pair, under `runner`, the
+    configurations to add for it, `prompts`, and further values."""
     spec, chosen = _chosen(config or [], target, draft)
     base = spec.model_dump(mode="json")
     return given(
         pair={**base, "runner": {**base["runner"], **runner}},
         chosen=[configuration.model_dump(mode="json") for configuration in chosen],
+        prompts=prompts or None,
         **others,
     )
-
-
-def end(unequal: int) -> None:
-    """Exit with code 1 where outputs are not what they must be."""
-    if unequal:
-        errors.print(
-            f"[red]not lossless:[/red] in float32 {unequal} of our rows wrote something else than"
-            " autoregressive decoding"
-        )
-        sys.exit(1)
-
-
-def result_folder(name: str | None, plan: BenchPlan) -> Path:
-    """The folder of the result. Raises :class:`UserError` where it exists."""
-    check_name(name)
-    name = name or f"{plan.pair.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = workspace() / "bench" / name
-    if folder.exists():
-        raise UserError(f"{folder} exists: give another --name")
-    return folder
 
 
 def _chosen(
     config: list[Path], target: str | None, draft: list[str] | None
 ) -> tuple[PairSpec, list[Configuration]]:
-    """The pair, and the configurations to add for it: those of the files, else the champion, if
-    there is one and the options name no other pair."""
+    """The pair of the files, and their configurations, which are added to the plan's; without files
+    the champion's, if there is one and the options name no other pair."""
     if config:
         choices = [read_config(path, check=False)[0] for path in config]
         spec = choices[0].pair
@@ -135,3 +135,92 @@ def merged(under: dict, over: dict) -> dict:
     """`over` on top of `under`, a mapping key by key."""
     both = {k: {**under[k], **over[k]} for k in under if isinstance(over.get(k), dict)}
     return {**under, **over, **both}
+
+
+def load(plan: BenchPlan, limit: int | None) -> tuple[Pair, list[Prompt]]:
+    """The plan's pair and its prompts, at most `limit`."""
+    with console.status(f"loading {plan.pair.name}"):
+        # torch and transformers take seconds to import.
+        from specdec_core.drafting.heads.storage import load_card
+        from specdec_core.models.pair import load_pair
+        from specdec_core.prompts.prompt_sets import load_prompts
+
+        for configuration in plan.wanted().values():
+            for _, head in configuration.heads:
+                load_card(head)  # a missing head is reported before the models are loaded
+        pair, asked = load_pair(plan.pair), plan.prompts
+        return pair, load_prompts(asked.source, limit, pair.tokenizer, asked.chat_template)
+
+
+@contextmanager
+def measuring(
+    plan: BenchPlan,
+    folder: Path,
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    name: str | None,
+    kind: type[Any],
+    fresh: bool,
+    **more: Any,
+) -> Iterator[BenchRun]:
+    """A benchmark that keeps its runs, lists of `kind`. It resumes an interrupted one of the same
+    `name`, plan, weights, prompts, environment and `more`, unless `fresh`; its runs are forgotten
+    when the block ends. `folder` is the result's."""
+    from jobs.bench_vllm import our_modes
+    from specdec_core.base.environment import environment
+    from specdec_core.evidence.parts import Parts, described
+    from specdec_core.models.pair import load_pair
+    from specdec_core.prompts.prompt_sets import PromptSet
+
+    facts, modes = environment(), our_modes(plan, pair)
+    asked = PromptSet.of(plan.prompts.source, prompts, plan.prompts.chat_template)
+    told = [mode.speculative for mode in modes]
+    what = described(name, plan, plan.weights(pair), asked, told, facts, **more)
+    with interruptible(), Parts.open(folder.parent, what, kind, fresh) as parts:
+        if (kept := parts.pair(pair.spec)) != pair.spec:
+            pair = load_pair(kept)
+        yield BenchRun(folder, pair, asked, modes, parts, facts)
+        parts.remove()
+
+
+def result_folder(name: str | None, plan: BenchPlan) -> Path:
+    """The folder of the result. Raises :class:`UserError` where it exists."""
+    check_name(name)
+    folder = workspace() / "bench" / (name or f"{plan.pair.name}-{datetime.now():%Y%m%d-%H%M%S}")
+    if folder.exists():
+        raise UserError(f"{folder} exists: give another --name")
+    return folder
+
+
+def deliver(
+    result: Comparison[Any],
+    shown: Report,
+    prompts: Sequence[Prompt],
+    folder: Path,
+    more: Callable[[Path], None] = lambda folder: None,
+) -> None:
+    """Write the result, its report and `more` into `folder`, whole or not at all, log it and show
+    it."""
+    from dashboards.outputs.console import show
+    from dashboards.outputs.files import write
+    from dashboards.outputs.mlflow_runs import log
+    from specdec_core.base.files import atomic_folder
+
+    with atomic_folder(folder) as place:
+        result.save(place)
+        write(shown, place)
+        more(place)
+    log(shown, [folder], prompts=(result.prompts, prompts))
+    show(console, shown.sections)
+    point("report", folder / "report.md")
+    print_runs_page(result.pair.name, "benchmarks")
+
+
+def end(unequal: int) -> None:
+    """Exit with code 1 where outputs are not what they must be."""
+    if unequal:
+        errors.print(
+            f"[red]not lossless:[/red] in float32 {unequal} of our rows wrote something else than"
+            " autoregressive decoding"
+        )
+        sys.exit(1)

@@ -84,7 +84,7 @@ def main(
     name: Name = None,
 ) -> None:
     """Simulate requests that come at a rate, and find the fewest replicas that answer them within
-    the limits; or find the rate that so many replicas carry.
+    the limits; or find the rate that a number of replicas carries.
 
     Replayed rounds take the place of models (of a configuration that cannot be replayed, rounds
     that are decoded live once), fitted step times that of the machine, and the scheduler is the
@@ -125,8 +125,7 @@ def main(
         least_replicas,
         mean_rate,
     )
-    from specdec_core.search.load.decoded import decoded_live
-    from specdec_core.search.load.live_rounds import with_live
+    from specdec_core.search.load.decoded import decoded_live, with_live
     from specdec_core.search.load.simulator import Router, asks_of, asks_of_trace
     from specdec_core.search.load.traffic import read_requests
 
@@ -234,7 +233,7 @@ def _check(
     pair = load_pair(replay.header.pair)
     checker = LoadChecker(pair, replay, [chosen.configuration], limits, progress)
     closed, opened = checker.with_clients(clients), checker.at_rates(number=requests or REQUESTS)
-    return [closed.table(), opened.table()]
+    return [closed, opened]
 
 
 def _one_of(value: str, option: str, values: tuple[str, ...]) -> Any:

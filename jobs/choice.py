@@ -36,7 +36,7 @@ def choose_version(config: Path | None) -> tuple[PairConfiguration, str, int | N
 
 
 def read_config(config: Path, check: bool = True) -> tuple[PairConfiguration, str]:
-    """The pair and configuration in a YAML file; or the configuration whose id begins with
+    """The pair and configuration in a YAML file; or the configuration with an id that begins with
     `config`, with the pair of the latest finished sweep that has it. And where that comes from, in
     words. Without `check` the pair may lack a draft model: options will name it.
 

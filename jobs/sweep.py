@@ -81,7 +81,7 @@ def main(
     allow by name, the fastest of all).
 
     Where `specdec record` has recorded the same pair, prompts and settings, configurations are
-    replayed from that, thousands in a minute. Interrupted, the same command goes on where it
+    replayed from that, thousands in a minute. Interrupted, the same command resumes where it
     stopped. With a workload in the sweep file, a configuration is chosen for each of its loads, and
     the champion is all of them together.
     """

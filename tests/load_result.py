@@ -9,7 +9,7 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.evidence.load.requests import LoadRecord
 from specdec_core.evidence.load.result import LoadResult, LoadRow
 from specdec_core.prompts.prompt_sets import PromptSet
-from specdec_core.search.load.workload import Slo
+from specdec_core.search.load.workload import Load, Slo
 
 TOKENS, REQUESTS = 11, 8
 CHAIN = Configuration(drafter=DraftModelSettings())
@@ -56,8 +56,7 @@ def load_result(dtype: str = "bfloat16") -> LoadResult:
         prompts=PromptSet(source="made.jsonl", count=12, digest="0" * 64),
         max_new_tokens=TOKENS,
         repeats=2,
-        clients=[1, 4],
-        requests={"1": REQUESTS, "4": REQUESTS},
+        loads=[Load(clients=n, requests=REQUESTS) for n in (1, 4)],
         rows=[
             load_row(
                 "autoregressive", "specdec", 0.1, 0.01, autoregressive=True,
@@ -87,11 +86,9 @@ def open_result() -> LoadResult:
         row.runs = {"2/s": row.runs["1"][:1]}
     return load_result().model_copy(
         update={
-            "clients": [],
-            "rates": [2.0],
+            "loads": [Load(rate=2.0, requests=REQUESTS)],
             "repeats": 1,
             "slo": Slo(latency=0.17),
-            "requests": {"2/s": REQUESTS},
             "rows": rows,
         }
     )

@@ -31,13 +31,14 @@ from specdec_core.cost.steps import StepTimes
 from specdec_core.drafting.drafter import Drafter
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.turns import requests_of
+from specdec_core.measure.comparison import interleaved
 from specdec_core.measure.profiling import measure_policies, profile_pair
 from specdec_core.measure.step_times import measure_steps
 from specdec_core.models.alignment import Trajectory, measure_alignment
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.conversation import Conversation
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.search.load.engine_timer import EngineTimer
+from specdec_core.search.load.live import EngineTimer
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import Load
 from specdec_core.search.results import OraclePoint, Timing, for_as_many_tokens, timed_together
@@ -281,8 +282,7 @@ def in_turns(
 ) -> Iterator[tuple[Configuration, float, Generation]]:
     """Seconds and output of `request` under every configuration, one after the other. Each turn
     begins with another one, so that none always runs after the same."""
-    shift = turn % len(configurations)
-    for configuration in [*configurations[shift:], *configurations[:shift]]:
+    for configuration in interleaved(configurations, turn):
         yield configuration, *timer.decode(configuration, request)
 
 

@@ -23,7 +23,6 @@ from specdec_core.search.load.decoded import (
     recorded_requests,
     with_decoded,
 )
-from specdec_core.search.load.live_runs import LiveRuns
 from specdec_core.search.load.schedule import drafter_at
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import Load
@@ -82,7 +81,7 @@ def choose_for_workload(
         plan.workload,
         plan.live,
         timer,
-        LiveRuns(folder.path / "live"),
+        folder.path / "live",
         observer,
     )
     write_atomically(folder.path / "simulated.csv", simulated.to_csv(index=False))

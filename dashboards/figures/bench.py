@@ -5,8 +5,8 @@ from __future__ import annotations
 import plotly.graph_objects as go
 
 from dashboards.look import DASHED, OTHER_COLOURS, base_figure, intervals
-from specdec_core.evidence.bench.result import BenchResult, over
-from specdec_core.measure.comparison import OURS
+from specdec_core.evidence.bench.result import BenchResult
+from specdec_core.measure.comparison import OURS, over
 
 COLOURS = {OURS: "#1272b4", "transformers": "#e6860f", "vllm": "#2fb074"}
 

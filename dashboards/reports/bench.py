@@ -33,12 +33,11 @@ from specdec_core.evidence.bench.limits import PARTS, limits, limits_frame
 from specdec_core.evidence.bench.result import (
     BenchResult,
     BenchRow,
-    over,
     summary_frame,
     times_frame,
 )
 from specdec_core.evidence.bench.sets import by_set, sets_frame
-from specdec_core.measure.comparison import OURS
+from specdec_core.measure.comparison import OURS, over
 
 NAME = ("", "contestant")
 OVER = "over our autoregressive"
@@ -67,8 +66,8 @@ def report(result: BenchResult, baseline: Sequence[spec_bench.Answer] | None = N
         frames={"times": times_frame(result), "summary": summary_frame(result)},
         metrics={
             name: value
-            for lead in result.headlines()
-            for name, value in lead_metrics(lead, f"_T{lead.temperature:g}").items()
+            for lead in result.leads()
+            for name, value in lead_metrics(lead, f"_T{lead.at:g}").items()
         },
         tags=report_tags(result),
         nested=list(_rows(result)),
@@ -102,10 +101,10 @@ def findings(result: BenchResult) -> list[str]:
 
 
 def _against_peers(result: BenchResult) -> Iterator[str]:
-    for best in result.headlines():
-        chosen = chosen_on(best, "prompts", f"{len(result.ids) - best.prompts} prompts")
+    for best in result.leads():
+        chosen = chosen_on(best, "prompts", f"{len(result.ids) - best.requests} prompts")
         yield (
-            f"temperature {best.temperature:g}: our best, {best.ours}, is {ratio_of(best)}"
+            f"temperature {best.at:g}: our best, {best.ours}, is {ratio_of(best)}"
             f" {whose(best.group)} best, {best.theirs} ({chosen})"
         )
 
@@ -123,7 +122,7 @@ def _against_limits(result: BenchResult) -> Iterator[str]:
         if parts is not None:
             line += f"; {parts.of_forwards:.0%} of what its forwards alone would allow"
             line += f" and {oracle:.0%} of the oracle's speed" if oracle is not None else ""
-            shares = {heading: getattr(parts, n) / parts.whole for n, heading in PARTS.items()}
+            shares = {heading: parts.parts[n] / parts.whole for n, heading in PARTS.items()}
             shown = sorted(shares.items(), key=lambda item: -item[1])
             line += f"; its time: {', '.join(f'{h} {share:.0%}' for h, share in shown)}"
         yield line
@@ -354,5 +353,5 @@ def _limit_metrics(result: BenchResult, row: BenchRow) -> dict[str, float]:
     if parts is not None:
         metrics["of_forwards"] = parts.of_forwards
         metrics["beside_forwards"] = parts.beyond_forwards_share
-        metrics |= {f"{name}_ms": 1e3 * getattr(parts, name) for name in PARTS}
+        metrics |= {f"{name}_ms": 1e3 * parts.parts[name] for name in PARTS}
     return metrics

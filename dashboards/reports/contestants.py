@@ -94,8 +94,8 @@ def chosen_on(lead: Lead, what: str, others: str) -> str:
     """On which prompts, called `what`, both bests were chosen, and on which compared; `others` is
     the name of the half that they were chosen on."""
     if lead.held_out:
-        return f"both chosen on {others}, compared on the {lead.prompts} others"
-    return f"both chosen on the same {lead.prompts} {what}, which flatters both"
+        return f"both chosen on {others}, compared on the {lead.requests} others"
+    return f"both chosen on the same {lead.requests} {what}, which flatters both"
 
 
 def contestants(rows: Iterable[Contender]) -> Section:

@@ -25,17 +25,15 @@ from dashboards.reports.contestants import (
 )
 from dashboards.reports.sentences import sentences
 from dashboards.sections import LoggedRun, Report, Section, metric_name
-from specdec_core.evidence.load.load import BenchLoad
 from specdec_core.evidence.load.plan import SLOTS
 from specdec_core.evidence.load.result import (
     LoadResult,
     arms_frame,
-    http_frame,
-    over,
     requests_frame,
     summary_frame,
 )
-from specdec_core.measure.comparison import OURS
+from specdec_core.measure.comparison import OURS, over
+from specdec_core.search.load.workload import Load
 
 # Of the nested runs; those of the summary that are numbers by load.
 METRICS = (
@@ -52,37 +50,25 @@ RATIOS = (
     "with 95 % bootstrap intervals over requests and repeats, in pairs; requests at the same time"
     " are not independent, so intervals of many at once are too narrow rather than too wide."
 )
-HTTP = {
-    "load": cells.text("load"),
-    "contestant": cells.text("contestant"),
-    "tokens/s": cells.number("tokens_per_second", ".0f"),
-    "engine alone": cells.number("tokens_per_second_alone", ".0f"),
-    "speed": cells.interval("share", ".1%"),
-    "TTFT ms": cells.number("ttft", ".1f", 1e3),
-    "TTFT alone": cells.number("ttft_alone", ".1f", 1e3),
-    "HTTP adds ms": cells.interval("adds", ".1f", 1e3),
-}
-
 Metrics = dict[str, float | dict[int, float]]
 
 
 def report(result: LoadResult) -> Report:
-    summary, arms, http = summary_frame(result), arms_frame(result), http_frame(result)
+    summary, arms = summary_frame(result), arms_frame(result)
     return Report(
         command="bench serve",
         title=f"Servers under load, {result.pair.name}",
         origin=origin(
             result,
             how_measured(result),
-            clients=",".join(map(str, result.clients)),
-            rates=",".join(f"{rate:g}" for rate in result.rates),
+            clients=",".join(str(load.clients) for load in result.loads if load.closed),
+            rates=",".join(f"{load.rate:g}" for load in result.loads if not load.closed),
             slo=str(result.slo) if result.slo else None,
             slots=result.slots,
         ),
         findings=findings(result),
         parts=[
             *_load(result, summary),
-            *_http(http),
             *_drafting(result, summary),
             *_errors(result),
             contestants(result.rows),
@@ -92,10 +78,9 @@ def report(result: LoadResult) -> Report:
             "requests": requests_frame(result),
             "summary": summary,
             **({"arms": arms} if len(arms) else {}),
-            **({"http": http} if len(http) else {}),
         },
         metrics=_by_load(
-            (lead.load, name, value)
+            (lead.at, name, value)
             for lead in result.leads()
             for name, value in lead_metrics(lead).items()
         ),
@@ -113,18 +98,17 @@ def findings(result: LoadResult) -> list[str]:
         *_against_peers(result),
         *_against_ourselves(result),
         *_within_the_limits(result),
-        *_costs_of_http(result),
         *_unequal(result),
     ]
 
 
 def _against_peers(result: LoadResult) -> Iterator[str]:
     for lead in result.leads():
-        ratio, closed = ratio_of(lead), lead.load.closed
+        ratio, closed = ratio_of(lead), lead.at.closed
         what = f"writes {ratio} the tokens a second of" if closed else f"answers {ratio} as fast as"
         chosen = chosen_on(lead, "requests", "every other request")
         yield (
-            f"{lead.load}: our best, {lead.ours}, {what} {lead.group}'s best, {lead.theirs}"
+            f"{lead.at}: our best, {lead.ours}, {what} {lead.group}'s best, {lead.theirs}"
             f" ({chosen})"
         )
 
@@ -154,17 +138,6 @@ def _within_the_limits(result: LoadResult) -> Iterator[str]:
             yield f"{load}: {', '.join(shares)} requests keep {result.slo}"
 
 
-def _costs_of_http(result: LoadResult) -> Iterator[str]:
-    """How much longer clients of a server wait than those of the engine alone."""
-    for row in http_frame(result).to_dict("records"):
-        load = next(load for load in result.loads if load.key == row["load"])
-        yield (
-            f"{load}: over HTTP {row['contestant']} answers at {HTTP['speed'](row)} of the speed of"
-            f" its engine alone, and first tokens come"
-            f" {HTTP['HTTP adds ms'](row).replace(' (', ' ms (')} later"
-        )
-
-
 def _unequal(result: LoadResult) -> Iterator[str]:
     baseline = result.autoregressive()
     for load, row in result.unequal():
@@ -178,7 +151,7 @@ def _unequal(result: LoadResult) -> Iterator[str]:
 
 def how_measured(result: LoadResult) -> list[str]:
     """Command, models, prompts, machine."""
-    requests = ", ".join(f"{result.requests[load.key]} with {load}" for load in result.loads)
+    requests = ", ".join(f"{load.requests} with {load}" for load in result.loads)
     lines = [
         f"`{result.command}`",
         models(result.pair),
@@ -187,10 +160,10 @@ def how_measured(result: LoadResult) -> list[str]:
         f" stopping at an end of text; requests to a server: {requests}; repeats {result.repeats}",
     ]
     slots = [] if result.slots is None else [str(result.slots)]
-    if result.clients:
+    if any(load.closed for load in result.loads):
         lines.append("closed loop: each client sends its next request when its last is answered")
         slots = slots or ["as many as there are clients"]
-    if result.rates:
+    if not all(load.closed for load in result.loads):
         late = 1e3 * result.lateness()
         lines.append(
             "open loop: requests are sent at random times (Poisson), the same for every server,"
@@ -298,21 +271,6 @@ def _table(
     )
 
 
-def _http(frame: pd.DataFrame) -> Iterator[Section]:
-    """What HTTP costs, where engines were measured alone, too."""
-    if len(frame):
-        yield Section(
-            key="http",
-            title="What HTTP costs",
-            note="Each server of ours against its engine alone: a process that decodes the same"
-            " requests under the same load, whose clients wait in that process. `speed` is the"
-            " server's share of the engine's tokens a second, `TTFT` are means in milliseconds;"
-            f" differences are of the same requests, {RATIOS}",
-            frame=frame,
-            shown=cells.table(frame, HTTP),
-        )
-
-
 def _drafting(result: LoadResult, summary: pd.DataFrame) -> Iterator[Section]:
     """What drafts at which load, of our rows that draft."""
     plain = {row.name for row in result.rows if row.autoregressive}
@@ -382,7 +340,7 @@ def _rows(result: LoadResult, summary: pd.DataFrame) -> Iterator[LoggedRun]:
         )
 
 
-def _by_load(found: Iterable[tuple[BenchLoad, str, float]]) -> Metrics:
+def _by_load(found: Iterable[tuple[Load, str, float]]) -> Metrics:
     """Metrics whose steps are numbers of clients; those at a rate have it in their name."""
     metrics: Metrics = {}
     steps: dict[str, dict[int, float]] = {}

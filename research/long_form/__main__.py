@@ -68,7 +68,6 @@ def main(
     from research.long_form.report import report
     from research.long_form.study import LongFormPlan, measure_long_form, ranges_for
     from specdec_core.engine.turns import requests_of
-    from specdec_core.evidence.bench.benchmark import read_bench_plan
     from specdec_core.models.pair import load_pair
     from specdec_core.prompts.prompt_sets import digest, load_prompts
 
@@ -81,7 +80,7 @@ def main(
         temperatures=None if temperature is None else [temperature],
         repeats=repeats,
     )
-    plan = read_bench_plan(LongFormPlan, rows, **options)
+    plan = LongFormPlan.load(rows, **options)
     with console.status(f"loading {plan.pair.name}"):
         pair = load_pair(plan.pair)
     asked = plan.prompts

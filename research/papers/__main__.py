@@ -110,10 +110,9 @@ def main(
     from research.papers.studies import study_tables
     from research.papers.tables import report
     from specdec_core.base.files import write_atomically
-    from specdec_core.evidence.bench.benchmark import read_bench_plan
 
     same = {"pair": plan.pair.model_dump(mode="json")}
-    long_texts = read_bench_plan(LongFormPlan, long_form, **same) if write_page else None
+    long_texts = LongFormPlan.load(long_form, **same) if write_page else None
 
     with interruptible(), PapersProgress(console) as progress:
         again = write_page is None  # the page is made of what is there

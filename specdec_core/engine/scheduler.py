@@ -127,7 +127,6 @@ class Scheduler:
         self.preemptions = 0
         self._free = list(range(limits.slots))
         self._candidates = 0.0  # mean of the decoding requests, in the last step
-        self._all_decode = False  # whether all running requests decoded in the last step
 
     @property
     def idle(self) -> bool:
@@ -138,18 +137,6 @@ class Scheduler:
     def full(self) -> bool:
         """Whether no slot is free."""
         return not self._free
-
-    @property
-    def settled(self) -> bool:
-        """Whether steps decode all running requests and do nothing else, until a request comes or
-        leaves, or the running ones need more blocks than there are."""
-        if not self._all_decode or not self.waiting or self.full:
-            return self._all_decode and bool(self.running)
-        limit = self.limits.blocks
-        return (
-            limit is not None
-            and self.blocks + self.limits.blocks_of(self.waiting[0].tokens) > limit
-        )
 
     @property
     def blocks(self) -> int:
@@ -208,7 +195,6 @@ class Scheduler:
             request.read += chunks.get(request.slot, 0)
             if not request.unread and not request.begun:
                 decoding.append(request)
-        self._all_decode = len(decoding) == len(self.running)
         slots = sorted(request.slot for request in decoding)
         return StepPlan(slots, reading, preempted, entering)
 

@@ -2,7 +2,7 @@
 
     <folder>/comparison.json        what is compared; the folder's name is the digest of it
     <folder>/pair.json              the pair with the data types that every run uses
-    <folder>/<turn>-<who>.json      the run of a contestant in a turn: its records or takes
+    <folder>/<turn>-<digest>.json   the run of a contestant in a turn: its records or takes
 
 Every file is written whole or not at all, so a run is there or was not made.
 """
@@ -38,9 +38,9 @@ def described(
     environment: Mapping[str, str],
     **more: Any,
 ) -> dict[str, Any]:
-    """What two runs must have in common for one to go on with the other's parts: the `name` that
-    was given, if any, the plan, the `weights` by their digests, the prompts, what other
-    libraries are `told` of ours, and the machine and code."""
+    """The identity of a comparison; an interrupted one is resumed by a run with the same: the
+    `name` that was given, if any, the plan, the `weights` by their digests, the prompts, the
+    settings of ours that other libraries get (`told`), and the machine and code."""
     return {
         "name": name,
         "plan": plan.model_dump(mode="json"),
@@ -84,7 +84,7 @@ class Parts(Generic[Item]):
 
     def pair(self, resolved: PairSpec) -> PairSpec:
         """The pair with the data types that the first run had; `resolved` where there was none.
-        Automatic ones are measured, so they may be others each time."""
+        Automatic types are measured, so they may differ from run to run."""
         path = self.folder / "pair.json"
         if path.exists():
             return PairSpec.model_validate_json(path.read_bytes())
@@ -102,8 +102,7 @@ class Parts(Generic[Item]):
 
     @property
     def notes(self) -> list[str]:
-        """That some runs are of another time, where they are: to be asked before others are
-        kept."""
+        """The time of earlier runs, where there are any, before further ones are kept."""
         if not self.times:
             return []
         until = f"{self.times[-1]:%-d %B %Y, %H:%M} UTC"

@@ -1,28 +1,52 @@
-"""What comparisons of several contestants share: who takes part, and how a group's best is held
-against ours, whether requests are decoded one by one or under load."""
+"""The comparison of several contestants on the same requests, whether these are decoded one at a
+time or under load: what a contestant is, how many times as fast it is as another, which is the best
+of a group, and the order in which they run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+import numpy as np
 from pydantic import Field
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, Document, PairSpec
 from specdec_core.prompts.prompt_sets import PromptSet
-from specdec_core.tokens.statistics import Ratio
+from specdec_core.tokens.statistics import Ratio, paired_ratio
 
 OURS = "specdec"
-LEAST_HALF = 4  # prompts in each half, for the best to be chosen on one and reported on the other
+LEAST_HALF = 4  # requests in each half, to choose the best on one half and report it on the other
+EVERYTHING = slice(None)
 UNKNOWN = Ratio(*[float("nan")] * 3)
+
+T = TypeVar("T")
+Name = TypeVar("Name", bound=Hashable)
+
+
+def interleaved(contestants: Sequence[T], turn: int) -> list[T]:
+    """The contestants in the order in which they run in a turn. Each turn begins with another one,
+    so that no contestant always runs after the same other one."""
+    shift = turn % len(contestants)
+    return [*contestants[shift:], *contestants[:shift]]
+
+
+def unbeaten(among: Collection[Name], ratio: Callable[[Name, Name], Ratio]) -> list[Name]:
+    """The contestants that no other one of `among` is shown to be better than, by the `ratio` of a
+    candidate to a baseline."""
+    return [
+        each
+        for each in among
+        if all(ratio(other, each).low <= 1 for other in among if other != each)
+    ]
 
 
 class Contender(Document):
-    """Who takes part: this engine under a configuration, or a mode of another library."""
+    """A contestant: this engine under a configuration, or a mode of another library."""
 
     name: str
     group: str  # its library: OURS, "transformers", "vllm"
@@ -37,25 +61,44 @@ class Contender(Document):
     def ours(self) -> bool:
         return self.group == OURS
 
+    def paces(self, at: Any = None) -> np.ndarray:
+        """Seconds a token, shape (repeats, requests), under a load where there are several; NaN for
+        a request that failed."""
+        raise NotImplementedError
+
 
 AnyContender = TypeVar("AnyContender", bound=Contender)
 
 
-class Lead(Document):
-    """The best of ours against the best of a group. With `held_out`, both were chosen on every
-    other prompt and compared on the rest; else chosen and compared on all, which favours both."""
+def over(
+    candidate: Contender, baseline: Contender, at: Any = None, requests: slice = EVERYTHING
+) -> Ratio:
+    """How many times as fast `candidate` is, in seconds a token, on some of the requests: those
+    that both answered in every repeat."""
+    if candidate is baseline:
+        return Ratio(1.0, 1.0, 1.0)
+    before, after = (each.paces(at)[:, requests] for each in (baseline, candidate))
+    answered = ~(np.isnan(before).any(axis=0) | np.isnan(after).any(axis=0))
+    return paired_ratio(before[:, answered], after[:, answered]) if answered.any() else UNKNOWN
 
+
+class Lead(Document):
+    """The best of ours against the best of a group, `at` a temperature or a load. With `held_out`
+    both were chosen on every other request and compared on the rest; else chosen and compared on
+    all, which favours both."""
+
+    at: Any
     group: str
     ours: str
     theirs: str
     ratio: float
     low: float
     high: float
-    prompts: int
+    requests: int
     held_out: bool
 
 
-class Comparison(Document, Generic[AnyContender]):
+class Comparison(Document, ABC, Generic[AnyContender]):
     """Everything that a comparison's report is written from."""
 
     FILE: ClassVar[str]
@@ -74,13 +117,57 @@ class Comparison(Document, Generic[AnyContender]):
 
     @property
     def groups(self) -> list[str]:
-        """Whose contenders there are, ours first."""
+        """The groups of the contestants, ours first."""
         return sorted({row.group for row in self.rows}, key=lambda group: (group != OURS, group))
 
     @property
     def others(self) -> list[str]:
         """The groups that are not ours."""
         return [group for group in self.groups if group != OURS]
+
+    @abstractmethod
+    def sizes(self) -> Iterable[tuple[Any, int]]:
+        """The temperatures or loads, with the number of requests of each."""
+
+    @abstractmethod
+    def best(self, at: Any, group: str, requests: slice = EVERYTHING) -> AnyContender | None:
+        """The best lossless row of a group on some of the requests, without the rows
+        :attr:`Contender.with_ours`; None where there is none."""
+
+    def leads(self) -> list[Lead]:
+        """At each temperature or load, the best of ours against the best of every other group."""
+        found = ((at, count, group) for at, count in self.sizes() for group in self.others)
+        return [lead for each in found if (lead := self._lead(*each)) is not None]
+
+    def _lead(self, at: Any, count: int, group: str) -> Lead | None:
+        held_out = count >= 2 * LEAST_HALF
+        choose, report = (slice(0, None, 2), slice(1, None, 2)) if held_out else (EVERYTHING,) * 2
+        ours, theirs = self.best(at, OURS, choose), self.best(at, group, choose)
+        if ours is None or theirs is None:
+            return None
+        ratio = over(ours, theirs, at, report)
+        return Lead(
+            at=at,
+            group=group,
+            ours=ours.name,
+            theirs=theirs.name,
+            ratio=ratio.value,
+            low=ratio.low,
+            high=ratio.high,
+            requests=len(range(count)[report]),
+            held_out=held_out,
+        )
+
+    def ratios(self, row: AnyContender, at: Any, baseline: AnyContender | None) -> dict[str, float]:
+        """The ratios of a row to our autoregressive decoding, `baseline`, and to the best of every
+        other group, as columns of a table."""
+        against = {"autoregressive": baseline}
+        against |= {group: self.best(at, group) for group in self.others}
+        columns: dict[str, float] = {}
+        for name, other in against.items():
+            ratio = UNKNOWN if other is None else over(row, other, at)
+            columns |= ratio_columns(f"over_{name}", ratio)
+        return columns
 
     def save(self, folder: Path) -> Path:
         return write_atomically(folder / self.FILE, self.model_dump_json())
@@ -92,33 +179,6 @@ class Comparison(Document, Generic[AnyContender]):
         if not path.exists():
             raise UserError(f"{folder}: no {cls.WHAT} in it (no {cls.FILE})")
         return cls.model_validate_json(path.read_text())
-
-
-def lead_over(
-    group: str,
-    count: int,
-    best: Callable[[str, slice], AnyContender | None],
-    over: Callable[[AnyContender, AnyContender, slice], Ratio],
-) -> Lead | None:
-    """Our best against that of `group`, of `count` prompts: `best` is the best of a group on some
-    of them, `over` the ratio of two contenders there. None where either has none."""
-    held_out = count >= 2 * LEAST_HALF
-    everything = slice(None), slice(None)
-    choose, report = (slice(0, None, 2), slice(1, None, 2)) if held_out else everything
-    ours, theirs = best(OURS, choose), best(group, choose)
-    if ours is None or theirs is None:
-        return None
-    ratio = over(ours, theirs, report)
-    return Lead(
-        group=group,
-        ours=ours.name,
-        theirs=theirs.name,
-        ratio=ratio.value,
-        low=ratio.low,
-        high=ratio.high,
-        prompts=len(range(count)[report]),
-        held_out=held_out,
-    )
 
 
 def ratio_columns(name: str, ratio: Ratio) -> dict[str, float]:

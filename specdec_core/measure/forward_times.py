@@ -26,11 +26,11 @@ def forward_times(
     observer: Observer | None = None,
     weights: Mapping[str, str] | None = None,
 ) -> Profile:
-    """The times of the machine in the file `hardware`, of the file `profile`, or of the workspace's
-    for the pair, whose data types are known, and whose models had these `weights` when they were
-    recorded; unset, those that are here. What the workspace's lack, the configurations' policies
-    included, is measured now. Raises :class:`UserError` for a profile that lacks a draft, and where
-    models are to be measured that are not there."""
+    """The times of the machine in the file `hardware`, of the file `profile`, or of the workspace
+    for the pair, with concrete data types and, where they were recorded, models of these `weights`.
+    Times that the workspace lacks, also of the configurations' policies, are measured now. Raises
+    :class:`UserError` for a profile that lacks a draft, and for models to measure that are
+    missing."""
     if hardware is not None:
         return load_hardware(hardware).profile(list(pair.drafts))
     path = profile or workspace_profile(pair, weights)
@@ -65,8 +65,8 @@ def load_profile(path: Path, pair: PairSpec) -> Profile:
 
 
 def timed(pair: PairSpec, path: Path, observer: Observer) -> PairSpec:
-    """The pair with the drafts whose forward times are in a file; the observer is warned of others,
-    as of those that another engine has no place for."""
+    """The pair with the drafts that have forward times in a file; the observer is warned of each
+    other draft."""
     there = Profile.load(path).drafts
     for draft in (name for name in pair.drafts if name not in there):
         observer.warned(f"{path}: no forward time of draft {draft!r}, which is not ranked")
@@ -75,9 +75,9 @@ def timed(pair: PairSpec, path: Path, observer: Observer) -> PairSpec:
 
 
 def workspace_profile(pair: PairSpec, weights: Mapping[str, str] | None = None) -> Path:
-    """Where the workspace has the times of a pair: of these models, run in this way, on a machine
-    of this kind. The models' `weights` are by their fingerprints, of which there may be more;
-    unset, they are looked up, which raises :class:`UserError` for models that are not there."""
+    """The workspace's file for the times of a pair: it depends on the models, the runner settings
+    and the kind of machine. `weights` has the models' fingerprints, perhaps with further ones;
+    unset, they are looked up, which raises :class:`UserError` for missing models."""
     names = (TARGET, *pair.drafts)
     prints = fingerprints(pair) if weights is None else {name: weights.get(name) for name in names}
     run = pair.runner.model_dump(mode="json", exclude={"max_length"})
@@ -87,13 +87,13 @@ def workspace_profile(pair: PairSpec, weights: Mapping[str, str] | None = None) 
 
 
 def origin(times: Profile, hardware: Path | None) -> str:
-    """A description of the machine whose times they are."""
+    """A description of the machine that the times are of."""
     where = " (not this machine)" if hardware else f", target in {times.target_dtype}"
     return f"forward times: {times.device}{where}"
 
 
 def _policies(pair: PairSpec, configuration: Configuration) -> set[str]:
-    """The keys of the policies whose time is measured: those that can decode."""
+    """The keys of the policies with a time to measure: all that can decode."""
     first = next(iter(pair.drafts), "")
     return {
         policy_key(draft or first, policy)

@@ -173,7 +173,7 @@ def _dtype(model: Any) -> str:
 
 
 def fill(runner: ModelRunner, context: int) -> None:
-    """Bring every row to `context` cached tokens; which ones does not change a forward's time."""
+    """Fill every row to `context` cached tokens; their values do not change a forward's time."""
     missing = [[1] * (context - length) for length in runner.lengths]
     runner.prefill(range(len(missing)), missing)
 
@@ -244,7 +244,7 @@ def _overheads(profile: Profile, pair: Pair, repeats: int = 3) -> dict[str, Any]
         for name, configuration in runs.items():
             engine.configure(configuration)
             (generation,) = engine.generate([request])
-            rounds[name] += generation.rounds[1:]  # the first one reads the prompt
+            rounds[name] += generation.rounds[1:]  # the first one prefills
     context = prompt + tokens / 2
 
     def beyond_target(r: Round) -> float:

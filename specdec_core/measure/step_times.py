@@ -12,9 +12,9 @@ from __future__ import annotations
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 from pathlib import Path
 from time import perf_counter
@@ -49,8 +49,9 @@ CHUNKS = (FEW, 32, 64, 128, 192, 256)  # tokens of a prompt in a forward
 _CANDIDATES = (0, 0, 1, 2, 3, 4, 6, 8, 12)  # of a row
 _LONGEST = 512  # context
 _TURNS = 4  # of a round's forwards; the last one is timed
-_HALVES = (96, 24, 192)  # tokens that texts say twice; those of runs without candidates are of all
-_ANSWER, _LONG_ANSWER = 24, 72  # tokens of the longest answers; of those of runs without candidates
+# Tokens that prompts repeat; runs without candidates use all of these, the rest the first.
+_HALVES = (96, 24, 192)
+_ANSWER, _LONG_ANSWER = 24, 72  # tokens of the longest answers; in runs without candidates
 _ALIKE = 8  # steps that tell what such steps take, at least
 _EACH = 3  # requests for each that is answered at a time, of a run that measures the engine
 # The target after a draft, alone, and in decoding without candidates; never a draft's name.
@@ -100,8 +101,8 @@ class StepMeasurer:
     def __init__(self, pair: Pair, slots: int = SLOTS, shapes: int = SHAPES) -> None:
         self.pair, self.slots = pair, slots
         self._machine = machine()
-        # As many rows again, which hold the longest contexts. Each of the others begins like one of
-        # its own: what rows share in memory is read faster than what different requests hold.
+        # As many rows again hold the longest contexts. Each measured row begins like a separate one
+        # of these: rows that share memory are read faster than the rows of different requests.
         self._drafts = {name: pair.open_alone(name, 2 * slots) for name in pair.drafts}
         self._target = pair.open_runner(None, 2 * slots)
         longest = min(_LONGEST, pair.max_length // 2)
@@ -127,12 +128,12 @@ class StepMeasurer:
             for runner in self._runners:
                 for row, (_, context) in enumerate(shape):
                     runner.fork(self.slots + row, [row], [context])
-            # A chunk of a prompt is read once. Rounds follow rounds, and only after some of them is
-            # in the processor's caches what stays there.
+            # A chunk of a prompt is prefilled once. Rounds follow rounds, and only after several of
+            # them the processor's caches are as in decoding.
             turns = 1 if _reads(shape) else _TURNS
             for turn in range(turns):
                 for name, runner in self._drafts.items():
-                    # The first forward of a chain follows one of the target, the others their own.
+                    # The first forward of a chain follows the target's, a further one the draft's.
                     both = _time(runner, shape), _time(runner, shape)
                     if turn == turns - 1:
                         self._samples[name][number].append(sum(both) / 2)
@@ -143,8 +144,8 @@ class StepMeasurer:
             self._samples[_ALONE][number].append(seconds)
 
     def measured(self, runs: EngineRuns | None = None) -> StepMeasurement:
-        """The medians of the passes since the last :meth:`forget`, and the forwards of an engine's
-        runs at the speed of these passes, fitted together; with what the engine adds."""
+        """A fit of the medians of all passes since the last :meth:`forget` and of the forwards of
+        an engine's runs, at the speed of the passes; with what the engine adds."""
         forwards = {
             name: [
                 PackedForward(seconds=statistics.median(each), **Work.of(shape)._asdict())
@@ -224,8 +225,8 @@ def _reads(shape: Sequence[Row]) -> bool:
 
 
 def _time(runner: ModelRunner, shape: Sequence[Row]) -> float:
-    """Seconds of a forward of these rows, which hold their contexts then as before. Logits of
-    decoding rows are wanted."""
+    """Seconds of a forward of the rows, whose contexts are restored after it. Logits of decoding
+    rows are wanted."""
     tokens = [[1] * count for count, _ in shape]
     wanted = [count if count < FEW else 0 for count, _ in shape]
     if not any(wanted):
@@ -240,54 +241,33 @@ def _time(runner: ModelRunner, shape: Sequence[Row]) -> float:
     return seconds
 
 
-@dataclass
-class StepLog:
-    """What the steps of an engine did: for each, its seconds, the works of the target's and of the
-    drafts' forwards with their seconds, decoding rows, their candidates, tokens of prompts that the
-    target read, and requests that entered a slot."""
+class LoggedStep(NamedTuple):
+    """A step of an engine: its seconds, each forward with its draft (None: the target), work and
+    seconds, and what the engine did beside forwards, lookups left out."""
 
-    seconds: list[float] = field(default_factory=list)
-    forwards: list[list[tuple[str | None, Work, float]]] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    candidates: list[int] = field(default_factory=list)
-    read: list[int] = field(default_factory=list)
-    entering: list[int] = field(default_factory=list)
+    seconds: float
+    forwards: list[tuple[str | None, Work, float]]
+    work: EngineWork
 
     @property
-    def forward_seconds(self) -> list[float]:
-        """Seconds of the forwards of each step."""
-        return [sum(seconds for _, _, seconds in each) for each in self.forwards]
+    def forward_seconds(self) -> float:
+        return sum(seconds for _, _, seconds in self.forwards)
 
-    def predicted(self, times: StepTimes) -> list[float]:
-        """Seconds of the forwards of each step by `times`."""
-        terms = [
-            {None: times.verifying(bool(self.draft_forwards(n))), **times.drafts}
-            for n in range(len(self.forwards))
-        ]
-        return [
-            sum(of_step[draft].seconds(work) for draft, work, _ in each)
-            for of_step, each in zip(terms, self.forwards, strict=True)
-        ]
-
-    def draft_forwards(self, step: int) -> int:
-        return sum(draft is not None for draft, _, _ in self.forwards[step])
-
-    def work(self, step: int) -> EngineWork:
-        """What the engine did beside forwards, lookups left out."""
-        return EngineWork(
-            self.rows[step],
-            self.draft_forwards(step),
-            self.candidates[step],
-            read=self.read[step],
-            entering=self.entering[step],
+    def predicted(self, times: StepTimes) -> float:
+        """Seconds of the forwards by `times`."""
+        target = times.verifying(bool(self.work.draft_forwards))
+        return sum(
+            (target if draft is None else times.drafts[draft]).seconds(work)
+            for draft, work, _ in self.forwards
         )
 
 
 class LoggedEngine:
-    """An engine whose steps are logged."""
+    """An engine that logs its steps."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.log = engine, StepLog()
+        self.engine = engine
+        self.log: list[LoggedStep] = []
         self._forwards: list[tuple[str | None, Work, float]] = []
         self._watched: set[int] = set()
         self._watch(engine.target, None)
@@ -301,17 +281,19 @@ class LoggedEngine:
         self._forwards = []
         start = perf_counter()
         chunks = self.engine.step(texts=False)
-        self.log.seconds.append(perf_counter() - start)
-        self.log.forwards.append(self._forwards)
-        plan = self.engine.last
+        seconds, plan = perf_counter() - start, self.engine.last
         fed = sum(int(work.tokens) for draft, work, _ in self._forwards if draft is None)
         read = sum(plan.reading.values())
-        # A first round has no candidates, and the last token read is its own.
+        # A first round has no candidates; it feeds the last token of the prompt.
         verifying = len(set(plan.decoding) - plan.reading.keys())
-        self.log.rows.append(len(plan.decoding))
-        self.log.candidates.append(max(fed - read - verifying, 0))
-        self.log.read.append(read)
-        self.log.entering.append(len(plan.entering))
+        work = EngineWork(
+            rows=len(plan.decoding),
+            draft_forwards=sum(draft is not None for draft, _, _ in self._forwards),
+            candidates=max(fed - read - verifying, 0),
+            read=read,
+            entering=len(plan.entering),
+        )
+        self.log.append(LoggedStep(seconds, self._forwards, work))
         return [(chunk.request_id, chunk.finished is not None) for chunk in chunks]
 
     def _watch(self, runner: ModelRunner, draft: str | None) -> None:
@@ -333,7 +315,7 @@ class LoggedEngine:
 
 def engine_runs(pair: Pair, times: StepTimes, slots: int, observer: Observer) -> EngineRuns:
     """Short runs of an engine with 1, a few and all slots busy, without a draft, with each, and
-    with lookups; `times` are those of forwards by themselves."""
+    with lookups; `times` are those of isolated forwards."""
     policy = FixedSettings(max_tokens=4)
     drafters: list[DrafterSettings | None] = [None, SuffixSettings()]
     drafters += [DraftModelSettings(draft=name, policy=policy) for name in times.drafts]
@@ -351,10 +333,10 @@ def engine_runs(pair: Pair, times: StepTimes, slots: int, observer: Observer) ->
         looked_up = isinstance(drafter, SuffixSettings)
         answer = _LONG_ANSWER if drafter is None else _ANSWER
         for half in _HALVES if drafter is None else _HALVES[:1]:
-            logs = []
+            logs: list[list[LoggedStep]] = []
             for together in sorted({1, max(slots // 4, 1), slots}):
                 for _ in range(2):  # the first run compiles kernels for new shapes
-                    logged.log = StepLog()
+                    logged.log = []
                     coming = _repeating(logged.engine, _EACH * together, half, answer)
                     for request in islice(coming, together):
                         logged.engine.add(request)
@@ -363,29 +345,30 @@ def engine_runs(pair: Pair, times: StepTimes, slots: int, observer: Observer) ->
                         for request in islice(coming, done):
                             logged.engine.add(request)
                 logs.append(logged.log)
-            for log in logs:
-                forwards = log.forward_seconds if waits else log.predicted(times)
-                for n, seconds in enumerate(log.seconds):
-                    work = log.work(n)
-                    works.append(work._replace(lookups=work.rows if looked_up else 0))
-                    rest.append(seconds - forwards[n])
-                if waits and drafter is not None:
-                    live += _typical([log], times)
+            for step in chain.from_iterable(logs):
+                lookups = step.work.rows if looked_up else 0
+                works.append(step.work._replace(lookups=lookups))
+                forwards = step.forward_seconds if waits else step.predicted(times)
+                rest.append(step.seconds - forwards)
             if waits and drafter is None:
-                live += (e._replace(model=STEADY) for e in _typical(logs, times, _ALIKE))
+                steady = _typical(chain.from_iterable(logs), times, _ALIKE)
+                live += (each._replace(model=STEADY) for each in steady)
+            elif waits:
+                live += chain.from_iterable(_typical(log, times) for log in logs)
         observer.step()
     return EngineRuns(EngineTerms.fit(works, rest), live)
 
 
-def _typical(logs: Sequence[StepLog], times: StepTimes, least: int = 1) -> Iterator[LiveForward]:
-    """For each model and number of rows that only decode, in at least so many steps, the forward
-    whose slowdown is the median."""
+def _typical(
+    steps: Iterable[LoggedStep], times: StepTimes, least: int = 1
+) -> Iterator[LiveForward]:
+    """For each model and number of rows that only decode, in at least `least` steps, the forward
+    with the median slowdown."""
     terms = {_TARGET: times.target, _ALONE: times.verifying(False), **times.drafts}
     alike: dict[tuple[str, float], list[LiveForward]] = defaultdict(list)
-    steps = ((log, step) for log in logs for step, read in enumerate(log.read) if not read)
-    for log, step in steps:
-        verifying = _TARGET if log.draft_forwards(step) else _ALONE
-        for draft, work, seconds in log.forwards[step]:
+    for step in (step for step in steps if not step.work.read):
+        verifying = _TARGET if step.work.draft_forwards else _ALONE
+        for draft, work, seconds in step.forwards:
             model = draft or verifying
             slowdown = seconds / terms[model].seconds(work)
             alike[model, work.rows].append(LiveForward(model, work, slowdown))
@@ -395,8 +378,8 @@ def _typical(logs: Sequence[StepLog], times: StepTimes, least: int = 1) -> Itera
 
 
 def _repeating(engine: Engine, number: int, half: int, answer: int) -> Iterator[Request]:
-    """Requests whose texts say everything twice, `half` tokens, as lookups find it, with answers of
-    several lengths, up to `answer`: so they end one by one."""
+    """Requests with prompts that repeat `half` tokens once, which lookups find, and with answers of
+    several lengths up to `answer`, so that they end one by one."""
     half, tokens = min(half, engine.max_length // 8), min(answer, engine.max_length // 4)
     for first in range(number):
         phrase = tuple((first + 7 * place) % engine.vocab_size for place in range(half))
@@ -407,7 +390,7 @@ def step_times(
     pair: PairSpec, path: Path, slots: int = SLOTS, observer: Observer | None = None
 ) -> StepTimes:
     """The pair's step times on this machine: those in the file `path`, or, where it is missing,
-    measured now and written there. Raises :class:`UserError` for a file that lacks a draft, or is
+    measured now and written to it. Raises :class:`UserError` for a file that lacks a draft, or is
     of another pair, of other weights, of another machine or of fewer slots."""
     if path.exists():
         times = load_step_times(path, list(pair.drafts))

@@ -6,10 +6,10 @@ are timed. With estimates e, rounds r and times t,
 
     t̂ᵢ = g · eᵢ + o · rᵢ,    g = t_a / e_a,    o = the mean of (tⱼ − g · eⱼ) / rⱼ over timed j ≠ i
 
-where a is autoregressive decoding, which shows how fast the machine is while it times, and j are
-those of i's family and draft, or else of its family, or else all that draft in the same process. A
-configuration's own time never enters its estimate, so the error that those timed show is that of
-the others.
+where a is autoregressive decoding, which shows how fast the machine is during the timing. The j are
+the timed configurations of i's family and draft, or else of its family, or else all that draft in
+the same process. A configuration's own time never enters its estimate, so that the errors of timed
+configurations show the error of the rest.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A sweep's folder: finished work is on disk, so that a killed sweep resumes.
 
-    plan.yaml         the plan as it was given, and its digest
+    plan.yaml         the plan as the user wrote it, and its digest
     pair.json         the pair with the data types that every process uses
     weights.json      the digest of each model, head, datastore and saved state
     profile.json      what forwards cost
@@ -88,7 +88,7 @@ class SweepFolder:
 
     def keep_weights(self, weights: Mapping[str, str]) -> None:
         """Write what the results are of: a digest of each model, head, datastore and saved state by
-        name. Raises :class:`UserError` where they were begun with others."""
+        name. Raises :class:`UserError` where the sweep began with different weights."""
         self.check_weights(weights)
         if self.weights() is None:
             write_atomically(self.path / "weights.json", json.dumps(dict(weights), indent=1))
@@ -176,8 +176,8 @@ class SweepFolder:
 
 
 def find_trial(root: Path, config_id: str, folder: Path | None = None) -> tuple[SweepResult, Trial]:
-    """The trial whose id begins with `config_id`, in the sweep at `folder`, or else in the latest
-    one under `root` that has it. Raises :class:`UserError` when there is none."""
+    """The trial with an id that begins with `config_id`, in the sweep at `folder`, or else in the
+    latest one under `root` that has it. Raises :class:`UserError` when there is none."""
     if folder is not None and not (folder / "sweep.json").exists():
         raise UserError(f"{folder}: no finished sweep in it (sweep.json)")
     files = [folder / "sweep.json"] if folder else root.glob("*/sweep.json")

@@ -40,7 +40,7 @@ from specdec_core.search.load.trace import read_trace
 from specdec_core.search.load.workload import LiveSettings, Workload
 from specdec_core.search.space import Search
 
-EVERY = "*"  # in the name of a head: all trained heads whose names match, as in a shell
+EVERY = "*"  # in the name of a head: all trained heads with matching names, as in a shell
 
 
 class PromptSource(Value):
@@ -155,10 +155,10 @@ class SweepSettings(Value):
 class ResolvedPlan(SweepSettings):
     """A sweep with nothing left open.
 
-    `configurations` are those of a grid or a random search; None for Optuna, which draws from
-    `space`. `samples` are the same, or the ends of every range of `space`: what they need (drafts,
-    heads, datastores) is all that the sweep needs. `given`, the plan as it was given, and `entries`
-    identify the sweep, together with its prompts.
+    A grid or a random search has `configurations`; Optuna has None and draws from `space`.
+    `samples` are the same configurations, or the ends of every range of `space`: the sweep needs no
+    more drafts, heads and datastores than they do. `given`, the plan that the user wrote, `entries`
+    and the prompts identify the sweep.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -179,7 +179,7 @@ class ResolvedPlan(SweepSettings):
 
     def digest(self, prompts_digest: str) -> str:
         """A hash of everything that the results depend on."""
-        # Replayed counts equal those of live decoding, so a sweep may resume either way.
+        # Replayed counts equal live counts, so a sweep may resume either way.
         settings = {k: v for k, v in self.given.items() if k not in ("traces", "replay")}
         content: list[Any] = [settings, self.entries, prompts_digest]
         # Sweeps from before there were workloads resume.
@@ -242,12 +242,11 @@ class ResolvedPlan(SweepSettings):
 
 
 class Plan(SweepSettings):
-    """A sweep as it is given.
+    """A sweep as the user writes it.
 
-    `search` lists configurations with open values (:mod:`specdec_core.search.space`). An entry
-    whose draft model names no draft is tried with each of the pair's. An entry with a pattern for
-    its head ("*", "bundled:*") is tried with each of the draft's trained heads that match.
-    """
+    `search` lists configurations with open values (:mod:`specdec_core.search.space`). An entry with
+    a draft model that names no draft is tried with each of the pair's. An entry with a pattern for
+    its head ("*", "bundled:*") is tried with each of the draft's trained heads that match."""
 
     search: tuple[dict[str, Any], ...]
 

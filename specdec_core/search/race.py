@@ -1,11 +1,11 @@
-"""Who decodes fastest, by times that are looked at while they come in.
+"""The fastest configuration, by times that are compared while they are measured.
 
-A lap times one prompt under everyone still in question, in turns. The intervals hold at every lap
-at once, so a race may stop, or drop who is shown to be slower, as soon as they allow it: they are
-confidence sequences for a mean of unknown variance (Wang and Ramdas, *Anytime-valid t-tests and
-confidence sequences for Gaussian means with unknown variance*, Sequential Analysis 2025, Thm. 4.9).
-The prompts are the sample: what is asked for is the speed on the traffic that they come from.
-"""
+A lap times one prompt under every configuration in question, interleaved. The intervals hold at
+every lap at once, so a race may stop, or drop a configuration that is shown to be slower, as soon
+as they allow it: they are confidence sequences for a mean of unknown variance (Wang and Ramdas,
+*Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance*,
+Sequential Analysis 2025, Thm. 4.9). The prompts are the sample: the result is the speed on the
+traffic that they come from."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from specdec_core.measure.comparison import unbeaten
 from specdec_core.tokens.statistics import Ratio, as_long
 
 TIGHTEST = 24  # prompts at which the intervals are narrowest for what they promise
@@ -68,7 +69,7 @@ class Standing(Generic[Name]):
 
 class Race(Generic[Name]):
     """Times of some contestants on the same prompts. All intervals hold together with probability
-    `confidence`, also those of up to `newcomers` contestants that enter later."""
+    `confidence`, also with up to `newcomers` contestants that enter later."""
 
     def __init__(
         self, contestants: Sequence[Name], newcomers: int = 0, confidence: float = 0.95
@@ -100,9 +101,9 @@ class Race(Generic[Name]):
         turn: int | None = None,
         reading: float = 0.0,
     ) -> None:
-        """What decoding `tokens` tokens behind a prompt took, `reading` of it to the first one
-        (0: unknown), in which turn of the prompt; unset, it is the contestant's next. Only what
-        took the same turns is compared, for the machine may be slower in another."""
+        """Decoding `tokens` tokens after a prompt took `seconds`, `reading` of them to the first
+        token (0: unknown), in a turn of the prompt; unset, the contestant's next. Only times of the
+        same turn are compared, because the machine may be slower in another."""
         self._lengths.setdefault(prompt, max(tokens, 1))
         times = self._times[contestant].setdefault(prompt, {})
         time = _Time(seconds, min(reading, seconds), max(tokens, 1))
@@ -113,7 +114,7 @@ class Race(Generic[Name]):
         the same turns.
 
         The ratio of summed times, r = Σy / Σx, has log r̂ − log r ≈ the mean of
-        ψ = y/ȳ − x/x̄ over prompts (the delta method), whose sequence gives the interval.
+        ψ = y/ȳ − x/x̄ over prompts (the delta method). Its sequence gives the interval.
         """
         if candidate == baseline:
             return Ratio(1.0, 1.0, 1.0)
@@ -129,15 +130,11 @@ class Race(Generic[Name]):
 
     @property
     def in_question(self) -> tuple[Name, ...]:
-        """Those that no other one is shown to be faster than."""
-        return tuple(
-            slower
-            for slower in self.contestants
-            if all(self.ratio(c, slower).low <= 1 for c in self.contestants if c != slower)
-        )
+        """The contestants that no other one is shown to be faster than."""
+        return tuple(unbeaten(self.contestants, self.ratio))
 
     def standing(self) -> Standing[Name]:
-        """Who would be chosen now, and what that may cost."""
+        """The choice at this point, and its cost."""
         question = self.in_question
         losses = self._losses(question)
         champion = min(question, key=losses.__getitem__)

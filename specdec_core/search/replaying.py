@@ -65,7 +65,7 @@ def fitting_recording(plan: ResolvedPlan, home: Path, prompts_digest: str) -> Re
         return None
     try:
         prints = fingerprints(plan.pair)
-    except UserError:  # the hub's, which who loads the pair fetches
+    except UserError:  # models of the hub, which loading the pair fetches
         return None
     return _find(plan, home, plan.pair, prints, prompts_digest)
 

@@ -47,7 +47,7 @@ class Trial(Document):
         by_arm: Iterable[tuple[int | None, Counts]] = (),
     ) -> Trial:
         """Counts, their rates, and the time that the profile predicts from them at `context` tokens
-        in the cache, with that of reading prompts of so many tokens. `by_arm` has the counts of
+        in the cache, prefilling prompts of `prompts` tokens included. `by_arm` has the counts of
         each arm of a bandit, if need be of several kinds of rounds each; unset, all are priced
         alike."""
         prompts, by_arm = list(prompts), list(by_arm) or [(None, counts)]
@@ -93,7 +93,7 @@ class Timing(Document):
 
     config_id: str
     seconds: list[list[float]]  # [repeat][prompt]
-    # Of each repeat; what was timed in the same pass was timed in turns.
+    # The pass of each repeat; times of one pass were interleaved.
     passes: list[int] = Field(default=[])
     tokens: list[int]  # [prompt]
     reading: list[float] = Field(default=[])  # seconds to the first token [prompt]; earlier unknown
@@ -107,7 +107,7 @@ class Timing(Document):
     def over(self, other: Timing) -> Ratio:
         """How many times faster it is than another timing of the same prompts, for the same number
         of tokens: in the passes that both took part in, or without one by what both are over
-        autoregressive decoding, whose intervals add up."""
+        autoregressive decoding, with the sum of both intervals."""
         ours, theirs = timed_together(self.seconds, self.passes, other.seconds, other.passes)
         if not len(ours):
             value, low, high = self.speedup / other.speedup, self.low / other.high, self.high
@@ -161,8 +161,8 @@ class ReplaySummary(Document):
     n_draft: int  # draft forwards that counting them live would have taken
     n_target: int  # target forwards, likewise
     checked: int = 0  # replayed configurations that were timed, and thereby also counted, live
-    equal: int = 0  # of these, with equal counts live and replayed
-    deviation: float = 0.0  # the largest of the others' relative differences in forwards
+    equal: int = 0  # with equal counts live and replayed
+    deviation: float = 0.0  # the largest relative difference in forwards of the rest
 
     @property
     def forwards_saved(self) -> int:
@@ -176,9 +176,9 @@ class RaceSummary(Document):
     in_question: list[str]  # configuration ids that none is shown to be faster than
     prompts: int  # that were timed, further ones included
     laps: int  # a lap is a prompt under everyone in question
-    within: float  # what the choice was to cost at most, as a share of the fastest's time, …
-    loss: float  # … what it is expected to cost, …
-    at_most: float | None  # … and what it costs at most (95 %), where that is known
+    within: float  # the cost at which the race stops, as a share of the fastest's time, …
+    loss: float  # … its expected cost, …
+    at_most: float | None  # … and the most that it costs (95 %), where that is known
 
 
 class SweepResult(Document):
@@ -198,7 +198,7 @@ class SweepResult(Document):
     under_load: LoadChoice | None = None  # of a sweep with a workload
     race: RaceSummary | None = None
     replay: ReplaySummary | None = None
-    hardware: str | None = None  # another machine, whose forward times the profile holds
+    hardware: str | None = None  # another machine, of which the profile has the forward times
     environment: dict[str, str] = Field(default={})  # git commit, hardware, library versions
     mlflow_run_id: str | None = None
     _labels: tuple[Any, dict[str, str]] = PrivateAttr(default=(None, {}))

@@ -12,7 +12,7 @@ import pandas as pd
 @dataclass(frozen=True)
 class RoundTable:
     """A table of rounds as a Parquet file, made in the trial's process. Ray Tune prints results
-    into messages that nobody sees, and printing a table takes longer than starting a trial."""
+    into messages that are not shown, and printing a table takes longer than starting a trial."""
 
     parquet: bytes = field(repr=False)
 

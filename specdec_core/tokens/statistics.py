@@ -6,7 +6,7 @@ drafted tokens that are not in the output. "Acceptance rate" means accepted / dr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -199,7 +199,7 @@ def rounds_frame(generations: Sequence[Generation], **columns: str) -> pd.DataFr
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A ratio of two times, or their difference in seconds, and its bootstrap interval."""
+    """A ratio of two times, and its bootstrap interval."""
 
     value: float
     low: float
@@ -235,26 +235,6 @@ def paired_ratio(
     prompt's time is its median over the repeats; the ratio is that of the sums over prompts, and
     the interval resamples prompts and repeats, keeping pairs together.
     """
-    return _paired(baseline, candidate, lambda base, own: base / own, confidence, draws)
-
-
-def paired_difference(
-    baseline: np.ndarray, candidate: np.ndarray, confidence: float = 0.95, draws: int = 2000
-) -> Ratio:
-    """By how many seconds a prompt `candidate` is slower than `baseline`, on average; times and
-    interval as in :func:`paired_ratio`."""
-    prompts = np.atleast_2d(baseline).shape[1]
-    return _paired(baseline, candidate, lambda base, own: (own - base) / prompts, confidence, draws)
-
-
-def _paired(
-    baseline: np.ndarray,
-    candidate: np.ndarray,
-    compared: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    confidence: float,
-    draws: int,
-) -> Ratio:
-    """`compared` of the sums of both, which may be arrays of sums, with its interval."""
     baseline, candidate = np.atleast_2d(baseline), np.atleast_2d(candidate)
     if baseline.shape != candidate.shape:
         raise ValueError(f"unpaired times: {baseline.shape} and {candidate.shape}")
@@ -267,8 +247,8 @@ def _paired(
         chosen = times[r, p] if pick else times[None]
         return np.asarray(np.median(chosen, axis=1).sum(axis=-1))
 
-    drawn = compared(total(baseline, True), total(candidate, True))
+    drawn = total(baseline, True) / total(candidate, True)
     tail = (1 - confidence) / 2 * 100
     low, high = np.percentile(drawn, [tail, 100 - tail])
-    value = compared(total(baseline, False), total(candidate, False))[0]
+    value = (total(baseline, False) / total(candidate, False))[0]
     return Ratio(float(value), float(low), float(high))

@@ -14,13 +14,14 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine
-from specdec_core.evidence.load.load import BenchLoad
 from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.load.requests import LoadRecord
-from specdec_core.evidence.load.result import LoadRow, over
+from specdec_core.evidence.load.result import LoadRow
 from specdec_core.evidence.parts import Parts
+from specdec_core.measure.comparison import over
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.search.load.workload import Load
 from tests.local_server import LocalServer, engine_server
 
 CHAIN = Configuration(drafter=DraftModelSettings())
@@ -142,7 +143,7 @@ def test_an_interrupted_comparison_goes_on_with_what_is_missing(
     assert (observer.done, observer.steps) == (1, 3)
     assert plain.runs["1"] == first
     # At a rate everybody is asked the same at the same times.
-    load = BenchLoad(rate=50.0)
+    load = Load(rate=50.0, requests=1)
     arrivals = [request.arrival for request in plan.requests_of(load, requests)]
     for row in (plain, chain):
         (run,) = row.of(load)

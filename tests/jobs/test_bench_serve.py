@@ -11,6 +11,7 @@ import pytest
 from jobs import bench_serve
 from specdec_core.config import PairSpec
 from specdec_core.evidence.load.result import LoadResult
+from specdec_core.search.load.workload import Load
 from tests.commands import Command
 
 pytestmark = pytest.mark.usefixtures("ray_running")  # with Ray's other tests: its servers start Ray
@@ -41,7 +42,7 @@ def test_a_server_is_measured_over_http(
         assert shown in done.stdout
     folder = tmp_path / "home" / "bench" / "mine"
     result = LoadResult.load(folder)
-    assert (result.clients, result.rates, result.requests) == ([], [20.0], {"20/s": 4})
+    assert result.loads == [Load(rate=20, requests=4)]
     (row,), (load,) = result.rows, result.loads
     assert (row.autoregressive, row.errors(load)) == (True, 0)
     requests = pd.read_csv(folder / "requests.csv")
@@ -67,7 +68,7 @@ def test_a_server_is_measured_over_http(
         (["--rate=2,2"], "--rate: a rate is given twice"),
         (["--rate=2", "--slo=fast"], "--slo fast: expected limits in seconds"),
         (["--clients=1", "--seed=1"], "--seed needs --rate"),
-        (["--rate=2", "--requests=4"], "6 prompts, but 2 requests a second need 20"),
+        (["--rate=2", "--requests=4"], "6 prompts, but 2 requests/s need 20"),
         (["--clients=1", "--peers=transformers"], "--peers transformers: it has no server"),
         (["--clients=1", "--peers=tgi"], "--peers tgi: expected transformers, vllm or none"),
         (["--clients=1", "--rows=none.yaml"], "none.yaml: no such file"),

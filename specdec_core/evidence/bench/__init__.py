@@ -1,1 +1,1 @@
-"""The benchmark: this engine and what people use instead, on the same prompts, in turns."""
+"""The benchmark: this engine and other libraries, interleaved on the same prompts."""

@@ -1,8 +1,7 @@
 """The benchmark from plan to result: load, race at every temperature, measure the limits.
 
-It runs in the calling process, on a laptop or as the driver of a Ray job: times are those of one
-process that decodes alone, so there is nothing to distribute.
-"""
+It runs in the calling process, on a laptop or as the driver of a Ray job: one process decodes
+alone, so there is nothing to distribute."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self
 
 from pydantic import Field, PositiveInt
 
@@ -71,6 +70,19 @@ class BenchPlan(Value):
     chosen: tuple[Configuration, ...] = ()
     only: tuple[str, ...] = ()
 
+    @classmethod
+    def load(cls, path: Path, **overrides: Any) -> Self:
+        """Read a benchmark's file; `overrides` replace its top-level values
+        (:func:`specdec_core.config.overridden`). Raises :class:`UserError` for anything wrong in
+        it."""
+        content = load_yaml(path)
+        if not isinstance(content, dict):
+            raise UserError(f"{path}: expected a mapping with rows in it")
+        plan = parse(cls, overridden(content, overrides), str(path))
+        plan.configurations(str(path))
+        plan.plugged_in(str(path))
+        return plan
+
     def wants(self, name: str) -> bool:
         """Whether what has that name is to be measured."""
         return not self.only or any(part in name for part in self.only)
@@ -123,26 +135,6 @@ class BenchPlan(Value):
                     f" (it has: {known})"
                 )
         return list(greedy)
-
-
-AnyPlan = TypeVar("AnyPlan", bound=BenchPlan)
-
-
-def load_bench_plan(path: Path, **overrides: Any) -> BenchPlan:
-    """:func:`read_bench_plan` for the benchmark of one request at a time."""
-    return read_bench_plan(BenchPlan, path, **overrides)
-
-
-def read_bench_plan(kind: type[AnyPlan], path: Path, **overrides: Any) -> AnyPlan:
-    """Read a benchmark's file; `overrides` replace its top-level values
-    (:func:`specdec_core.config.overridden`). Raises :class:`UserError` for anything wrong in it."""
-    content = load_yaml(path)
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a mapping with rows in it")
-    plan = parse(kind, overridden(content, overrides), str(path))
-    plan.configurations(str(path))
-    plan.plugged_in(str(path))
-    return plan
 
 
 def run_bench(

@@ -1,4 +1,4 @@
-"""All contestants decode the same prompts, timed in turns."""
+"""All contestants decode the same prompts, interleaved and timed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.evidence.bench.result import BenchRow, Effort, Take
 from specdec_core.evidence.parts import Parts
 from specdec_core.evidence.peers.peer import Peer
-from specdec_core.measure.comparison import OURS
+from specdec_core.measure.comparison import OURS, interleaved
 from specdec_core.prompts.conversation import Conversation
 from specdec_core.tokens.statistics import Generation, Round
 
@@ -59,7 +59,7 @@ class EngineContestant:
     engine: Engine
     configuration: Configuration
     version: str
-    name: str = ""  # among others; unset, its label
+    name: str = ""  # of its row; unset, the configuration's label
     _drafters: dict[Configuration, Drafter | None] | None = None
 
     def row(self, temperature: float) -> BenchRow:
@@ -122,8 +122,8 @@ class PeerContestant:
 
 @dataclass
 class WarmUp:
-    """What contestants decode before a clock runs: all prompts, because compilers meet new sizes in
-    each, and before another race of the same, whose sampling alone is new to them, a few."""
+    """Contestants decode before a clock runs: all prompts, because each may have a new size for a
+    compiler, and a few prompts before a further race, in which only the sampling is new."""
 
     contestants: Sequence[BenchContestant]
     prompts: Sequence[Conversation]
@@ -154,7 +154,7 @@ def race(
     """All contestants decode a prompt before the next one comes, each time another one first, so
     that the machine's load falls on all alike. After every repeat `on_repeat` is called with the
     rows so far, while no clock runs. Repeats that are in `parts` are not made again, and those that
-    are made are kept there, as turns from `first_turn` on. Races of the same contestants on the
+    are made are kept in it, as turns from `first_turn` on. Races of the same contestants on the
     same prompts may share a `warm_up`."""
     warm_up = warm_up or WarmUp(contestants, prompts, new_tokens)
     rows = [contestant.row(sampling.temperature) for contestant in contestants]
@@ -176,9 +176,7 @@ def race(
             row.takes.append([])
         for number, prompt in enumerate(prompts):
             turn = repeat * len(prompts) + number
-            shift = turn % len(contestants)
-            order = [*range(shift, len(contestants)), *range(shift)]
-            for index in order:
+            for index in interleaved(range(len(contestants)), turn):
                 taken = take(contestants[index], prompt, new_tokens, sampling, seed=turn)
                 if taken.steps is None and rows[index].autoregressive:
                     taken.steps = [[1] * len(output) for output in taken.outputs]
@@ -229,6 +227,4 @@ def _effort(generations: Sequence[Generation], rounds: Sequence[Round]) -> Effor
         widths=dict(Counter(1 + r.drafted for r in rounds)),
         draft_forwards=sum(r.draft_forwards for r in rounds),
         draft_tokens=sum(r.draft_tokens for r in rounds),
-        drafted=sum(r.drafted for r in rounds),
-        accepted=sum(r.accepted for r in rounds),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,16 +10,7 @@ import pandas as pd
 from pydantic import Field
 
 from specdec_core.config import Document
-from specdec_core.measure.comparison import (
-    OURS,
-    UNKNOWN,
-    Comparison,
-    Contender,
-    Lead,
-    lead_over,
-    ratio_columns,
-)
-from specdec_core.tokens.statistics import Ratio, paired_ratio
+from specdec_core.measure.comparison import EVERYTHING, OURS, Comparison, Contender
 
 
 class Effort(Document):
@@ -32,8 +23,6 @@ class Effort(Document):
     widths: dict[int, int]
     draft_forwards: int = 0
     draft_tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
 
 
 class Take(Document):
@@ -62,7 +51,7 @@ class Take(Document):
 
 class Agreement(Document):
     """How many of `compared` greedy outputs equal a reference's, and the first token (from 0) at
-    which any of the others differs; None where none does."""
+    which any other output differs; None where none does."""
 
     compared: int
     equal: int
@@ -85,6 +74,25 @@ class BenchRow(Contender):
         return np.array(
             [[sum(t.seconds) / max(t.tokens, 1) for t in repeat] for repeat in self.takes]
         )
+
+    def paces(self, at: Any = None) -> np.ndarray:
+        return self.seconds_per_token
+
+    @property
+    def efforts(self) -> list[Effort]:
+        """Of all takes of ours."""
+        takes = (take for repeat in self.takes for take in repeat)
+        return [take.effort for take in takes if take.effort is not None]
+
+    @property
+    def tokens(self) -> int:
+        """Of all takes."""
+        return max(sum(take.tokens for repeat in self.takes for take in repeat), 1)
+
+    @property
+    def seconds(self) -> float:
+        """Of all takes."""
+        return sum(sum(take.seconds) for repeat in self.takes for take in repeat)
 
     @property
     def tokens_per_second(self) -> float:
@@ -109,20 +117,6 @@ class BenchRow(Contender):
         """Tokens a target forward, over all repeats; None where unknown."""
         steps = [n for repeat in self.takes for take in repeat for n in take.accepted]
         return float(np.mean(steps)) if steps else None
-
-    def accepted_by_position(self) -> list[float]:
-        """The share of the target's forwards, behind each turn's first, that accepted a first, a
-        second, … candidate in a row; as far as any did. Empty where unknown."""
-        turns = [turn for repeat in self.takes for take in repeat for turn in take.steps or ()]
-        accepted = np.array([n - 1 for turn in turns for n in turn[1:]])
-        most = int(accepted.max(initial=0))
-        return [float((accepted >= position).mean()) for position in range(1, most + 1)]
-
-
-class Best(Lead):
-    """Our best against another group's at a temperature."""
-
-    temperature: float
 
 
 class ForwardMilliseconds(Document):
@@ -169,31 +163,19 @@ class BenchResult(Comparison[BenchRow]):
         return [row for row in rows if group in (None, row.group)]
 
     def autoregressive(self, temperature: float, group: str = OURS) -> BenchRow | None:
-        """The baseline of a group's rows, whose outputs they must equal."""
+        """The baseline of a group: its rows must write the same."""
         return next((row for row in self.at(temperature, group) if row.autoregressive), None)
 
-    def best(self, temperature: float, group: str) -> BenchRow | None:
-        """The fastest lossless row of a group on all prompts, none :attr:`Contender.with_ours`."""
-        return fastest(self.at(temperature, group))
+    def sizes(self) -> list[tuple[float, int]]:
+        return [(temperature, len(self.ids)) for temperature in self.temperatures]
 
-    def headlines(self) -> list[Best]:
-        """For each temperature, the best of ours against the best of every other group."""
-        found = []
-        for temperature in self.temperatures:
-            for group in self.others:
-                lead = self._against(temperature, group)
-                if lead is not None:
-                    found.append(Best(temperature=temperature, **lead.model_dump()))
-        return found
-
-    def _against(self, temperature: float, group: str) -> Lead | None:
-        def best(whose: str, prompts: slice) -> BenchRow | None:
-            return fastest(self.at(temperature, whose), prompts)
-
-        return lead_over(group, len(self.ids), best, over)
+    def best(self, at: float, group: str, requests: slice = EVERYTHING) -> BenchRow | None:
+        """The fastest lossless row of a group at a temperature."""
+        own = [row for row in self.at(at, group) if row.lossless and not row.with_ours]
+        return max(own, key=lambda r: speed(r.seconds_per_token[:, requests]), default=None)
 
     def unequal(self) -> list[BenchRow]:
-        """Our lossless rows whose greedy output in float32 is not autoregressive decoding's."""
+        """Our lossless rows with greedy outputs in float32 unequal to autoregressive decoding's."""
         baseline = self.autoregressive(0.0)
         if self.pair.runner.target_dtype != "float32" or baseline is None:
             return []
@@ -205,22 +187,6 @@ def speed(seconds_per_token: np.ndarray) -> float:
     """Tokens a second from seconds a token (repeats, prompts): the median over the repeats, then
     the mean over prompts, so that ratios of speeds are :func:`paired_ratio`'s."""
     return float(1 / np.median(seconds_per_token, axis=0).mean())
-
-
-def over(candidate: BenchRow, baseline: BenchRow, prompts: slice = slice(None)) -> Ratio:
-    """How many times faster `candidate` is, in seconds a token, on some of the prompts."""
-    if candidate is baseline:
-        return Ratio(1.0, 1.0, 1.0)
-    return paired_ratio(
-        baseline.seconds_per_token[:, prompts], candidate.seconds_per_token[:, prompts]
-    )
-
-
-def fastest(rows: Iterable[BenchRow], prompts: slice = slice(None)) -> BenchRow | None:
-    """The fastest lossless row on some of the prompts, of a library by itself; None where there is
-    none."""
-    lossless = [row for row in rows if row.lossless and not row.with_ours]
-    return max(lossless, key=lambda r: speed(r.seconds_per_token[:, prompts]), default=None)
 
 
 def first_difference(output: Sequence[int], expected: Sequence[int]) -> int | None:
@@ -253,18 +219,6 @@ def times_frame(result: BenchResult) -> pd.DataFrame:
     )
 
 
-def positions_frame(result: BenchResult, temperature: float, most: int = 8) -> pd.DataFrame:
-    """One row a contestant that accepts candidates: `contestant`, `group`, and under 1 … `most` its
-    :meth:`Row.accepted_by_position`."""
-    rows = [row for row in result.rows if row.temperature == temperature]
-    shares = [(row, row.accepted_by_position()[:most]) for row in rows]
-    return pd.DataFrame(
-        {"contestant": row.name, "group": row.group, **dict(enumerate(accepted, 1))}
-        for row, accepted in shares
-        if accepted
-    )
-
-
 def summary_frame(result: BenchResult) -> pd.DataFrame:
     """One row a contestant and temperature: tokens/s, the ratios with their intervals to our
     autoregressive decoding and to the best of every other group, and equal outputs."""
@@ -279,12 +233,8 @@ def summary_frame(result: BenchResult) -> pd.DataFrame:
             "lossless": row.lossless,
             "tokens_per_second": row.tokens_per_second,
             "mean_accepted": row.mean_accepted(),
+            **result.ratios(row, at, result.autoregressive(at)),
         }
-        against = {"autoregressive": result.autoregressive(at)}
-        against |= {group: result.best(at, group) for group in result.others}
-        for name, baseline in against.items():
-            ratio = over(row, baseline) if baseline is not None else UNKNOWN
-            summary |= ratio_columns(f"over_{name}", ratio)
         for name, group in (("own", row.group), ("ours", OURS)):
             reference = result.autoregressive(at, group)
             agreement = row.agreement(reference) if reference is not None and at == 0 else None

@@ -1,4 +1,4 @@
-"""A race by prompt set: what is fastest depends on what is asked."""
+"""A benchmark by prompt set: the fastest row depends on the kind of prompts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def by_set(result: BenchResult) -> dict[str, BenchResult]:
 
 
 def sets_frame(result: BenchResult) -> pd.DataFrame:
-    """:func:`summary_frame` of each set, with the columns `set` and `prompts`; the best of other
-    groups are those of the set."""
+    """:func:`summary_frame` of each set, with the columns `set` and `prompts`; a group's best is
+    that on the set."""
     parts = by_set(result).items()
     frames = [summary_frame(part).assign(set=name, prompts=len(part.ids)) for name, part in parts]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()

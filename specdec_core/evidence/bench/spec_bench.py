@@ -53,7 +53,7 @@ def task_of(category: str) -> str:
 
 
 def tasks_of(categories: Sequence[str]) -> list[str]:
-    """The tasks of these categories, "overall" last."""
+    """The categories' tasks, "overall" last."""
     return [*dict.fromkeys(map(task_of, categories)), OVERALL]
 
 

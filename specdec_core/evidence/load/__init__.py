@@ -1,1 +1,1 @@
-"""Servers under load: what is asked of them, what they answered, and who is faster."""
+"""Servers under load: the requests, the answers, and the comparison of servers."""

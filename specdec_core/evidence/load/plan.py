@@ -10,12 +10,11 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from specdec_core.base.errors import UserError
 from specdec_core.evidence.bench.benchmark import BenchPlan
-from specdec_core.evidence.load.load import BenchLoad
 from specdec_core.evidence.load.requests import LoadRequest
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.search.load.workload import Slo, arrival_times
+from specdec_core.search.load.workload import Load, Slo, arrival_times
 from specdec_core.search.plan import PromptSource
 
 GREEDY = (0.0,)
@@ -23,13 +22,14 @@ SLOTS = 16  # of a server to which requests come at a rate
 
 
 class LoadPlan(BenchPlan):
-    """A benchmark over HTTP: at each number of `clients`, each of which sends its next request when
-    its last is answered, and at each of `rates`, requests a second that come at random by `seed`,
-    `requests` requests go to a server that was started for them. It decodes up to `slots` of them
-    together; unset, as many as there are clients, or 16 at a rate. `requests` unset, each client
-    sends as many: `waves`, or more where there would be fewer than `least`; at a rate there are
-    `arrivals`. `slo` are the limits that goodput counts by. With `engine_alone` the engine of each
-    of this library's servers is measured without it, too."""
+    """A benchmark over HTTP. Each load is measured on a server that is started for it.
+
+    With n `clients` each client sends its next request when its last is answered: `waves` requests,
+    or more where together there would be fewer than `least`. At each of `rates`, requests a second,
+    `arrivals` requests come at random by `seed`. `requests` overrides both numbers. A server
+    decodes up to `slots` requests together; unset, as many as there are clients, or 16 at a rate.
+    `slo` are the limits that goodput counts by.
+    """
 
     prompts: PromptSource = PromptSource()
     repeats: PositiveInt = 2
@@ -43,27 +43,21 @@ class LoadPlan(BenchPlan):
     least: PositiveInt = 24
     arrivals: PositiveInt = 64
     slots: PositiveInt | None = None
-    engine_alone: bool = False
 
     @property
-    def loads(self) -> list[BenchLoad]:
-        """What servers are put under: clients, then rates."""
-        closed = [BenchLoad(clients=clients) for clients in self.clients]
-        return [*closed, *(BenchLoad(rate=rate) for rate in self.rates)]
+    def loads(self) -> list[Load]:
+        """The loads to measure: clients, then rates."""
+        closed = [(n, n * max(self.waves, ceil(self.least / n))) for n in self.clients]
+        return [
+            *(Load(clients=n, requests=self.requests or count) for n, count in closed),
+            *(Load(rate=rate, requests=self.requests or self.arrivals) for rate in self.rates),
+        ]
 
-    def count(self, load: BenchLoad) -> int:
-        """Requests of a run."""
-        if self.requests is not None:
-            return self.requests
-        if load.clients is None:
-            return self.arrivals
-        return load.clients * max(self.waves, ceil(self.least / load.clients))
-
-    def together(self, load: BenchLoad) -> int:
+    def together(self, load: Load) -> int:
         """Requests that a server decodes together: its slots."""
         return self.slots or load.clients or SLOTS
 
-    def warm_up(self, load: BenchLoad) -> int:
+    def warm_up(self, load: Load) -> int:
         """Requests that warm a server up, all at the same time."""
         return load.clients or self.together(load)
 
@@ -74,8 +68,8 @@ class LoadPlan(BenchPlan):
 
     @property
     def needed(self) -> int:
-        """Prompts that the largest run needs, none of them twice."""
-        return self.set_aside + max(map(self.count, self.loads))
+        """Prompts that the largest run needs; none is sent twice."""
+        return self.set_aside + max(load.requests for load in self.loads)
 
     def check(self) -> None:
         """Raises :class:`UserError` for what cannot be measured under load."""
@@ -87,29 +81,30 @@ class LoadPlan(BenchPlan):
             raise UserError("--rate: a rate is given twice")
         if self.temperatures != GREEDY:
             raise UserError("servers are compared greedily: leave --temperature out")
-        for clients in self.clients:
-            if self.count(BenchLoad(clients=clients)) < clients:
+        for load in self.loads:
+            if load.requests < (load.clients or 0):
                 raise UserError(
-                    f"--requests {self.requests}: fewer than the {clients} clients that send them"
+                    f"--requests {self.requests}: fewer than the {load.clients} clients that send"
+                    " them"
                 )
 
     def workload(self, prompts: Sequence[Prompt], pair: Pair) -> list[LoadRequest]:
         """A request for each prompt, of conversations their first turn, as token ids so that all
-        servers read the same. Raises :class:`UserError` for prompts that are too few or do not
-        fit."""
+        servers get the same tokens. Raises :class:`UserError` for prompts that are too few or do
+        not fit."""
         if len(prompts) < self.needed:
-            largest = max(self.loads, key=self.count)
+            largest = max(self.loads, key=lambda load: load.requests)
             raise UserError(
-                f"{self.prompts.source}: {len(prompts)} prompts, but {largest}"
+                f"{self.prompts.source}: {len(prompts)} prompts, but {largest.label}"
                 f" need {self.needed}, {self.set_aside} of them to warm up: no prompt is sent twice"
                 " to a server; give more prompts, or fewer --requests, --clients or --slots"
             )
         texts = conversations(prompts, pair.tokenizer, self.max_new_tokens, pair.max_length)
         return [LoadRequest(text.tokens(), self.max_new_tokens) for text in texts]
 
-    def requests_of(self, load: BenchLoad, workload: Sequence[LoadRequest]) -> list[LoadRequest]:
-        """What is measured of a workload: with arrival times at a rate, the same for all."""
-        measured = list(workload[self.set_aside :][: self.count(load)])
+    def requests_of(self, load: Load, workload: Sequence[LoadRequest]) -> list[LoadRequest]:
+        """The measured requests of a workload: at a rate with arrival times, the same for all."""
+        measured = list(workload[self.set_aside :][: load.requests])
         if load.rate is None:
             return measured
         arrivals = arrival_times(load.rate, len(measured), seed=self.seed).tolist()

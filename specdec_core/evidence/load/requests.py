@@ -32,8 +32,8 @@ class LoadRecord(Document):
     text: str = ""
     status: int | None = None  # of HTTP; None where there was no answer
     error: str | None = None  # why the answer is no complete one
-    # As our server tells them: forwards of the target, candidates, and who drafted in how many of
-    # these rounds, where that changes.
+    # As our server reports them: forwards of the target, candidates, and where several drafters
+    # take part the number of rounds of each.
     rounds: int = 0
     drafted: int = 0
     arms: dict[str, int] = Field(default={})
@@ -41,7 +41,7 @@ class LoadRecord(Document):
     @property
     def begun(self) -> float:
         """When its times begin: its arrival in an open loop, however late the client sent it, for
-        what delays the client delays those who wait; else when it was sent."""
+        a delay of the client delays the answer; else when it was sent."""
         return self.sent if self.arrival is None else self.arrival
 
     @property

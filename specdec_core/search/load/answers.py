@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -39,144 +40,67 @@ class SimulatedRound(NamedTuple):
         )
 
 
-class Answers(ABC):
+@dataclass
+class Answers:
     """The rounds of recorded prompts under one configuration.
 
-    `prompts` are the tokens of each prompt and `lengths` those of its answer. `draft` is the draft
-    model that proposes, if one does, of several the first; rounds may name another. A `lazy` one
-    reads a text only when it proposes after it, as each of several does. Texts are looked up when
-    `lookups[n]`, where n is the greatest key that is not more than the number of requests that
-    decode. `texts` are the tokens of prompts with their answers, where they are known: prompts that
-    begin alike share that part.
+    `rounds[n]` has the rounds of each answer while at least n requests decode: one after another,
+    or with `by_position` one from each position of the answer. `prompts` has the number of tokens
+    of each prompt. `draft` is the draft model that proposes, if any; a round may name another one.
+    A `lazy` draft prefills a sequence only when it proposes after it, as each of several drafts
+    does. Rounds look sequences up where `lookups[n]`, n being the greatest key up to the number of
+    requests that decode. `texts` has the tokens of prompts with their answers, where they are
+    known: prompts that begin alike share that part.
     """
 
     prompts: Sequence[int]
-    lengths: Sequence[int]
-    draft: str | None
+    rounds: Mapping[int, Sequence[Sequence[SimulatedRound]]]
+    draft: str | None = None
+    by_position: bool = False
     lazy: bool = False
-    lookups: Mapping[int, bool] = {}
+    lookups: Mapping[int, bool] = field(default_factory=dict)
     texts: Sequence[Sequence[int]] | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)
 
+    @cached_property
+    def lengths(self) -> list[int]:
+        """The number of tokens of each answer."""
+        if self.by_position:
+            return [len(answer) for answer in self.rounds[1]]
+        return [sum(each.generated for each in answer) for answer in self.rounds[1]]
+
     @property
     def drafts(self) -> list[str]:
         """The draft models that propose in any round; `draft` first."""
-        proposing = (each.draft or self.draft for each in self.every() if each.draft_forwards)
+        each = chain.from_iterable(chain.from_iterable(self.rounds.values()))
+        proposing = (r.draft or self.draft for r in each if r.draft_forwards)
         return [name for name in dict.fromkeys((self.draft, *proposing)) if name is not None]
 
     def looks_up(self, decoding: int) -> bool:
-        """Whether rounds look texts up when `decoding` requests decode."""
+        """Whether rounds look sequences up when `decoding` requests decode."""
         least = max((n for n in self.lookups if n <= decoding), default=None)
         return least is not None and self.lookups[least]
 
     def least(self, decoding: int) -> int:
-        """The fewest requests whose rounds are like those of `decoding` ones."""
-        return max((n for n in self.lookups if n <= decoding), default=1)
+        """The fewest requests that have the same rounds as `decoding` requests."""
+        return max(n for n in (*self.rounds, *self.lookups) if n <= decoding)
 
-    @abstractmethod
-    def every(self) -> Iterator[SimulatedRound]:
-        """All rounds that there may be."""
-
-    @abstractmethod
     def round(self, answer: int, position: int, number: int, decoding: int) -> SimulatedRound:
         """The round `number` (from 0) of an answer, after `position` tokens, when `decoding`
         requests decode. An answer longer than the recorded one begins it again after its first
-        token."""
-
-
-class InOrder(Answers):
-    """Rounds that follow one another as they were replayed, whoever else decodes."""
-
-    def __init__(
-        self, prompts: Sequence[int], rounds: Sequence[Sequence[SimulatedRound]], draft: str | None
-    ) -> None:
-        self.prompts, self.rounds, self.draft = prompts, rounds, draft
-        self.lengths = [sum(r.generated for r in answer) for answer in rounds]
-
-    @classmethod
-    def of(cls, replay: Replay, replayed: ReplayedRounds, configuration: Configuration) -> InOrder:
-        """The rounds of a configuration's replay. Each names the draft model of its arm."""
-        names, prompts = replay.header.pair.drafts, _prompt_lengths(replay)
-        drafts = {
-            arm: configuration.by(None if arm == NO_ARM else arm).draft_of(names)
-            for arm in np.unique(replayed.arm).tolist()
-        }
-        columns = (replayed.drafted, replayed.generated, replayed.draft_forwards)
-        rows = zip(*(c.tolist() for c in (*columns, replayed.draft_tokens)), strict=True)
-        rounds: list[list[SimulatedRound]] = [[] for _ in prompts]
-        places = zip(replayed.prompt.tolist(), replayed.arm.tolist(), rows, strict=True)
-        for prompt, arm, row in places:
-            rounds[prompt].append(SimulatedRound(*row)._replace(draft=drafts[arm]))
-        draft = configuration.draft_of(names)
-        answers = cls(prompts, rounds, draft)
-        answers.lazy = draft is not None and _rests(replay, configuration, draft)
-        return answers
-
-    def every(self) -> Iterator[SimulatedRound]:
-        return chain.from_iterable(self.rounds)
-
-    def round(self, answer: int, position: int, number: int, decoding: int) -> SimulatedRound:
-        rounds = self.rounds[answer]
-        return rounds[number if number < len(rounds) else _again(number, len(rounds))]
-
-
-class ByLoad(Answers):
-    """Rounds that follow the number of requests that decode together, by position: `ranges[n]` from
-    n requests on, for each answer a round from each position."""
-
-    def __init__(
-        self,
-        prompts: Sequence[int],
-        ranges: Mapping[int, Sequence[Sequence[SimulatedRound]]],
-        draft: str | None,
-        lazy: bool = False,
-    ) -> None:
-        self.prompts, self.ranges, self.draft, self.lazy = prompts, ranges, draft, lazy
-        self.lengths = [len(answer) for answer in ranges[1]]
-        self._least = sorted(ranges, reverse=True)
-
-    @classmethod
-    def of(cls, replay: Replay, configuration: Configuration) -> ByLoad:
-        """Each range's drafter replayed on its own. Where the text alone decides what it drafts
-        (:meth:`Replay.everywhere`), its rounds are those of the live engine, whenever the load
-        changes. Other drafters remember their earlier rounds; of their own replay, the first round
-        that begins at a position or after it stands for the one from there, so that they are exact
-        as long as they go on drafting alone."""
-        replayed: dict[DrafterSettings | None, list[list[SimulatedRound]]] = {}
-        ranges = {}
-        for least, drafter in drafters_by_load(configuration.drafter).items():
-            if drafter not in replayed:
-                part = configuration.model_copy(update={"drafter": drafter})
-                replayed[drafter] = _by_position(replay, part)
-            ranges[least] = replayed[drafter]
-        draft = configuration.draft_of(replay.header.pair.drafts)
-        lazy = draft is not None and _rests(replay, configuration, draft)
-        return cls(_prompt_lengths(replay), ranges, draft, lazy)
-
-    def least(self, decoding: int) -> int:
-        least = next(least for least in self._least if least <= decoding)
-        return max(least, super().least(decoding))
-
-    def every(self) -> Iterator[SimulatedRound]:
-        return chain.from_iterable(chain.from_iterable(self.ranges.values()))
-
-    def round(self, answer: int, position: int, number: int, decoding: int) -> SimulatedRound:
-        least = next(least for least in self._least if least <= decoding)
-        rounds = self.ranges[least][answer]
-        return rounds[_again(position, len(rounds))]
-
-
-def _again(place: int, size: int) -> int:
-    """A place among `size` ones, where all but the first are repeated: there is but one first
-    round."""
-    return place if place < size else min(1 + (place - 1) % max(size - 1, 1), size - 1)
+        token: there is only one first round."""
+        rounds = self.rounds[max(n for n in self.rounds if n <= decoding)][answer]
+        place, size = (position if self.by_position else number), len(rounds)
+        if place >= size:
+            place = min(1 + (place - 1) % max(size - 1, 1), size - 1)
+        return rounds[place]
 
 
 def drafters_by_load(drafter: DrafterSettings | None) -> dict[int, DrafterSettings | None]:
-    """Who drafts, by the least number of requests that decode together: a schedule's drafters, and
-    a draft model's chains by their length where the policy is by_batch; None: nobody."""
+    """The drafter by the least number of requests that decode together: a schedule's drafters, and
+    a draft model's chains by their length where the policy is by_batch; None: no drafting."""
     if isinstance(drafter, ScheduleSettings):
         ranges: dict[int, DrafterSettings | None] = {}
         ends = [*list(drafter.ranges)[1:], None]
@@ -194,8 +118,8 @@ def drafters_by_load(drafter: DrafterSettings | None) -> dict[int, DrafterSettin
 
 
 def configurations_by_load(configuration: Configuration) -> list[Configuration]:
-    """The configurations whose rounds :func:`replayed_answers` takes: that of each range of load,
-    or the only one."""
+    """The configurations that :func:`replayed_answers` replays: that of each range of load, or the
+    only one."""
     by_load = drafters_by_load(configuration.drafter)
     parts = [configuration.model_copy(update={"drafter": each}) for each in by_load.values()]
     return parts if len(parts) > 1 else [configuration, *parts]
@@ -203,34 +127,68 @@ def configurations_by_load(configuration: Configuration) -> list[Configuration]:
 
 def replayed_answers(replay: Replay, configuration: Configuration) -> Answers:
     """The answers to a recording's prompts under `configuration`. Raises :class:`UserError` for one
-    that cannot be replayed."""
-    drafter = configuration.drafter
-    answers: Answers
-    by_load = drafters_by_load(drafter)
+    that cannot be replayed.
+
+    Where the load chooses among several drafters, each is replayed separately. If its candidates
+    depend on the sequence alone (:meth:`Replay.everywhere`), its rounds equal the live engine's
+    whenever the load changes. Other drafters remember their earlier rounds: the first replayed
+    round that begins at a position or after it stands for the round from that position, which is
+    exact while no other drafter has rounds.
+    """
+    by_load = drafters_by_load(configuration.drafter)
+    rounds: dict[int, list[list[SimulatedRound]]] = {}
     if len(by_load) > 1:
-        answers = ByLoad.of(replay, configuration)
+        known: dict[DrafterSettings | None, list[list[SimulatedRound]]] = {}
+        for least, drafter in by_load.items():
+            if drafter not in known:
+                part = configuration.model_copy(update={"drafter": drafter})
+                known[drafter] = _by_position(replay, part)
+            rounds[least] = known[drafter]
     else:
-        answers = InOrder.of(replay, replay.run(configuration), configuration)
-    answers.lookups = {
-        least: each is not None and any(isinstance(part, LookupSettings) for part in each.walk())
-        for least, each in by_load.items()
-    }
+        rounds[1] = _in_order(replay, replay.run(configuration), configuration)
+    draft = configuration.draft_of(replay.header.pair.drafts)
     prompts = replay.recording.prompts
     pairs = zip(prompts.tokens, prompts.outputs, strict=True)
-    answers.texts = [(*prompt.tolist(), *output.tolist()) for prompt, output in pairs]
-    return answers
+    return Answers(
+        prompts=[len(tokens) for tokens in prompts.tokens],
+        rounds=rounds,
+        draft=draft,
+        by_position=len(by_load) > 1,
+        lazy=draft is not None and _rests(replay, configuration, draft),
+        lookups={least: _looks_up(drafter) for least, drafter in by_load.items()},
+        texts=[(*prompt.tolist(), *output.tolist()) for prompt, output in pairs],
+    )
 
 
-def _prompt_lengths(replay: Replay) -> list[int]:
-    return [len(tokens) for tokens in replay.recording.prompts.tokens]
+def _looks_up(drafter: DrafterSettings | None) -> bool:
+    return drafter is not None and any(isinstance(p, LookupSettings) for p in drafter.walk())
+
+
+def _in_order(
+    replay: Replay, replayed: ReplayedRounds, configuration: Configuration
+) -> list[list[SimulatedRound]]:
+    """The rounds of each answer of a replay. Each names the draft model of its arm."""
+    names = replay.header.pair.drafts
+    drafts = {
+        arm: configuration.by(None if arm == NO_ARM else arm).draft_of(names)
+        for arm in np.unique(replayed.arm).tolist()
+    }
+    columns = (replayed.drafted, replayed.generated, replayed.draft_forwards)
+    rows = zip(*(c.tolist() for c in (*columns, replayed.draft_tokens)), strict=True)
+    rounds: list[list[SimulatedRound]] = [[] for _ in replay.recording.prompts.tokens]
+    places = zip(replayed.prompt.tolist(), replayed.arm.tolist(), rows, strict=True)
+    for prompt, arm, row in places:
+        rounds[prompt].append(SimulatedRound(*row)._replace(draft=drafts[arm]))
+    return rounds
 
 
 def _by_position(replay: Replay, configuration: Configuration) -> list[list[SimulatedRound]]:
-    """A round from each position of each recorded output: the first that was replayed from there or
-    after it, and behind the last one that one, cut to what is left of the output. Decoded live,
-    another text may be longer, or shorter and then begins again behind its first token."""
+    """A round from each position of each recorded output: the first replayed round from that
+    position or after it, and after the last one that one, cut to what is left of the output. A live
+    output may be longer than the recorded one, or shorter and then begins again after its first
+    token."""
     rounds = replay.everywhere(configuration)
-    in_order = InOrder.of(replay, rounds, configuration).rounds
+    in_order = _in_order(replay, rounds, configuration)
     by_position = []
     for number, output in enumerate(replay.recording.prompts.outputs):
         begins = rounds.position[rounds.prompt == number]
@@ -252,8 +210,9 @@ def _by_position(replay: Replay, configuration: Configuration) -> list[list[Simu
 
 
 def _rests(replay: Replay, configuration: Configuration, draft: str) -> bool:
-    """Whether a draft model reads a text only when it proposes after it: another range's drafter,
-    or another arm of a bandit, does without it, or its policy drafts nothing at some load."""
+    """Whether a draft model prefills a sequence only when it proposes after it: another range's
+    drafter, or another arm of a bandit, does not use it, or its policy drafts nothing at some
+    load."""
     first = next(iter(replay.header.pair.drafts), None)
     for part in configuration.parts:
         if isinstance(part, BanditSettings | ScheduleSettings):

@@ -28,8 +28,8 @@ SHARE = 0.95  # of the requests that have to keep the objective
 SECONDS = 20.0  # of arrivals that are simulated, at least
 _LEAST = 500  # requests that are simulated, …
 _WARM_UP = 0.2  # … of which the first find emptier replicas than later ones, and do not count
-# So many times as long as an answer takes are simulated, at least. For the first of them replicas
-# fill, and requests of the last one answer beside fewer and fewer others.
+# Arrivals are simulated for at least _SPAN times the seconds of an answer. In the first _FILLING of
+# these, replicas fill; requests of the last one are answered while replicas empty.
 _SPAN, _FILLING, _EMPTYING = 6, 2, 1
 _FEW = 1000  # times fewer requests than replicas answer one by one are as good as none
 _STEPS = 6  # of the search for a rate: to 2 %
@@ -38,45 +38,78 @@ _WAVES = 32  # requests for each slot of a full replica: the last ones leave slo
 
 @dataclass(frozen=True)
 class ServedTraffic:
-    """What a replica runs, and the requests that come: at random, or those of a `trace`."""
+    """What a replica runs, and the requests: at random, or those of a `trace`."""
 
     answers: Answers
     times: StepTimes
     limits: Limits
     router: Router = field(default_factory=Router)
     arrivals: Arrivals = "poisson"
-    seconds: float = SECONDS  # at least, and as long as answers ask for
+    seconds: float = SECONDS  # of arrivals, at least
     trace: tuple[TraceRequest, ...] = ()
-    new_tokens: int = 64  # of an answer to a request of the trace that does not say, at most
+    new_tokens: int = 64  # the most of an answer to a request of the trace that gives no limit
 
     @cached_property
     def costs(self) -> StepCosts:
         return StepCosts(self.answers, self.times)
 
     def simulate(self, rate: float, replicas: int, seconds: float | None = None) -> Simulation:
-        """Requests that come at `rate` a second to so many replicas, for `seconds` where these are
-        given; or as the trace says."""
+        """Requests that arrive at `rate` a second, for `seconds` where these are given; or as the
+        trace says."""
         if self.trace:
-            asks, coming = self._asks(), [request.arrival for request in self.trace]
+            asks, arrivals = self._asks(), [request.arrival for request in self.trace]
         else:
             asks = self._asks(max(round(rate * (seconds or self.seconds)), _LEAST))
-            coming = arrival_times(rate, len(asks), self.arrivals).tolist()
-        return simulate_arrivals(self.costs, asks, coming, self.limits, replicas, self.router)
+            arrivals = arrival_times(rate, len(asks), self.arrivals).tolist()
+        return simulate_arrivals(self.costs, asks, arrivals, self.limits, replicas, self.router)
 
-    def one_by_one(self) -> Simulation:
-        """Requests that each have a replica to themselves, with nothing of another in its cache."""
+    @cached_property
+    def alone(self) -> Simulation:
+        """Each request has a replica to itself, with an empty cache."""
         limits = replace(self.limits, share_prefixes=False)
         return simulate_clients(self.costs, self._asks(), 1, limits)
 
+    @cached_property
+    def alone_seconds(self) -> float:
+        """Mean seconds of a request alone."""
+        return float((self.alone.records["last"] - self.alone.records["sent"]).mean())
+
+    @cached_property
     def full_rate(self) -> float:
         """Requests a second that a replica answers whose slots are never empty."""
         asks = asks_of(self.answers, max(_WAVES * self.limits.slots, _LEAST))
-        together = [0.0] * len(asks)
-        full = simulate_arrivals(self.costs, asks, together, self.limits)
+        full = simulate_arrivals(self.costs, asks, [0.0] * len(asks), self.limits)
         return len(asks) / full.seconds
 
+    @cached_property
+    def longest(self) -> float:
+        """Mean seconds of an answer where it takes longest: in a full replica, unless drafting for
+        one request alone is slower."""
+        return max(self.limits.slots / self.full_rate, self.alone_seconds)
+
+    @property
+    def span(self) -> float:
+        """Seconds of arrivals that a search simulates."""
+        return max(self.seconds, _SPAN * self.longest)
+
+    def most(self, rate: float) -> float:
+        """The number of requests in a search: more replicas do not help."""
+        return len(self.trace) or max(rate * self.span, _LEAST)
+
+    def steady(self, records: pd.DataFrame) -> pd.DataFrame:
+        """The requests that arrive when replicas have filled, and are answered before they empty:
+        the others have fewer requests beside them than in the long run. Of a trace, all requests
+        count."""
+        if self.trace:
+            return records
+        sent, last = records["sent"], records["sent"].max()
+        first = max(_WARM_UP * last, _FILLING * self.longest)
+        counts = (sent >= first) & (sent <= last - _EMPTYING * self.longest)
+        steady: pd.DataFrame = records[counts]
+        return steady
+
     def _asks(self, number: int = _LEAST) -> list[RequestShape]:
-        """The trace's requests, or so many."""
+        """The trace's requests, or `number` requests."""
         if self.trace:
             return asks_of_trace(self.answers, self.trace, self.new_tokens)
         return asks_of(self.answers, number)
@@ -84,32 +117,55 @@ class ServedTraffic:
 
 @dataclass(frozen=True)
 class Tried:
-    """So many replicas under a rate."""
+    """A number of replicas at a rate."""
 
     replicas: int
     rate: float
     measures: LoadMeasures
     busy: float  # the share of the time that a replica steps, on average
-    router_busy: float
-    messages: float  # a second that this rate makes: additions to answers, for the clients
-    waiting: int = 0  # requests without their first token when the last one comes
-    simulated: float = 0.0  # seconds of all replicas, …
-    took: float = 0.0  # … and of simulating them
+    router_busy: float  # the share of the time that a router works
+    messages: float  # a second, at this rate: additions to answers, for the clients
+    waiting: int  # requests without their first token when the last one arrives
+    simulated: float  # seconds of all replicas, …
+    took: float  # … and of simulating them
+
+    @classmethod
+    def of(
+        cls,
+        service: ServedTraffic,
+        simulation: Simulation,
+        counted: pd.DataFrame,
+        slo: Slo,
+        replicas: int,
+        rate: float,
+    ) -> Tried:
+        """By the `counted` requests of a simulation."""
+        records = simulation.records
+        return cls(
+            replicas=replicas,
+            rate=rate,
+            measures=measure(counted, slo),
+            busy=sum(simulation.busy) / len(simulation.busy),
+            router_busy=min(service.router.load(rate), 1.0),
+            messages=rate * simulation.rounds / len(records),
+            waiting=int((records["first"] > records["sent"].max()).sum()),
+            simulated=simulation.seconds * len(simulation.busy),
+            took=simulation.took,
+        )
 
     @property
     def row(self) -> dict[str, float]:
         """The numbers, percentiles as `ttft_p95`."""
-        measures = self.measures
         percentiles = {
             f"{name}_p{percentile}": value
             for name in ("ttft", "tpot", "latency")
-            for percentile, value in getattr(measures, name).items()
+            for percentile, value in getattr(self.measures, name).items()
         }
         return {
             "replicas": self.replicas,
             "rate": self.rate,
-            "good_share": measures.good_share,
-            "tokens_per_second": measures.tokens_per_second,
+            "good_share": self.measures.good_share,
+            "tokens_per_second": self.measures.tokens_per_second,
             **percentiles,
             "busy": self.busy,
             "router_busy": self.router_busy,
@@ -119,13 +175,13 @@ class Tried:
 
 @dataclass
 class Capacity:
-    """What a search found: `chosen`, if anything keeps the objective; `alone`, what requests
-    experience that share a replica with nobody; and everything tried."""
+    """The result of a search: `chosen`, if anything keeps the objective; `alone`, for requests that
+    each have a replica to themselves; and everything tried."""
 
     slo: Slo
     share: float
-    chosen: Tried | None
     alone: Tried
+    chosen: Tried | None = None
     tried: list[Tried] = field(default_factory=list)
     seconds: float = 0.0  # of arrivals that a try simulates; 0: the trace's
 
@@ -141,22 +197,16 @@ class Capacity:
         return pd.DataFrame([each.row for each in rows])
 
 
-def least_replicas(
-    service: ServedTraffic,
-    rate: float,
-    slo: Slo,
-    share: float = SHARE,
-) -> Capacity:
+def least_replicas(service: ServedTraffic, rate: float, slo: Slo, share: float = SHARE) -> Capacity:
     """The fewest replicas with which a share of the requests keep `slo`: doubled until they do,
     then bisected."""
-    search = _Search(service, slo, share)
-    alone = search.alone(rate)
-    if alone.measures.good_share < share:
-        return search.found(None, alone)
+    search = _Search(service, slo, share, rate)
+    if not search.possible:
+        return search.result
     enough, few = 1, 0
     while not search.good(enough, rate):
-        if enough > search.most(rate):  # not more replicas are missing, but faster routers
-            return search.found(None, alone)
+        if enough > service.most(rate):  # the routers are too slow, whatever the replicas
+            return search.result
         enough, few = 2 * enough, enough
     while enough - few > 1:
         middle = (enough + few) // 2
@@ -164,23 +214,18 @@ def least_replicas(
             enough = middle
         else:
             few = middle
-    return search.found(search.find(enough, rate), alone)
+    return search.found(enough, rate)
 
 
 def greatest_rate(
-    service: ServedTraffic,
-    replicas: int,
-    slo: Slo,
-    share: float = SHARE,
+    service: ServedTraffic, replicas: int, slo: Slo, share: float = SHARE
 ) -> Capacity:
-    """The most requests a second that so many replicas answer with a share of them within `slo`, to
-    some 2 %."""
-    search = _Search(service, slo, share)
-    rate = replicas / search.alone_seconds()
-    alone = search.alone(rate)
-    if alone.measures.good_share < share:
-        return search.found(None, alone)
-    low = high = rate
+    """The most requests a second of which `replicas` replicas answer a share within `slo`, to some
+    2 %."""
+    low = high = rate = replicas / service.alone_seconds
+    search = _Search(service, slo, share, rate)
+    if not search.possible:
+        return search.result
     if search.good(replicas, rate):
         while search.good(replicas, high := 2 * low):
             low = high
@@ -188,117 +233,56 @@ def greatest_rate(
         while not search.good(replicas, low := high / 2):
             high = low
             if high < rate / _FEW:  # a router that takes longer than the limits
-                return search.found(None, alone)
+                return search.result
     for _ in range(_STEPS):
         middle = (low + high) / 2
         if search.good(replicas, middle):
             low = middle
         else:
             high = middle
-    return search.found(search.find(replicas, low), alone)
+    return search.found(replicas, low)
 
 
 class _Search:
     """Simulations, each made once."""
 
-    def __init__(self, service: ServedTraffic, slo: Slo, share: float) -> None:
-        self.service, self.slo, self.share = service, slo, share
-        self.tried: list[Tried] = []
-
-    def found(self, chosen: Tried | None, alone: Tried) -> Capacity:
-        seconds = 0.0 if self.service.trace else self._seconds
-        return Capacity(self.slo, self.share, chosen, alone, self.tried, seconds)
-
-    def good(self, replicas: int, rate: float) -> bool:
-        """Whether so many replicas keep the objective, and no queue grows behind limits that leave
-        waiting out, or that are longer than what is simulated. A trace ends: where waiting has a
-        limit, its queue may grow until then."""
-        tried = self.find(replicas, rate)
-        if tried.measures.good_share < self.share:
-            return False
-        if not self.service.trace:
-            return self._keeps_up(replicas, rate)
-        waits = self.slo.ttft is not None or self.slo.latency is not None
-        return waits or tried.waiting <= replicas * self.service.limits.slots
-
-    def most(self, rate: float) -> float:
-        """More replicas than there are ever requests help no more."""
-        if self.service.trace:
-            return len(self.service.trace)
-        return max(rate * self._seconds, _LEAST)
-
-    def _keeps_up(self, replicas: int, rate: float) -> bool:
-        return rate < replicas * self._full_rate and self.service.router.load(rate) < 1
-
-    @cached_property
-    def _full_rate(self) -> float:
-        return self.service.full_rate()
-
-    @cached_property
-    def _longest(self) -> float:
-        """Seconds of an answer, on average, where it takes longest: in a full replica, unless who
-        drafts for one request alone is slower."""
-        return max(self.service.limits.slots / self._full_rate, self.alone_seconds())
+    def __init__(self, service: ServedTraffic, slo: Slo, share: float, rate: float) -> None:
+        self.service = service
+        alone = Tried.of(service, service.alone, service.alone.records, slo, 0, rate)
+        seconds = 0.0 if service.trace else service.span
+        self.result = Capacity(slo, share, alone, seconds=seconds)
 
     @property
-    def _seconds(self) -> float:
-        """Seconds of arrivals that are simulated."""
-        return max(self.service.seconds, _SPAN * self._longest)
+    def possible(self) -> bool:
+        """Whether requests that are alone on a replica keep the objective."""
+        return self.result.alone.measures.good_share >= self.result.share
 
-    def find(self, replicas: int, rate: float) -> Tried:
-        for each in self.tried:
+    def found(self, replicas: int, rate: float) -> Capacity:
+        self.result.chosen = self._try(replicas, rate)
+        return self.result
+
+    def good(self, replicas: int, rate: float) -> bool:
+        """Whether the replicas keep the objective, and keep up: limits may exclude waiting, or be
+        longer than the simulation, while a queue grows. A trace ends: where waiting has a limit,
+        its queue may grow until then."""
+        service, slo = self.service, self.result.slo
+        tried = self._try(replicas, rate)
+        if tried.measures.good_share < self.result.share:
+            return False
+        if not service.trace:
+            return rate < replicas * service.full_rate and service.router.load(rate) < 1
+        waits = slo.ttft is not None or slo.latency is not None
+        return waits or tried.waiting <= replicas * service.limits.slots
+
+    def _try(self, replicas: int, rate: float) -> Tried:
+        for each in self.result.tried:
             if (each.replicas, each.rate) == (replicas, rate):
                 return each
-        if self.service.trace:
-            simulation = self.service.simulate(rate, replicas)
-            # A trace is all that comes: what its first and last requests find counts, too.
-            steady = simulation.records
-        else:
-            simulation = self.service.simulate(rate, replicas, self._seconds)
-            steady = self._steady(simulation.records)
-        tried = self._measure(simulation, steady, replicas, rate)
-        self.tried.append(tried)
+        simulation = self.service.simulate(rate, replicas, self.service.span)
+        steady = self.service.steady(simulation.records)
+        tried = Tried.of(self.service, simulation, steady, self.result.slo, replicas, rate)
+        self.result.tried.append(tried)
         return tried
-
-    def _steady(self, records: pd.DataFrame) -> pd.DataFrame:
-        """The requests that come when replicas have filled, and are answered before they empty: the
-        others have fewer requests beside them than there are in the long run."""
-        sent, last = records["sent"], records["sent"].max()
-        first = max(_WARM_UP * last, _FILLING * self._longest)
-        counts = (sent >= first) & (sent <= last - _EMPTYING * self._longest)
-        steady: pd.DataFrame = records[counts]
-        return steady
-
-    def alone(self, rate: float) -> Tried:
-        """A replica for each request, and no router between."""
-        return self._measure(self._one_by_one, self._one_by_one.records, 0, rate)
-
-    def alone_seconds(self) -> float:
-        """Seconds of a request that shares its replica with nobody, on average."""
-        records = self._one_by_one.records
-        return float((records["last"] - records["sent"]).mean())
-
-    @cached_property
-    def _one_by_one(self) -> Simulation:
-        return self.service.one_by_one()
-
-    def _measure(
-        self, simulation: Simulation, counted: pd.DataFrame, replicas: int, rate: float
-    ) -> Tried:
-        """What `counted`, of the simulation's requests, experience."""
-        records = simulation.records
-        busy = sum(simulation.busy) / len(simulation.busy)
-        return Tried(
-            replicas,
-            rate,
-            measure(counted, self.slo),
-            busy,
-            min(self.service.router.load(rate), 1.0),
-            rate * simulation.rounds / len(records),
-            int((records["first"] > records["sent"].max()).sum()),
-            simulation.seconds * len(simulation.busy),
-            simulation.took,
-        )
 
 
 def mean_rate(trace: Sequence[TraceRequest]) -> float:

@@ -1,15 +1,15 @@
 """The choice of a configuration for each load: simulated, then timed live, then chosen.
 
 All candidates are simulated. At each load the best few and autoregressive decoding answer the same
-requests live, in turns, as long as they are in question. Of those that none is shown to be better
-than, the least expected cost decides, so that autoregressive decoding is chosen only where nothing
-is shown to beat it. The schedule that this makes is timed as well.
-"""
+requests live, interleaved, as long as they are in question. Among the configurations that no other
+one is shown to beat, the least expected cost decides, so that autoregressive decoding is chosen
+only where nothing is shown to beat it. The resulting schedule is timed as well."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pandas as pd
 
@@ -17,11 +17,9 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.cost.steps import StepTimes
 from specdec_core.recordings.replay import Replay
-from specdec_core.search.load.comparison import LoadComparison
 from specdec_core.search.load.decoded import decoded_live
-from specdec_core.search.load.live_race import LiveRace
-from specdec_core.search.load.live_runs import LiveRuns, LoadTimer
 from specdec_core.search.load.measures import measure
+from specdec_core.search.load.race import LiveRace, LoadComparison, LoadTimer
 from specdec_core.search.load.result import Compared, LoadChoice, LoadVerdict, finite
 from specdec_core.search.load.schedule import TOLERANCE, scheduled
 from specdec_core.search.load.simulated import Simulated
@@ -35,18 +33,18 @@ def choose_for_load(
     workload: Workload,
     live: LiveSettings | None = None,
     timer: LoadTimer | None = None,
-    runs: LiveRuns | None = None,
+    folder: Path | None = None,
     observer: Observer | None = None,
 ) -> tuple[LoadChoice, pd.DataFrame]:
-    """Choose among `candidates`, whose rounds are known, and autoregressive decoding.
-    Without a timer the simulation decides. Also returns the table of all that was simulated
-    (:func:`specdec_core.search.load.schedule.simulate_each`)."""
+    """Choose among `candidates`, with known rounds, and autoregressive decoding, by live runs
+    that are kept in `folder`; without a timer the simulation decides. Also returns the table of all
+    simulations (:func:`specdec_core.search.load.schedule.simulate_each`)."""
     settings, observer = live or LiveSettings(), observer or Observer()
     simulated = Simulated(candidates, replay, times, workload, observer)
-    if timer is None or not settings.finalists:
+    if timer is None or folder is None or not settings.finalists:
         return _by_simulation(simulated, settings), simulated.table
     by, slo = simulated.by, workload.slo
-    race = LiveRace(settings, timer, runs or LiveRuns(), observer, by, slo)
+    race = LiveRace(settings, timer, folder, observer, by, slo)
     return _ByLiveRuns(simulated, race).run(), simulated.table
 
 
@@ -55,8 +53,8 @@ def finalists_at(
 ) -> list[Configuration]:
     """The configurations to time at a load, by their `simulated` objective (index: id): the one
     that the simulation chose, and those that fall behind the best by no more than
-    `live.within`, the best of each family before others. The best that drafts is always timed: what
-    autoregressive decoding costs against nobody says nothing."""
+    `live.within`, the best of each family first. The best that drafts is always timed: with no
+    other configuration to compare, autoregressive decoding has no cost."""
     drafting = {c.id: c for c in candidates if c.drafter is not None}
     ranked = simulated[[config_id for config_id in simulated.index if config_id in drafting]]
     ranked = ranked.sort_values(ascending=False, kind="stable")

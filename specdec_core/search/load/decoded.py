@@ -1,7 +1,7 @@
-"""Rounds of configurations that no recording can tell: its prompts decoded live, once.
+"""Rounds of configurations that a recording cannot replay: its prompts decoded live, once.
 
 A configuration's rounds are kept in the recording's folder as `decoded/<id>-<digest>.parquet`,
-written whole. The digest is of the trained heads, datastores and states that it reads, and of the
+written whole. The digest covers the trained heads, datastores and states that it loads, and the
 code of its drafters and policies.
 """
 
@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 
 import pandas as pd
 
@@ -20,26 +21,29 @@ from specdec_core.base.files import atomic_path
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.drafting.trained import trained_digests
-from specdec_core.engine import Request
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import load_pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.rounds import ReplayedRounds
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.answers import configurations_by_load
+from specdec_core.tokens.statistics import rounds_frame
 
-# The rounds of a recording's prompts, decoded alone one after the other, as of `rounds_frame`.
+# The rounds of a recording's prompts, decoded alone one after another, as of `rounds_frame`.
 Decode = Callable[[Configuration], pd.DataFrame]
 
 
 @dataclass(frozen=True)
 class KeptRounds:
-    """The rounds that `decode` yields, kept with the recording: what was decoded before is read."""
+    """The rounds that `decode` yields, kept with the recording: what was decoded before is read
+    from its file."""
 
     recording: Recording
     decode: Decode
 
     def __call__(self, configuration: Configuration) -> pd.DataFrame:
-        read = json.dumps([trained_digests([configuration]), _code(configuration)], sort_keys=True)
-        name = f"{configuration.id}-{hashlib.sha256(read.encode()).hexdigest()[:8]}.parquet"
+        used = json.dumps([trained_digests([configuration]), _code(configuration)], sort_keys=True)
+        name = f"{configuration.id}-{hashlib.sha256(used.encode()).hexdigest()[:8]}.parquet"
         path = self.recording.folder / "decoded" / name
         if not path.exists():
             rounds = self.decode(configuration)
@@ -58,8 +62,28 @@ def _code(configuration: Configuration) -> list[str]:
 def recorded_requests(recording: Recording) -> list[Request]:
     """A request for each recorded prompt, as it was recorded."""
     prompts, most = recording.prompts, recording.header.max_new_tokens
-    texts = zip(prompts.ids, prompts.tokens, prompts.numbers, strict=True)
-    return [Request(name, tuple(tokens.tolist()), most, seed=n) for name, tokens, n in texts]
+    recorded = zip(prompts.ids, prompts.tokens, prompts.numbers, strict=True)
+    return [Request(name, tuple(tokens.tolist()), most, seed=n) for name, tokens, n in recorded]
+
+
+def with_live(
+    replay: Replay, configurations: Iterable[Configuration], observer: Observer | None = None
+) -> Replay:
+    """:func:`with_decoded` in this process. The pair is loaded when it is first needed; raises
+    :class:`UserError` where it is missing, or has other weights than were recorded."""
+    recording = replay.recording
+
+    @cache
+    def engine() -> Engine:
+        pair = load_pair(recording.header.pair)
+        recording.check(pair.fingerprints)
+        return Engine(pair)
+
+    def decode(configuration: Configuration) -> pd.DataFrame:
+        engine().configure(configuration)
+        return rounds_frame(engine().generate(recorded_requests(recording)))
+
+    return with_decoded(replay, configurations, KeptRounds(recording, decode), observer)
 
 
 def with_decoded(
@@ -68,9 +92,9 @@ def with_decoded(
     decode: Decode,
     observer: Observer | None = None,
 ) -> Replay:
-    """`replay` with the rounds that simulating `configurations` takes and that it cannot tell, as
-    `decode` yields them. Asynchronous drafting is left out, which only time tells, and so are
-    policies that know the target's text, and other sampling than was recorded."""
+    """`replay` with the rounds that simulating `configurations` needs and that it cannot replay, as
+    `decode` yields them. Left out are asynchronous drafting, whose rounds depend on time, policies
+    that know the target's output, and other sampling than was recorded."""
     observer, header = observer or Observer(), replay.header
     parts = {part.id: part for each in configurations for part in configurations_by_load(each)}
     missing = [

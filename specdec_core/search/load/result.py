@@ -64,7 +64,7 @@ class LoadChoice(Document):
     rows: list[Compared]
     verdicts: list[LoadVerdict]
     simulated: int  # configurations, …
-    pace: float | None = None  # … so many times as fast as an engine decodes
+    pace: float | None = None  # … and the simulation's speed, as a multiple of an engine's
     # Of `configurations`, by id: simulated from rounds that were decoded live, not replayed.
     decoded: list[str] = Field(default=[])
 
@@ -82,8 +82,8 @@ class LoadChoice(Document):
         return next(r for r in self.rows if (r.load, r.config_id) == (load, config_id))
 
     def unkept(self, load: Load) -> Compared | None:
-        """Where no request of anybody at a load keeps the objective, who comes nearest to it: the
-        one whose 95th percentiles exceed their limits by the least factor. Else None."""
+        """Where no configuration keeps the objective for any request at a load, the nearest one:
+        its 95th percentiles exceed their limits by the least factor. Else None."""
         rows = [row for row in self.rows if row.load == load]
         if self.slo is None or any(row.known.good_share for row in rows):
             return None

@@ -32,7 +32,7 @@ def simulate_each(
     were decoded rather than replayed; `tokens_per_second`, `request_speed`, `goodput` and medians
     of `ttft` and `tpot` (see :class:`~specdec_core.search.load.measures.LoadMeasures`), the
     `seconds` that were simulated and those that it `took`. Raises :class:`UserError` for a
-    configuration whose rounds are not known."""
+    configuration without known rounds."""
     traffic = Traffic.of(workload, replay.recording)
     baseline = AUTOREGRESSIVE.model_copy(update={"sampling": replay.header.sampling})
     distinct = {each.id: each for each in (baseline, *configurations)}
@@ -104,6 +104,6 @@ def scheduled(best: Mapping[int, Configuration]) -> Configuration:
 
 
 def drafter_at(configuration: Configuration, requests: int) -> DrafterSettings | None:
-    """Who drafts when so many requests are decoded together."""
+    """The drafter when `requests` requests are decoded together."""
     drafter = configuration.drafter
     return drafter.at(requests) if isinstance(drafter, ScheduleSettings) else drafter

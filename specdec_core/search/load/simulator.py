@@ -1,8 +1,8 @@
 """Simulation of load: any configuration under any workload, without a model.
 
-Requests come, engines step. A step takes what the time model says and does what the recorded rounds
-say, under the live engine's scheduler. The simulation goes from event to event: a request comes, a
-step ends.
+Requests arrive, engines step. A step takes what the time model says and does what the recorded
+rounds say, under the live engine's scheduler. The simulation proceeds from event to event: a
+request arrives, a step ends.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from specdec_core.engine.scheduler import Limits
 from specdec_core.search.load.answers import Answers
 from specdec_core.search.load.measures import COLUMNS, LoadMeasures, measure
 from specdec_core.search.load.replica import Replica, SimulatedRequest, SimulatedStep
-from specdec_core.search.load.step_costs import RequestRounds, RequestShape, State, StepCosts
+from specdec_core.search.load.step_costs import RequestShape, State, StepCosts
 from specdec_core.search.load.trace import TraceRequest
 from specdec_core.search.load.workload import Slo
 
 Routing = Literal["round_robin", "least_loaded", "two_choices"]
 
-# At the same moment, steps end before requests come, and the next steps begin after that.
-_END, _COMES, _ROUTED, _BEGIN = range(4)
+# At the same moment, steps end before requests arrive, and the next steps begin after that.
+_END, _ARRIVES, _ROUTED, _BEGIN = range(4)
 
 
 @dataclass(frozen=True)
 class Router:
-    """Sends each request to a replica: to all in turn, to the one with the fewest unfinished
-    requests, or to the better of two random ones (as Ray Serve does). Passing a request on takes it
-    `seconds`, one request after the other. The replicas' loads are known at once."""
+    """Sends each request to a replica: to each in turn, to the one with the fewest unfinished
+    requests, or to the better of two random ones (as Ray Serve does). Routing takes `seconds` a
+    request, one request after another. The replicas' loads are known at once."""
 
     routing: Routing = "round_robin"
     seconds: float = 0.0
     number: int = 1  # of such routers, which requests reach in turn
 
     def load(self, rate: float) -> float:
-        """The share of their time that so many requests a second take; above 1 they queue up."""
+        """The share of the routers' time that `rate` requests a second take; above 1 they queue."""
         return rate * self.seconds / self.number
 
 
 @dataclass
 class Simulation:
-    """What a simulation found out: `records` as in :mod:`specdec_core.search.load.measures`."""
+    """The result of a simulation: `records` as in :mod:`specdec_core.search.load.measures`."""
 
     records: pd.DataFrame
     steps: int
@@ -66,7 +66,7 @@ class Simulation:
 
 
 def asks_of(answers: Answers, number: int) -> list[RequestShape]:
-    """So many requests: the recorded prompts in their order, again and again."""
+    """`number` requests: the recorded prompts in their order, repeated."""
     places = [n % len(answers) for n in range(number)]
     return [RequestShape(n, answers.prompts[n], answers.lengths[n]) for n in places]
 
@@ -74,9 +74,9 @@ def asks_of(answers: Answers, number: int) -> list[RequestShape]:
 def asks_of_trace(
     answers: Answers, trace: Sequence[TraceRequest], new_tokens: int
 ) -> list[RequestShape]:
-    """The requests of a trace, each with its prompt's length, which are given the recorded answers
-    in their order. Where the trace does not tell an answer's length, the recorded one ends where it
-    ended by itself, before the `new_tokens` that were recorded at most."""
+    """The requests of a trace, each with its prompt's length and the recorded answers in their
+    order. Where the trace does not give an answer's length, a recorded answer that ended before the
+    `new_tokens` that were recorded at most has the recorded length."""
     asks = []
     for ask, request in zip(asks_of(answers, len(trace)), trace, strict=True):
         most = request.most_tokens(new_tokens)
@@ -96,7 +96,8 @@ def simulate_clients(
     router: Router | None = None,
     log: bool = False,
 ) -> Simulation:
-    """A closed loop: each of so many clients sends the next of `asks` when its answer is whole."""
+    """A closed loop: each of `clients` clients sends the next of `asks` when its last request is
+    answered."""
     loop = _EventLoop(costs, limits, replicas, router or Router(), log)
     return loop.run(asks, [0.0] * min(clients, len(asks)), closed=True)
 
@@ -110,32 +111,26 @@ def simulate_arrivals(
     router: Router | None = None,
     log: bool = False,
 ) -> Simulation:
-    """An open loop: each of `asks` comes at its second of `arrivals`, in increasing order."""
+    """An open loop: each of `asks` arrives at its second of `arrivals`, in increasing order."""
     loop = _EventLoop(costs, limits, replicas, router or Router(), log)
     return loop.run(asks, arrivals, closed=False)
 
 
 class _EventLoop:
-    """The replicas, their router, and what happens when."""
+    """The replicas, their router, and the events to come."""
 
     def __init__(
-        self,
-        costs: StepCosts,
-        limits: Limits,
-        replicas: int,
-        router: Router,
-        log: bool,
+        self, costs: StepCosts, limits: Limits, replicas: int, router: Router, log: bool
     ) -> None:
         self.costs = costs
         self.log: list[SimulatedStep] = []
-        steps = self.log if log else None
-        self.replicas = [Replica(costs, limits, steps) for _ in range(replicas)]
-        self.running = [False] * replicas  # whether steps are under way or about to begin
-        self.ending = [-1] * replicas  # the place in the order of events at which they end
+        self.replicas = [Replica(costs, limits, self.log if log else None) for _ in range(replicas)]
+        self.running = [False] * replicas  # whether a step is under way or about to begin
         self.router, self.router_seconds = router, 0.0
         self.routers = deque([0.0] * router.number)  # when each is free
         self.turn, self.random = count(), random.Random(0)
-        self.events: list[tuple[float, int, int, int]] = []  # when, what, in which order, of whom
+        # Time, kind, order, and the number of the request or replica.
+        self.events: list[tuple[float, int, int, int]] = []
         self.order = count()
         self.rows: list[tuple[object, ...]] = []
         self.rounds = 0
@@ -143,75 +138,53 @@ class _EventLoop:
     def run(
         self, asks: Sequence[RequestShape], arrivals: Sequence[float], closed: bool
     ) -> Simulation:
+        """Simulate until every request is answered. In a closed loop the requests after the first
+        `arrivals` arrive as earlier ones finish."""
         began, now = perf_counter(), 0.0
         requests: dict[int, SimulatedRequest] = {}
-        index = 0
-        coming, courses = iter(arrivals), self.costs.courses(asks)
-        for at in coming:
-            self._push(at, _COMES, -1)
-            if not closed:
-                break  # each brings the one after it
-        events = self.events
-        while events:
-            now, what, number, whom = heappop(events)
+        unsent = enumerate(asks)
+        for at in arrivals:
+            self._push(at, _ARRIVES)
+        while self.events:
+            now, what, _, number = heappop(self.events)
             if what == _END:
-                if number != self.ending[whom]:
-                    continue  # a request came before
-                replica = self.replicas[whom]
-                for request in replica.end(now):
+                for request in self.replicas[number].end(now):
                     self._record(request, now)
                     if closed:
-                        self._push(now, _COMES, -1)
-                if events and events[0][0] <= now:
-                    self._push(now, _BEGIN, whom)
-                else:
-                    self._begin(whom, now)
+                        self._push(now, _ARRIVES)
+                self._push(now, _BEGIN, number)
             elif what == _BEGIN:
-                self._begin(whom, now)
-            elif what == _COMES:
-                course = next(courses, None)
-                if course is None:
+                replica = self.replicas[number]
+                self.running[number] = not replica.idle
+                if self.running[number]:
+                    self._push(replica.begin(now), _END, number)
+            elif what == _ARRIVES:
+                if (sent := next(unsent, None)) is None:
                     continue
-                if not closed and (later := next(coming, None)) is not None:
-                    self._push(later, _COMES, -1)
-                requests[index] = self._request(index, course, now)
+                index, ask = sent
+                state = State(generated=0, rounds=0, held=0, read=self.costs.unread)
+                request = SimulatedRequest(index, str(index), ask, now, state)
                 if self.router.seconds:
-                    self._push(self._pass_on(now), _ROUTED, index)
+                    requests[index] = request
+                    self._push(self._routed_at(now), _ROUTED, index)
                 else:
-                    self._route(requests.pop(index), now)
-                index += 1
+                    self._route(request, now)
             else:
-                self._route(requests.pop(whom), now)
+                self._route(requests.pop(number), now)
         return self._result(now, perf_counter() - began)
 
-    def _push(self, at: float, what: int, whom: int) -> int:
-        number = next(self.order)
-        heappush(self.events, (at, what, number, whom))
-        return number
-
-    def _request(self, index: int, course: RequestRounds, now: float) -> SimulatedRequest:
-        state = State(generated=0, rounds=0, held=0, read=self.costs.unread)
-        return SimulatedRequest(index, str(index), course, now, state)
-
-    def _begin(self, whom: int, now: float) -> None:
-        """The next steps of a replica, if it has anything to do."""
-        replica = self.replicas[whom]
-        self.running[whom] = not replica.idle
-        if self.running[whom]:
-            self.ending[whom] = self._push(replica.begin(now), _END, whom)
+    def _push(self, at: float, what: int, number: int = -1) -> None:
+        heappush(self.events, (at, what, next(self.order), number))
 
     def _route(self, request: SimulatedRequest, now: float) -> None:
-        whom = self._choose()
-        replica = self.replicas[whom]
-        replica.add(request)
-        if not self.running[whom]:
-            self.running[whom] = True
-            self._push(now, _BEGIN, whom)
-        elif (end := replica.interrupt(now)) is not None:
-            self.ending[whom] = self._push(end, _END, whom)
+        number = self._choose()
+        self.replicas[number].add(request)
+        if not self.running[number]:
+            self.running[number] = True
+            self._push(now, _BEGIN, number)
 
-    def _pass_on(self, now: float) -> float:
-        """When the next router in turn has passed on a request that comes now."""
+    def _routed_at(self, now: float) -> float:
+        """When the next router in turn has routed a request that arrives now."""
         at = max(self.routers[0], now) + self.router.seconds
         self.routers.popleft()
         self.routers.append(at)
@@ -229,13 +202,12 @@ class _EventLoop:
             loads = [replica.requests for replica in self.replicas]
             return loads.index(min(loads))
         first, second = self.random.sample(range(number), 2)
-        return min(first, second, key=lambda whom: self.replicas[whom].requests)
+        return min(first, second, key=lambda each: self.replicas[each].requests)
 
     def _record(self, request: SimulatedRequest, now: float) -> None:
-        ask, state = request.course.ask, request.state
-        times = request.sent, request.first, now
+        times, state = (request.sent, request.first, now), request.state
         self.rounds += state.rounds
-        self.rows.append((request.index, *times, ask.prompt_tokens, state.generated, None))
+        self.rows.append((request.index, *times, request.ask.prompt_tokens, state.generated, None))
 
     def _result(self, seconds: float, took: float) -> Simulation:
         records = pd.DataFrame(sorted(self.rows), columns=list(COLUMNS))

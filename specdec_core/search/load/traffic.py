@@ -35,6 +35,7 @@ class Traffic:
     workload: Workload
     prompts: tuple[tuple[int, ...], ...]
     new_tokens: int
+    limits: Limits  # of the engine
     trace: tuple[TraceRequest, ...] = ()
 
     @classmethod
@@ -45,7 +46,8 @@ class Traffic:
             () if workload.trace is None else read_requests(workload.trace, recording.header.pair)
         )
         prompts = tuple(tuple(tokens.tolist()) for tokens in recording.prompts.tokens)
-        return cls(workload, prompts, recording.header.max_new_tokens, trace)
+        limits = Limits(workload.slots)
+        return cls(workload, prompts, recording.header.max_new_tokens, limits, trace)
 
     @property
     def loads(self) -> tuple[Load, ...]:
@@ -62,11 +64,6 @@ class Traffic:
         return tuple(
             load.model_copy(update={"requests": live.size(load, given)}) for load in self.loads
         )
-
-    @property
-    def limits(self) -> Limits:
-        """Of the engine: a slot for every client."""
-        return Limits(self.workload.slots)
 
     def arrivals(self, load: Load) -> list[float]:
         """Seconds at which the requests of an open loop come."""

@@ -59,8 +59,8 @@ class Slo(Value):
 
 
 class Load(Value):
-    """One load of a workload: `requests` requests of so many clients that wait for their answers,
-    of a rate, or of a trace."""
+    """One load of a workload: `requests` requests of clients that wait for their answers, at a
+    rate, or of a trace."""
 
     clients: PositiveInt | None = None
     rate: float | None = None
@@ -72,15 +72,23 @@ class Load(Value):
         return self.clients is not None
 
     @property
+    def key(self) -> str:
+        """Its name among several: `4` for clients, `2.5/s` for a rate."""
+        return f"{self.rate:g}/s" if self.rate is not None else str(self.clients or "trace")
+
+    @property
     def label(self) -> str:
         if self.clients is not None:
             return f"{self.clients} client{'s' if self.clients > 1 else ''}"
         return "trace" if self.rate is None else f"{self.rate:g} requests/s"
 
+    def __str__(self) -> str:
+        return self.label
+
 
 class Workload(Value):
-    """Requests of so many clients that each wait for their answers, requests that come at a rate
-    whatever happens to earlier ones, or those of a trace."""
+    """Requests of clients that each wait for their answers, requests that arrive at a rate whether
+    or not earlier ones are answered, or a trace."""
 
     clients: tuple[PositiveInt, ...] | None = Field(
         default=None, description="closed loop: clients that each send a request after the other"

@@ -67,7 +67,7 @@ def test_the_report_has_every_row_and_says_who_wins(
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     run = client.get_run(run_id)
     assert run.info.status == "FINISHED"
-    (best, _) = bench_result.headlines()
+    (best, _) = bench_result.leads()
     assert run.data.metrics["over_transformers_T0"] == pytest.approx(best.ratio)
     assert run.inputs.dataset_inputs[0].dataset.digest == "0" * 36
     nested = client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'")

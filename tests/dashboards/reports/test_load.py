@@ -15,7 +15,7 @@ from dashboards.outputs.mlflow_runs import log
 from dashboards.reports.load import findings, report
 from specdec_core.evidence.load.result import summary_frame
 from specdec_core.prompts.prompt_sets import Prompt
-from tests.load_result import CHAIN, REQUESTS, load_result, load_row, open_result
+from tests.load_result import REQUESTS, load_result, open_result
 
 
 def test_the_report_says_who_wins_and_how_it_was_measured() -> None:
@@ -51,34 +51,14 @@ def test_everybody_has_a_line_with_a_point_for_each_number_of_clients() -> None:
     ]
 
 
-def test_what_http_costs_is_said() -> None:
-    result = load_result()
-    served = result.rows[1]
-    # Its engine writes a token in 0.9 of the time, and the first one 20 ms sooner with one client.
-    alone = load_row(
-        "chain, engine alone", "specdec", 0.08, 0.0045, configuration=CHAIN, over_http=False
-    )
-    result.rows.append(alone)
-    one, four = (line for line in findings(result) if "over HTTP" in line)
-    seconds = (0.08 + 10 * 0.0045) / (0.1 + 10 * 0.005)
-    assert one.startswith(f"1 client: over HTTP chain answers at {seconds:.1%} ")
-    assert "first tokens come 20.7 ms (20.4 to 21.0) later" in one  # request n takes 1 + n/100
-    assert "first tokens come 41.4 ms" in four
-    assert result.best(result.loads[0], "specdec") is served  # it answers nobody over HTTP
-    assert result.autoregressive() is result.rows[0]
-    (section,) = (part for part in report(result).sections if part.key == "http")
-    assert list(section.shown["contestant"]) == ["chain"] * 2
-    assert section.shown["HTTP adds ms"][0] == "20.7 (20.4 to 21.0)"
-
-
 def test_goodput_at_rates_is_drawn_and_said() -> None:
     result = open_result()
     lines = findings(result)
-    assert "2 requests a second: 100% of chain's requests keep latency ≤ 0.17 s" in lines
-    assert any("2 requests a second: chain answers 1.33×" in line for line in lines)
+    assert "2 requests/s: 100% of chain's requests keep latency ≤ 0.17 s" in lines
+    assert any("2 requests/s: chain answers 1.33×" in line for line in lines)
     whole = report(result)
     text = document(whole)
-    assert "8 with 2 requests a second" in text
+    assert "8 with 2 requests/s" in text
     assert "10.0 ms late" in text
     rates, drafting = whole.figures
     assert (rates.key, drafting.key) == ("rates", "drafting")
@@ -92,7 +72,7 @@ def test_what_drafts_is_drawn_over_the_load() -> None:
     _, drafting = report(open_result()).figures
     (candidates,) = drafting.figure.data
     assert (list(candidates.x), list(candidates.y)) == (["2/s"], [2.5])
-    assert drafting.lines == ["chain, 2 requests a second: 75% K=4, 25% nobody"]
+    assert drafting.lines == ["chain, 2 requests/s: 75% K=4, 25% nobody"]
 
 
 def test_it_is_written_and_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +90,7 @@ def test_it_is_written_and_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     history = client.get_metric_history(run_id, "over_vllm")
     assert {metric.step: metric.value for metric in history} == {
-        lead.load.clients: pytest.approx(lead.ratio) for lead in result.leads()
+        lead.at.clients: pytest.approx(lead.ratio) for lead in result.leads()
     }
     run = client.get_run(run_id)
     nested = client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'")

@@ -25,7 +25,7 @@ def test_limits_that_no_configuration_meets_are_named_with_the_nearest(
     workload = Workload(clients=(1, 8), requests=8, slo=Slo(tpot=0.009))  # a step takes 10 ms
     timer = Machine(replay, workload, UP_TO_A_DOZEN) if live else None
     choice, _ = choose_for_load(
-        [DRAFT], replay, UP_TO_A_DOZEN, workload, LiveSettings(repeats=2), timer
+        [DRAFT], replay, UP_TO_A_DOZEN, workload, LiveSettings(repeats=2), timer, tmp_path / "live"
     )
     one, eight = (verdict.load for verdict in choice.verdicts)
     assert choice.unkept(one) is None

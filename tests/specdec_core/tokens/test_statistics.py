@@ -9,7 +9,6 @@ from specdec_core.tokens.statistics import (
     Ratio,
     Round,
     TokenOrigin,
-    paired_difference,
     paired_ratio,
     rounds_frame,
 )
@@ -114,15 +113,6 @@ class TestPairedRatio:
         assert paired_ratio(*runs).tied
         assert not paired_ratio(1.3 * runs[0], runs[1]).tied
         assert Ratio(1.1, 1.0, 1.2).tied
-
-    def test_a_difference_is_in_seconds_a_prompt(self):
-        rng = np.random.default_rng(0)
-        common = rng.lognormal(0, 2, size=(5, 12))
-        added = paired_difference(common, common + 0.25)
-        assert (added.value, added.low, added.high) == pytest.approx((0.25, 0.25, 0.25))
-        noise = rng.normal(0, 0.1, size=(5, 12))
-        added = paired_difference(common, common + 0.25 + noise)
-        assert 0.15 < added.low < added.value < added.high < 0.35
 
     def test_swapping_the_two_inverts_the_ratio(self):
         rng = np.random.default_rng(0)

@@ -163,16 +163,8 @@ def test_rounds_and_forwards_add_up(bench_result: BenchResult) -> None:
             assert sum(take.effort.widths.values()) == len(take.accepted) - 1
             assert sum(take.effort.seconds.values()) <= sum(take.seconds)
     chain = bench_result.at(0.0, "specdec")[1]
-    drafted = [take.effort.drafted for take in chain.takes[0]]
-    assert all(drafted)
+    assert all(max(take.effort.widths) > 1 for take in chain.takes[0])
     assert chain.mean_accepted() > bench_result.rows[0].mean_accepted() == 1
-    # What was accepted is counted once at each position that it reached.
-    shares = chain.accepted_by_position()
-    assert shares == sorted(shares, reverse=True)
-    assert len(shares) <= CHAIN.drafter.policy.max_tokens
-    behind = [n for takes in chain.takes for take in takes for n in take.accepted[1:]]
-    assert sum(shares) == pytest.approx(np.mean(behind) - 1)
-    assert bench_result.rows[0].accepted_by_position() == []
 
 
 def test_what_was_learned_is_forgotten_between_repeats(tiny_pair: Pair) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.evidence.bench.limits import of_oracle, split, widths_of
+from specdec_core.config import AUTOREGRESSIVE
+from specdec_core.evidence.bench.limits import limits, split, widths_of
 from specdec_core.evidence.bench.result import (
     BenchResult,
     BenchRow,
@@ -17,10 +18,10 @@ from specdec_core.evidence.bench.result import (
     OracleLimit,
     Take,
     first_difference,
-    over,
     summary_frame,
     times_frame,
 )
+from specdec_core.measure.comparison import over
 from specdec_core.models.pair import Pair
 from tests.bench_race import CHAIN
 
@@ -61,13 +62,13 @@ def test_the_best_is_chosen_on_other_prompts_than_it_is_reported_on(
         row("theirs", "transformers", [1.5] * 8),
         row("theirs with ours", "transformers", [0.01] * 8, with_ours=True),
     ]
-    (best,) = result_of(bench_result, rows).headlines()
-    assert (best.ours, best.theirs, best.prompts, best.held_out) == ("lucky", "theirs", 4, True)
+    (best,) = result_of(bench_result, rows).leads()
+    assert (best.ours, best.theirs, best.requests, best.held_out) == ("lucky", "theirs", 4, True)
     assert best.ratio == pytest.approx(1.5)  # not 3, as on the prompts that chose it
     few = [own.model_copy(update={"takes": [own.takes[0][:6]]}) for own in rows]
-    (best,) = result_of(bench_result, few).headlines()
+    (best,) = result_of(bench_result, few).leads()
     assert not best.held_out
-    assert best.prompts == 6
+    assert best.requests == 6
 
 
 def test_the_first_difference_counts_a_shorter_output() -> None:
@@ -131,16 +132,17 @@ def test_a_split_adds_up_and_its_limit_is_what_the_forwards_take(
     }
     parts = split(own, forwards, "draft")
     assert parts.whole == pytest.approx(10 / 5)
-    assert parts.outside == pytest.approx(2 / 5)
-    assert parts.beyond_forwards == pytest.approx(1 / 5)
+    assert parts.parts["outside"] == pytest.approx(2 / 5)
+    assert parts.beyond_forwards_share == pytest.approx(1 / 7)
     # 0.5 + 2 × 0.9 for the target, 4 × 0.3 for the draft at 1.5 places, and the prefill
     assert parts.alone == pytest.approx((1 + 2.3 + 1.2) / 5)
     assert parts.of_forwards == pytest.approx(0.45)
     assert split(own, {"target": forwards["target"]}, "draft") is None
     oracle = OracleLimit(draft="draft", verification_rate=0.2, seconds_per_token=0.8)
     result = bench_result.model_copy(update={"oracles": [oracle]})
-    assert of_oracle(result, own, "draft") == pytest.approx((0.8 + 0.2) / 2)
-    assert of_oracle(result, own, None) is None
+    assert limits(result, own)[1] == pytest.approx((0.8 + 0.2) / 2)
+    alone = own.model_copy(update={"configuration": AUTOREGRESSIVE})
+    assert limits(result, alone)[1] is None
 
 
 def test_the_limits_of_a_run_are_known_for_each_of_our_rows(

@@ -6,18 +6,17 @@ import pytest
 
 from jobs.bench_serve import QUICK, ROWS
 from specdec_core.base.errors import UserError
-from specdec_core.evidence.bench.benchmark import read_bench_plan
-from specdec_core.evidence.load.load import BenchLoad
 from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.search.load.workload import Load
 
 
 def test_every_client_sends_as_many_requests() -> None:
     plan = LoadPlan(clients=(1, 4, 5, 16))
-    assert [plan.count(load) for load in plan.loads] == [24, 24, 25, 48]
+    assert [load.requests for load in plan.loads] == [24, 24, 25, 48]
     assert plan.needed == 16 + 48
-    assert LoadPlan(clients=(4,), requests=10).count(BenchLoad(clients=4)) == 10
+    assert LoadPlan(clients=(4,), requests=10).loads == [Load(clients=4, requests=10)]
 
 
 def test_requests_come_at_random_the_same_for_everybody(tiny_pair: Pair) -> None:
@@ -62,8 +61,8 @@ def test_what_cannot_be_measured_is_refused(given: dict, message: str) -> None:
 
 
 def test_the_rows_hold_for_any_pair() -> None:
-    plan = read_bench_plan(LoadPlan, ROWS, **QUICK)
+    plan = LoadPlan.load(ROWS, **QUICK)
     assert {c.draft for c in plan.configurations()} == {None, "medium", "small"}
     other = {"target": "org/large", "drafts": {"mini": "org/mini"}}
-    assert len(read_bench_plan(LoadPlan, ROWS, pair=other).configurations()) == 3
+    assert len(LoadPlan.load(ROWS, pair=other).configurations()) == 3
     plan.check()

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.evidence.load.load import BenchLoad
 from specdec_core.evidence.load.requests import LoadRecord
 from specdec_core.evidence.load.result import (
     LoadResult,
     arms_frame,
-    over,
     requests_frame,
     summary_frame,
 )
+from specdec_core.measure.comparison import over
+from specdec_core.search.load.workload import Load
 from tests.load_result import REQUESTS, TOKENS, load_result, load_row, open_result
 
-ONE, FOUR = BenchLoad(clients=1), BenchLoad(clients=4)
+ONE, FOUR = (Load(clients=n, requests=REQUESTS) for n in (1, 4))
 
 
 def test_times_are_from_sending_and_between_first_and_last_text() -> None:
@@ -108,10 +108,10 @@ def test_requests_that_failed_count_in_no_speed_and_their_row_is_nobodys_best() 
 
 def test_the_best_are_chosen_on_other_requests_than_they_are_compared_on() -> None:
     result = load_result()
-    leads = {lead.load.clients: lead for lead in result.leads()}
+    leads = {lead.at.clients: lead for lead in result.leads()}
     assert set(leads) == {1, 4}
     assert (leads[1].ours, leads[1].theirs) == ("chain", "vLLM n-gram K=4")
-    assert (leads[1].prompts, leads[1].held_out) == (REQUESTS // 2, True)
+    assert (leads[1].requests, leads[1].held_out) == (REQUESTS // 2, True)
     assert leads[1].ratio == pytest.approx(0.13 / 0.15)
 
 

@@ -16,7 +16,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.answers import drafters_by_load, replayed_answers
-from specdec_core.search.load.check import run_clients
+from specdec_core.search.load.live import run_clients
 from specdec_core.search.load.simulator import asks_of, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
 from tests.jobs.conftest import record_prompts

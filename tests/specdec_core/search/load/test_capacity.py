@@ -9,7 +9,7 @@ import pytest
 
 from specdec_core.cost.steps import ForwardTerms, StepTimes
 from specdec_core.engine.scheduler import Limits
-from specdec_core.search.load.answers import InOrder, SimulatedRound
+from specdec_core.search.load.answers import Answers, SimulatedRound
 from specdec_core.search.load.capacity import ServedTraffic, greatest_rate, least_replicas
 from specdec_core.search.load.measures import measure
 from specdec_core.search.load.simulator import Router
@@ -18,7 +18,7 @@ from specdec_core.search.load.workload import Slo
 
 T = 0.01
 TIMES = StepTimes(target=ForwardTerms(fixed=T))
-TEN = InOrder([10], [[SimulatedRound(0, 1, 0, 0)] * 10], None)  # an answer takes 10 steps
+TEN = Answers([10], {1: [[SimulatedRound(0, 1, 0, 0)] * 10]}, None)  # an answer takes 10 steps
 SLO = Slo(ttft=0.05)
 
 

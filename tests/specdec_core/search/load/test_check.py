@@ -15,8 +15,9 @@ from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
-from specdec_core.search.load.answers import InOrder, SimulatedRound
-from specdec_core.search.load.check import ArrivalCheck, run_arrivals, run_clients
+from specdec_core.search.load.answers import Answers, SimulatedRound
+from specdec_core.search.load.check import OF_RATES, simulation_errors
+from specdec_core.search.load.live import run_arrivals, run_clients
 from specdec_core.search.load.measures import COLUMNS, measure
 from specdec_core.search.load.simulator import RequestShape, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
@@ -55,12 +56,12 @@ def some_requests(count: int) -> list[Request]:
     ]
 
 
-def answers_of(generations: list[Generation], draft: str | None) -> InOrder:
+def answers_of(generations: list[Generation], draft: str | None) -> Answers:
     rounds = [
         [SimulatedRound(r.drafted, r.generated, r.draft_forwards, r.draft_tokens) for r in g.rounds]
         for g in generations
     ]
-    return InOrder([g.prompt_tokens for g in generations], rounds, draft)
+    return Answers([g.prompt_tokens for g in generations], {1: rounds}, draft)
 
 
 @pytest.mark.parametrize("limits", LIMITS)
@@ -131,11 +132,8 @@ def test_a_slow_moment_does_not_decide_how_far_the_simulation_is_off() -> None:
     def run(first: float, last: float) -> pd.DataFrame:
         return pd.DataFrame([(0, 0.0, first, last, 5, 11, None)], columns=list(COLUMNS))
 
-    check, key = ArrivalCheck([Configuration()]), (0.5, Configuration().id)
-    check.capacity[key[1]] = 4.0
-    check.live[key] = [measure(run(*at)) for at in ((1.0, 2.0), (9.0, 99.0), (0.5, 2.5))]
-    check.simulated[key] = measure(run(1.5, 3.0))
-    [row] = check.table().to_dict("records")
-    assert (row["rate"], row["ttft_p95"], row["tpot"]) == (2.0, 1.0, 0.2)
+    live = [measure(run(*at)) for at in ((1.0, 2.0), (9.0, 99.0), (0.5, 2.5))]
+    row = simulation_errors(measure(run(1.5, 3.0)), live, OF_RATES)
+    assert (row["ttft_p95"], row["tpot"]) == (1.0, 0.2)
     assert row["ttft_p95_error"] == pytest.approx(0.5)
     assert row["tpot_error"] == pytest.approx(-0.25)

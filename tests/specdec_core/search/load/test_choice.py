@@ -17,8 +17,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.choice import choose_for_load, finalists_at
-from specdec_core.search.load.engine_timer import EngineTimer
-from specdec_core.search.load.live_runs import LiveRuns
+from specdec_core.search.load.live import EngineTimer
 from specdec_core.search.load.schedule import drafter_at
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.traffic import Traffic
@@ -69,10 +68,9 @@ def test_the_simulation_decides_where_nothing_can_be_timed(replay: Replay) -> No
 def test_the_choice_is_made_by_what_was_measured(replay: Replay, tmp_path: Path) -> None:
     """With 8 clients the step times say that nobody should draft, the live runs that all should."""
     machine = Machine(replay, WORKLOAD, ALWAYS_FREE)
-    runs = LiveRuns(tmp_path / "live")
     live = LIVE.model_copy(update={"within": 0.6})
     arguments = [SIX, TWO], replay, UP_TO_A_DOZEN, WORKLOAD, live, machine
-    choice, _ = choose_for_load(*arguments, runs)
+    choice, _ = choose_for_load(*arguments, tmp_path)
     assert choice.timed
     assert drafter_at(choice.chosen, 1) is not None
     assert drafter_at(choice.chosen, 8) is not None
@@ -93,16 +91,18 @@ def test_the_choice_is_made_by_what_was_measured(replay: Replay, tmp_path: Path)
     assert choice.errors().keys() == {"value", "tpot", "ttft"}
     # Interrupted and repeated, it takes nothing again.
     again = Machine(replay, WORKLOAD, ALWAYS_FREE)
-    repeated, _ = choose_for_load(*arguments[:-1], again, LiveRuns(tmp_path / "live"))
+    repeated, _ = choose_for_load(*arguments[:-1], again, tmp_path)
     assert again.taken == again.warmed == []
     assert repeated.model_copy(update={"pace": choice.pace}) == choice
     assert type(choice).model_validate_json(choice.model_dump_json()) == choice
 
 
-def test_a_schedule_that_the_measurements_make_is_timed_as_a_whole(replay: Replay) -> None:
+def test_a_schedule_that_the_measurements_make_is_timed_as_a_whole(
+    replay: Replay, tmp_path: Path
+) -> None:
     """The step times say that drafting always pays, the live runs that it stops to."""
     machine = Machine(replay, WORKLOAD, UP_TO_A_DOZEN)
-    choice, _ = choose_for_load([SIX], replay, ALWAYS_FREE, WORKLOAD, LIVE, machine)
+    choice, _ = choose_for_load([SIX], replay, ALWAYS_FREE, WORKLOAD, LIVE, machine, tmp_path)
     assert isinstance(choice.chosen.drafter, ScheduleSettings)
     assert drafter_at(choice.chosen, 1) == SIX.drafter
     assert drafter_at(choice.chosen, 8) is None
@@ -113,10 +113,14 @@ def test_a_schedule_that_the_measurements_make_is_timed_as_a_whole(replay: Repla
     assert row.low > 1
 
 
-def test_an_open_loop_chooses_among_configurations_and_a_schedule(replay: Replay) -> None:
+def test_an_open_loop_chooses_among_configurations_and_a_schedule(
+    replay: Replay, tmp_path: Path
+) -> None:
     workload = Workload(rate=30, requests=16)
     machine = Machine(replay, workload, UP_TO_A_DOZEN)
-    choice, simulated = choose_for_load([SIX, TWO], replay, UP_TO_A_DOZEN, workload, LIVE, machine)
+    choice, simulated = choose_for_load(
+        [SIX, TWO], replay, UP_TO_A_DOZEN, workload, LIVE, machine, tmp_path
+    )
     assert choice.by == "request_speed"
     assert set(simulated["load"]) >= {"1 client", "16 clients", "30 requests/s"}
     [verdict] = choice.verdicts
@@ -174,12 +178,12 @@ class Near(Machine):
 
 @pytest.mark.parametrize("cost", [0.2, 0.0])
 def test_who_was_best_before_stays_only_where_that_is_shown_to_cost_little(
-    replay: Replay, cost: float
+    replay: Replay, cost: float, tmp_path: Path
 ) -> None:
     workload = Workload(clients=(1, 2), requests=48)
     live = LiveSettings(repeats=4, cost=cost, within=0.5, requests=48)
     machine = Near(replay, workload, UP_TO_A_DOZEN)
-    choice, _ = choose_for_load([SIX, FIVE], replay, ALWAYS_FREE, workload, live, machine)
+    choice, _ = choose_for_load([SIX, FIVE], replay, ALWAYS_FREE, workload, live, machine, tmp_path)
     one, two = choice.verdicts
     assert one.config_id == SIX.id
     assert {SIX.id, FIVE.id} <= set(two.in_question)

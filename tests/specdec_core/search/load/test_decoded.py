@@ -20,7 +20,6 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.rounds import ReplayedRounds
 from specdec_core.search.load import decoded
 from specdec_core.search.load.answers import replayed_answers
-from specdec_core.search.load.check import run_clients
 from specdec_core.search.load.choice import choose_for_load
 from specdec_core.search.load.decoded import (
     Decode,
@@ -29,11 +28,12 @@ from specdec_core.search.load.decoded import (
     recorded_requests,
     with_decoded,
 )
-from specdec_core.search.load.live_rounds import PromptDecoder
+from specdec_core.search.load.live import run_clients
 from specdec_core.search.load.schedule import drafter_at
 from specdec_core.search.load.simulator import Simulation, asks_of, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.workload import Workload
+from specdec_core.tokens.statistics import rounds_frame
 from tests.load_timer import ALWAYS_FREE, recorded
 
 TREE = {"kind": "dynamic_tree", "policy": {"kind": "fixed", "max_tokens": 6}}
@@ -56,8 +56,14 @@ def replay(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Replay:
 
 
 @pytest.fixture(scope="module")
-def decode(replay: Replay) -> Decode:
-    return PromptDecoder(replay.recording)
+def decode(replay: Replay, tiny_pair: Pair) -> Decode:
+    engine = Engine(tiny_pair)
+
+    def rounds(configuration: Configuration) -> pd.DataFrame:
+        engine.configure(configuration)
+        return rounds_frame(engine.generate(recorded_requests(replay.recording)))
+
+    return rounds
 
 
 def drafting(drafter: dict[str, Any]) -> Configuration:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from itertools import count
-
 import pytest
 
 from specdec_core.cost import Hardware
-from specdec_core.cost.steps import EngineTerms, ForwardTerms, StepTimes
-from specdec_core.engine.scheduler import STEP_TOKENS, Limits, Scheduler
-from specdec_core.search.load.answers import Answers, ByLoad, InOrder, SimulatedRound
+from specdec_core.cost.steps import FEW, EngineTerms, EngineWork, ForwardTerms, StepTimes, Work
+from specdec_core.engine.scheduler import STEP_TOKENS, Limits
+from specdec_core.search.load.answers import Answers, SimulatedRound
 from specdec_core.search.load.simulator import (
     RequestShape,
     Router,
@@ -22,7 +18,7 @@ from specdec_core.search.load.simulator import (
     simulate_arrivals,
     simulate_clients,
 )
-from specdec_core.search.load.step_costs import StepCosts
+from specdec_core.search.load.step_costs import State, StepCosts
 from specdec_core.search.load.trace import TraceRequest
 from specdec_core.search.load.workload import Slo, arrival_times
 
@@ -36,11 +32,11 @@ Rows = list[list[float]]
 
 
 def autoregressive(prompt: int = 10, tokens: int = 5) -> Answers:
-    return InOrder([prompt], [[ALONE] * tokens], None)
+    return Answers([prompt], {1: [[ALONE] * tokens]}, None)
 
 
 def drafted(prompt: int = 10, rounds: int = 3) -> Answers:
-    return InOrder([prompt], [[ALONE, *[FOUR] * rounds]], "draft")
+    return Answers([prompt], {1: [[ALONE, *[FOUR] * rounds]]}, "draft")
 
 
 def clients(answers: Answers, number: int, count: int, **limits: int) -> Simulation:
@@ -125,7 +121,7 @@ def test_another_machines_time_alone_is_that_of_steps_without_candidates() -> No
     costs = StepTimes.of(profile)
     lookup = FOUR._replace(draft_forwards=0, draft_tokens=0)
     for rounds in ([ALONE] * 5, [ALONE, lookup, ALONE, lookup], [ALONE, FOUR, FOUR]):
-        answers = InOrder([10], [rounds], "draft")
+        answers = Answers([10], {1: [rounds]}, "draft")
         answers.lazy = True  # no forward of its own reads the prompt
         simulation = simulate_clients(StepCosts(answers, costs), asks_of(answers, 1), 1, Limits(2))
         expected = [profile.round_seconds(r.drafted, r.draft_forwards, 0, "draft") for r in rounds]
@@ -136,7 +132,7 @@ def test_another_machines_time_alone_is_that_of_steps_without_candidates() -> No
 def test_each_of_several_drafts_takes_its_own_time() -> None:
     costs = CONSTANT.model_copy(update={"drafts": TWO_DRAFTS})
     rounds = [[ALONE, MEDIUM, SMALL], [ALONE, SMALL, SMALL]]
-    answers = InOrder([10, 10], rounds, "medium")
+    answers = Answers([10, 10], {1: rounds}, "medium")
     answers.lazy = True
     for asks, draft_seconds in (
         ([RequestShape(0, 10, 9)], 3 * 0.1 + 3 * 0.001),
@@ -151,13 +147,16 @@ def test_each_of_several_drafts_takes_its_own_time() -> None:
 def test_a_schedule_takes_the_times_of_the_range_that_drafts() -> None:
     costs = CONSTANT.model_copy(update={"drafts": TWO_DRAFTS})
     medium, small = ([[ALONE, *[each] * 8]] for each in (MEDIUM, SMALL))
-    schedule = ByLoad([10], {1: medium, 8: small}, "medium", lazy=True)
+    schedule = Answers([10], {1: medium, 8: small}, "medium", by_position=True, lazy=True)
     for number, alone in ((8, small), (7, medium)):
         taken = [
             simulate_clients(
                 StepCosts(each, costs), asks_of(each, 2 * number), number, Limits(8)
             ).seconds
-            for each in (schedule, ByLoad([10], {1: alone}, alone[0][1].draft, lazy=True))
+            for each in (
+                schedule,
+                Answers([10], {1: alone}, alone[0][1].draft, by_position=True, lazy=True),
+            )
         ]
         assert taken[0] == pytest.approx(taken[1])
 
@@ -240,7 +239,7 @@ def request(most: int, told: int | None = None) -> TraceRequest:
 
 def test_who_drafts_follows_how_many_decode() -> None:
     ranges = {1: [[ALONE, *[FOUR] * 8]], 2: [[ALONE] * 9]}
-    answers = ByLoad([10], ranges, "draft", lazy=True)
+    answers = Answers([10], ranges, "draft", by_position=True, lazy=True)
     one = simulate_clients(
         StepCosts(answers, CONSTANT), asks_of(answers, 1), 1, Limits(2), log=True
     )
@@ -273,7 +272,7 @@ def test_routers_spread_requests(routing: Routing) -> None:
 
 
 def test_the_least_loaded_replica_is_the_better_choice() -> None:
-    answers = InOrder([10, 10], [[ALONE] * 2, [ALONE] * 60], None)
+    answers = Answers([10, 10], {1: [[ALONE] * 2, [ALONE] * 60]}, None)
     asks = asks_of(answers, 200)  # in turn short and long: a round robin sends all long to one
 
     def latency(routing: Routing) -> float:
@@ -318,36 +317,6 @@ def test_a_simulation_is_the_same_every_time() -> None:
     assert runs[0].measure(Slo(ttft=0.1)) == runs[1].measure(Slo(ttft=0.1))
 
 
-def varied(number: int = 12) -> Answers:
-    """Answers of every kind: two drafts that rest at times, lookups, other drafters by load."""
-    rng = random.Random(0)
-    prompts = [rng.choice((5, 40, 300)) for _ in range(number)]
-    lengths = [rng.choice((8, 30, 70)) for _ in prompts]
-
-    def rounds(draft: str | None, most: int) -> list[SimulatedRound]:
-        """One from each position."""
-        of: list[SimulatedRound] = []
-        for left in range(most, 0, -1):
-            drafted = rng.randint(0, min(4, left - 1)) if of else 0
-            forwards = drafted if draft else 0
-            written = rng.randint(1, drafted + 1)
-            of.append(
-                SimulatedRound(drafted, written, forwards, forwards, draft if forwards else None)
-            )
-        return of
-
-    by_load = {1: "medium", 3: None, 5: "small"}
-    ranges = {n: [rounds(draft, most) for most in lengths] for n, draft in by_load.items()}
-    answers = ByLoad(prompts, ranges, "medium", lazy=True)
-    answers.lookups = {1: False, 3: True, 5: False}
-    common = tuple(range(250))
-    answers.texts = [
-        (*common[: p - 3], *range(1000 * n, 1000 * n + 3 + length))
-        for n, (p, length) in enumerate(zip(prompts, lengths, strict=True))
-    ]
-    return answers
-
-
 TERMS = ForwardTerms(
     fixed=0.01,
     per_row=0.001,
@@ -365,64 +334,32 @@ UNEVEN = StepTimes(
     drafts={name: TERMS.model_copy(update={"fixed": 0.001}) for name in ("medium", "small")},
     engine=EngineTerms(per_step=1e-4, per_row=1e-5, per_candidate=1e-5, per_lookup=1e-5),
 )
-Run = Callable[[StepCosts, list[RequestShape]], Simulation]
-RUNS: dict[str, Run] = {
-    "one client": lambda c, asks: simulate_clients(c, asks, 1, Limits(6), log=True),
-    "clients": lambda c, asks: simulate_clients(c, asks, 6, Limits(6), log=True),
-    "queue": lambda c, asks: simulate_clients(c, asks, 6, Limits(4, step_tokens=32), log=True),
-    "arrivals": lambda c, asks: simulate_arrivals(c, asks, COMING, Limits(6), log=True),
-    "shared prefixes": lambda c, asks: simulate_arrivals(
-        c, asks, COMING, Limits(3, share_prefixes=True), log=True
-    ),
-    "full cache": lambda c, asks: simulate_arrivals(
-        c, asks, COMING, Limits(6, cache_tokens=640), log=True
-    ),
-    "full shared cache": lambda c, asks: simulate_arrivals(
-        c, asks, COMING, Limits(6, cache_tokens=640, share_prefixes=True), log=True
-    ),
-    "replicas": lambda c, asks: simulate_arrivals(
-        c, asks, COMING, Limits(3), 2, Router("least_loaded", seconds=0.001)
-    ),
-    "replicas with clients": lambda c, asks: simulate_clients(
-        c, asks, 7, Limits(3), 3, Router("two_choices")
-    ),
-}
-COMING = arrival_times(12, 60).tolist()
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_skipping_over_steps_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = varied()
-    costs, asks = StepCosts(answers, UNEVEN), asks_of(answers, 60)
-    asks[7::9] = [ask._replace(most=ask.most + 25) for ask in asks[7::9]]
-    skipping = RUNS[name](costs, asks)
-    monkeypatch.setattr(Scheduler, "settled", False)
-    one_by_one = RUNS[name](costs, asks)
-    assert skipping.log == one_by_one.log
-    assert (skipping.steps, skipping.rounds) == (one_by_one.steps, one_by_one.rounds)
-    assert skipping.preemptions == one_by_one.preemptions
-    assert skipping.seconds == pytest.approx(one_by_one.seconds, rel=1e-12)
-    assert skipping.busy == pytest.approx(one_by_one.busy, rel=1e-9)
-    ours, theirs = skipping.records.drop(columns="error"), one_by_one.records.drop(columns="error")
-    assert ours.to_numpy(float) == pytest.approx(theirs.to_numpy(float), rel=1e-12)
-    if "full" in name:
-        assert skipping.preemptions > 0
-
-
-def test_steps_that_only_decode_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned, plan = [], Scheduler.plan
-    monkeypatch.setattr(Scheduler, "plan", lambda self: planned.append(self) or plan(self))
-    simulation = clients(autoregressive(tokens=90), 2, 6)
-    assert simulation.steps == 3 * 90
-    assert len(planned) == 3, "only those in which requests enter"
-
-
-def test_what_a_request_alone_takes_is_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds, calls = StepCosts.seconds, count()
-    monkeypatch.setattr(StepCosts, "seconds", lambda *step: (next(calls), seconds(*step))[1])
-    for number, answers in enumerate((autoregressive(tokens=90), drafted(rounds=30))):
-        clients(answers, 1, 6)
-        assert next(calls) == 7 * number + 6, "only the steps that read the prompts"
+def test_a_step_costs_what_its_rows_add_up_to() -> None:
+    answers = Answers([40, 300], {1: [[ALONE, MEDIUM, SMALL], [ALONE, SMALL, FOUR]]}, "medium")
+    answers.lazy = True
+    costs = StepCosts(answers, UNEVEN)
+    medium, small = (
+        costs.round(RequestShape(answer, prompt, 90), 2, State(1, 1, prompt, (0, 0)))
+        for answer, prompt in ((0, 40), (1, 300))
+    )
+    assert (medium.after, medium.drafted) == (State(5, 2, 44, (43, 0)), 3)
+    target = UNEVEN.target.seconds(Work.of([(4, 40), (4, 300)]))
+    # A draft prefills the sequence in its first forward, and feeds a token in each further one.
+    drafts = sum(
+        3 * (TERMS.per_row + 0.001 + TERMS.per_cached)  # at half of its context
+        + (TERMS.per_token + TERMS.per_pair) * (length + 3)
+        + TERMS.per_token_beyond * (length + 3 - 3 * TERMS.knee)
+        + (TERMS.per_few_pair * (length + 3) if length + 3 < 3 * FEW else 0)
+        for length in (40, 300)
+    )
+    engine = UNEVEN.engine.seconds(EngineWork(rows=2, candidates=6))
+    assert costs.seconds([medium.share, small.share]) == pytest.approx(target + drafts + engine)
+    reading = [costs.prefill_share(*row) for row in ((7, 0), (20, 64))]
+    assert costs.prefill(reading, drafting=True) == pytest.approx(
+        UNEVEN.target.seconds(Work.of([(7, 0), (20, 64)]))
+    )
 
 
 def test_a_limit_that_nothing_reaches_changes_nothing() -> None:
