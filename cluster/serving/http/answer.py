@@ -23,7 +23,7 @@ from cluster.serving.http.bodies import JsonRequest, run
 from cluster.serving.http.limits import Account, WindowUse, within
 from cluster.serving.http.rounds import Rounds
 from cluster.serving.http.service import Service
-from cluster.serving.protocol.counts import AnswerMetrics, SpecDec, SpeculativeMetrics, Usage
+from cluster.serving.protocol.counts import SpecDec, Usage
 from cluster.serving.protocol.errors import SERVER_ERROR, ApiError
 from cluster.serving.protocol.fields import StreamOptions
 from cluster.serving.protocol.generation import GenerationRequest
@@ -133,15 +133,9 @@ class HttpAnswer(ABC, Generic[Body]):
             "system_fingerprint": self.configuration.id,
         }
 
-    def counts(self, generations: Sequence[Generation]) -> dict[str, Any]:
+    def counts(self, generations: Sequence[Generation]) -> SpecDec:
         """The counts of decoding."""
-        counts: dict[str, Any] = {
-            "specdec": SpecDec.of(generations, self.configuration, self.stream.arms)
-        }
-        if self.configuration.drafter is not None:
-            metrics = SpeculativeMetrics.of(generations)
-            counts["metrics"] = AnswerMetrics(speculative_decoding=metrics)
-        return counts
+        return SpecDec.of(generations, self.configuration, self.stream.arms)
 
     async def complete(self, chunks: Chunks) -> BaseModel:
         """The whole answer."""
@@ -150,7 +144,7 @@ class HttpAnswer(ABC, Generic[Body]):
         return self.whole(
             [self.choice(index, generation) for index, generation in enumerate(generations)],
             usage=Usage.of(generations, self.body.choices),
-            **self.counts(generations),
+            specdec=self.counts(generations),
         )
 
     async def events(self, taken: WindowUse) -> AsyncIterator[str]:
@@ -224,7 +218,7 @@ class ChoicesAnswer(HttpAnswer[Body]):
             if chunk.finished:
                 done[index] = chunk.finished
                 if len(done) == len(self.requests):
-                    fields |= self.counts(list(done.values()))
+                    fields["specdec"] = self.counts(list(done.values()))
             if rounds is not None:
                 fields["round"] = rounds.of(index, chunk, self.stream.configuration)
             if chunk.text or chunk.finished or has_tokens or rounds is not None:

@@ -16,15 +16,7 @@ from cluster.serving.http.errors import add_error_handlers
 from cluster.serving.http.listener import Listener
 from cluster.serving.http.openapi import ERRORS, describe_events
 from cluster.serving.http.pages import Heads, Page, add_page
-from cluster.serving.http.routes import (
-    chat,
-    completions,
-    deploy,
-    health,
-    models,
-    responses,
-    tokens,
-)
+from cluster.serving.http.routes import chat, completions, deploy, responses, server, tokens
 from cluster.serving.http.samples import PromptSampling, Sampler, Samples
 from cluster.serving.http.service import Service
 from cluster.serving.http.stopping import Admission
@@ -64,11 +56,10 @@ def build_app(
     add_error_handlers(app)
     if page is not None:
         add_page(app, page)
-    app.include_router(health.router(service))
-    for routes in (models, completions, chat, responses, tokens, deploy):
-        app.include_router(
-            routes.router(service), dependencies=[KEY] if service.access.keys else []
-        )
+    app.include_router(server.health_router(service))
+    for routes in (server, completions, chat, responses, tokens, deploy):
+        keys = [KEY] if service.access.keys else []
+        app.include_router(routes.router(service), dependencies=keys)
     describe_events(app)
     if kept is not None:
         app.add_middleware(Sampler, samples=kept)

@@ -1,7 +1,6 @@
 """OpenAI's `/v1/completions` as of openai 3.52, with fields of vLLM's.
 
-Answers have two additional objects: `specdec`, the counts of speculative decoding, and vLLM's
-`metrics`. Unsupported fields are refused by name; labels such as `user` change nothing.
+Answers have an additional object `specdec`, the counts of speculative decoding. Unsupported fields are refused by name; labels such as `user` change nothing.
 """
 
 from __future__ import annotations

@@ -106,39 +106,3 @@ def drafted_by(configuration: Configuration, arm: int | None) -> str:
     if arm is None:
         return NO_DRAFTER
     return distinct_labels(drafter.parts)[identity(drafter.chosen(arm))]
-
-
-class SpeculativeMetrics(BaseModel):
-    """vLLM's counts of the rounds with candidate tokens, summed over the request's choices.
-    `acceptance_histogram[j]` rounds accepted j of them; `num_spec_tokens` is the longest path of
-    candidate tokens in a round."""
-
-    mean_acceptance_length: float  # tokens of a round, the target model's own included
-    draft_acceptance_rate: float
-    acceptance_histogram: list[int]
-    num_spec_steps: int
-    num_accepted_draft_tokens: int
-    num_draft_tokens: int
-    num_spec_tokens: int
-
-    @classmethod
-    def of(cls, generations: Sequence[Generation]) -> SpeculativeMetrics:
-        rounds = [r for generation in generations for r in generation.rounds if r.drafted]
-        accepted, drafted = sum(r.accepted for r in rounds), sum(r.drafted for r in rounds)
-        longest = max((max(r.depth, r.accepted) for r in rounds), default=0)
-        kept = Counter(r.accepted for r in rounds)
-        return cls(
-            mean_acceptance_length=1 + accepted / max(len(rounds), 1),
-            draft_acceptance_rate=accepted / max(drafted, 1),
-            acceptance_histogram=[kept[count] for count in range(longest + 1)],
-            num_spec_steps=len(rounds),
-            num_accepted_draft_tokens=accepted,
-            num_draft_tokens=drafted,
-            num_spec_tokens=longest,
-        )
-
-
-class AnswerMetrics(BaseModel):
-    """vLLM's name for the counts."""
-
-    speculative_decoding: SpeculativeMetrics

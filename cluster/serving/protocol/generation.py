@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from cluster.serving.protocol.counts import AnswerMetrics, SpecDec, Usage, optional
+from cluster.serving.protocol.counts import SpecDec, Usage, optional
 from cluster.serving.protocol.errors import ApiError, conflict
 from cluster.serving.protocol.fields import (
     MAX_CHOICES,
@@ -142,7 +142,6 @@ class GenerationAnswer(BaseModel):
     system_fingerprint: str  # the configuration's id
     usage: Usage | None = None
     specdec: SpecDec | None = optional()
-    metrics: AnswerMetrics | None = optional()
     round: StreamedRound | None = optional()  # of an event
 
 

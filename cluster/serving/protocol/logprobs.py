@@ -8,12 +8,14 @@ from itertools import accumulate
 from typing import Any
 
 from pydantic import BaseModel
-from tokenizers import pre_tokenizers
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from specdec_core.tokens.detokenising import REPLACEMENT
 from specdec_core.tokens.statistics import TokenLogprobs
 
 _LEAST = -9999.0  # JSON has no infinity
+# The byte of each character of byte-level BPE.
+_BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 class CompletionLogprobs(BaseModel):
@@ -110,17 +112,6 @@ def _bytes_of(name: str) -> bytes | None:
     SentencePiece's byte (`<0xE2>`); None for other names."""
     if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
         return bytes.fromhex(name[3:5])
-    letters = _byte_letters()
-    if all(letter in letters for letter in name):
-        return bytes(letters[letter] for letter in name)
+    if all(letter in _BYTES for letter in name):
+        return bytes(_BYTES[letter] for letter in name)
     return None
-
-
-@cache
-def _byte_letters() -> dict[str, int]:
-    """The byte of each character of byte-level BPE: printable characters are their own bytes. The
-    other bytes have, in order, the characters from U+0100 on (GPT-2)."""
-    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
-    others = [byte for byte in range(256) if chr(byte) not in alphabet]
-    letters = {chr(byte): byte for byte in range(256) if chr(byte) in alphabet}
-    return letters | {chr(256 + place): byte for place, byte in enumerate(others)}

@@ -66,16 +66,18 @@ def joined(content: Any) -> str:
     return "\n".join(part.text for part in content)
 
 
-class PromptMessage(Part):
-    """A message of the user or the system."""
-
-    role: Literal["system", "developer", "user"]
+class _Message(Part):
+    role: str
     name: str | None = None
-    content: Content
+    content: Content | None = None
+
+    @property
+    def text(self) -> str:
+        return joined(self.content)
 
     @property
     def message(self) -> Message:
-        return Message(_ROLES.get(self.role, self.role), joined(self.content), self.name)
+        return Message(_ROLES.get(self.role, self.role), self.text, self.name)
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -83,12 +85,17 @@ class PromptMessage(Part):
         return asdict(self.message)
 
 
-class AssistantMessage(Part):
+class PromptMessage(_Message):
+    """A message of the user or the system."""
+
+    role: Literal["system", "developer", "user"]
+    content: Content
+
+
+class AssistantMessage(_Message):
     """A message of the model, with all that clients send back of an answer."""
 
     role: Literal["assistant"]
-    name: str | None = None
-    content: Content | None = None
     refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
@@ -99,35 +106,28 @@ class AssistantMessage(Part):
     function_call: None = None
 
     @property
-    def message(self) -> Message:
-        return Message(self.role, joined(self.content) or self.refusal or "", self.name)
+    def text(self) -> str:
+        return joined(self.content) or self.refusal or ""
 
     @property
     def variables(self) -> dict[str, Any]:
-        """The variables of a chat template."""
         return {
-            **asdict(self.message),
+            **super().variables,
             "reasoning_content": self.reasoning_content or self.reasoning,
             "tool_calls": [call.variables for call in self.tool_calls or ()] or None,
         }
 
 
-class ToolMessage(Part):
+class ToolMessage(_Message):
     """The result of a tool call."""
 
     role: Literal["tool"]
-    name: str | None = None
-    tool_call_id: str
     content: Content
-
-    @property
-    def message(self) -> Message:
-        return Message(self.role, joined(self.content), self.name)
+    tool_call_id: str
 
     @property
     def variables(self) -> dict[str, Any]:
-        """The variables of a chat template."""
-        return {**asdict(self.message), "tool_call_id": self.tool_call_id}
+        return {**super().variables, "tool_call_id": self.tool_call_id}
 
 
 ChatMessage = Annotated[PromptMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]

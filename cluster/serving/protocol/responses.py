@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from cluster.serving.protocol.chat import MAX_MESSAGES, ChatRequest
-from cluster.serving.protocol.counts import AnswerMetrics, SpecDec, Usage, optional
+from cluster.serving.protocol.counts import SpecDec, Usage, optional
 from cluster.serving.protocol.fields import Empty, Labels, NewTokens, No, Part, TopP, neutral
 from cluster.serving.protocol.formats import JsonObject, JsonSchema, Schema, TextFormat
 from cluster.serving.protocol.messages import (
@@ -233,7 +233,6 @@ class Response(BaseModel):
     usage: ResponseUsage | None = None
     user: str | None
     specdec: SpecDec | None = optional()
-    metrics: AnswerMetrics | None = optional()
 
 
 class ResponseEvent(BaseModel):

@@ -89,8 +89,8 @@ class ResponseAnswer(HttpAnswer[ChatRequest]):
         yield event("output_text.done", text=finished.text, logprobs=[], **text)
         yield event("content_part.done", part=message.content[0], **text)
         yield event("output_item.done", item=message, **item)
-        whole = self.whole([message], usage=Usage.of([finished]), **self.counts([finished]))
-        yield event(message.status, response=whole)
+        counts = {"usage": Usage.of([finished]), "specdec": self.counts([finished])}
+        yield event(message.status, response=self.whole([message], **counts))
 
     def _response(self, status: Any, output: list[OutputMessage], **fields: Any) -> Response:
         asked, sampling = self._asked, self.requests[0].sampling

@@ -1,4 +1,4 @@
-"""The served model, the server's version and its counts."""
+"""The server: whether it answers, the model that it serves, its version and its metrics."""
 
 from __future__ import annotations
 
@@ -8,8 +8,34 @@ from fastapi import APIRouter, Response
 
 from cluster.serving.http.openapi import PLAIN
 from cluster.serving.http.service import Service
-from cluster.serving.protocol.models import ModelCard, ModelList, Version
+from cluster.serving.protocol.models import Health, ModelCard, ModelList, Ready, Version
 from specdec_core.models.location import hub_id
+
+
+def health_router(service: Service) -> APIRouter:
+    """`/health` and `/ready`, which need no key."""
+    routes = APIRouter()
+
+    @routes.get(
+        "/health",
+        responses={503: {"model": Health, "description": "The engine failed.", "content": PLAIN}},
+        response_model_exclude_unset=True,
+    )
+    async def health(response: Response) -> Health:
+        health = await service.health()
+        response.status_code = 200 if health.ready else 503
+        return health
+
+    @routes.get(
+        "/ready",
+        responses={503: {"model": Ready, "description": "Requests are refused.", "content": PLAIN}},
+    )
+    async def ready(response: Response) -> Ready:
+        answers = service.stopping.until is None and service.fleet.accepting
+        response.status_code = 200 if answers else 503
+        return Ready(ready=answers)
+
+    return routes
 
 
 def router(service: Service) -> APIRouter:
