@@ -27,7 +27,6 @@ from cluster.serving.protocol.counts import SpecDec, Usage
 from cluster.serving.protocol.errors import SERVER_ERROR, ApiError
 from cluster.serving.protocol.fields import StreamOptions
 from cluster.serving.protocol.generation import GenerationRequest
-from cluster.serving.protocol.responses import ResponseRequest
 from cluster.serving.stream import Stream
 from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Generation, TokenLogprobs
@@ -45,12 +44,11 @@ Chunks = AsyncIterator[tuple[int, Chunk]]  # with the index of their choice
 async def respond(
     service: Service,
     request: JsonRequest,
-    body: GenerationRequest | ResponseRequest,
+    body: BaseModel,
     answer: Callable[[Service, Any], HttpAnswer[Any]],
 ) -> Any:
     """Answer a request. Tokenising a long prompt, or compiling a grammar, takes a while: that is
     not done on the event loop. Raises :class:`ApiError`."""
-    service.check_model(body.model)
     quick = request.small and body.model_fields_set.isdisjoint(_SLOW)
     prepared = await run(answer, service, body, quick=quick)
     account: Account = getattr(request.state, ACCOUNT)

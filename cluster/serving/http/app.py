@@ -60,7 +60,7 @@ def build_app(
     for routes in (server, completions, chat, responses, tokens, deploy):
         keys = [KEY] if service.access.keys else []
         app.include_router(routes.router(service), dependencies=keys)
-    describe_events(app)
+    describe_events(app, chat.ChatChunk, responses.ResponseEvent)
     if kept is not None:
         app.add_middleware(Sampler, samples=kept)
     app.add_middleware(Gate, access=service.access)

@@ -8,9 +8,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from cluster.serving.protocol.chat import ChatChunk
 from cluster.serving.protocol.errors import Error
-from cluster.serving.protocol.responses import ResponseEvent
 
 Answers = dict[int | str, dict[str, Any]]
 
@@ -51,11 +49,9 @@ def streamed(part: type[BaseModel]) -> Answers:
     }
 
 
-def describe_events(app: FastAPI) -> None:
-    """Add the schemas of events to the document."""
-    _, defined = models_json_schema(
-        [(ChatChunk, "serialization"), (ResponseEvent, "serialization")], ref_template=_REF
-    )
+def describe_events(app: FastAPI, *parts: type[BaseModel]) -> None:
+    """Add the schemas of the `parts` in events to the document."""
+    _, defined = models_json_schema([(part, "serialization") for part in parts], ref_template=_REF)
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from cluster.serving.protocol.chat import Rendered
 from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.logprobs import TokenTexts
+from cluster.serving.protocol.messages import Rendered
 from cluster.serving.protocol.tools import PROBE, CallSyntax, Tool, ToolFunction, syntax_of
 from specdec_core.base.errors import UserError
 from specdec_core.prompts.chat import render, template_of

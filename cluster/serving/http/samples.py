@@ -18,8 +18,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cluster.serving.protocol.chat import ChatRequest
-from cluster.serving.protocol.completions import CompletionRequest
+from cluster.serving.http.routes.chat import ChatRequest
+from cluster.serving.http.routes.completions import CompletionRequest
 from cluster.serving.protocol.errors import ApiError, parse_body
 from specdec_core.prompts.prompt import Prompt
 from specdec_core.prompts.shards import keep_within, write_shard
@@ -96,7 +96,7 @@ class Samples:
                 chat = parse_body(ChatRequest, body)
                 messages = tuple(message.message for message in chat.messages)
                 # Other chats are begun answers, or have more than their messages.
-                if messages[-1].role != "user" or not chat.text_only:
+                if messages[-1].role != "user" or not chat.has_only_text:
                     return []
                 return [Prompt(uuid.uuid4().hex, messages[-1].content, messages=messages)]
             prompts = parse_body(CompletionRequest, body).prompts

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from cluster.serving.protocol.fields import Part
-from cluster.serving.protocol.tools import ToolCall
+from cluster.serving.protocol.errors import conflict
+from cluster.serving.protocol.fields import Part, neutral
+from cluster.serving.protocol.tools import MAX_TOOLS, Tool, ToolCall
 from specdec_core.prompts.prompt import Message
 
+MAX_MESSAGES = 1024
 _ROLES = {"developer": "system"}  # OpenAI's newer name
 _TEXTS = ("text", "refusal", "input_text", "output_text")
 
@@ -131,3 +133,38 @@ class ToolMessage(_Message):
 
 
 ChatMessage = Annotated[PromptMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+class Rendered(Part):
+    """How messages become a prompt."""
+
+    messages: Annotated[
+        list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    ]
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = neutral(
+        f"at most {MAX_TOOLS} functions, each with a name and perhaps a description and"
+        " parameters; other tools are not supported"
+    )
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the model may call."""
+        return self.tools or []
+
+    @property
+    def has_only_text(self) -> bool:
+        """Whether the chat has no tools, no calls and no results of calls."""
+        return not self.offered and not any(
+            message.role == "tool" or (message.role == "assistant" and message.tool_calls)
+            for message in self.messages
+        )
+
+    @model_validator(mode="after")
+    def _check_generation_prompt(self) -> Self:
+        if self.add_generation_prompt and self.continue_final_message:
+            reason = "cannot be true together with continue_final_message"
+            raise conflict("add_generation_prompt", reason)
+        return self

@@ -1,33 +1,257 @@
-"""OpenAI's responses: a chat in another shape."""
+"""OpenAI's `/v1/responses`: a chat in another shape, without a state between requests."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator
 from itertools import count
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from cluster.serving.http.answer import Chunks, HttpAnswer, respond
 from cluster.serving.http.bodies import JsonRequest, JsonRoute
 from cluster.serving.http.openapi import streamed
-from cluster.serving.http.routes.chat import chat_requests
+from cluster.serving.http.routes.chat import ChatRequest, chat_requests
 from cluster.serving.http.service import Service
-from cluster.serving.protocol.chat import ChatRequest
-from cluster.serving.protocol.counts import Usage
-from cluster.serving.protocol.responses import (
-    Incomplete,
-    OutputMessage,
-    OutputText,
-    Reasoning,
-    Response,
-    ResponseEvent,
-    ResponseRequest,
-    ResponseUsage,
+from cluster.serving.protocol.counts import SpecDec, Usage, optional
+from cluster.serving.protocol.fields import Empty, Labels, NewTokens, No, Part, TopP, neutral
+from cluster.serving.protocol.formats import JsonObject, JsonSchema, Schema, TextFormat
+from cluster.serving.protocol.messages import (
+    MAX_MESSAGES,
+    AssistantMessage,
+    ChatMessage,
+    PromptMessage,
+    joined,
+    text_only,
+    text_or_parts,
 )
+from specdec_core.config import Temperature
 from specdec_core.tokens.statistics import Generation
+
+_STATELESS = "null: nothing is stored here; give the whole conversation as input"
+
+
+class InputText(Part):
+    """A part of a message. Parts of this server's answers have annotations and logprobs."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+def _message_only(item: Any) -> Any:
+    """Refuses, in a sentence, items that OpenAI takes."""
+    kind = item.get("type") if isinstance(item, dict) else None
+    if isinstance(kind, str) and kind != "message":
+        raise ValueError(f"an item of type {kind} is not supported: give messages of text")
+    return item
+
+
+class InputMessage(Part):
+    type: Literal["message"] | None = None
+    role: Literal["user", "system", "developer", "assistant"]
+    content: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[
+            list[Annotated[InputText, BeforeValidator(text_only)]],
+            Field(min_length=1, fail_fast=True),
+            Tag("parts"),
+        ],
+        Discriminator(text_or_parts),
+    ]
+    # Messages of this server's answers have these.
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+    @property
+    def of_chat(self) -> ChatMessage:
+        text = joined(self.content)
+        if self.role == "assistant":
+            return AssistantMessage(role=self.role, content=text)
+        return PromptMessage(role=self.role, content=text)
+
+
+class ResponseSchema(Schema):
+    """A JSON schema. Here its keys stand beside its type."""
+
+    type: Literal["json_schema"]
+
+
+class TextConfig(Part):
+    format: (
+        Annotated[TextFormat | JsonObject | ResponseSchema, Field(discriminator="type")] | None
+    ) = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Part):
+    effort: Literal["none", "medium"] | None = None
+    summary: Literal["auto"] | None = None
+
+
+class ResponseStreamOptions(Part):
+    include_obfuscation: bool | None = None  # of lengths; it is not done
+
+
+class ResponseRequest(Labels):
+    """The body of `POST /v1/responses`."""
+
+    model: str | None = None
+    input: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[
+            list[Annotated[InputMessage, BeforeValidator(_message_only)]],
+            Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+            Tag("parts"),
+        ],
+        Discriminator(text_or_parts),
+    ]
+    instructions: str | None = None
+    max_output_tokens: NewTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    text: TextConfig | None = neutral(
+        'a format of type "text", "json_object" or "json_schema", and the verbosity "medium"'
+    )
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    store: bool | None = None  # the answer says that it is not stored
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    # Fields of which clients send the neutral values.
+    background: No | None = neutral("false; true is not supported")
+    include: list[Literal["reasoning.encrypted_content"]] | None = neutral(
+        '[] or ["reasoning.encrypted_content"], of which there is none'
+    )
+    tools: Empty | None = neutral("[]; /v1/chat/completions takes functions as tools")
+    tool_choice: Literal["none", "auto"] | None = neutral(
+        '"none" or "auto"; tools are not supported'
+    )
+    truncation: Literal["disabled"] | None = neutral('"disabled"; what is too long is refused')
+    reasoning: Reasoning | None = neutral('the effort "none" or "medium"; others are not supported')
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = neutral(
+        "0; /v1/chat/completions has log-probabilities"
+    )
+    previous_response_id: None = neutral(_STATELESS)
+    conversation: None = neutral(_STATELESS)
+    prompt: None = neutral("null; no prompts are stored here")
+    context_management: Empty | None = neutral("[]; context management is not supported")
+    access_programs: None = neutral("null; they are not supported")
+    image: None = neutral("null; images are not supported")
+
+    @property
+    def chat(self) -> ChatRequest:
+        """The same request as a chat."""
+        messages: list[ChatMessage] = []
+        if self.instructions is not None:
+            messages.append(PromptMessage(role="system", content=self.instructions))
+        if isinstance(self.input, str):
+            messages.append(PromptMessage(role="user", content=self.input))
+        else:
+            messages += [message.of_chat for message in self.input]
+        wanted: Any = self.text.format if self.text else None
+        if isinstance(wanted, ResponseSchema):
+            wanted = JsonSchema(type="json_schema", json_schema=wanted)
+        return ChatRequest(
+            model=self.model,
+            messages=messages,
+            max_completion_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            response_format=wanted,
+            stream=self.stream,
+        )
+
+
+class OutputText(BaseModel):
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[Any] = []
+
+
+class OutputMessage(BaseModel):
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    status: Literal["in_progress", "completed", "incomplete"]
+    content: list[OutputText]
+
+
+class CachedTokens(BaseModel):
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class ReasoningTokens(BaseModel):
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: ReasoningTokens = ReasoningTokens()
+    total_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> ResponseUsage:
+        details = usage.prompt_tokens_details
+        return cls(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=CachedTokens(
+                cached_tokens=details.cached_tokens if details else 0
+            ),
+            output_tokens=usage.completion_tokens,
+            total_tokens=usage.total_tokens,
+        )
+
+
+class Incomplete(BaseModel):
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class Response(BaseModel):
+    """The answer, with the fields of the request."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete"]
+    error: None = None
+    incomplete_details: Incomplete | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    system_fingerprint: str  # the configuration's id
+    output: list[OutputMessage]
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    reasoning: Reasoning
+    store: Literal[False] = False
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Literal["none", "auto"]
+    tools: list[Any] = []
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None
+    specdec: SpecDec | None = optional()
+
+
+class ResponseEvent(BaseModel):
+    """One event of a stream. Its other fields depend on its type, as OpenAI's do."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    sequence_number: int
 
 
 def router(service: Service) -> APIRouter:
@@ -36,6 +260,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/v1/responses", response_model=Response, responses=streamed(ResponseEvent))
     async def responses(body: ResponseRequest, request: JsonRequest) -> Any:
+        service.check_model(body.model)
         return await respond(service, request, body, ResponseAnswer)
 
     return routes

@@ -297,25 +297,12 @@ def test_no_number_that_is_allowed_is_too_much(
 
 def test_speculation_is_chosen_for_each_request(client: openai.OpenAI) -> None:
     usual = ask(client, 32)
-    assert usual.metrics["speculative_decoding"]["num_spec_tokens"] > 1
     off = ask(client, 32, speculative={"enabled": False})
-    assert (off.specdec["drafted"], off.specdec["rounds"]) == (0, 32)
-    assert off.metrics["speculative_decoding"]["num_spec_steps"] == 0
     one = ask(client, 32, speculative={"max_tokens": 1})
-    assert one.metrics["speculative_decoding"]["num_spec_tokens"] == 1
+    assert (off.specdec["drafted"], off.specdec["rounds"]) == (0, 32)
+    assert usual.specdec["rounds"] < one.specdec["rounds"] < 32
+    assert one.specdec["drafted"] <= one.specdec["rounds"]
     assert usual.choices == off.choices == one.choices
-
-
-def test_the_counts_have_vllms_names_too(client: openai.OpenAI) -> None:
-    answer = ask(client, 32)
-    ours, theirs = answer.specdec, answer.metrics["speculative_decoding"]
-    histogram = theirs["acceptance_histogram"]
-    assert len(histogram) == theirs["num_spec_tokens"] + 1
-    assert sum(histogram) == theirs["num_spec_steps"]
-    accepted = sum(count * kept for count, kept in enumerate(histogram))
-    assert ours["accepted"] == theirs["num_accepted_draft_tokens"] == accepted
-    assert ours["drafted"] == theirs["num_draft_tokens"]
-    assert theirs["draft_acceptance_rate"] == pytest.approx(accepted / ours["drafted"])
 
 
 def test_usage_may_come_with_every_part(client: openai.OpenAI) -> None:

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from cluster.serving.http.prompts import Prompts
-from cluster.serving.protocol.chat import ChatRequest
+from cluster.serving.http.routes.chat import ChatRequest
 from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.tools import CallReader, CallSyntax, Tool, ToolCall
 from cluster.serving.server_process import running

@@ -10,12 +10,12 @@ import pytest
 from pydantic import ValidationError
 
 from cluster.serving.http.answer import event
-from cluster.serving.protocol.chat import ChatRequest
-from cluster.serving.protocol.completions import CompletionChoice, CompletionRequest
+from cluster.serving.http.routes.chat import ChatRequest
+from cluster.serving.http.routes.completions import CompletionChoice, CompletionRequest
+from cluster.serving.http.routes.tokens import DetokenizeRequest, TokenizeChatRequest
 from cluster.serving.protocol.counts import NO_DRAFTER, SpecDec
 from cluster.serving.protocol.errors import ApiError, parse_body
 from cluster.serving.protocol.fields import Part
-from cluster.serving.protocol.tokens import DetokenizeRequest, TokenizeChatRequest
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
