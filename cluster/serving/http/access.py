@@ -147,7 +147,7 @@ def check_host(headers: Mapping[bytes, bytes]) -> None:
 
 class Gate:
     """ASGI middleware: refuses requests without access, and puts the key's account into the state
-    of the others."""
+    of each request that passes."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self.app, self.access = app, access

@@ -32,7 +32,7 @@ from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Generation, TokenLogprobs
 
 _DONE = "data: [DONE]\n\n"
-# JSON leaves these as they are, but clients that split lines as Python does end a line there.
+# JSON does not escape these characters, but clients that split lines as Python does break at them.
 _LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
 _SLOW = frozenset({"response_format", "text", "tools"})  # fields that need a compiled grammar
 
@@ -159,7 +159,7 @@ class HttpAnswer(ABC, Generic[Body]):
 
 
 class ChoicesAnswer(HttpAnswer[Body]):
-    """An answer whose stream has parts of choices.
+    """An answer with a stream of parts of choices.
 
     A choice's opening comes with its first token, so that the time to first token is measured on
     the opening. With rounds, it comes with the first round. The last part of text carries the

@@ -32,7 +32,7 @@ def build_app(
     listener: Listener | None = None,
 ) -> FastAPI:
     """The routes of `service`, which runs during the application's lifespan. With `samples`, some
-    prompts are kept. With a `listener`, the application can be reached there, too."""
+    prompts are kept. With a `listener`, the application also answers at that address."""
     kept = None if samples is None else Samples(samples, service.engine.pair.tokenizer)
 
     @asynccontextmanager

@@ -41,7 +41,7 @@ async def run(call: Callable[..., T], *arguments: object, quick: bool) -> T:
 
 
 class JsonRequest(HttpRequest):
-    """A request whose body has been validated: a model instead of bytes."""
+    """A request with a validated body: a model instead of bytes."""
 
     value: Any
     small: bool  # whether the body was

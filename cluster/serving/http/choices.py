@@ -124,7 +124,7 @@ def _new_tokens(service: Service, body: GenerationRequest, length: int, default:
 
 def seeds(seed: int | None) -> Iterator[int]:
     """The seeds of a request's choices, one random stream for each. The first seed is `seed`, or a
-    random number without one; the others follow from the first."""
+    random number without one; all other seeds follow from the first."""
     first = secrets.randbits(63) if seed is None else seed
     yield first
     following = random.Random(f"choices {first}")

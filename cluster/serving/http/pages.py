@@ -1,4 +1,4 @@
-"""Web pages: static files, whose scripts ask the other routes for their data."""
+"""Web pages: static files with scripts that ask the other routes for data."""
 
 from __future__ import annotations
 

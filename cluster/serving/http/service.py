@@ -90,7 +90,7 @@ class Service:
             ) from None
 
     async def health(self) -> Health:
-        """Whether requests are answered, and by what."""
+        """Whether requests are answered, and how."""
         fleet, deployment = self.fleet, self.fleet.deployment
         with suppress(EngineFailed):
             fleet.check()

@@ -71,7 +71,7 @@ class GenerationRequest(Part):
     # How it is decoded, and what the answer has.
     speculative: Speculation | None = None
     return_token_ids: bool | None = None
-    # Fields of which clients send the neutral values.
+    # Fields with neutral values, which clients send.
     best_of: One | None = neutral("1; more is not supported")
     use_beam_search: No | None = neutral("false; true is not supported")
     length_penalty: Annotated[float, Field(ge=1, le=1)] | None = neutral(

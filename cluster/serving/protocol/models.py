@@ -87,7 +87,7 @@ class Health(BaseModel):
     preemptions: int  # choices that were preempted, for room in the KV cache
     prefix_hits: int
     prefix_tokens: int  # prompt tokens that were not prefilled again
-    cancelled: int  # HTTP requests whose clients disconnected
+    cancelled: int  # HTTP requests with a client that disconnected
     chat: bool  # whether the tokenizer has a chat template
     since: int  # when this configuration began to be served
     source: str  # of the configuration

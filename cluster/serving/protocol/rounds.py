@@ -29,8 +29,7 @@ class Candidate(BaseModel):
 
 
 class StreamedRound(BaseModel):
-    """One round of one choice. Times are those of the engine's step, which all its requests
-    share."""
+    """One round of one choice. The times are the engine step's, which all its requests share."""
 
     index: int  # of the choice
     tokens: list[RoundToken]

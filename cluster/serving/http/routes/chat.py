@@ -55,7 +55,7 @@ class ChatRequest(Rendered, GenerationRequest, Labels):
     )
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
-    # Fields of which clients send the neutral values.
+    # Fields with neutral values, which clients send.
     functions: Empty | None = neutral("[]; functions are given as tools")
     function_call: Literal["none", "auto"] | None = neutral(
         '"none" or "auto"; tool_choice says which tool is called'
@@ -101,7 +101,7 @@ class ChatRequest(Rendered, GenerationRequest, Labels):
 
     @property
     def required(self) -> list[Tool]:
-        """The tools of which the model must call one; empty where it may answer without a call."""
+        """The tools when the model must call one; empty where it may answer without a call."""
         if isinstance(choice := self.tool_choice, NamedTool):
             return [tool for tool in self.offered if tool.function.name == choice.function.name]
         return self.offered if choice == "required" else []

@@ -163,7 +163,7 @@ class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
         tokens: Sequence[TokenLogprobs] | None,
         prompt: Sequence[TokenLogprobs] | None = None,
     ) -> CompletionLogprobs | None:
-        """The log-probabilities of new tokens, after those of the whole prompt if given."""
+        """The log-probabilities of the whole prompt, if given, and of new tokens."""
         if tokens is None and prompt is None:
             return None
         unknown = None if prompt is None else self.requests[index].tokens[0]

@@ -122,7 +122,7 @@ class ResponseRequest(Labels):
     store: bool | None = None  # the answer says that it is not stored
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
-    # Fields of which clients send the neutral values.
+    # Fields with neutral values, which clients send.
     background: No | None = neutral("false; true is not supported")
     include: list[Literal["reasoning.encrypted_content"]] | None = neutral(
         '[] or ["reasoning.encrypted_content"], of which there is none'

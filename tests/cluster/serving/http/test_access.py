@@ -1,8 +1,7 @@
-"""Who may ask, and for how much."""
+"""Access: keys, allowances, limits and origins."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Coroutine
@@ -14,13 +13,13 @@ import pytest
 
 from cluster.serving.http.access import Access, check_exposed, read_keys
 from cluster.serving.http.app import build_app
-from cluster.serving.http.limits import Account, Allowance, RequestLimits, Window, WindowUse
+from cluster.serving.http.limits import Allowance, RequestLimits, Window, WindowUse
 from cluster.serving.http.pages import Page
-from cluster.serving.protocol.errors import ApiError
 from dashboards.pages import PLAYGROUND
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
+from tests.cluster.serving.http.events import asked
 from tests.local_server import service_of
 
 ANNE, BEN = "sk-anne", "sk-ben"
@@ -29,20 +28,9 @@ BODY = {"prompt": "def main(", "max_tokens": 4}
 
 
 def with_access(
-    pair: Pair,
-    access: Access,
-    story: Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]],
+    pair: Pair, access: Access, story: Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]]
 ) -> None:
-    async def main() -> None:
-        app = build_app(service_of(Engine(pair), access=access))
-        transport = httpx.ASGITransport(app)
-        async with (
-            app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http,
-        ):
-            await story(http)
-
-    asyncio.run(main())
+    asked(build_app(service_of(Engine(pair), access=access)), story)
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -84,7 +72,9 @@ def test_each_key_has_an_allowance_of_its_own(chat_pair: Pair) -> None:
 
         answers = [await ask(ANNE) for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 200, 429]
-        assert answers[2].json()["error"]["type"] == "rate_limit_error"
+        error = answers[2].json()["error"]
+        assert error["type"] == "rate_limit_error"
+        assert "2 requests a minute" in error["message"]
         assert 1 <= int(answers[2].headers["retry-after"]) <= 60
         assert (await ask(BEN)).status_code == 200
 
@@ -173,47 +163,35 @@ LINK = {"sec-fetch-mode": "navigate", "sec-fetch-site": "cross-site"}
 def test_a_page_of_another_site_may_not_ask(
     chat_pair: Pair, method: str, headers: dict[str, str], lets_in: bool
 ) -> None:
-    service = service_of(Engine(chat_pair))
-    app = build_app(service, Page(*PLAYGROUND))
+    app = build_app(service_of(Engine(chat_pair)), Page(*PLAYGROUND))
     path, body = ("/", None) if method == "GET" else ("/v1/completions", BODY)
 
-    async def main() -> None:
-        transport = httpx.ASGITransport(app)
-        async with (
-            service.fleet,
-            httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http,
-        ):
-            answer = await http.request(method, path, json=body, headers=HERE | headers)
-            if lets_in:
-                assert answer.status_code == 200
-                return
-            assert answer.status_code == 403
+    async def story(http: httpx.AsyncClient) -> None:
+        answer = await http.request(method, path, json=body, headers=HERE | headers)
+        assert answer.status_code == (200 if lets_in else 403)
+        if not lets_in:
             error = answer.json()["error"]
             assert error["code"] == "cross_site_request"
             assert "\n" not in error["message"]
 
-    asyncio.run(main())
+    asked(app, story)
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/"])
 def test_a_server_without_keys_is_asked_by_names_of_this_machine_alone(
     chat_pair: Pair, path: str
 ) -> None:
-    async def main() -> None:
-        service = service_of(Engine(chat_pair), access=Access(local=True))
-        transport = httpx.ASGITransport(build_app(service, Page(*PLAYGROUND)))
-        async with (
-            service.fleet,
-            httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as http,
-        ):
-            for own in ("localhost:8000", "127.0.0.1", "[::1]:8000", "LOCALHOST", "a.localhost"):
-                assert (await http.get(path, headers={"host": own})).status_code == 200
-            for other in ("rebound.example:8000", "10.0.0.7", "localhost.example", "[", "a@b:x"):
-                answer = await http.get(path, headers={"host": other})
-                assert answer.status_code == 403
-                assert answer.json()["error"]["code"] == "unknown_host"
+    service = service_of(Engine(chat_pair), access=Access(local=True))
 
-    asyncio.run(main())
+    async def story(http: httpx.AsyncClient) -> None:
+        for own in ("localhost:8000", "127.0.0.1", "[::1]:8000", "LOCALHOST", "a.localhost"):
+            assert (await http.get(path, headers={"host": own})).status_code == 200
+        for other in ("rebound.example:8000", "10.0.0.7", "localhost.example", "[", "a@b:x"):
+            answer = await http.get(path, headers={"host": other})
+            assert answer.status_code == 403
+            assert answer.json()["error"]["code"] == "unknown_host"
+
+    asked(build_app(service, Page(*PLAYGROUND)), story)
 
 
 def test_nothing_of_a_request_is_logged(chat_pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
@@ -244,13 +222,6 @@ def test_a_window_has_room_again_a_minute_later() -> None:
     assert isinstance(window.take(4, now=30.0), WindowUse)
     assert isinstance(window.take(6, now=90.0), WindowUse)
     assert isinstance(Window(None).take(10**9, now=0.0), WindowUse)
-
-
-def test_an_account_names_what_is_used_up() -> None:
-    account = Account(Allowance(requests=1))
-    account.request()
-    with pytest.raises(ApiError, match="1 requests a minute"):
-        account.request()
 
 
 def test_a_file_of_keys_has_hashes(tmp_path: Path) -> None:

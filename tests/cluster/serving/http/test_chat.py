@@ -75,16 +75,6 @@ def test_a_final_message_is_continued(client: openai.OpenAI, alone: Engine) -> N
     assert answer.choices[0].message.content == expected
 
 
-def test_an_answers_message_is_sent_back_as_it_came(client: openai.OpenAI, alone: Engine) -> None:
-    first = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=3)
-    message = first.choices[0].message
-    for said in (message, message.model_dump()):
-        chat = [*MESSAGES, said, {"role": "user", "content": "more"}]
-        answer = client.chat.completions.create(model="tiny", messages=chat, max_tokens=8)
-        prompt = f"{RENDERED}{message.content}\n[user]more\n[assistant]"
-        assert answer.choices[0].message.content == text(alone, prompt, max_new_tokens=8)
-
-
 def test_without_a_number_an_answer_has_all_the_room(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="tiny", messages=MESSAGES, extra_body={"ignore_eos": True}

@@ -216,7 +216,7 @@ def test_the_way_tokens_are_drawn_is_the_engines(
         assert answer != ask(client).choices[0].text
     else:  # the same distribution, from other random numbers
         assert answer == ask(client, **field).choices[0].text
-        assert len({ask(client, **{**field, "seed": n}).choices[0].text for n in range(5)}) > 1
+        assert len({ask(client, **{**field, "seed": n}).choices[0].text for n in range(3)}) > 1
 
 
 @pytest.mark.parametrize("drawn", [{}, {"temperature": 1.0, "seed": 2}])
@@ -322,7 +322,7 @@ def test_usage_may_come_with_every_part(client: openai.OpenAI) -> None:
 
 def test_a_models_card_has_what_clients_of_vllm_read(chat_url: str) -> None:
     (card,) = httpx.get(f"{chat_url}/v1/models").json()["data"]
-    # The target model is a folder, whose path is not shown.
+    # The target model is a folder. Its path is not shown.
     assert (card["id"], card["root"], card["max_model_len"]) == ("tiny", "tiny", 256)
 
 

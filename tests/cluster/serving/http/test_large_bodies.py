@@ -1,4 +1,4 @@
-"""Long texts and large grammars keep nobody else waiting."""
+"""Long texts and large grammars delay no other request."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ PARTS = 4
 
 
 def app(part: float) -> FastAPI:
-    """Answers in `PARTS` parts, of which each takes so many seconds."""
+    """Answers in `PARTS` parts of `part` seconds each."""
     app = FastAPI()
 
     async def parts() -> AsyncIterator[str]:
@@ -127,7 +127,7 @@ def test_a_request_before_its_end_takes_little(
         async with listener.serving(whole):
             return await asyncio.wait_for(said(listener.port, *parts), 20)
 
-    # A client that goes on sending may see the connection's end before the answer.
+    # A client that is still sending may see the connection's end before the answer.
     assert asyncio.run(story()) in ((line, b"closed") if line == LARGE else (line,))
 
 

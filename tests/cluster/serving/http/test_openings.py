@@ -3,7 +3,6 @@ then adds nothing to it."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import httpx
@@ -14,7 +13,7 @@ from specdec_core.config import Configuration
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.engine import Chunk, Engine
 from specdec_core.models.pair import Pair
-from tests.cluster.serving.http.events import events_of
+from tests.cluster.serving.http.events import asked, events_of
 from tests.local_server import service_of
 
 BEGUN = Configuration(drafter=TargetTreeSettings(branching=(1, 2, 2)))
@@ -32,17 +31,12 @@ def answered(
     body = {**BODY, **body}
     streamed = {**body, "stream": True, "stream_options": options}
 
-    async def main() -> tuple[Any, list[dict[str, Any]]]:
-        app = build_app(service_of(Engine(pair, configuration, 2)))
-        transport = httpx.ASGITransport(app)
-        async with (
-            app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http,
-        ):
-            whole = await http.post(path, json=body)
-            return whole.json(), events_of(await http.post(path, json=streamed))
+    async def story(http: httpx.AsyncClient) -> tuple[Any, list[dict[str, Any]]]:
+        whole = await http.post(path, json=body)
+        return whole.json(), events_of(await http.post(path, json=streamed))
 
-    return asyncio.run(main())
+    app = build_app(service_of(Engine(pair, configuration, 2)))
+    return asked(app, story)
 
 
 def parts_of(events: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
@@ -91,7 +85,7 @@ def test_lower_choices_open_first(
     step, held = Engine.step, list[Chunk]()
 
     def late(self: Engine) -> list[Chunk]:
-        """Of every two steps, what the first adds comes behind what the second adds to others."""
+        """Delays the chunks of every first of two steps behind the chunks of the second."""
         chunks = step(self)
         if not held and not self.idle:
             held.extend(chunks)

@@ -1,4 +1,4 @@
-"""A stream that is asked for its rounds tells where each token came from."""
+"""With `include_rounds`, a stream has the origin of each token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -17,7 +16,7 @@ from specdec_core.config import Configuration
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
-from tests.cluster.serving.http.events import events_of
+from tests.cluster.serving.http.events import client_of, events_of
 from tests.local_server import service_of
 
 ROUNDS = {"include_rounds": True}
@@ -92,8 +91,8 @@ def test_other_streams_have_none(client: openai.OpenAI) -> None:
 
 
 def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair: Pair) -> None:
-    """The other engine's bandit has more arms, and others. The text is long enough not to end
-    before it moves."""
+    """The other engine's bandit has more arms, all of them different. The output is long enough not
+    to end before it moves."""
     runner = chat_pair.spec.runner.model_copy(update={"max_length": 512})
     pair = replace(chat_pair, spec=chat_pair.spec.model_copy(update={"runner": runner}))
     bandits = BanditSettings(arms=[1, 4]), BanditSettings(arms=[2, 3, 5, {"kind": "prompt_lookup"}])
@@ -101,12 +100,7 @@ def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair: Pair) -> None:
     body = {"prompt": "def main(", "max_tokens": 480, "ignore_eos": True, "stream": True}
 
     async def main() -> list[dict[str, Any]]:
-        app = build_app(first)
-        transport = httpx.ASGITransport(app)
-        async with (
-            app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as http,
-        ):
+        async with client_of(build_app(first)) as http, second.fleet:
             asked = http.post("/v1/completions", json={**body, "stream_options": ROUNDS})
             answering = asyncio.create_task(asked)
             while first.metrics._generated < 20:

@@ -1,4 +1,4 @@
-"""Prompts are sampled where that is asked for, and read again as prompts."""
+"""A sample of the answered prompts is kept on request, and loads as prompts."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt import Message, Prompt
 from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.prompts.shards import keep_within, write_shard
+from tests.cluster.serving.http.events import asked
 from tests.local_server import service_of
 
 CHAT = [
@@ -35,18 +36,13 @@ def served(
 ) -> list[int]:
     """The statuses of the answers to these bodies."""
 
-    async def main() -> list[int]:
-        app = build_app(service_of(Engine(pair)), samples=sampling)
-        transport = httpx.ASGITransport(app)
-        client = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60)
-        async with app.router.lifespan_context(app), client as http:
-            answers = [
-                await http.post(f"/v1/{path}", json={"max_tokens": 2, **body})
-                for path, body in bodies
-            ]
-            return [answer.status_code for answer in answers]
+    async def story(http: httpx.AsyncClient) -> list[int]:
+        answers = [
+            await http.post(f"/v1/{path}", json={"max_tokens": 2, **body}) for path, body in bodies
+        ]
+        return [answer.status_code for answer in answers]
 
-    return asyncio.run(main())
+    return asked(build_app(service_of(Engine(pair)), samples=sampling), story)
 
 
 def test_answered_prompts_and_chats_are_kept_and_load_as_prompts(
