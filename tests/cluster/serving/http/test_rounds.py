@@ -100,7 +100,7 @@ def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair: Pair) -> None:
     body = {"prompt": "def main(", "max_tokens": 480, "ignore_eos": True, "stream": True}
 
     async def main() -> list[dict[str, Any]]:
-        async with client_of(build_app(first)) as http, second.fleet:
+        async with client_of(build_app(first)) as http:
             asked = http.post("/v1/completions", json={**body, "stream_options": ROUNDS})
             answering = asyncio.create_task(asked)
             while first.metrics._generated < 20:
