@@ -153,8 +153,8 @@ class ForwardCost(Value):
         return self.model_copy(update={"prefill": Terms.fit(measured)})
 
     def prefill_seconds(self, tokens: int) -> float:
-        """Seconds of reading a prompt of `tokens` tokens, each of which sees half of them on
-        average; 0 where that was not measured."""
+        """Seconds of the prefill of a prompt of `tokens` tokens; each token sees half of the prompt
+        on average. 0 where prefill was not measured."""
         return self.prefill.seconds(tokens, tokens // 2, 1) if self.prefill and tokens else 0.0
 
     def seconds(self, width: float = 1, context: float | None = None, batch: int = 1) -> float:

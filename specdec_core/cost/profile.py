@@ -30,7 +30,7 @@ class Profile(Value):
     :func:`policy_key`. `proposals` are seconds that a round takes longer where something proposes,
     apart from drafting steps, by :func:`proposer_keys`; `proposing` is their sum
     :meth:`under` a configuration. `whole_chains` says that every round drafts all candidates of a
-    chain, also where the text ends sooner, as vLLM does.
+    chain, also where the sequence ends sooner, as vLLM does.
     """
 
     target: ForwardCost
@@ -137,10 +137,10 @@ class Profile(Value):
         configuration: Configuration,
         context: float | None = None,
     ) -> float:
-        """Seconds of a configuration's rounds by :meth:`estimate_seconds`: of those of each arm at
-        the costs of that arm, whose draft model may be another. None: of rounds without an arm, as
-        all are where no bandit chooses. Counts of rounds that verify as many candidates are priced
-        more exactly than a mean of several widths."""
+        """Seconds of a configuration's rounds by :meth:`estimate_seconds`. The rounds of each arm
+        have the costs of that arm, which may have another draft model. The arm None has the rounds
+        without an arm: all rounds where no bandit chooses. Counts of rounds that verify as many
+        candidates are priced more exactly than a mean of several widths."""
         seconds = 0.0
         for arm, of_arm in counts:
             by_arm = configuration.by(arm)
@@ -193,9 +193,9 @@ class Profile(Value):
         )
 
     def prefill_seconds(self, prompts: Iterable[int], drafts: Iterable[str | None] = ()) -> float:
-        """Seconds that reading prompts of so many tokens with the target and with `drafts`, of
-        which None is the pair's first, adds to the rounds; 0 where prefill was not measured. The
-        target reads a prompt in its first round, in place of a single token."""
+        """Seconds that the prefill of `prompts` (their numbers of tokens) by the target and by
+        `drafts` adds (None is the pair's first draft) to the rounds; 0 where prefill was not
+        measured. The target reads a prompt in its first round, in place of a single token."""
         names = {draft or next(iter(self.drafts), "") for draft in drafts}
         models = [self.drafts[name] for name in names if name in self.drafts]
         first = self.t_target()
@@ -245,8 +245,8 @@ def policy_key(draft: str, policy: PolicySettings) -> str:
 
 
 def proposer_keys(configuration: Configuration, first: str) -> set[str]:
-    """What proposes under a configuration: the kinds of its lookups, and its draft models, of which
-    `first` is the pair's first, as `draft <name>`."""
+    """The keys of what proposes under a configuration: the kinds of its lookups, and `draft <name>`
+    for each draft model; `first` is the pair's first."""
     lookups = {part.kind for part in configuration.parts if not (part.drafts or part.parts)}
     return lookups | {draft_key(draft or first) for draft in configuration.drafts}
 

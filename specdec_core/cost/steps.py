@@ -25,7 +25,7 @@ from specdec_core.cost.profile import Profile
 
 FEW = 16  # tokens of a row that, up to fewer than these, read keys and values for few queries
 
-_CONTEXT = 256  # tokens in the cache, where a cost is asked for without a context
+_CONTEXT = 256  # tokens in the cache, for a cost without a context
 
 # Tokens of a forward from which on arithmetic may dominate; a fit chooses one of them.
 _KNEES = (4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512)
@@ -38,7 +38,7 @@ class Work(NamedTuple):
     tokens: float = 0  # fed
     cached: float = 0  # in the cache before
     pairs: float = 0  # of a token fed and a token cached before it
-    few_pairs: float = 0  # of these, in rows of fewer than FEW tokens
+    few_pairs: float = 0  # pairs in rows of fewer than FEW tokens
 
     @classmethod
     def of(cls, rows: Iterable[tuple[int, int]]) -> Work:
@@ -130,7 +130,7 @@ class EngineWork(NamedTuple):
     rows: int = 0  # that decode
     draft_forwards: int = 0
     candidates: int = 0  # that are verified
-    lookups: int = 0  # rows whose text is looked up
+    lookups: int = 0  # rows with a lookup
     read: int = 0  # tokens of prompts
     entering: int = 0  # requests that enter a slot
 
@@ -149,9 +149,9 @@ class EngineTerms(Value):
 
     @classmethod
     def fit(cls, works: Sequence[EngineWork], seconds: Sequence[float]) -> EngineTerms:
-        """From the `seconds` that remain of steps, forwards taken off. Of steps with the same work
-        the median counts, so that few slow ones do not, and errors count relatively: of n steps √n
-        times, as their median is known so much better than one step's."""
+        """From the `seconds` of steps without their forwards. Steps with the same work count by
+        their median, so that few slow steps do not matter. Errors are relative; the error of n
+        equal steps has the weight √n, because their median is known that much better."""
         alike: dict[EngineWork, list[float]] = {}
         for work, each in zip(works, seconds, strict=True):
             alike.setdefault(work, []).append(each)
@@ -204,8 +204,8 @@ class StepTimes(Value):
         fingerprints: Mapping[str, str] | None = None,
         machine: Mapping[str, str] | None = None,
     ) -> str | None:
-        """Of what else these times are than of `slots` slots of a pair, whose weights have these
-        fingerprints, on this machine; None where they are of these, or do not tell."""
+        """The first difference between what was measured and `slots` slots of a pair, with weights
+        of these fingerprints, on this machine; None where there is none, or none is known."""
         if self.pair is not None:
             measured, asked = _settings(self.pair), _settings(pair)
             for name, value in asked.items():
@@ -260,9 +260,8 @@ class StepTimes(Value):
 
     @classmethod
     def of(cls, profile: Profile) -> StepTimes:
-        """As far as a profile tells, whose forwards have rows of one width and one context. Where
-        it has the target's forward of decoding without drafting, steps without candidates take
-        that."""
+        """From a profile. Its forwards have rows of one width and one context. Where it has the
+        target's forward of decoding without drafting, steps without candidates cost that."""
         overhead, alone = profile.draft_overhead.values(), profile.autoregressive_forward
         return cls(
             target=_of_cost(profile.target),
@@ -287,7 +286,7 @@ def _settings(pair: PairSpec) -> dict[str, str]:
 
 
 def load_step_times(path: str | Path, drafts: Sequence[str]) -> StepTimes:
-    """The step times in a file (YAML or JSON): those of :class:`StepTimes`, or another machine's
+    """The step times in a file (YAML or JSON): :class:`StepTimes`, or another machine's
     forward times (:mod:`specdec_core.cost.hardware`), which are the same whatever is fed in. Raises
     :class:`UserError`."""
     content = load_yaml(path)

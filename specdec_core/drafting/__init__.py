@@ -1,1 +1,1 @@
-"""Who proposes candidate tokens, and when a draft ends: a file or folder for each kind."""
+"""What proposes candidate tokens, and when a draft ends: a file or folder for each kind."""

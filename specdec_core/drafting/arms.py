@@ -1,4 +1,4 @@
-"""Several drafters, one of which drafts for a slot in each round."""
+"""Several drafters; one of them drafts for a slot in each round."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from specdec_core.tokens.token_tree import TokenTree
 
 @dataclass(slots=True)
 class Pull:
-    """A slot's round in progress. `arm` is None where nobody drafts."""
+    """A slot's round in progress. `arm` is None where no drafter drafts."""
 
     arm: int | None
-    length: int  # of the text before the round
+    length: int  # of the sequence before the round
     other_seconds: float = 0.0  # of drafting by other arms
 
 
 class ArmsDrafter(Drafter):
-    """Drafts by the arm that :meth:`choose` names for each slot; the others see what is committed,
-    so that they are as good when their turn comes.
+    """Drafts by the arm that :meth:`choose` names for each slot. The other arms see what is
+    committed, so that they draft as well when they are chosen.
 
     Slots with the same arm draft together. So do all arms that are chains of one draft model,
-    whatever their length policies. A draft model that not all arms use reads a text only when one
-    of them is chosen; this is part of the round's time.
+    whatever their length policies. A draft model that not all arms use reads a sequence only when
+    one of them is chosen; this is part of the round's time.
     """
 
     def __init__(self, arms: Sequence[DrafterSettings], resources: Resources) -> None:
@@ -48,7 +48,7 @@ class ArmsDrafter(Drafter):
 
     @abstractmethod
     def choose(self, sequence: SlotState) -> int | None:
-        """The arm that drafts for a slot in this round; None: nobody does."""
+        """The arm that drafts for a slot in this round; None: no drafter does."""
 
     def prepare(self, seconds: float) -> bool:
         until = perf_counter() + seconds

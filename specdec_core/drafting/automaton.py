@@ -1,5 +1,5 @@
-"""A suffix automaton of texts: every phrase in them, how often it occurs and what follows it most
-often (Blumer et al., 1985; here built online and over several texts)."""
+"""A suffix automaton of sequences: every phrase in them, how often it occurs and what follows it
+most often (Blumer et al., 1985; here built online and over several sequences)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROOT = 0  # the state of the empty phrase
 
 
 class SuffixAutomaton:
-    """Every phrase of the texts in at most two states a token.
+    """Every phrase of the sequences in at most two states a token.
 
     The phrases of a state are suffixes of each other and end at the same places. State s holds
     those of more than `length[link[s]]` and at most `length[s]` tokens. `follows[s]` maps a token
@@ -17,27 +17,27 @@ class SuffixAutomaton:
     the token that follows most often, of equals the one that followed last (-1: none yet).
 
     A token costs amortised constant time, and a step for each distinct count among the suffixes of
-    the text: few, unless the text loops.
+    the sequence: few, unless the sequence loops.
     """
 
     def __init__(self) -> None:
         self.follows: list[dict[int, int]] = [{}]
         self.link, self.length, self.count, self.best = [-1], [0], [0], [-1]
-        self.last = ROOT  # the state of the whole text so far
-        self.tokens = 0  # of all texts
+        self.last = ROOT  # the state of the whole sequence so far
+        self.tokens = 0  # of all sequences
 
     def begin(self) -> None:
-        """Start another text. No phrase spans two texts."""
+        """Start another sequence. No phrase spans two sequences."""
         self.last = ROOT
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append to the text."""
+        """Append to the sequence."""
         for token in tokens:
             self._append(token)
 
     def step(self, state: int, matched: int, token: int) -> tuple[int, int]:
-        """The longest suffix in the texts of a phrase, of `matched` tokens in `state`, extended by
-        `token`: its state and length."""
+        """The longest suffix in the sequences of a phrase, of `matched` tokens in `state`, extended
+        by `token`: its state and length."""
         follows = self.follows
         while token not in follows[state]:
             state = self.link[state]
@@ -66,7 +66,7 @@ class SuffixAutomaton:
     def _append(self, token: int) -> None:
         before, self.last = self.last, self._grow(token)
         self.tokens += 1
-        # Every suffix of the text before has been followed by `token` once more.
+        # Every suffix of the sequence before has been followed by `token` once more.
         follows, count, best, link = self.follows, self.count, self.best, self.link
         counted, state = -1, before
         while state >= 0:
@@ -80,10 +80,10 @@ class SuffixAutomaton:
             state = link[state]
 
     def _grow(self, token: int) -> int:
-        """The state of the text extended by `token`, created where it is missing."""
+        """The state of the sequence extended by `token`, created where it is missing."""
         follows, link, length = self.follows, self.link, self.length
         state = self.last
-        if token in follows[state]:  # an earlier text had all of this one
+        if token in follows[state]:  # an earlier sequence had all of this one
             known = follows[state][token]
             exact = length[known] == length[state] + 1
             return known if exact else self._split(state, token, known)

@@ -77,9 +77,9 @@ class ChainModel(Protocol):
 class ChainDrafter(Drafter):
     """Drafts chains from a draft model, or from a recording of one.
 
-    The length policy is asked about one token after the other, and knows which of them took a
-    forward. The tokens after the one where it stops are dropped. A subclass with `guesses` predicts
-    the draft model's tokens in :meth:`guess`.
+    The length policy decides after each token, and knows which tokens took a forward. The tokens
+    after the one where it stops are dropped. A subclass with `guesses` predicts the draft model's
+    tokens in :meth:`guess`.
     """
 
     guesses = True
@@ -141,7 +141,7 @@ class ChainDrafter(Drafter):
         guesses = []
         for draft in active:
             drafted = draft.tree.tokens
-            room = draft.limit - len(drafted) - 1  # the draft model adds a token of its own
+            room = draft.limit - len(drafted) - 1  # the draft model adds a token
             guesses.append(self.guess(draft.state, drafted, room) if room > 0 else TokenTree())
         signals = self.model.forward(active, guesses, self.policy.reads)
         for draft in active:

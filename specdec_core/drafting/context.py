@@ -1,8 +1,8 @@
-"""A draft model that follows the texts of the slots.
+"""A draft model that follows the sequences of the slots.
 
-Between rounds the cached tokens of a slot are a prefix of its committed text, whichever drafter
+Between rounds the cached tokens of a slot are a prefix of its committed sequence, whichever drafter
 proposed: drafters that share a draft model share its runner. The engine has it read prompts, after
-the target; a lazy runner reads a text only when a token is drafted after it.
+the target; a lazy runner reads a sequence only when a token is drafted after it.
 """
 
 from __future__ import annotations

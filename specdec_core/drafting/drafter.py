@@ -1,4 +1,4 @@
-"""The interface of a drafter, the slot state that it sees, and what it is built from."""
+"""The interface of a drafter, the state of a slot, and the resources to build drafters from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SlotState:
     random: RandomStream
     room: int = 0  # depth that a tree may have in the round
     batch: int = 1  # requests that share the round
-    warper: TextWarper | None = None  # what of its sampling depends on the text
+    warper: TextWarper | None = None  # sampling rules that depend on the sequence
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Outcome:
 
     tree: TokenTree
     path: list[int]  # accepted nodes that are in the output, from the root on
-    choices: list[int]  # the target's own token after the text, [0], and after node i, [i + 1]
+    choices: list[int]  # the target's own token after the sequence, [0], and after node i, [i + 1]
     seconds: float  # of drafting and of the target's forward
 
     @property
@@ -76,26 +76,28 @@ class Drafter:
 
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         """A tree for each slot, at most `sequence.room` tokens deep; it may be empty. The target
-        has read all of each text, but for its last token at most."""
+        has read all of each sequence, but for its last token at most."""
         raise NotImplementedError
 
     def arrived(self, sequences: Sequence[SlotState], trees: Sequence[TokenTree]) -> None:
-        """The target has read the trees, of which `tree.fed` is set to the number of nodes.
+        """The target has read the trees; `tree.fed` is set to the number of nodes.
         Candidates that have arrived since may be added after nodes that it has read."""
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
-        """The round is committed and the request goes on: `sequence.tokens` now ends in the path's
-        tokens and one of the target's own."""
+        """The round is committed and the request continues: `sequence.tokens` now ends in the
+        path's tokens and one of the target's own."""
 
     def missed(self, sequence: SlotState) -> None:
-        """The same for a round in which this drafter was not asked: another one was, or nobody, as
+        """The same for a round in which this drafter did not propose: another one did, or none, as
         in a request's first round."""
 
     def close(self, sequence: SlotState) -> None:
-        """The request leaves its slot, finished or cancelled. `sequence.tokens` is all its text."""
+        """The request leaves its slot, finished or cancelled. `sequence.tokens` is all its
+        sequence."""
 
     def state(self) -> dict[str, Any] | None:
-        """What it has learned for later requests, as JSON values; None where it learns nothing."""
+        """The learned state for later requests, as JSON values; None for a drafter that learns
+        nothing."""
         return None
 
     def load(self, state: dict[str, Any], source: str = "the state") -> None:
@@ -103,7 +105,7 @@ class Drafter:
         of another drafter."""
 
     def absorb(self, gain: Mapping[str, Any]) -> None:
-        """Add what others like it have learned meanwhile."""
+        """Add what equal drafters of other replicas have learned meanwhile."""
 
     def learned(self) -> list[dict[str, Any]] | None:
         """A readable table of its state, a row for each drafter that it chooses among; None where
@@ -113,14 +115,15 @@ class Drafter:
 
 @dataclass(slots=True)
 class LookupResult:
-    """Candidates from a lookup, the best first, and how many of the text's last tokens matched."""
+    """Candidates from a lookup, the best first, and how many of the sequence's last tokens
+    matched."""
 
     tree: TokenTree
     match: int = 0
 
 
 class Lookup(Drafter):
-    """Proposes from texts, without a model; also after text that is not committed yet."""
+    """Proposes from sequences, without a model; also after sequence that is not committed yet."""
 
     def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> LookupResult:
         """What may follow `sequence.tokens` and then `drafted`, at most `room` tokens deep. All
@@ -142,7 +145,7 @@ class Resources:
     tokenizer_digest: Callable[[], str] | None = None  # of the vocabulary; None: unknown
     clock: RoundClock = field(default_factory=RoundClock)  # measures a round
     slots: int = 1
-    open_link: Callable[[], Any] | None = None  # to a draft on a device of its own
+    open_link: Callable[[], Any] | None = None  # to a draft on another device
 
     def build(self, settings: DrafterSettings) -> Drafter:
         """The drafter that `settings` describe."""

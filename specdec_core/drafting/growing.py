@@ -18,7 +18,7 @@ from specdec_core.tokens.topology import after_text
 
 @dataclass(slots=True)
 class Level:
-    """n places where trees may grow, and what the draft model predicts there."""
+    """n places where trees may grow, and the draft model's predictions at these places."""
 
     trees: list[int]  # (n,) which tree
     nodes: list[int]  # (n,) after which of its nodes, or ROOT
@@ -37,8 +37,8 @@ class Children:
 class Growth:
     """The trees of one round, one for each of `sequences`.
 
-    `cached[i]` gives the cache offset from the committed text of each node of tree i that the draft
-    model has read.
+    `cached[i]` gives the cache offset from the committed sequence of each node of tree i that the
+    draft model has read.
     """
 
     def __init__(self, context: DraftContext, sequences: Sequence[SlotState]) -> None:
@@ -49,7 +49,7 @@ class Growth:
 
     def read(self, wanted: Mapping[int, Sequence[int]]) -> Level:
         """Feed the draft model the nodes `wanted[i]` of tree i, parents first; or [ROOT], to begin
-        with. Tokens of the text that it has not read go before them."""
+        with. Tokens of the sequence that it has not read go before them."""
         feed, parents = [], []
         for i, nodes in wanted.items():
             tree, cached = self.trees[i], self.cached[i]
@@ -92,7 +92,7 @@ class Growth:
         return Children(nodes, at.probs)
 
     def places(self, level: Level) -> Places:
-        """The positions of a level's places in their texts, and the distributions there."""
+        """The positions of a level's places in their sequences, and the distributions there."""
         owners = [self.sequences[i] for i in level.trees]
         positions = []
         for i, node, sequence in zip(level.trees, level.nodes, owners, strict=True):

@@ -56,14 +56,14 @@ class HybridSettings(DrafterSettings):
 
 
 class HybridDrafter(Drafter):
-    """Proposes the lookup's candidates in slots where it matches at least `min_match` of the text's
-    last tokens; the other drafter drafts for the other slots together. Merged, the other drafter
-    drafts for all slots and the lookup's candidates become a further branch of its tree. Extended,
-    its draft continues with a lookup after its end, without a further forward of a model.
+    """Proposes the lookup's candidates in slots where it matches at least `min_match` of the
+    sequence's last tokens; the other drafter drafts for the other slots together. Merged, the other
+    drafter drafts for all slots and the lookup's candidates become a further branch of its tree.
+    Extended, its draft continues with a lookup after its end, without a further forward of a model.
 
     All of this keeps the target's distribution where the drafters do: the lookup's candidates
-    depend on the text before them alone. The lookup learns from every round, the other drafter from
-    its own.
+    depend on the sequence before them alone. The lookup learns from every round, the other drafter
+    from its own.
     """
 
     def __init__(self, settings: HybridSettings, resources: Resources) -> None:

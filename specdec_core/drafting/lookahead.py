@@ -37,7 +37,7 @@ class LookaheadSettings(DrafterSettings):
 
     @property
     def nodes(self) -> int:
-        # The window's first guess is the text's last token.
+        # The window's first guess is the sequence's last token.
         return (self.window + self.guesses) * (self.ngram - 1) - 1
 
     @property
@@ -49,8 +49,8 @@ class LookaheadSettings(DrafterSettings):
 
 
 class LookaheadDrafter(Drafter):
-    """Proposes the latest n-grams that begin with the text's last token, and in the same tree the
-    window that makes the next ones (the lookahead branch).
+    """Proposes the latest n-grams that begin with the sequence's last token, and in the same tree
+    the window that makes the next ones (the lookahead branch).
 
     The window's guesses are candidates like all others: they share nodes with the n-grams, a right
     guess is accepted, and verification keeps the target's distribution when sampling, too. Where
@@ -93,10 +93,10 @@ class LookaheadDrafter(Drafter):
 
 
 class LookaheadWindow:
-    """Guesses at the text to come. Level i, column j is a guess at the token i + j places after the
-    text's last one, which is level 0, column 0. It attends to level 0 up to its column and then
-    down its column. So each column is an n-gram in progress, and a round adds a level: the target's
-    choices after the last one.
+    """Guesses at the sequence to come. Level i, column j is a guess at the token i + j places after
+    the sequence's last one, which is level 0, column 0. It attends to level 0 up to its column and
+    then down its column. So each column is an n-gram in progress, and a round adds a level: the
+    target's choices after the last one.
 
     From `ngram` − 1 levels on the first one is dropped in every round, and the columns are complete
     n-grams. The window moves by one place a round, however many tokens the round adds (the
@@ -109,8 +109,8 @@ class LookaheadWindow:
         self._nodes: list[list[int]] = []  # of the levels in the round's tree
 
     def plant(self, tree: TokenTree, last: int, room: int) -> None:
-        """Add the window to `tree`, if no guess is more than `room` places after the text's `last`
-        token."""
+        """Add the window to `tree`, if no guess is more than `room` places after the sequence's
+        `last` token."""
         self._nodes = []
         if len(self.levels) + len(self.levels[0]) - 2 > room:
             return

@@ -17,7 +17,8 @@ Occurrence = Literal["latest", "earliest"]
 
 
 class PromptLookupSettings(LookupSettings):
-    """Copy what followed the last n-gram earlier in the text (Saxena's prompt lookup decoding)."""
+    """Copy what followed the last n-gram earlier in the sequence (Saxena's prompt lookup
+    decoding)."""
 
     kind: Literal["prompt_lookup"] = "prompt_lookup"
     max_ngram: int = Field(default=3, ge=1, le=16)
@@ -55,7 +56,7 @@ class PromptLookupSettings(LookupSettings):
 
 
 class _Index:
-    """The position after each n-gram of a growing text, where it came last or first."""
+    """The position after each n-gram of a growing sequence, where it came last or first."""
 
     def __init__(self, settings: PromptLookupSettings) -> None:
         self.sizes = range(settings.max_ngram, settings.min_ngram - 1, -1)

@@ -135,7 +135,7 @@ class RecordedChain:
 
 
 class KnownLengths(LengthPolicy):
-    """A policy whose lengths from all starts are known."""
+    """A policy with known lengths from all starts."""
 
     def __init__(self, settings: Any, lengths: Sequence[int], start: Callable[[], int]) -> None:
         super().__init__(settings)
@@ -146,9 +146,9 @@ class KnownLengths(LengthPolicy):
 
 
 class TableDrafter(Drafter):
-    """A drafter whose rounds from all starts are known. Of a tree only the accepted tokens are
-    recorded. The others are UNKNOWN, and those beyond the tree's depth are siblings of its first
-    node: rounds are counted alike whatever the tree's shape is."""
+    """A drafter with known rounds from all starts. Of a tree only the accepted tokens are
+    recorded. The other tokens are UNKNOWN, and tokens beyond the tree's depth are siblings of its
+    first node: rounds are counted alike whatever the tree's shape is."""
 
     def __init__(self, table: KnownRounds, track: RecordedDraft, start: Callable[[], int]) -> None:
         self.track, self.start = track, start
@@ -161,7 +161,7 @@ class TableDrafter(Drafter):
         start = self.start()
         nodes, accepted, depth, forwards, distributions = self._rounds[start]
         tokens = list(self.track.targets[start : start + accepted])
-        if depth == nodes:  # a chain, all of which is recorded
+        if depth == nodes:  # a chain, which is recorded whole
             tokens += self.track.chain(start)[accepted:nodes]
         tokens += [UNKNOWN] * (nodes - len(tokens))
         tree = TokenTree.chain(tokens, TokenOrigin.DRAFT)

@@ -1,5 +1,5 @@
-"""Retrieval: the most frequent continuations of the text's last tokens in a datastore, as a tree
-(REST, He et al., 2024)."""
+"""Retrieval: the most frequent continuations of the sequence's last tokens in a datastore, as a
+tree (REST, He et al., 2024)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from specdec_core.drafting.datastores.datastore import open_datastore
 from specdec_core.drafting.drafter import Lookup, LookupResult, Resources, SlotState
 from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 
-SAMPLE = 64  # matches whose continuations are read
+SAMPLE = 64  # matches with their continuations that are read
 
 
 class RetrievalSettings(LookupSettings):
-    """What followed the text's last tokens in a datastore, as a tree of the most frequent
+    """What followed the sequence's last tokens in a datastore, as a tree of the most frequent
     continuations (REST, He et al., 2024)."""
 
     kind: Literal["retrieval"] = "retrieval"
@@ -60,7 +60,7 @@ class RetrievalSettings(LookupSettings):
 
 
 class RetrievalDrafter(Lookup):
-    """Proposes the most frequent continuations of the longest suffix of the text that is in the
+    """Proposes the most frequent continuations of the longest suffix of the sequence that is in the
     datastore. Proposals are deterministic, one-hot draft distributions."""
 
     def __init__(self, settings: RetrievalSettings, resources: Resources) -> None:

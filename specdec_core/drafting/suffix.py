@@ -1,5 +1,5 @@
-"""Suffix decoding: what followed the longest repeated suffix of the text before may follow it again
-(SuffixDecoding, Oliaro et al., 2024; SAM decoding, Hu et al., 2024)."""
+"""Suffix decoding: what followed the longest repeated suffix of the sequence before may follow it
+again (SuffixDecoding, Oliaro et al., 2024; SAM decoding, Hu et al., 2024)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ REMEMBERED = 1 << 17  # tokens of earlier outputs at most, some 700 bytes each
 
 
 class SuffixSettings(LookupSettings):
-    """What followed the longest suffix of the text that occurred before, in the text itself or
-    also in earlier outputs (SuffixDecoding; SAM decoding)."""
+    """What followed the longest suffix of the sequence that occurred before, in the sequence itself
+    or also in earlier outputs (SuffixDecoding; SAM decoding)."""
 
     kind: Literal["suffix"] = "suffix"
     min_match: int = Field(default=1, ge=1)
@@ -57,9 +57,9 @@ class SuffixSettings(LookupSettings):
 
 class SuffixDrafter(Lookup):
     """Proposes the most frequent continuation of the longest suffix that occurred before, or a tree
-    of the most likely ones. It looks in the request's text and, with memory "all", in the outputs
-    of earlier requests; of two matches of one length the one in the request's text counts.
-    Proposals are deterministic, one-hot distributions."""
+    of the most likely ones. It looks in the request's sequence and, with memory "all", in the
+    outputs of earlier requests; of two matches of one length the one in the request's sequence
+    counts. Proposals are deterministic, one-hot distributions."""
 
     def __init__(self, settings: SuffixSettings, resources: Resources | None = None) -> None:
         self.settings = settings
@@ -144,7 +144,8 @@ class EarlierOutputs:
 
 @dataclass(slots=True)
 class _SuffixReader:
-    """How far a request's text was read, and the longest match of its end in earlier outputs."""
+    """How far a request's sequence was read, and the longest match of its end in earlier
+    outputs."""
 
     prompt: int  # tokens of the prompt
     text: SuffixAutomaton = field(default_factory=SuffixAutomaton)
@@ -167,8 +168,8 @@ class _SuffixReader:
     def longest(
         self, drafted: Sequence[int], earlier: EarlierOutputs | None
     ) -> tuple[SuffixAutomaton, int, int]:
-        """The longest suffix of the text and `drafted` that something follows: the texts that have
-        it, its state there and its length."""
+        """The longest suffix of the sequence and `drafted` that something follows: the sequences
+        that have it, its state there and its length."""
         here = self.text, *_followed(self.text, self.text.last, self.read, drafted)
         if earlier is None:
             return here

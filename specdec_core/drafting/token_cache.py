@@ -61,14 +61,14 @@ class TokenCacheSettings(LookupSettings):
 
 @dataclass(slots=True)
 class _CacheReader:
-    """A request's pool, and how far it has the request's text."""
+    """A request's pool, and how far it has the request's sequence."""
 
     pool: PhrasePool
     next_key: int  # position of the first token that has not been a key yet
 
 
 class TokenCacheDrafter(Lookup):
-    """Proposes the latest phrases after the text's last token, as a tree.
+    """Proposes the latest phrases after the sequence's last token, as a tree.
 
     It learns the phrases of the output, each token a key from the last of the prompt on (or, with
     `from_prompt`, from the first), as soon as `phrase_length` tokens follow it. With `learn_from`

@@ -31,7 +31,7 @@ def head_digest(name: str) -> str:
 
 def trained_digests(configurations: Iterable[Configuration]) -> dict[str, str]:
     """A digest of each head, datastore and saved state, by `head <name>`, `datastore <name>` and
-    `state <name>`; of one that is not there, an empty one."""
+    `state <name>`; empty where a file is missing."""
     folders: dict[str, tuple[Path, Sequence[str]]] = {}
     for configuration in configurations:
         for _, name in configuration.heads:

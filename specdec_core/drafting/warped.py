@@ -13,9 +13,10 @@ from specdec_core.models.runner import Output
 def warped(
     output: Output, states: Sequence[SlotState], paths: Callable[[int], Sequence[Sequence[int]]]
 ) -> Output:
-    """`output`, whose first rows are those of `states`, warped by what each request's text decides
-    (:mod:`specdec_core.tokens.text_warper`). `paths(n)` are the tokens after the text of state n on
-    the way to each of its places. `output` itself where no request has such a warper."""
+    """`output` with its first rows, those of `states`, warped by what each request's sequence
+    decides (:mod:`specdec_core.tokens.text_warper`). `paths(n)` are the tokens after the sequence
+    of state n on the way to each of its places. `output` itself where no request has such a
+    warper."""
     if all(state.warper is None for state in states):
         return output
     parts, chosen = list(output.logits.split(list(output.counts))), output.chosen.clone()

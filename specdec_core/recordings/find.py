@@ -47,7 +47,7 @@ def find_recording(
     compiled: bool = False,
 ) -> Recording | None:
     """A finished, replayable recording under `root`; None where there is none. Of several, one by
-    the same kind of forwards goes before others, and then the one with the longest drafts.
+    the same kind of forwards comes first, and then the one with the longest drafts.
 
     Args:
         fingerprints: of `target` and the drafts, by name; the recording may hold other drafts too.

@@ -4,8 +4,8 @@ vLLM writes how many candidates were accepted at each position and how long its 
 Prometheus text at `/metrics`, or, with `--enable-per-request-metrics` and
 `--per-request-spec-decode-metrics summary`, in each response. How many candidates were accepted at
 the first k positions is what a shorter chain would have had, if acceptance at a position does not
-depend on where rounds begin. Of longer chains nothing is known; they are taken to go on at the last
-position's rate.
+depend on where rounds begin. Of longer chains nothing is known; they are taken to continue at the
+last position's rate.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Production(Value):
 
     @property
     def varied(self) -> bool:
-        """Whether some steps had fewer candidates than others: the server's length varied, or its
-        drafter found fewer."""
+        """Whether some steps had fewer candidates than other steps: the server's length varied, or
+        its drafter found fewer."""
         return self.candidates < self.proposed * self.length
 
     @property

@@ -5,8 +5,7 @@ position follows it up to the draft's first disagreement and then continues as r
 tokens, entropies, probabilities and hidden states that a round would meet are rows of the trace,
 and the ranks of the target's tokens tell how far a static tree is accepted. Stateless policies are
 evaluated for all starting positions at once, policies that learn run round by round, and drafters
-without a model run themselves on the recorded texts. Each kind declares which of these applies to
-it (:mod:`specdec_core.drafting.recorded`).
+without a model run themselves on the recorded texts. See :mod:`specdec_core.drafting.recorded`.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ LoadHead = Callable[[str, str], LoadedHead]
 
 @dataclass
 class _Place:
-    """The start of the coming round, among those of all recorded outputs."""
+    """The place in all recorded outputs where the coming round begins."""
 
     start: int = 0
 
 
 def check_replayable(recording: Recording, drawn: bool = False) -> None:
-    """Raises :class:`UserError` for a recording of which not every draft length can be replayed;
+    """Raises :class:`UserError` for a recording that cannot replay every draft length;
     where the rounds may be `drawn`, any sampling can."""
     header = recording.header
     if not (header.replayable or (drawn and header.continuations)):
@@ -67,11 +66,11 @@ def check_replayable(recording: Recording, drawn: bool = False) -> None:
 class Replay:
     """Runs configurations on a recording.
 
-    Replayed rounds are those of decoding, with two exceptions. A bandit that is rewarded in time
-    needs a `profile`, whose modelled seconds take the place of its rounds'. And a recording with
-    rejection sampling, accepted only with `drawn`, yields rounds that decoding could have taken
-    (:mod:`specdec_core.recordings.verified`). Without `hidden` states, most of a recording is not
-    read, and no head can be replayed.
+    Replayed rounds equal the rounds of decoding, with two exceptions. A bandit that is rewarded in
+    time needs a `profile`; its modelled seconds replace the rounds' measured ones. And a recording
+    with rejection sampling, accepted only with `drawn`, yields rounds that decoding could have
+    taken (:mod:`specdec_core.recordings.verified`). Without `hidden` states, most of a recording is
+    not read, and no head can be replayed.
     """
 
     def __init__(
@@ -154,7 +153,7 @@ class Replay:
     def everywhere(self, configuration: Configuration) -> ReplayedRounds:
         """A round from every position of the recorded outputs, as after rounds of other drafters
         up to there; so from the first position, which follows none, the first round, without
-        candidates. This is known where the text alone decides what is drafted (autoregressive
+        candidates. This is known where the sequence alone decides what is drafted (autoregressive
         decoding, chains with a rule, static trees, lookups). The other drafters remember earlier
         rounds; of theirs only the rounds of :meth:`run` are returned.
 

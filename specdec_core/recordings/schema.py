@@ -12,9 +12,9 @@ A prompt's first rows are the target's trajectory (step 0), one for each of its 
 positions t: the token Y_t that the draft model drafts after the prompt and X_0 … X_{t-1}. Then
 follows, for each position where Y_t is not X_t, the continuation (step 1, 2, …): what is drafted
 after Y_t, up to `max_draft` tokens including Y_t, or to an end token. A head drafts otherwise after
-its own tokens than after a text that the target has read, so its continuations follow from every
-position. Where the text has more tokens than a draft has positions, Y_t is :data:`NOTHING`, the
-draft's other columns mean nothing, and no continuation follows.
+its own tokens than after a sequence that the target has read, so its continuations follow from
+every position. Where the sequence has more tokens than a draft has positions, Y_t is
+:data:`NOTHING`, the draft's other columns mean nothing, and no continuation follows.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ class Trace:
 
     Columns are attributes, of shape (R,); top_probs (R, top_k); hidden (R, dimension), where
     loaded. `prompt` counts the recorded prompts from 0. `positions` are the draft's, where these
-    may be fewer than a text's tokens.
+    may be fewer than a sequence's tokens.
     """
 
     header: Header

@@ -295,7 +295,7 @@ class RuleSignals(Signals):
 
 
 def _read_only(values: np.ndarray) -> Tensor:
-    """`values` as a tensor on the same memory. Arrow's buffers are not writable, of which
-    `torch.from_numpy` warns; what reads signals writes to none."""
+    """`values` as a tensor on the same memory. Arrow's buffers are not writable, and
+    `torch.from_numpy` warns of that; what reads signals writes to none."""
     tensor: Tensor = torch.from_dlpack(values)
     return tensor

@@ -1,8 +1,9 @@
-"""What a head drafts from every place of a text, and replaying it.
+"""What a head drafts from every place of a sequence, and replaying it.
 
-A draft model's candidate depends on the text before it alone, so one pass over a text tells what it
-drafts everywhere. A head reads the target's features of the text and its own states after that:
-what it drafts depends on where the draft begins, too. So its chain is drafted from every place.
+A draft model's candidate depends on the sequence before it alone, so one pass over a sequence tells
+what it drafts everywhere. A head reads the target's features of the sequence and its own states
+after that: what it drafts depends on where the draft begins, too. So its chain is drafted from
+every place.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class UnrolledChain:
 
 
 class UnrolledText:
-    """The target's features of a text, of which each row of a head may see a beginning."""
+    """The target's features of a sequence; each row of a head may see a beginning of it."""
 
     def __init__(self, target: LocalRunner, rows: int) -> None:
         self._target = target
@@ -53,13 +54,14 @@ class UnrolledText:
         self._features = self._target.features([0] * length, range(length))
 
     def features(self, rows: Sequence[int], places: Sequence[int]) -> Tensor:
-        """See :meth:`LocalRunner.features`: of the same text in every row."""
+        """See :meth:`LocalRunner.features`: of the same sequence in every row."""
         assert self._features is not None, "nothing was read"
         return self._features[list(places)]
 
 
 class HeadRecorder:
-    """KnownRounds the chains of `head` from all places of texts that row 0 of `target` holds."""
+    """Drafts the chains of `head` from all places of sequences that row 0 of `target`
+    holds."""
 
     def __init__(self, head: AnyHead, target: ModelRunner, max_length: int, header: Header) -> None:
         assert isinstance(target, LocalRunner), "a head is recorded beside its target"
@@ -103,7 +105,7 @@ class HeadRecorder:
         distributions: Callable[[Tensor], Tensor],
         draw: Callable[[Tensor, Sequence[int]], list[int]],
     ) -> list[UnrolledChain]:
-        """The chains of `rows`, whose places these are, after the tokens `feed`."""
+        """The chains of `rows` (the place of each) after the tokens `feed`."""
         header = self.header
         # The target adds a token to every round; a first candidate is recorded all the same.
         most = {

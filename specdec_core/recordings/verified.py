@@ -1,12 +1,12 @@
 """Recordings of rejection sampling, made into a possible course of decoding.
 
-A recording holds the target's text X_t ~ p and, drawn independently, the draft's Y_t ~ q. Rejection
-sampling draws them together: token x is drafted and accepted with probability min(p(x), q(x)).
-Given the text X_t, the candidate was therefore X_t with probability min(1, q(X_t)/p(X_t)), and
-otherwise one that is rejected. A round visits each position at most once, so one draw for each
-position decides what is accepted in any round.
+A recording holds the target's sequence X_t ~ p and, drawn independently, the draft's Y_t ~ q.
+Rejection sampling draws them together: token x is drafted and accepted with probability min(p(x),
+q(x)). Given the sequence X_t, the candidate was therefore X_t with probability min(1,
+q(X_t)/p(X_t)), and otherwise one that is rejected. A round visits each position at most once, so
+one draw for each position decides what is accepted in any round.
 
-Two things are approximate. Tokens outside the recorded top_k, whose q is unknown, share one
+Two things are approximate. Tokens outside the recorded top_k have an unknown q and share one
 acceptance probability: the one at which the mean is that of Σ min(p, q). And a rejected candidate
 is the recorded Y_t ≠ X_t, a draw of q and not of its excess over p; that changes how much is
 drafted after a rejection, not what is accepted.

@@ -1,1 +1,1 @@
-"""A bandit chooses who drafts, anew for every round of a slot (BanditSpec, Hou et al., 2025)."""
+"""A bandit chooses a drafter for every round of a slot (BanditSpec, Hou et al., 2025)."""

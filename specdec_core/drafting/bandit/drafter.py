@@ -1,4 +1,4 @@
-"""A bandit chooses who drafts, anew for every round of a slot (BanditSpec, Hou et al., 2025)."""
+"""A bandit chooses a drafter for every round of a slot (BanditSpec, Hou et al., 2025)."""
 
 from __future__ import annotations
 

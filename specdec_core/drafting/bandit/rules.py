@@ -28,7 +28,7 @@ Reward = Literal["tokens", "time"]
 
 
 class BanditState(BaseModel, extra="forbid"):
-    """What a bandit has learned, as it is saved. Lists have one entry an arm."""
+    """The saved state of a bandit. Lists have one entry an arm."""
 
     rule: Rule
     reward: Reward
@@ -38,7 +38,7 @@ class BanditState(BaseModel, extra="forbid"):
     selections: int = Field(ge=0)
     rounds: list[int]  # n_i, the observed pulls
     tokens: list[int]  # Σ Y
-    seconds: list[float]  # Σ T, of these rounds
+    seconds: list[float]  # Σ T
     losses: list[float]  # Σ Ẑ of EXP3Spec; zeros otherwise
     tokens_squared: list[float]  # Σ Y²
     products: list[float]  # Σ Y T
@@ -60,7 +60,7 @@ class Bandit(ABC):
     and losses assume: Y of arm i counts as Y · T_min / T_i, the tokens that it would have brought
     in a round of the fastest arm. T_i is the mean time of an arm's rounds and T_min the least of
     these. Means, because the times of single rounds are noisy; and the radius is not divided by
-    T_i, so that an arm whose first round happened to be slow is tried again.
+    T_i, so that an arm is tried again after a first round that happened to be slow.
 
     The slots of a batch all choose before the first of their rounds ends; `slot` keeps them apart.
     """
@@ -100,7 +100,7 @@ class Bandit(ABC):
 
     def update(self, arm: int, tokens: int, seconds: float = 0.0, slot: int = 0) -> None:
         """A round of `arm`, the last one selected for `slot`, added `tokens` to the output and took
-        `seconds`. Rounds whose end was cut off are better left out."""
+        `seconds`. Rounds that the end of the request cut are better left out."""
         if not 1 <= tokens <= self.longest + 1:
             raise ValueError(f"a round of 1 … {self.longest + 1} tokens, got {tokens}")
         if self.reward == "time" and not seconds > 0:
@@ -145,7 +145,7 @@ class Bandit(ABC):
     def frame(self) -> pd.DataFrame:
         """One row an arm: `arm`, `rounds`, their `share`, mean `tokens` of a round, tokens
         `per_millisecond`, and the rule's `preference`. NaN where nothing is known."""
-        import pandas as pd  # who only decodes needs none
+        import pandas as pd  # decoding needs none
 
         total = max(sum(self.rounds), 1)
         return pd.DataFrame(
@@ -205,14 +205,14 @@ class Bandit(ABC):
             setattr(self, name, [values[place] for place in order])
 
     def absorb(self, gain: Mapping[str, Sequence[Any]]) -> None:
-        """Add what others with the same arms have learned
+        """Add what other bandits with the same arms have learned
         (:mod:`specdec_core.drafting.bandit.gains`)."""
         for name in SUMS:
             own = getattr(self, name)
             setattr(self, name, [a + b for a, b in zip(own, gain[name], strict=True)])
 
     def _order(self, arms: Sequence[str]) -> list[int] | None:
-        """The place of each arm among those of a state; None where the state has other arms."""
+        """The place of each arm in a state; None where the state has other arms."""
         if sorted(arms) != sorted(self.ids):
             return None
         return [arms.index(arm) for arm in self.ids]
@@ -272,7 +272,7 @@ class UCBSpec(Bandit):
 
 class EXP3Spec(Bandit):
     """Draws arm i with p_i ∝ exp(−η_t Σ Ẑ_i), η_t = √(log K / (t K)), where a pulled arm's loss is
-    Ẑ = (L + 1 − Y) / (L p) and the others' 0 (Alg. 8).
+    Ẑ = (L + 1 − Y) / (L p) and the loss of the other arms is 0 (Alg. 8).
 
     The slide's indices are off by one in step 5: the t-th pull is drawn from p_t, made from the
     losses of the t − 1 pulls before it. Each selection has a random stream of its own, made from

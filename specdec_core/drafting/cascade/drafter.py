@@ -11,7 +11,8 @@ from specdec_core.tokens.token_tree import TokenTree
 
 
 class CascadeDrafter(ChainDrafter):
-    """Guesses by a lookup, verified by the draft model, whose chain the target verifies."""
+    """Guesses by a lookup; the draft model verifies them, and the target the draft model's
+    chain."""
 
     def __init__(self, settings: CascadeSettings, resources: Resources) -> None:
         super().__init__(settings.draft, settings.policy, resources)

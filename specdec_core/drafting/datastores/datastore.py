@@ -1,4 +1,4 @@
-"""Look up the longest suffix of a text in a datastore, and what follows it there."""
+"""Look up the longest suffix of a sequence in a datastore, and what follows it in the documents."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Datastore:
         return list(self.tokens[np.minimum(places, len(self.tokens) - 1)].tolist())
 
     def _first(self, token: int, phrase: bytes) -> int:
-        """The first suffix that begins with `phrase` (whose first token is `token`) and continues;
+        """The first suffix that begins with `phrase`, which begins with `token`, and continues;
         −1 where there is none."""
         first = self._bisect(token, phrase)
         if first == self._starts[token + 1]:
@@ -112,7 +112,7 @@ class Datastore:
         return first
 
     def _bisect(self, token: int, phrase: bytes) -> int:
-        """The number of suffixes that sort before `phrase`, whose first token is `token`."""
+        """The number of suffixes that sort before `phrase`, which begins with `token`."""
         size, width, tokens = self._size, len(phrase), self._bytes
 
         def begins(suffix: int) -> bytes:

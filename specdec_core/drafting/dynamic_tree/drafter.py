@@ -40,7 +40,7 @@ class DynamicTreeDrafter(Drafter):
     levels to verification.
 
     The candidates are the draft's most likely tokens, so proposals are deterministic: which ones
-    are tried depends on the text alone, and that is lossless. A node at which the length policy
+    are tried depends on the sequence alone, and that is lossless. A node at which the length policy
     stops is not expanded; drafting ends when none is. A node with less than the `least` confidence
     is neither expanded nor sent: it is not expected to pay for its place in the forward.
     """
@@ -132,7 +132,7 @@ class DynamicTreeDrafter(Drafter):
         depth: int,
     ) -> dict[int, list[int]]:
         """The nodes of each tree to expand next: the most confident candidates that do not end the
-        text, where the policy goes on."""
+        sequence, where the policy does not stop."""
         shown: list[tuple[int, int]] = []
         for i, nodes in candidates.items():
             # A policy that learns also sees what will not be expanded.

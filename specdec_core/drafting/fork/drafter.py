@@ -25,7 +25,7 @@ class ForkBranches(Drafter):
     """Draws the first candidates of `settings.branches` branches, then one more for every branch,
     until the policy would stop all of them.
 
-    Each branch is a slot of its own to the policy. A policy that learns from its candidates
+    Each branch is a separate slot to the policy. A policy that learns from its candidates
     observes the outcome of each branch; one that learns from rounds, the outcome of the tree.
     """
 
@@ -98,8 +98,8 @@ class ForkBranches(Drafter):
     def _go_on(
         self, growth: Growth, level: Level, children: Children, depth: int, open_ended: set[int]
     ) -> set[int]:
-        """Which of the `open_ended` trees go on: those with a branch that the policy would not
-        stop. A policy that learns sees the other trees' candidates as well."""
+        """The `open_ended` trees that are drafted further: those with a branch that the policy does
+        not stop. A policy that learns sees the other trees' candidates as well."""
         slots: list[int] = []
         tokens: list[int] = []
         places: list[int] = []

@@ -24,8 +24,8 @@ class ForkSettings(PolicyDrafterSettings):
 
     @property
     def children(self) -> tuple[tuple[int, ...], ...]:
-        """How many children each node of each level has at full depth, the text's last token being
-        level 0."""
+        """How many children each node of each level has at full depth, the sequence's last token
+        being level 0."""
         return (self.width,), *((1,) * self.width,) * (self.depth - 1)
 
     @property

@@ -43,7 +43,7 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 class ReliabilityBin(Value):
-    """Candidates whose predicted probability lies in [low, high)."""
+    """Candidates with a predicted probability in [low, high)."""
 
     low: float
     high: float

@@ -92,7 +92,7 @@ class JointDecision(Head):
 def build_head(
     kind: HeadKind, hidden_size: int, top_k: int, depth: int = 0, width: int = 0
 ) -> Head:
-    """An untrained head. `depth` is for specdecpp, `width` for the others."""
+    """An untrained head. `depth` is for specdecpp, `width` for the decision models."""
     if kind == "specdecpp":
         return AcceptanceHead(hidden_size, depth)
     if kind == "t1":

@@ -84,6 +84,6 @@ class OuroborosDrafter(PostUseDrafter):
         self._lines.pop(sequence.slot, None)
 
     def _filled(self, line: list[int], text: list[int]) -> list[int]:
-        """The line, filled up to `window` tokens with the text's last ones."""
+        """The line, filled up to `window` tokens with the sequence's last ones."""
         missing = self.window - len(line)
         return [*line, *text[len(text) - missing :]] if missing > 0 else line[: self.window]

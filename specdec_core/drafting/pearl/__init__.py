@@ -1,1 +1,1 @@
-"""Drafting on a device of its own while the target verifies (PEARL, Liu et al., 2025)."""
+"""Drafting on another device while the target verifies (PEARL, Liu et al., 2025)."""

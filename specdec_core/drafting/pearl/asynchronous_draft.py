@@ -1,6 +1,6 @@
 """The draft's side of PEARL: it drafts without waiting for the target's verdicts.
 
-It takes its own candidates for the text until the target has confirmed other tokens, and also
+It takes its own candidates for the sequence until the target has confirmed other tokens, and also
 drafts after likely alternatives (:mod:`specdec_core.drafting.pearl.draft_tree`). The tokens of a
 forward are sent at once. The target's messages are handled before the next forward.
 
@@ -152,7 +152,8 @@ class AsynchronousDraft:
         return tried
 
     def _final(self, tree: DraftTree) -> bool:
-        """Whether the chain ends the text. A final token that the target has confirmed does not."""
+        """Whether the chain ends the sequence. A final token that the target has confirmed does
+        not."""
         return tree.tip is not tree.root and tree.tip.token in self._settings.eos_token_ids
 
     def _read(
@@ -200,7 +201,7 @@ class AsynchronousDraft:
                 new.append((node.number, node.parent.number, node.token, False, None))
                 node.sent = True
             if node.position < tree.root.position:
-                continue  # its continuation is confirmed text
+                continue  # its continuation is confirmed already
             token, chance = drawn[n]
             first, others = self._children(node, token, chance, tokens[n], values[n])
             tree.grow(node, first, others[:alternatives])
@@ -273,7 +274,7 @@ class AsynchronousDraft:
     def _begin(self, message: Begin) -> None:
         number, text = message.slot, message.tokens
         if len(text) > self._runner.max_length:
-            self._end(End(number, []))  # what it has of an earlier text
+            self._end(End(number, []))  # drop the slot's earlier sequence
             return
         stream = RandomStream(message.seed, self._settings.vocab_size)
         # Independent of the target's own uniform numbers; coupled noise must be the same.

@@ -78,7 +78,7 @@ class DraftForward:
 
 
 def _drafted(state: SlotState, node: Node) -> list[int]:
-    """The tokens after the confirmed text on the way to `node`, its own included; none in the text
-    itself, where nothing is drawn any more."""
+    """The tokens after the confirmed sequence on the way to `node`, its own included; none in the
+    sequence itself, where nothing is drawn any more."""
     beyond = takewhile(lambda up: up.position >= len(state.tokens), node.up())
     return [up.token for up in beyond][::-1]

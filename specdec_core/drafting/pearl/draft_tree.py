@@ -1,8 +1,9 @@
-"""The draft's tree of what may follow the confirmed text of a slot.
+"""The draft's tree of what may follow the confirmed sequence of a slot.
 
 The chain of drawn tokens is what the target verifies. In place of a rejected token the target
 chooses its own, which is often predictable. So the tree also has guesses at it, and the likely ones
-are drafted on in advance. When the target has chosen one of them, its continuation is there.
+are drafted on in advance. When the target has chosen one of them, its continuation is drafted
+already.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ class Source(NamedTuple):
 class Node:
     """A token after its `parent`.
 
-    `score` is the log probability that the text reaches it. `place` is its offset in the draft's
-    cache from the plain text; ROOT in the plain text, None while the draft has not read it.
-    `source` is what the next token was drawn from, None before.
+    `score` is the log probability that the sequence reaches it. `place` is its offset in the
+    draft's cache from the plain sequence; ROOT in the plain sequence, None while the draft has not
+    read it. `source` is what the next token was drawn from, None before.
     """
 
     number: int
     token: int
-    position: int  # in the text
+    position: int  # in the sequence
     parent: Node | None
     score: float = 0.0
     place: int | None = None
@@ -72,8 +73,8 @@ class Node:
 
 
 class DraftTree:
-    """The tree after the confirmed text, whose last token is `root`. The draft's cache holds the
-    first `plain` tokens of the text, then the nodes `read`. The chain ends in `tip`."""
+    """The tree after the confirmed sequence, which ends in `root`. The draft's cache holds the
+    first `plain` tokens of the sequence, then the nodes `read`. The chain ends in `tip`."""
 
     def __init__(self, root: Node) -> None:
         self.root = self.tip = root
@@ -104,7 +105,7 @@ class DraftTree:
         return nlargest(count, possible, key=lambda n: n.score)
 
     def enter(self, nodes: Sequence[Node]) -> None:
-        """The draft has read `nodes`, parents first; they follow all others in the cache."""
+        """The draft has read `nodes`, parents first; they follow all earlier nodes in the cache."""
         for node in nodes:
             node.place = len(self.read)
             self.read.append(node)
@@ -121,8 +122,8 @@ class DraftTree:
             self.open.append(drawn)
 
     def settle(self, tried: Sequence[Node]) -> list[int]:
-        """Drop those of `tried`, the nodes read last, that the chain did not reach. Returns the
-        indices of the others, which stay in the cache."""
+        """Drop the nodes of `tried`, which were read last, that the chain did not reach. Returns
+        the indices of the nodes that stay in the cache."""
         kept = [n for n, node in enumerate(tried) if node.drawn is not None]
         del self.read[len(self.read) - len(tried) :]
         for node in tried:
@@ -131,15 +132,15 @@ class DraftTree:
         return kept
 
     def agreed(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens, from the first on, the chain begins with."""
+        """The number of `tokens`, from the first on, that the chain begins with."""
         count, node = 0, self.root.drawn
         while node is not None and count < len(tokens) and node.token == tokens[count]:
             count, node = count + 1, node.drawn
         return count
 
     def confirm(self, tokens: Sequence[int], numbers: Iterator[int]) -> list[int]:
-        """The text goes on with `tokens`. Those that are not in the tree become new nodes, with the
-        next of `numbers`. Returns the places of the nodes to keep in the cache."""
+        """The sequence continues with `tokens`. Tokens that are not in the tree become new nodes,
+        with the next of `numbers`. Returns the places of the nodes to keep in the cache."""
         for token in tokens:
             last = self.root
             self.root = last.child(token) or Node(next(numbers), token, last.position + 1, last)
@@ -152,7 +153,7 @@ class DraftTree:
                 reachable.add(node)
                 kept.append(node)
         places = [node.cached for node in (*text, *kept)]
-        # The text comes first: the cache can only grow after what the draft has read.
+        # The sequence comes first: the cache can only grow after what the draft has read.
         for node in text:
             node.place = ROOT
         for place, node in enumerate(kept):
@@ -162,7 +163,7 @@ class DraftTree:
         first = self.root
         while first.place is None and first.parent is not None:
             first = first.parent
-        first.parent = None  # the text before it is not needed
+        first.parent = None  # the sequence before it is not needed
         self.tip = self.root
         while self.tip.drawn is not None:
             self.tip = self.tip.drawn
@@ -174,5 +175,5 @@ class DraftTree:
         return [n.token for n in takewhile(lambda n: n is not self.root, self.tip.up())][::-1]
 
     def find(self, number: int) -> Node:
-        """A node of the chain or of the text before it."""
+        """A node of the chain or of the sequence before it."""
         return next(node for node in self.tip.up() if node.number == number)

@@ -2,11 +2,11 @@
 
 The draft runs elsewhere (:mod:`specdec_core.drafting.pearl.asynchronous_draft`) and sends what it
 drafts. A round feeds the candidates that have arrived. Those that arrive while the target is busy
-belong to the next round, if the text turns out as the draft assumed (post-verification). The first
-of them is verified with this round's last distribution, where otherwise the target would add a
-token of its own. So a round that feeds no candidate is PEARL's pre-verification. Beyond PEARL, the
-draft also drafts after tokens that the target may choose in place of a candidate; when the target
-chooses one of them, its continuation is there.
+belong to the next round, if the sequence turns out as the draft assumed (post-verification). The
+first of them is verified with this round's last distribution, where otherwise the target would add
+a token of its own. So a round that feeds no candidate is PEARL's pre-verification. Beyond PEARL,
+the draft also drafts after tokens that the target may choose in place of a candidate; when the
+target chooses one of them, its continuation is drafted already.
 
 Every candidate is verified by the rule of the request's sampling
 (:mod:`specdec_core.tokens.acceptance`), and was drawn without knowing the verdict. So the output is
@@ -53,7 +53,8 @@ _LEAST_PATIENCE = 0.005  # seconds
 # A draft that dies before it has sent the distribution of a rejected token is waited for.
 _RETURN = 600.0  # seconds
 
-# Numbers of the last tokens of the texts that drafts are sent. Drafted tokens have positive ones.
+# Numbers of the last tokens of the sequences that drafts are sent. Drafted tokens have positive
+# ones.
 _ROOTS = count(-1, -1)
 
 
@@ -76,22 +77,22 @@ class _Node:
 @dataclass(slots=True)
 class _WindowSlot:
     """A slot's tokens from the draft that may still be of use: a tree after `anchor`, the last
-    token of the text that the draft is known to have. `place` is its position."""
+    token of the sequence that the draft is known to have. `place` is its position."""
 
     state: SlotState
     end: int
-    sent: int = 0  # tokens of the text that the draft was sent
-    draft: int = 0  # the number of the draft that has the slot's text
+    sent: int = 0  # tokens of the sequence that the draft was sent
+    draft: int = 0  # the number of the draft that has the slot's sequence
     anchor: _Node = field(default_factory=partial(_Node, 0))
     place: int = 0
     nodes: dict[int, _Node] = field(default_factory=dict)  # the tree's, by number
     paused: int | None = None  # the candidate after which the policy would stop
-    outdated: bool = False  # a round has been verified since the draft was sent a text
+    outdated: bool = False  # a round has been verified since the draft was sent a sequence
     fed: int = 0
     forwards: int = 0
 
     def restart(self, root: int, length: int) -> None:
-        """The draft is sent a text of `length` tokens, whose last one has the number `root`."""
+        """The draft is sent a sequence of `length` tokens; the last one has the number `root`."""
         self.place, self.sent, self.paused = length - 1, length, None
         self._move(_Node(root))
 
@@ -115,7 +116,7 @@ class _WindowSlot:
         return True
 
     def follow(self) -> None:
-        """Move the anchor along the text, which has grown."""
+        """Move the anchor along the sequence, which has grown."""
         text = self.state.tokens
         while self.place < len(text) - 1:
             following = self.anchor.child(text[self.place + 1])
@@ -161,7 +162,7 @@ class PearlDrafter(Drafter):
         self._fed_at = 0.0
         self._verifying = False  # from feeding the trees to the next proposal
         self._ready = False
-        self._length = 0  # of the texts that the draft can read, once it is ready
+        self._length = 0  # of the sequences that the draft can read, once it is ready
         self._refused: str | None = None  # why the draft cannot be configured
         self._configure_draft()
 
@@ -224,7 +225,7 @@ class PearlDrafter(Drafter):
     # Sending
 
     def _has_text(self, slot: _WindowSlot) -> bool:
-        """Whether the draft that is connected was sent this slot's text."""
+        """Whether the draft that is connected was sent this slot's sequence."""
         link = self.link
         return link.connected and link.configured is self._mark and slot.draft == link.number
 
@@ -232,7 +233,7 @@ class PearlDrafter(Drafter):
         return self._ready and self.link.connected and self.link.configured is self._mark
 
     def _configure_draft(self) -> None:
-        """Send a new draft its configuration and the texts of all slots."""
+        """Send a new draft its configuration and the sequences of all slots."""
         link = self.link
         if not link.connected:
             return
@@ -249,13 +250,13 @@ class PearlDrafter(Drafter):
     def _commit(
         self, number: int, judged: int = 0, accepted: int = 0, choices: Sequence[int] = ()
     ) -> None:
-        """Send the draft the tokens that a slot's text has grown by."""
+        """Send the draft the tokens that a slot's sequence has grown by."""
         slot = self._slots[number]
         if self._has_text(slot):
             if slot.outdated:
                 self._begin(slot)
             else:
-                # All of the text: the outcome may be of a part of the round's tree.
+                # All of the sequence: the outcome may be of a part of the round's tree.
                 text = slot.state.tokens
                 start = perf_counter()
                 self.link.send(Commit(number, text[slot.sent :], judged, accepted, list(choices)))
@@ -266,7 +267,7 @@ class PearlDrafter(Drafter):
         slot.outdated = False
 
     def _begin(self, slot: _WindowSlot, candidates: Sequence[int] = ()) -> None:
-        """Send the draft a slot's text, and the `candidates` after it."""
+        """Send the draft a slot's sequence, and the `candidates` after it."""
         state, root = slot.state, next(_ROOTS)
         tokens = [*state.tokens, *candidates]
         slot.restart(root, len(tokens))

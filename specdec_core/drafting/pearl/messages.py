@@ -1,8 +1,8 @@
 """The messages between the two sides of PEARL: tokens, and now and then a distribution.
 
 Every drafted token has a number and is sent with the number of the token before it. So both sides
-hold a tree of what may follow the text, and messages may cross: a token whose predecessor has been
-dropped meanwhile is dropped, too.
+hold a tree of what may follow the sequence, and messages may cross: a token whose predecessor has
+been dropped meanwhile is dropped, too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _SPARSE = 0.25
 
 class Configure(NamedTuple):
     """Draft in this way from now on: up to `ahead` tokens beyond what the target has confirmed, at
-    up to `width` nodes of a slot's tree in each forward, the end of the chain and others that the
-    text reaches with a probability of at least `least`."""
+    up to `width` nodes of a slot's tree in each forward, the end of the chain and other nodes that
+    the sequence reaches with a probability of at least `least`."""
 
     drafter: AnyChain
     slots: int
@@ -49,7 +49,8 @@ class DraftRefused(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """A slot's text, whose last token has the number `root`; it will have at most `end` tokens."""
+    """A slot's sequence; its last token has the number `root`. It will have at most `end`
+    tokens."""
 
     slot: int
     root: int
@@ -57,12 +58,12 @@ class Begin(NamedTuple):
     end: int
     sampling: Sampling
     seed: int
-    rules: TextRules | None = None  # what of its sampling depends on the text
+    rules: TextRules | None = None  # what of its sampling depends on the sequence
 
 
 class Commit(NamedTuple):
-    """The target has confirmed the next tokens of a slot's text. Of `drafted` candidates it has
-    `accepted` some; `choices` are its own tokens after the text before the round and after each
+    """The target has confirmed the next tokens of a slot's sequence. Of `drafted` candidates it has
+    `accepted` some; `choices` are its own tokens after the sequence before the round and after each
     candidate that it has read."""
 
     slot: int
@@ -73,7 +74,7 @@ class Commit(NamedTuple):
 
 
 class End(NamedTuple):
-    """The slot's request is over; `tokens` are the last of its text."""
+    """The slot's request is over; `tokens` are the last of its sequence."""
 
     slot: int
     tokens: list[int]

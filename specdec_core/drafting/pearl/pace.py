@@ -3,11 +3,11 @@
 The draft drafts while the target verifies, so after an accepted round the next candidates are there
 at once: n of them, about t_target / t_draft. After a rejection there are none, and waiting for w of
 them costs w · t_draft. A round that feeds k candidates verifies k + 1: the one that arrives
-meanwhile by the last of its distributions. It brings the accepted ones and, at a rejection, the
-target's own token; with the probability α that a candidate is accepted, this is on average
-E(k) = Σ α^i for i = 0 … k = (1 − α^(k+1)) / (1 − α). The next round need not wait with probability
-α^(k+1). The share π of rounds that begin after a rejection is in balance with the others, 1 − π, at
-π α^(w+1) = (1 − π)(1 − α^(n+1)). The best w brings the most tokens a second:
+meanwhile by the last of its distributions. It adds the accepted candidates and, at a rejection, the
+target's own token; with the probability α that a candidate is accepted, this is on average E(k) = Σ
+α^i for i = 0 … k = (1 − α^(k+1)) / (1 − α). The next round need not wait with probability α^(k+1).
+The share π of rounds that begin after a rejection is in balance with the other rounds, 1 − π, at π
+α^(w+1) = (1 − π)(1 − α^(n+1)). The best w yields the most tokens a second:
 
     (π E(w) + (1 − π) E(n)) / (π (w t_draft + t_notice) + t_target)
 

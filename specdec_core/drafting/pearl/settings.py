@@ -11,7 +11,7 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 
 
 class PearlSettings(DrafterSettings):
-    """A draft model, by itself or sped up by a lookup, drafts on a device of its own while the
+    """A draft model, by itself or sped up by a lookup, drafts on another device while the
     target verifies (PEARL)."""
 
     kind: Literal["pearl"] = "pearl"
@@ -55,8 +55,8 @@ class PearlSettings(DrafterSettings):
 
     @property
     def ahead(self) -> int:
-        """The most tokens drafted beyond the confirmed text: a window that is being verified, and
-        the next."""
+        """The most tokens drafted beyond the confirmed sequence: a window that is being verified,
+        and the next."""
         return 2 * self.window + 1
 
     @property

@@ -2,12 +2,12 @@
 
 A length policy works in rounds: a limit, one candidate after the other, a verdict. An asynchronous
 draft has no rounds. So its chain is divided into windows, and each window is a round to the policy.
-A window begins with the first candidate that the text does not have yet, and grows until the policy
-stops it. Its accepted candidates are those that the text repeats, whichever round of the target
-wrote it. Its verdict comes when the text has repeated all of them or has departed from them. In
-greedy and coupled decoding this is the target's verdict on each candidate. With rejection sampling
-a candidate that came too late to be verified counts as accepted only if the target drew the same
-token.
+A window begins with the first candidate that the sequence does not have yet, and grows until the
+policy stops it. Its accepted candidates are those that the sequence repeats, whichever round of the
+target wrote it. Its verdict comes when the sequence has repeated all of them or has departed from
+them. In greedy and coupled decoding this is the target's verdict on each candidate. With rejection
+sampling a candidate that came too late to be verified counts as accepted only if the target drew
+the same token.
 
 The policy sees the candidates after a stopped window once that window has its verdict. So it knows
 the outcome of one window when it decides about the next, as in synchronous drafting.
@@ -48,19 +48,19 @@ class _Window:
 
 
 class Windows:
-    """The current window of each slot. `final` tokens end a text."""
+    """The current window of each slot. `final` tokens end a sequence."""
 
     def __init__(self, policy: LengthPolicy, final: frozenset[int]) -> None:
         self._policy, self._final = policy, final
         self._windows: dict[int, _Window] = {}
 
     def begin(self, slot: int, root: Node) -> None:
-        """A slot has a new text, whose last token is `root`."""
+        """A slot has a new sequence, which ends in `root`."""
         self._policy.reset(slot)
         self._windows[slot] = _Window(root)
 
     def confirm(self, slot: int, root: Node, agreed: int, departed: bool) -> None:
-        """The text, now up to `root`, has repeated `agreed` more of the chain's tokens, and has
+        """The sequence, now up to `root`, has repeated `agreed` more of the chain's tokens, and has
         then `departed` from the chain or not."""
         window = self._windows[slot]
         window.accepted = min(window.accepted + agreed, window.drafted)

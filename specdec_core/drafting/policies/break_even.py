@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 # What every request begins with: candidates that are accepted with this probability,
 _ACCEPTED = 0.7
-_ROUNDS = 4  # as if so many rounds had shown it,
-_AGREED = 4.0  # and confidences that so many accepted candidates agree with.
+_ROUNDS = 4  # as if this number of rounds had shown it,
+_AGREED = 4.0  # and confidences that this number of accepted candidates agrees with.
 
 
 def best_rate(acceptance: float, target_cost: float, max_tokens: int) -> float:
@@ -29,8 +29,8 @@ def best_rate(acceptance: float, target_cost: float, max_tokens: int) -> float:
 
 
 class BreakEvenSettings(PricedSettings):
-    """Stop when another candidate is expected to bring less than decoding brings in the time that
-    it takes, by the request's own rounds."""
+    """Stop when another candidate is expected to add fewer tokens than decoding adds in the time
+    that the candidate takes, by the request's own rounds."""
 
     kind: Literal["break_even"] = "break_even"
     target_cost: CandidateCost = "profile"
@@ -59,16 +59,16 @@ class _Request:
 
 
 class BreakEvenPolicy(LengthPolicy):
-    """Go on after candidate n while r · Π q(y) ≥ g.
+    """Draft on after candidate n while r · Π q(y) ≥ g.
 
-    Decoding is a renewal process: a round brings accepted + 1 tokens and costs c + calls, in what a
+    Decoding is a renewal process: a round adds accepted + 1 tokens and costs c + calls, in what a
     candidate takes, a call of the draft model and a place in the target's forward. The most tokens
-    a time are had by taking whatever brings more than the rate itself,
-    g = Σ (accepted + 1) / Σ (c + calls): a candidate brings a token with at most the probability
-    that those before it are all accepted. That is Π q(y) as far as the
-    draft's confidences are right; r = Σ accepted / Σ Π q(y) of the candidates so far says how far
-    they are. So the threshold on the product follows the text and the costs, and nothing is to be
-    chosen. A candidate that a guess brings along takes no call and is always taken.
+    a time are had by taking every candidate that adds more than the rate itself, g = Σ (accepted +
+    1) / Σ (c + calls): a candidate adds a token with at most the probability that those before it
+    are all accepted. That is Π q(y) as far as the draft's confidences are right; r = Σ accepted / Σ
+    Π q(y) of the candidates so far says how far they are. So the threshold on the product follows
+    the sequence and the costs, and nothing is to be chosen. A candidate that a guess adds takes no
+    call and is always taken.
 
     Both sums are the request's own. They begin as if a few rounds of the best constant length had
     been seen, with candidates of one acceptance (:func:`best_rate`).

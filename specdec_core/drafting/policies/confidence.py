@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ConfidenceSettings(PolicySettings):
-    """Stop after a token whose draft distribution peaks below `threshold`."""
+    """Stop after a token where the draft distribution peaks below `threshold`."""
 
     kind: Literal["confidence"] = "confidence"
     threshold: float = Field(default=0.4, ge=0, le=1)
@@ -29,7 +29,7 @@ class ConfidenceSettings(PolicySettings):
 
 
 class ConfidencePolicy(Rule):
-    """Stop after a token whose distribution peaks below the threshold."""
+    """Stop after a token where the distribution peaks below the threshold."""
 
     reads = ("top_probability",)
 

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 class DecisionSettings(HeadSettings):
-    """Stop after a candidate whose acceptance has a probability below `threshold` by a decision
-    model (improved MCSD, §3.3); `cumulative`, where the product of the round's is below it."""
+    """Stop after a candidate that a decision model accepts with a probability below `threshold`
+    (improved MCSD, §3.3); `cumulative`, where the product of the round's probabilities is below
+    it."""
 
     head_kinds: ClassVar = ("t1", "t2", "joint")
 
@@ -36,7 +37,7 @@ class DecisionSettings(HeadSettings):
 
 
 class DecisionPolicy(HeadRule):
-    """Stop after a candidate whose probability by the decision model is below the threshold
+    """Stop after a candidate that the decision model gives a probability below the threshold
     (improved MCSD, §3.3; a chain is one sequence, so all sequences are below when it is)."""
 
     def __init__(self, settings: DecisionSettings, head: LoadedHead) -> None:

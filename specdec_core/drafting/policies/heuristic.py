@@ -37,7 +37,7 @@ class HeuristicPolicy(LengthPolicy):
     `start` (its "heuristic_transient"); lasting, a slot's K goes on into its next request (its
     "heuristic"). Each slot has its own K, so that a request's drafts do not depend on the rest of
     the batch. Unlike there, K never exceeds `max_tokens`, and the last round of a request does not
-    change K, because it is cut by the end of the text.
+    change K, because it is cut by the end of the sequence.
     """
 
     settings: HeuristicSettings

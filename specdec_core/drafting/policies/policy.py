@@ -64,7 +64,8 @@ class LengthPolicy:
     # Learns from its candidates: `go_on` sees each of them, also where its answer is not needed
     # because the round is at its limit or the text at its end.
     learns = False
-    # May want no candidates for many rounds; the draft model then reads the text only when it does.
+    # May want no candidates for many rounds; the draft model then reads a sequence only when it
+    # drafts.
     rests = False
 
     def __init__(self, settings: Any) -> None:
@@ -85,7 +86,7 @@ class LengthPolicy:
         return [True] * len(signals.slots)
 
     def observe(self, slot: int, outcome: PolicyOutcome) -> None:
-        """A round of `slot` was verified, and its request goes on."""
+        """A round of `slot` was verified, and its request continues."""
 
     def reset(self, slot: int) -> None:
         """`slot` begins a new request."""
@@ -94,14 +95,14 @@ class LengthPolicy:
 class Rule(LengthPolicy):
     """A policy that decides from the candidates of the round alone.
 
-    Every candidate has a value. The round stops after the first one whose value, or with
+    Every candidate has a value. The round stops after the first candidate where its value, or with
     `cumulative` the product of the round's values so far, `stops`. A rule has no memory beyond the
     round, so a replay can evaluate all rounds of a trace at once.
     """
 
     cumulative = False
     min_tokens = 1
-    # The values at a candidate are those of the candidate before, known only now.
+    # The values at a candidate belong to the candidate before; they are known only now.
     lagging = False
 
     def __init__(self, settings: Any) -> None:

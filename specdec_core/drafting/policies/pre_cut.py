@@ -151,7 +151,8 @@ class QTable(BaseModel, extra="forbid"):
 
 
 class _Decision(NamedTuple):
-    """What the table was asked in a round: its state, after so many candidates and draft calls."""
+    """A decision of the table in a round: the state, the number of candidates and of draft
+    calls."""
 
     state: int
     drafted: int
@@ -246,11 +247,11 @@ class PreCutPolicy(LengthPolicy):
             self.load(present_path(settings.table))
 
     def save(self, path: str | Path) -> Path:
-        """Write the learned table; a policy that loads it goes on as this one would."""
+        """Write the learned table; a policy that loads it continues as this one would."""
         return self.table.save(path)
 
     def load(self, path: str | Path) -> None:
-        """Go on from a saved table.
+        """Continue from a saved table.
 
         Raises:
             UserError: no Q-table, or one of other states than the settings'.

@@ -78,7 +78,7 @@ class Signals:
         return part
 
     def fetch(self, names: Sequence[str]) -> None:
-        """Bring the tokens and the values `names` to the host, with one copy from the device."""
+        """Copy the tokens and the values `names` to the host, with one copy from the device."""
         measured = [self.measure(name) for name in names]
         if self._drawn is not None:
             tokens, *values = to_host(self._drawn, *measured)
@@ -154,7 +154,7 @@ class Signals:
 
     def _entropy(self) -> Tensor:
         if self._states[1] is None:
-            # Three times as fast as entr, whose care for zeros is not needed here.
+            # Three times as fast as entr, which handles zeros that do not occur here.
             return (self.probs * self._scores.log_softmax(dim=-1)).sum(dim=-1).neg()
         terms: Tensor = torch.special.entr(self.probs)
         return terms.sum(dim=-1)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class SvipSettings(PolicySettings):
-    """Stop after a token whose draft distribution has √H > `threshold` (SVIP, Eq. 7; H in nats)."""
+    """Stop after a token where the draft distribution has √H > `threshold` (SVIP, Eq. 7; H in
+    nats)."""
 
     kind: Literal["svip"] = "svip"
     threshold: float = Field(default=0.8, ge=0)
@@ -30,7 +31,7 @@ class SvipSettings(PolicySettings):
 
 
 class SvipPolicy(Rule):
-    """Stop after a token whose distribution has √H > h (SVIP, Eq. 7)."""
+    """Stop after a token where the distribution has √H > h (SVIP, Eq. 7)."""
 
     reads = ("entropy",)
 

@@ -19,7 +19,7 @@ class PostUseDrafter(ChainDrafter):
     At the draft model (Alg. 2) W phrases after the chain's last token go through it in one masked
     pass; the best of them lengthens the chain as far as the draft model agrees, and at least by its
     own token. At the target (Alg. 3) W phrases after each of the chain's last m tokens join the
-    tree; of a chain shorter than m also after the text.
+    tree; of a chain shorter than m also after the sequence.
 
     Where the paper leaves a choice, or this differs from it:
 
@@ -27,7 +27,7 @@ class PostUseDrafter(ChainDrafter):
       draft model's own token after it costs nothing.
     - Verified phrases return to the cache (line 19 of Alg. 2, line 20 of Alg. 3) as far as they
       are USEFUL (Eq. 7), with the verifier's next token. Its token after a mismatch belongs to
-      another text and is left out.
+      another sequence and is left out.
     - Alg. 3 chooses the longest match. The tree's verification does so when greedy, and tries the
       siblings in the cache's order when sampling, where the choice must not depend on the outcome.
     - Under sampling a phrase is a one-hot proposal in both models, which keeps both exact.

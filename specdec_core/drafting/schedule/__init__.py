@@ -1,1 +1,1 @@
-"""Who drafts depends on the load."""
+"""The drafter depends on the load."""

@@ -49,7 +49,7 @@ class ScheduleSettings(DrafterSettings):
         return hash(tuple(self.ranges.items()))
 
     def at(self, requests: int) -> DrafterSettings | None:
-        """Who drafts when `requests` are decoded together; None: nobody."""
+        """The drafter when `requests` are decoded together; None: no drafter."""
         return next(d for least, d in reversed(self.ranges.items()) if least <= requests)
 
     @property

@@ -14,7 +14,7 @@ from specdec_core.tokens.topology import k_configuration
 
 
 class TargetForkDrafter(ForkBranches, TargetStarted):
-    """The target's tokens for the next position, one of which is always accepted, each followed by
+    """The target's tokens for the next position, each followed by
     `spread` chains of the draft's. In a request's first round, which has no candidates, the target
     only draws.
 

@@ -21,8 +21,8 @@ class TargetTreeDrafter(TargetStarted):
     of which is always accepted. Each has a subtree of the draft's, of `branching[1:]` children. In
     a request's first round, which has no candidates, the target only draws.
 
-    Like any static tree it grows on after a token that would end the text: such a token must not
-    lose against others because it has no candidates.
+    Like any static tree it grows on after a token that would end the sequence: such a token must
+    not lose against other tokens because it has no candidates.
     """
 
     def __init__(self, settings: TargetTreeSettings, resources: Resources) -> None:

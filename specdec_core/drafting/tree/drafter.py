@@ -18,7 +18,7 @@ from specdec_core.tokens.topology import static_tree
 
 class TreeDrafter(ShapedTree):
     """Grows the same tree every round, cut where the request ends. It grows on after a token that
-    would end the text, so that its shape does not depend on what is drafted.
+    would end the sequence, so that its shape does not depend on what is drafted.
 
     Under sampling a node has fewer children than in the shape where fewer tokens have any
     probability.

@@ -42,7 +42,8 @@ class TreeSettings(ModelSettings):
 
     @property
     def children(self) -> tuple[tuple[int, ...], ...]:
-        """How many children each node of each level has, the text's last token being level 0."""
+        """How many children each node of each level has, the sequence's last token being level
+        0."""
         levels, width = [], 1
         for counts in self.branching:
             levels.append(counts if isinstance(counts, tuple) else (counts,) * width)
