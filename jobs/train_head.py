@@ -60,8 +60,8 @@ def main(
     from dashboards.progress import ConsoleProgress
     from specdec_core.drafting.heads.card import HeadTrainingSettings
     from specdec_core.recordings.find import open_named
+    from specdec_core.training.heads.evaluation import judge_rules
     from specdec_core.training.heads.examples import same_models
-    from specdec_core.training.heads.thresholds import judge_rules
 
     settings, rates = training_settings(HeadTrainingSettings, setting, learning_rate)
     recordings = [open_named(name, workspace()) for name in recording]
@@ -111,8 +111,8 @@ def train(
     from dashboards.progress import ConsoleProgress, HeadProgress
     from dashboards.reports.heads import fits, thresholds
     from dashboards.tracking.heads_run import HeadsRun
+    from specdec_core.training.heads.evaluation import judge_heads
     from specdec_core.training.heads.examples import load_examples
-    from specdec_core.training.heads.thresholds import judge_heads
 
     console.print(f"heads of [bold]{draft}[/bold]")
     with console.status("reading recordings"):

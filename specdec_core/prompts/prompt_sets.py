@@ -283,14 +283,9 @@ def file_records(path: Path) -> Iterator[tuple[str, Any]]:
 def _hub_records(dataset: str) -> Iterator[tuple[str, Any]]:
     """Rows of a hub data set, from the Parquet copy that the hub keeps of every data set, as
     `<configuration>/<split>/0000.parquet`; of a large set that is the first part."""
-    import pyarrow.parquet as parquet
+    from specdec_core.prompts.shards import shard_records
 
-    path = _download(dataset)
-    number = 0
-    for batch in parquet.ParquetFile(path).iter_batches(batch_size=256):
-        for record in batch.to_pylist():
-            yield f"{dataset}, row {number}", record
-            number += 1
+    return shard_records(_download(dataset), dataset)
 
 
 def _download(dataset: str) -> Path:

@@ -58,16 +58,16 @@ def keep_within(folder: Path, limit: int) -> list[Path]:
     return deleted
 
 
-def shard_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a Parquet file, each with where it stands, and without what is empty. Raises
-    :class:`UserError`."""
+def shard_records(path: Path, name: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a Parquet file without empty values, each after its place in the set of that
+    `name`, or else in the file. Raises :class:`UserError`."""
     number = 0
     try:
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=_BATCH):
             for record in batch.to_pylist():
                 number += 1
                 given = {key: value for key, value in record.items() if value is not None}
-                yield f"{path}, row {number}", given
+                yield f"{name or path}, row {number}", given
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (pa.ArrowException, OSError) as error:

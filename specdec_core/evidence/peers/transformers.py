@@ -45,35 +45,6 @@ LOOKUP = tuple(
 
 
 @torch.inference_mode()
-def transformers_generate(
-    pair: Pair,
-    mode: TransformersMode,
-    draft: str | None,
-    tokens: tuple[int, ...],
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    seed: int = 0,
-) -> list[int]:
-    """New tokens of `generate` for one prompt, assisted by the pair's draft named `draft` where
-    there is one. Sets torch's global seed when it draws."""
-    options: dict[str, Any] = {}
-    if draft is not None:
-        assistant = pair.draft_models[draft]
-        # `generate` reads these from the assistant, and writes adjusted values to it.
-        settings = assistant.generation_config
-        settings.num_assistant_tokens = mode.assistant_tokens
-        settings.num_assistant_tokens_schedule = mode.schedule
-        settings.assistant_confidence_threshold = mode.confidence
-        options["assistant_model"] = assistant
-    if mode.lookup_tokens is not None:
-        options["prompt_lookup_num_tokens"] = mode.lookup_tokens
-    if mode.lookup_size is not None:
-        options["max_matching_ngram_size"] = mode.lookup_size
-    target: Any = pair.target  # causal models generate, which their base class does not say
-    generate = partial(target.generate, **options)
-    return new_tokens(generate, pair, tokens, max_new_tokens, temperature, seed)
-
-
 def new_tokens(
     generate: Callable[..., Any],
     pair: Pair,
@@ -82,7 +53,8 @@ def new_tokens(
     temperature: float,
     seed: int,
 ) -> list[int]:
-    """The same of any function that takes the arguments of `generate`."""
+    """New tokens for one prompt, of a function with the arguments of `generate`. Sets the global
+    seed of torch when it draws."""
     options: dict[str, Any] = {}
     if temperature > 0:
         torch.manual_seed(seed)
@@ -139,14 +111,34 @@ class TransformersPeer(Peer):
         seed: int = 0,
     ) -> list[int]:
         assert self._pair is not None  # it is open
-        tokens = transformers_generate(
-            self._pair, self._mode, self._draft, prompt_tokens, max_new_tokens, temperature, seed
-        )
-        if self._draft is not None and self._mode.schedule == "heuristic":
-            # Its K lasts over requests, here as well, though modes share the assistant.
-            settings = self._pair.draft_models[self._draft].generation_config
-            self._mode = replace(self._mode, assistant_tokens=settings.num_assistant_tokens)
-        return tokens
+        generate = self._generate_of(self._pair)
+        return new_tokens(generate, self._pair, prompt_tokens, max_new_tokens, temperature, seed)
+
+    def _generate_of(self, pair: Pair) -> Callable[..., Any]:
+        """`generate` in the mode."""
+        target: Any = pair.target  # causal models generate, which their base class does not say
+        mode, options = self._mode, dict[str, Any]()
+        if mode.lookup_tokens is not None:
+            options["prompt_lookup_num_tokens"] = mode.lookup_tokens
+        if mode.lookup_size is not None:
+            options["max_matching_ngram_size"] = mode.lookup_size
+        if self._draft is None:
+            return partial(target.generate, **options)
+        assistant = pair.draft_models[self._draft]
+        # `generate` reads these from the assistant, and writes adjusted values to it.
+        settings = assistant.generation_config
+        settings.num_assistant_tokens = mode.assistant_tokens
+        settings.num_assistant_tokens_schedule = mode.schedule
+        settings.assistant_confidence_threshold = mode.confidence
+
+        def assisted(**given: Any) -> Any:
+            output = target.generate(**given, **options, assistant_model=assistant)
+            if mode.schedule == "heuristic":
+                # Its K lasts over requests, here as well, though modes share the assistant.
+                self._mode = replace(mode, assistant_tokens=settings.num_assistant_tokens)
+            return output
+
+        return assisted
 
     def forget(self) -> None:
         self._mode = self._fresh
@@ -182,19 +174,9 @@ class TransformersPlugIn(TransformersPeer):
         assert self._generate is not None  # it is open
         forget(self._generate)
 
-    @torch.inference_mode()
-    def decode(
-        self,
-        prompt_tokens: tuple[int, ...],
-        max_new_tokens: int,
-        temperature: float = 0.0,
-        seed: int = 0,
-    ) -> list[int]:
-        assert self._pair is not None  # it is open
-        assert self._generate is not None
-        return new_tokens(
-            self._generate, self._pair, prompt_tokens, max_new_tokens, temperature, seed
-        )
+    def _generate_of(self, pair: Pair) -> Callable[..., Any]:
+        assert self._generate is not None  # it is open
+        return self._generate
 
     def close(self) -> None:
         super().close()

@@ -1,12 +1,12 @@
 """What the bundled pair's recipe depends on."""
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
+
+from specdec_core.config import Value
 
 
-class Shape(BaseModel):
+class Shape(Value):
     """Shape of a Llama with tied embeddings."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     width: int
     layers: int
@@ -14,10 +14,8 @@ class Shape(BaseModel):
     heads: int
 
 
-class Settings(BaseModel):
+class Settings(Value):
     """Everything the recipe depends on, besides the interpreter's own source."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = 0
     threads: int = 2
@@ -26,10 +24,12 @@ class Settings(BaseModel):
     context: int = 2048
 
     target: Shape = Shape(width=384, layers=8, inner=1024, heads=6)
-    drafts: dict[str, Shape] = {
-        "draft-medium": Shape(width=256, layers=2, inner=704, heads=4),
-        "draft-small": Shape(width=128, layers=1, inner=384, heads=2),
-    }
+    drafts: dict[str, Shape] = Field(
+        default={
+            "draft-medium": Shape(width=256, layers=2, inner=704, heads=4),
+            "draft-small": Shape(width=128, layers=1, inner=384, heads=2),
+        }
+    )
 
     rows: int = 24
     row_tokens: int = 320

@@ -424,7 +424,7 @@ class TestHub:
         )
         assert gsm8k == [[f"openai/gsm8k/{i}", f"q{i}"] for i in range(300)]
         assert bench == [["6", "three"]]  # a split that is not for training, where there is one
-        assert images.startswith("someone/images, row 0: unknown form with image, label; known")
+        assert images.startswith("someone/images, row 1: unknown form with image, label; known")
         assert odd == "someone/odd: no test, validation or train split on the hub"
         assert missing.startswith("someone/nothing: no such file, and no data set of that name")
         assert "\n" not in missing
