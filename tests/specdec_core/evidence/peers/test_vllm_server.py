@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from specdec_core.base.errors import UserError
 from specdec_core.evidence.peers.vllm_server import vllm_servers
 from specdec_core.models.pair import Pair
 
@@ -57,10 +56,3 @@ def test_its_threads_are_ours_and_bound(
     assert (bound["OMP_NUM_THREADS"], bound["VLLM_CPU_OMP_THREADS_BIND"]) == ("1", "0")
     assert "PYTHONPATH" not in bound
     assert "VLLM_CPU_OMP_THREADS_BIND" not in server.environment([], venv)
-
-
-def test_without_its_environment_the_command_that_makes_it_is_named(
-    tiny_pair: Pair, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=r"vLLM: no .*none; `make bench-peers` makes it"):
-        list(vllm_servers(tiny_pair, tmp_path / "none"))
