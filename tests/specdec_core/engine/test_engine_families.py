@@ -165,7 +165,7 @@ def test_compiled_graphs_write_what_eager_forwards_do(
     assert all(tokens == written[0] for tokens in written)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["qwen2-mixed-window", "gemma2-window", "opt"])
 def test_a_folder_loads_with_measured_data_types(family: str, tmp_path: Path) -> None:
     """Choosing the data type runs a shortened model of the family."""
     model = AutoModelForCausalLM.from_config(FAMILIES[family])

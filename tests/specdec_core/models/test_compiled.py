@@ -73,10 +73,9 @@ def both(pair: Pair, slots: int = 3) -> tuple[EagerRunner, CompiledRunner]:
 def runners(
     request: pytest.FixtureRequest, compiled_pair: Pair
 ) -> tuple[EagerRunner, CompiledRunner]:
-    """An eager and a compiled runner, as of a draft, of the target or of a model whose layers have
-    two kinds of masks."""
+    """An eager and a compiled runner of the target, or of a draft with two kinds of layers."""
     model, length = compiled_pair.target, compiled_pair.max_length
-    if request.param == "windows":
+    if draft := request.param == "windows":
         torch.manual_seed(0)
         sizes = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": 320}
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
@@ -84,7 +83,7 @@ def runners(
         model = Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads, **kinds)).eval()
     weights = {"packed": compiled_pair.fingerprints["target"]}
     eager = EagerRunner(model, 3, length, compact=True)
-    compiled = CompiledRunner(eager, weights.get(request.param, request.param), draft=True)
+    compiled = CompiledRunner(eager, weights.get(request.param, request.param), draft)
     assert compiled.mixes
     return EagerRunner(model, 3, length), compiled
 

@@ -20,11 +20,9 @@ from specdec_core.base import memory
 from specdec_core.base.errors import UserError
 from specdec_core.models.compiled import CompiledRunner
 from specdec_core.models.eager import EagerRunner
-from specdec_core.models.eagle.runner import EagleRunner
 from specdec_core.models.features import LayerInputs
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch
-from tests.specdec_core.models.eagle.pair_heads import head_of
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3,
@@ -68,34 +66,6 @@ def test_a_layer_that_the_model_lacks_is_refused() -> None:
     model = AutoModelForCausalLM.from_config(FAMILIES["llama"])
     with pytest.raises(UserError, match="features of layer 4, but the model has 3"):
         LayerInputs(model, (1, 4))
-
-
-@pytest.mark.long
-def test_compiled_a_head_drafts_what_it_drafts_eagerly(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    if tiny_pair.target.device.type != "cpu":
-        pytest.skip("on a GPU heads are run eagerly")
-    head = head_of(tiny_pair, feature_layers=(0, 1, 2))
-    logits, kept = [], []
-    for weights in (None, "0"):
-        target = EagerRunner(tiny_pair.target, 3, 64, compact=True, features=(0, 1, 2))
-        if weights is not None:
-            target = CompiledRunner(target, weights)
-        runner = EagleRunner(head, target, 3, 64, weights)
-        assert (runner._graph is None) == (weights is None)
-        target.forward(Batch([0, 2], [TEXT[:-1], TEXT[3:6]]))
-        kept.append(target.features([0, 0, 2], [2, 7, 1]))
-        runner.prefill([0, 2], [TEXT, TEXT[3:6]])
-        parts = [
-            Batch([0, 2], [[10, 11], [12]], [[-1, -1], None]),
-            Batch([0], [[13, 14]], [[-1, -1, 0, 1]]),
-            Batch([0], [[15]], [[-1, -1, 0, 1, 3]]),
-        ]
-        logits.append(torch.cat([runner.forward(part).logits for part in parts]))
-    torch.testing.assert_close(*kept, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(*logits, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.long

@@ -77,6 +77,7 @@ def test_layers_that_read_the_same_rows_become_one_product_and_others_stay() -> 
             torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.long
 @needs_operator
 def test_a_compiled_model_in_bfloat16_multiplies_by_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -75,7 +75,7 @@ def ancestors(parents: list[int], node: int) -> list[int]:
 
 
 @settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(rounds=st.lists(slot_round(), min_size=1, max_size=3), data=st.data())
 def test_the_cache_holds_the_kept_path(

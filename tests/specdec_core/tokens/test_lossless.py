@@ -287,7 +287,7 @@ def test_the_test_notices_a_wrong_mask(toy_pair: Pair, monkeypatch: pytest.Monke
     class Chained(topology.Topology):
         def __init__(self, *arguments: object) -> None:
             super().__init__(*arguments)
-            self._sees = torch.ones(len(self), len(self), dtype=torch.bool).tril()
+            self._sees = np.tril(np.ones((len(self), len(self)), dtype=bool))
 
     monkeypatch.setattr(topology, "Topology", Chained)
     drafter = TreeSettings(branching=(3, 2))

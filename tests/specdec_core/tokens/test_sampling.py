@@ -200,7 +200,7 @@ FILTERS = [
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("vocabulary", [1, 31, 32, 4096, 49_157])
+@pytest.mark.parametrize("vocabulary", [1, 32, 49_157])
 @pytest.mark.parametrize("sampling", FILTERS)
 def test_the_operators_find_what_torch_finds(
     sampling: Sampling, vocabulary: int, dtype: torch.dtype

@@ -181,18 +181,6 @@ def test_packing_again_changes_nothing() -> None:
     assert all(torch.equal(once[key], again[key]) for key in once)
 
 
-def test_int8_takes_half(tmp_path: Path) -> None:
-    head = random_head(
-        hidden_size=512, intermediate_size=1024, num_attention_heads=8, num_key_value_heads=8
-    )
-    head.embed_tokens = nn.Embedding(VOCABULARY, 512)
-    sizes = {}
-    for form in ("speculators", "int8"):
-        save_head(head, tmp_path / form, CARD, form=form)
-        sizes[form] = (tmp_path / form / "model.safetensors").stat().st_size
-    assert sizes["int8"] < 0.51 * sizes["speculators"]
-
-
 def test_weights_in_shards_and_in_torch_files(tmp_path: Path) -> None:
     head = random_head()
     save_head(head, tmp_path, CARD, dtype=torch.float32)

@@ -269,6 +269,7 @@ def test_without_a_compiler_one_warning_and_the_eager_logits(cpu_rig: Rig) -> No
     torch.testing.assert_close(found, cpu_rig.plain(TEXT), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_a_compiled_head_gives_the_eager_logits_with_features_and_without(cpu_rig: Rig) -> None:
     """Its graph takes the target's features: of a prompt, of one token, and none for a draft."""
     cpu_rig.runner = EagleRunner(cpu_rig.head, cpu_rig.target, 3, 64, "weights")

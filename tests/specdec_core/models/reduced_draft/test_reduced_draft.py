@@ -136,7 +136,7 @@ def test_compiled_logits_are_those_of_eager_forwards(
     draft = loaded(tiny_spec, either, pack=False)
     eager, inner = (EagerRunner(draft, 2, 96, compact=True) for _ in range(2))
     compiled = CompiledRunner(inner, fingerprint(str(either)))
-    assert compiled._forwards is not None
+    assert compiled._graphs is not None
     for batch in (Batch([0, 1], [[5, 6, 7], [8, 9]]), Batch([0, 1], [[10], [11]])):
         found, expected = compiled.forward(batch).logits, eager.forward(batch).logits
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
