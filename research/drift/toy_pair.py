@@ -79,7 +79,11 @@ def sample_counts(
 ) -> np.ndarray:
     """How often (VOCABULARY^length,) the engine wrote each continuation of PROMPT, in the order of
     :func:`exact_distribution`."""
-    engine = Engine(pair, configuration, slots=_SLOTS)
+    return counted(Engine(pair, configuration, slots=_SLOTS), samples, length, seed)
+
+
+def counted(engine: Engine, samples: int, length: int, seed: int = 0) -> np.ndarray:
+    """The same for an engine of the pair."""
     requests = [Request(str(i), PROMPT, length, seed=seed + i) for i in range(samples)]
     weights = VOCABULARY ** np.arange(length)[::-1]
     outcomes = [int(np.dot(g.tokens, weights)) for g in engine.generate(requests)]

@@ -8,83 +8,45 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
-from itertools import product
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
-from tokenizers import Tokenizer, models
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
-from specdec_core.config import Configuration, PairSpec, RunnerSettings, Sampling
+from research.drift import toy_pair as toy
+from research.drift.toy_pair import VOCABULARY as VOCAB
+from research.drift.toy_pair import exact_distribution, sample_counts
+from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.fork.settings import ForkSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.tree.settings import TreeSettings
-from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens import acceptance, topology
 from specdec_core.tokens import verification as verify
-from specdec_core.tokens.sampling import RandomStream, draw_siblings, warp
+from specdec_core.tokens.sampling import RandomStream, draw_siblings
 from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from tests.specdec_core.fits import alike_behind_the_first
 from tests.specdec_core.models.reduced_draft.drafts import draft_of
 
-VOCAB = 6
 LENGTH = 4  # the first token has no candidates
-PROMPT = (1, 2, 1)
-
-
-def toy_model(seed: int) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.6,
-        eos_token_id=None,
-        bos_token_id=None,
-    )
-    return LlamaForCausalLM(config).eval()
+joint = partial(exact_distribution, length=LENGTH)
+engine_counts = partial(sample_counts, length=LENGTH)
+counted = partial(toy.counted, length=LENGTH)
 
 
 @pytest.fixture(scope="module")
 def toy_pair() -> Pair:
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(VOCAB)}, unk_token="0"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
-    spec = PairSpec(target="toy", drafts={"toy": "toy"}, runner=RunnerSettings(max_length=32))
-    return Pair(spec, tokenizer, toy_model(0), {"toy": toy_model(1)}, compact=True)
-
-
-@torch.inference_mode()
-def joint(pair: Pair, sampling: Sampling) -> np.ndarray:
-    """The target's probability of each of the VOCAB^LENGTH continuations of the prompt."""
-    outcomes = torch.tensor(list(product(range(VOCAB), repeat=LENGTH)))
-    texts = torch.cat([torch.tensor([PROMPT] * len(outcomes)), outcomes], dim=1)
-    logits = pair.target(texts).logits[:, len(PROMPT) - 1 : -1]
-    probs = warp(logits, sampling).gather(2, outcomes[..., None])[..., 0]
-    return probs.double().prod(dim=1).numpy()
-
-
-def engine_counts(pair: Pair, configuration: Configuration, samples: int) -> np.ndarray:
-    """How often the engine wrote each continuation."""
-    return counted(Engine(pair, configuration, slots=256), samples)
-
-
-def counted(engine: Engine, samples: int) -> np.ndarray:
-    """How often `engine` wrote each continuation."""
-    requests = [Request(str(i), PROMPT, LENGTH, seed=i) for i in range(samples)]
-    weights = VOCAB ** np.arange(LENGTH)[::-1]
-    outcomes = [int(np.dot(g.tokens, weights)) for g in engine.generate(requests)]
-    return np.bincount(outcomes, minlength=VOCAB**LENGTH)
+    """With a draft that is unlike its target."""
+    pair = toy.toy_pair()
+    return replace(pair, drafts={"toy": pair.drafts[toy.FAR]})
 
 
 def p_value(counts: np.ndarray, expected: np.ndarray) -> float:
