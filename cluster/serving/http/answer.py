@@ -21,9 +21,9 @@ from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.http.access import ACCOUNT
 from cluster.serving.http.bodies import JsonRequest, run
 from cluster.serving.http.limits import Account, WindowUse, within
-from cluster.serving.http.rounds import Rounds
+from cluster.serving.http.rounds import Rounds, StreamedRound
 from cluster.serving.http.service import Service
-from cluster.serving.protocol.counts import SpecDec, Usage
+from cluster.serving.protocol.counts import SpecDec, Usage, optional
 from cluster.serving.protocol.errors import SERVER_ERROR, ApiError
 from cluster.serving.protocol.fields import StreamOptions
 from cluster.serving.protocol.generation import GenerationRequest
@@ -65,6 +65,18 @@ async def while_connected(request: HttpRequest, answering: Coroutine[Any, Any, T
     finally:
         task.cancel()
         left.cancel()
+
+
+class GenerationAnswer(BaseModel):
+    """A whole answer, or one event of a stream."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str  # the configuration's id
+    usage: Usage | None = None
+    specdec: SpecDec | None = optional()
+    round: StreamedRound | None = optional()  # of an event
 
 
 class HttpAnswer(ABC, Generic[Body]):

@@ -1,13 +1,12 @@
-"""What completions and chats have in common: fields of requests and of answers."""
+"""The fields that requests for completions and for chats have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
-from cluster.serving.protocol.counts import SpecDec, Usage, optional
 from cluster.serving.protocol.errors import ApiError, conflict
 from cluster.serving.protocol.fields import (
     MAX_CHOICES,
@@ -29,7 +28,6 @@ from cluster.serving.protocol.fields import (
     neutral,
 )
 from cluster.serving.protocol.formats import ResponseFormat
-from cluster.serving.protocol.rounds import StreamedRound
 from specdec_core.config import Sampling, Temperature
 from specdec_core.tokens.grammar import Grammar
 
@@ -131,18 +129,6 @@ class GenerationRequest(Part):
             check_tokens(bias, vocab_size, "logit_bias")
             given["logit_bias"] = tuple(sorted(bias.items()))
         return default.model_copy(update={k: v for k, v in given.items() if v is not None})
-
-
-class GenerationAnswer(BaseModel):
-    """A whole answer, or one event of a stream."""
-
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str  # the configuration's id
-    usage: Usage | None = None
-    specdec: SpecDec | None = optional()
-    round: StreamedRound | None = optional()  # of an event
 
 
 def check_tokens(tokens: Iterable[int], vocab_size: int, param: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
@@ -15,6 +15,8 @@ from specdec_core.prompts.prompt import Message
 MAX_MESSAGES = 1024
 _ROLES = {"developer": "system"}  # OpenAI's newer name
 _TEXTS = ("text", "refusal", "input_text", "output_text")
+
+T = TypeVar("T")
 
 
 def text_only(part: Any) -> Any:
@@ -51,14 +53,18 @@ def text_or_parts(value: Any) -> str:
     return "parts" if isinstance(value, list) else "text"
 
 
+# A string, or a list of parts.
+TextOr = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[
+        list[T], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True), Tag("parts")
+    ],
+    Discriminator(text_or_parts),
+]
 ContentPart = Annotated[
     Annotated[TextPart | RefusalPart, Field(discriminator="type")], BeforeValidator(text_only)
 ]
-Content = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[list[ContentPart], Field(min_length=1, fail_fast=True), Tag("parts")],
-    Discriminator(text_or_parts),
-]
+Content = TextOr[ContentPart]
 
 
 def joined(content: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, model_validator
 
-from cluster.serving.http.answer import ChoicesAnswer, respond
+from cluster.serving.http.answer import ChoicesAnswer, GenerationAnswer, respond
 from cluster.serving.http.bodies import JsonRequest, JsonRoute
 from cluster.serving.http.choices import choices
 from cluster.serving.http.openapi import streamed
@@ -16,7 +16,7 @@ from cluster.serving.http.service import Service
 from cluster.serving.protocol.counts import optional
 from cluster.serving.protocol.errors import ApiError, conflict
 from cluster.serving.protocol.fields import Empty, Labels, NewTokens, No, Part, Tops, neutral
-from cluster.serving.protocol.generation import GenerationAnswer, GenerationRequest
+from cluster.serving.protocol.generation import GenerationRequest
 from cluster.serving.protocol.logprobs import ChatLogprobs
 from cluster.serving.protocol.messages import Content, Rendered
 from cluster.serving.protocol.tools import (

@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from cluster.serving.http.answer import ChoicesAnswer, respond
+from cluster.serving.http.answer import ChoicesAnswer, GenerationAnswer, respond
 from cluster.serving.http.bodies import JsonRequest, JsonRoute
 from cluster.serving.http.choices import choices
 from cluster.serving.http.openapi import streamed
 from cluster.serving.http.service import Service
 from cluster.serving.protocol.counts import optional
 from cluster.serving.protocol.fields import Count, Text, TokenIds, Tops, neutral
-from cluster.serving.protocol.generation import GenerationAnswer, GenerationRequest, check_tokens
+from cluster.serving.protocol.generation import GenerationRequest, check_tokens
 from cluster.serving.protocol.logprobs import CompletionLogprobs
 from specdec_core.engine import Chunk, Request
 from specdec_core.tokens.statistics import Generation, TokenLogprobs

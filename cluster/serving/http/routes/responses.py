@@ -8,7 +8,7 @@ from itertools import count
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from cluster.serving.http.answer import Chunks, HttpAnswer, respond
 from cluster.serving.http.bodies import JsonRequest, JsonRoute
@@ -19,13 +19,12 @@ from cluster.serving.protocol.counts import SpecDec, Usage, optional
 from cluster.serving.protocol.fields import Empty, Labels, NewTokens, No, Part, TopP, neutral
 from cluster.serving.protocol.formats import JsonObject, JsonSchema, Schema, TextFormat
 from cluster.serving.protocol.messages import (
-    MAX_MESSAGES,
     AssistantMessage,
     ChatMessage,
     PromptMessage,
+    TextOr,
     joined,
     text_only,
-    text_or_parts,
 )
 from specdec_core.config import Temperature
 from specdec_core.tokens.statistics import Generation
@@ -53,15 +52,7 @@ def _message_only(item: Any) -> Any:
 class InputMessage(Part):
     type: Literal["message"] | None = None
     role: Literal["user", "system", "developer", "assistant"]
-    content: Annotated[
-        Annotated[str, Tag("text")]
-        | Annotated[
-            list[Annotated[InputText, BeforeValidator(text_only)]],
-            Field(min_length=1, fail_fast=True),
-            Tag("parts"),
-        ],
-        Discriminator(text_or_parts),
-    ]
+    content: TextOr[Annotated[InputText, BeforeValidator(text_only)]]
     # Messages of this server's answers have these.
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
@@ -101,15 +92,7 @@ class ResponseRequest(Labels):
     """The body of `POST /v1/responses`."""
 
     model: str | None = None
-    input: Annotated[
-        Annotated[str, Tag("text")]
-        | Annotated[
-            list[Annotated[InputMessage, BeforeValidator(_message_only)]],
-            Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
-            Tag("parts"),
-        ],
-        Discriminator(text_or_parts),
-    ]
+    input: TextOr[Annotated[InputMessage, BeforeValidator(_message_only)]]
     instructions: str | None = None
     max_output_tokens: NewTokens | None = None
     temperature: Temperature | None = None
