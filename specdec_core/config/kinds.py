@@ -124,18 +124,6 @@ def add_policy(kind: str, place: str) -> None:
     _add(POLICIES, kind, place)
 
 
-def drafter_settings(kind: str) -> Any:
-    """The settings class of a kind of drafter. Raises KeyError for one that is not in the table."""
-    _import_user_kinds()
-    return _settings(DRAFTERS[kind], kind)
-
-
-def policy_settings(kind: str) -> Any:
-    """The settings class of a kind of length policy; KeyError as above."""
-    _import_user_kinds()
-    return _settings(POLICIES[kind], kind)
-
-
 def kinds_of(table: Mapping[str, str], base: type) -> dict[str, Any]:
     """The settings classes of all kinds in `table` that are of the type `base`."""
     _import_user_kinds()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from specdec_core.config import DrafterSettings, PolicySettings
-from specdec_core.config.kinds import drafter_settings, policy_settings
+from specdec_core.config.kinds import DRAFTERS, POLICIES, KindSettings, kinds_of
 
 NEEDED: dict[str, dict[str, Any]] = {
     "break_even": {"target_cost": 5},
@@ -21,9 +21,13 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 def drafter(kind: str, **changes: Any) -> DrafterSettings:
     """A drafter of this kind."""
-    return drafter_settings(kind).model_validate({**NEEDED.get(kind, {}), **changes})
+    return kinds_of(DRAFTERS, KindSettings)[kind].model_validate(
+        {**NEEDED.get(kind, {}), **changes}
+    )
 
 
 def policy(kind: str, **changes: Any) -> PolicySettings:
     """A length policy of this kind."""
-    return policy_settings(kind).model_validate({**NEEDED.get(kind, {}), **changes})
+    return kinds_of(POLICIES, KindSettings)[kind].model_validate(
+        {**NEEDED.get(kind, {}), **changes}
+    )

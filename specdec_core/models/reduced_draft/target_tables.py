@@ -18,45 +18,35 @@ from specdec_core.models.weight_files import read_tensors
 
 
 def target_embedding(name: str) -> Tensor:
-    """What the target of that name, as :func:`located` takes it, embeds its tokens as
-    (vocabulary, width).
+    """The embeddings of all tokens of the target of that name (vocabulary, width).
 
-    A plain table in safetensors is read alone. Of any other target the model is loaded for it.
+    A plain table in safetensors is read without the rest of the model. Otherwise the model is
+    loaded.
 
     Raises:
         UserError: the target's weights are not on this machine, or cannot be read.
     """
-
-    def table(model: PreTrainedModel) -> Tensor:
-        embedding: Any = model.get_input_embeddings()
-        everything: Tensor = embedding(torch.arange(embedding.num_embeddings))
-        return everything
-
-    # A subclass of a table may do more than look up.
     return _read(
-        name, "embedding", lambda m: _module(m.get_input_embeddings(), nn.Embedding), table
+        name,
+        "embedding",
+        lambda model: model.get_input_embeddings(),
+        lambda embedding: embedding(torch.arange(embedding.num_embeddings)),
     )
 
 
 def target_output(name: str) -> Tensor:
-    """The matrix of that target's output layer (vocabulary, width), read like its embedding. That
-    its logits are a product with it is for the caller to know.
+    """The matrix of that target's output layer (vocabulary, width), read like its embedding. The
+    caller knows that the logits are a product with it.
 
     Raises:
         UserError: the target's weights are not on this machine, or cannot be read.
     """
 
-    def module(model: PreTrainedModel) -> nn.Module | None:
-        if model.config.get_text_config(decoder=True).tie_word_embeddings:
-            return _module(model.get_input_embeddings(), nn.Embedding)
-        return _module(model.get_output_embeddings(), nn.Linear)
+    def layer(model: PreTrainedModel) -> Any:
+        tied = model.config.get_text_config(decoder=True).tie_word_embeddings
+        return model.get_input_embeddings() if tied else model.get_output_embeddings()
 
-    def table(model: PreTrainedModel) -> Tensor:
-        output: Any = model.get_output_embeddings()
-        weight: Tensor = output.weight.detach()
-        return weight
-
-    return _read(name, "output layer", module, table)
+    return _read(name, "output layer", layer, lambda output: output.weight.detach())
 
 
 def target_layers(name: str, numbers: Sequence[int]) -> list[dict[str, Tensor]]:
@@ -82,21 +72,17 @@ def target_layers(name: str, numbers: Sequence[int]) -> list[dict[str, Tensor]]:
 def _read(
     name: str,
     what: str,
-    module: Callable[[PreTrainedModel], nn.Module | None],
-    table: Callable[[PreTrainedModel], Tensor],
+    module_of: Callable[[PreTrainedModel], Any],
+    table_of: Callable[[Any], Tensor],
 ) -> Tensor:
-    """The weight of a `module` where it is a file's by the model's own name for it, else the
-    `table` of the loaded model."""
-    skeleton = load_skeleton(name)
-    wanted = module(skeleton)
-    keys = {f"{key}.weight" for key, some in skeleton.named_modules() if some is wanted}
-    folder = model_folder(name)
-    if found := read_tensors(folder, name, keys.__contains__):
-        return next(iter(found.values()))
+    """The weight of a plain module, where a file has it by the model's name for it; else the table
+    that the module of the loaded model gives."""
+    skeleton, folder = load_skeleton(name), model_folder(name)
+    module = module_of(skeleton)
+    if type(module) in (nn.Embedding, nn.Linear):  # a subclass may do more
+        keys = {f"{key}.weight" for key, some in skeleton.named_modules() if some is module}
+        if found := read_tensors(folder, name, keys.__contains__):
+            return next(iter(found.values()))
     whole = load_weights(name, "auto")
     with reading(name, f"read its {what}", folder), torch.no_grad():
-        return table(whole)
-
-
-def _module(module: Any, plain: type[nn.Module]) -> nn.Module | None:
-    return module if type(module) is plain else None
+        return table_of(module_of(whole))

@@ -20,9 +20,7 @@ from specdec_core.config.drafters import ChainSettings, DrafterSettings, LookupS
 from specdec_core.config.kinds import (
     DRAFTERS,
     POLICIES,
-    drafter_settings,
     kinds_of,
-    policy_settings,
 )
 from specdec_core.config.policies import PolicySettings
 from specdec_core.drafting.drafter import Drafter, Lookup
@@ -71,7 +69,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_every_drafter_has_settings_and_a_run_time_of_the_same_name(kind: str) -> None:
-    settings = drafter_settings(kind)
+    settings = kinds_of(DRAFTERS, DrafterSettings)[kind]
     assert settings.__name__.lower() == kind.replace("_", "") + "settings"
     decodes = run_time(settings)
     assert decodes.__name__ == settings.__name__.removesuffix("Settings") + "Drafter"
@@ -83,7 +81,7 @@ def test_every_drafter_has_settings_and_a_run_time_of_the_same_name(kind: str) -
 
 @pytest.mark.parametrize("kind", POLICIES)
 def test_every_policy_has_settings_and_a_run_time_of_the_same_name(kind: str) -> None:
-    settings = policy_settings(kind)
+    settings = kinds_of(POLICIES, PolicySettings)[kind]
     decodes = run_time(settings)
     assert decodes.__name__ == settings.__name__.removesuffix("Settings") + "Policy"
     assert issubclass(settings, PolicySettings)

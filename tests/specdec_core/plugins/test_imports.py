@@ -16,12 +16,10 @@ for name in {ABSENT.split()}:
     sys.modules[name] = None  # importing it raises ImportError
 import specdec_core.plugins.transformers, specdec_core.plugins.vllm
 import specdec_core.plugins.vllm_sampling
-from specdec_core.config.kinds import DRAFTERS, POLICIES
-from specdec_core.config.kinds import drafter_settings, policy_settings, run_time
-for kind in DRAFTERS:
-    run_time(drafter_settings(kind))
-for kind in POLICIES:
-    run_time(policy_settings(kind))
+from specdec_core.config.kinds import DRAFTERS, POLICIES, KindSettings, kinds_of, run_time
+for table in DRAFTERS, POLICIES:
+    for settings in kinds_of(table, KindSettings).values():
+        run_time(settings)
 """
 
 
