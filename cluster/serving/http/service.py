@@ -41,7 +41,7 @@ class Service:
 
     @property
     def engine(self) -> Engine | EngineProcess:
-        """An engine that new requests go to; those of all replicas are alike."""
+        """One of the engines, which are alike in all replicas."""
         return self.fleet.engine
 
     @asynccontextmanager

@@ -76,8 +76,9 @@ def test_a_final_message_is_continued(client: openai.OpenAI, alone: Engine) -> N
 
 
 def test_without_a_number_an_answer_has_all_the_room(client: openai.OpenAI) -> None:
+    long = [*MESSAGES, {"role": "user", "content": "def main(argv): " * 10}]
     answer = client.chat.completions.create(
-        model="tiny", messages=MESSAGES, extra_body={"ignore_eos": True}
+        model="tiny", messages=long, extra_body={"ignore_eos": True}
     )
     assert answer.usage.total_tokens == 256
 

@@ -162,15 +162,6 @@ def test_a_lone_token_keeps_the_space_that_it_begins_with() -> None:
     assert said.text_offset == [3 + sum(lengths[:place]) for place in range(len(lengths))]
 
 
-def test_of_tokens_with_one_name_the_drawn_one_keeps_its_value(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    texts = TokenTexts(tiny_tokenizer())
-    monkeypatch.setattr(texts, "named", lambda token: ("same" if token < 3 else "other", None))
-    said = texts.completion([TokenLogprobs(1, -2.0, ((0, -0.5), (3, -1.0), (4, -1.5)))], 0)
-    assert said.top_logprobs == [{"same": -2.0, "other": -1.0}]
-
-
 def test_a_text_ends_at_a_stop_token_also_past_the_end_of_a_text(client: openai.OpenAI) -> None:
     tokens = tokens_of(client)
     stop = tokens[5]
