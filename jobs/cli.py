@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
@@ -62,8 +62,8 @@ def studies() -> Mapping[str, str]:
         return {}
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
-    studies: Mapping[str, str] = import_module("research").STUDIES
-    return studies
+    found: Mapping[str, str] = import_module("research").STUDIES
+    return found
 
 
 def command(name: str) -> typer.Typer:
@@ -82,68 +82,57 @@ def _program(name: str, module: str) -> typer.Typer:
     return job
 
 
-class Listed(TyperGroup):
-    """Lists commands, each with its panel and its help, without importing them."""
+def _group(help: str, rows: Rows, program: Program) -> typer.Typer:
+    """A group of commands. Help lists `rows` without importing the commands; `program` imports the
+    one that runs."""
 
-    listed: ClassVar[Rows] = {}
+    class Group(TyperGroup):
+        def list_commands(self, ctx: Any) -> list[str]:
+            return [*rows]
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [*self.listed]
+        def get_command(self, ctx: Any, name: str) -> Any:
+            if name not in rows:
+                return None
+            panel, help = rows[name]
+            listed = typer.Typer(add_completion=False)
+            listed.command(name, help=help, rich_help_panel=panel)(lambda: None)
+            return typer.main.get_command(listed)
 
-    def get_command(self, ctx: Any, name: str) -> Any:
-        if name not in self.listed:
-            return None
-        panel, help = self.listed[name]
-        program = typer.Typer(add_completion=False)
-        program.command(name, help=help, rich_help_panel=panel)(lambda: None)
-        return typer.main.get_command(program)
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            name, _, rest = super().resolve_command(ctx, args)
+            if name and rest and f"{name} {rest[0]}" in COMMANDS:  # `serve keys`
+                name, rest = f"{name} {rest[0]}", rest[1:]
+            return name, name and typer.main.get_command(program(name)), rest
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, _, rest = super().resolve_command(ctx, args)
-        if name and rest and f"{name} {rest[0]}" in COMMANDS:  # `serve keys`
-            name, rest = f"{name} {rest[0]}", rest[1:]
-        return name, name and typer.main.get_command(self.program(name)), rest
-
-    def program(self, name: str) -> typer.Typer:
-        raise NotImplementedError
-
-
-def _group(help: str, listed: Rows, program: Program) -> typer.Typer:
-    """A group of the commands `listed`, whose programs `program` imports."""
-    names = {"listed": listed, "program": lambda self, name: program(name)}
-    kind = type("Group", (Listed,), names)
-    group = typer.Typer(cls=kind, add_completion=False, pretty_exceptions_enable=False)
+    group = typer.Typer(cls=Group, add_completion=False, pretty_exceptions_enable=False)
     group.callback(help=help)(lambda: None)
     return group
 
 
-class Jobs(Listed):
-    listed: ClassVar[Rows] = {
+def _top(name: str) -> typer.Typer:
+    """The program of a command or group of the first level."""
+    if name == "lab":
+        return _group(LAB[1], {n: (None, help) for n, help in studies().items()}, study)
+    if name not in GROUPS:
+        return command(name)
+    prefix = f"{name} "
+    inner = {
+        each.removeprefix(prefix): (None, help)
+        for each, (_, help) in COMMANDS.items()
+        if each.startswith(prefix)
+    }
+    return _group(GROUPS[name][1], inner, lambda each: command(prefix + each))
+
+
+app = _group(
+    "Find, prove and serve the fastest speculative-decoding configuration for a pair of models.",
+    {
         name: row
         for name, row in {**COMMANDS, **GROUPS, "lab": LAB}.items()
         if " " not in name and (name != "lab" or studies())
-    }
-
-    def program(self, name: str) -> typer.Typer:
-        if name == "lab":
-            return _group(LAB[1], {n: (None, help) for n, help in studies().items()}, study)
-        if name in GROUPS:
-            prefix = f"{name} "
-            inner = {
-                each.removeprefix(prefix): (None, help)
-                for each, (_, help) in COMMANDS.items()
-                if each.startswith(prefix)
-            }
-            return _group(GROUPS[name][1], inner, lambda each: command(prefix + each))
-        return command(name)
-
-
-app = typer.Typer(cls=Jobs, add_completion=False, pretty_exceptions_enable=False)
-
-
-@app.callback()
-def specdec() -> None:
-    """Find, prove and serve the fastest speculative-decoding configuration for a pair of models."""
+    },
+    _top,
+)
 
 
 def main() -> None:

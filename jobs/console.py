@@ -53,9 +53,9 @@ def typed(name: str) -> str:
 
 
 def run(command: Callable[..., None] | typer.Typer) -> None:
-    """Run a typer application, or a function as one, turning a :class:`UserError` into one line
-    on standard error and exit code 2. A pipe that breaks is one, too, unless it is our output's:
-    typer exits with code 1 for either and says nothing."""
+    """Run a typer application, or a function as one. A :class:`UserError` becomes one line on
+    standard error and exit code 2. A broken pipe to another process is reported in one line, which
+    typer would not do; a closed standard output is not."""
     if isinstance(command, typer.Typer):
         app = command
     else:
@@ -78,12 +78,12 @@ def run(command: Callable[..., None] | typer.Typer) -> None:
 
 
 def _show(*error: Any) -> None:
-    """Print the traceback of a fault, in which a library may have put a URI with its password."""
+    """Print the traceback of a fault. A library may have put a URI with its password into it."""
     sys.stderr.write(without_passwords("".join(traceback.format_exception(*error))))
 
 
 def _read(output: int) -> bool:
-    """Whether anybody still reads what is written to the file of this number."""
+    """Whether the reading end of a pipe is still open."""
     poll = select.poll()
     poll.register(output, 0)
     return not poll.poll(0)
@@ -109,20 +109,20 @@ def interruptible(after: str = "the same command resumes") -> Iterator[None]:
         if not terminated:
             raise
         errors.print(f"terminated; {after}")
-        sys.exit(_TERMINATED)  # what waits in Ray ends with another code
+        sys.exit(_TERMINATED)  # a wait in Ray ends with another code
 
 
 def on_stop(handler: Callable[[int, FrameType | None], object]) -> None:
-    """Have this called when the process is to stop: at Ctrl-C, and at what a supervisor sends or a
-    terminal that is closed. What is ignored stays so, as SIGHUP under `nohup`."""
+    """Call `handler` when the process is to stop: at Ctrl-C, SIGTERM and SIGHUP. An ignored signal
+    stays ignored, as SIGHUP under `nohup`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
 
 
 def wait_for_stop(look: Callable[[], None] = lambda: None) -> None:
-    """Return when the process is to stop. Signals that come later change nothing, so that they do
-    not disturb that. `look` is called now and then, and may raise an error."""
+    """Return when the process is to stop. Further signals are ignored while it stops. `look` is
+    called several times a second, and may raise an error."""
     stop = Event()
     on_stop(lambda *_: stop.set())
     while not stop.wait(_LOOK):
@@ -130,18 +130,18 @@ def wait_for_stop(look: Callable[[], None] = lambda: None) -> None:
 
 
 def point(what: str, where: object) -> None:
-    """Print where something is, or the next command."""
+    """Print a place or the next command after its name."""
     console.print(f"{what:<9} {where}", markup=False, soft_wrap=True)
 
 
 def serve_command(workload: Workload | None, *options: str) -> str:
-    """How to serve what was chosen for a workload, with a slot for every client."""
+    """The command that serves the choice for a workload, with a slot for every client."""
     slots = [] if workload is None else ["--slots", str(workload.slots)]
     return shlex.join([program("specdec"), "serve", *options, *slots])
 
 
 def print_configuration(configuration: Configuration, source: str, before: str = "") -> None:
-    """Print what decodes: its label, where it comes from, and what it does in a sentence."""
+    """Print a configuration's label, its source and its description."""
     console.print(f"{before}{escape(configuration.label)}  [dim]({escape(source)})[/dim]")
     console.print(f"[dim]{escape(configuration.sentence)}[/dim]", soft_wrap=True)
 

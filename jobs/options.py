@@ -113,8 +113,8 @@ def parse_drafts(specs: list[str] | None) -> dict[str, str]:
 
 
 def named_drafts(target: str | None, drafts: list[str] | None) -> dict[str, str] | None:
-    """The drafts that the options name; none for another target without any, and None, for the
-    default ones, where they name neither."""
+    """The drafts that the options name; no drafts for another target without `--draft`. None where
+    the options name neither: the default drafts."""
     return parse_drafts(drafts) if drafts or target is not None else None
 
 
@@ -124,13 +124,13 @@ def pair_changes(
     max_length: int | None,
     compile: bool | None = None,
 ) -> dict[str, Any]:
-    """What the options change of the pair in a file."""
+    """The changes that the options make to the pair in a file."""
     runner = given(max_length=max_length, compile=compile) or None
     return given(target=target, drafts=named_drafts(target, drafts), runner=runner)
 
 
 def pair_options(pair: PairSpec, base: PairSpec) -> list[str]:
-    """The options that make `pair` of `base`; none for what they have in common."""
+    """The options that turn `base` into `pair`."""
     options: list[str] = []
     if pair.target != base.target:
         options += ["--target", pair.target]
@@ -151,17 +151,10 @@ def chosen_pair(
     max_length: int | None = None,
     compile: bool | None = None,
 ) -> PairSpec:
-    """`base` with what the options name. Raises :class:`UserError` for a length that cannot be."""
+    """`base` with the changes of the options. Raises :class:`UserError` for a wrong length."""
     runner = {**base.runner.model_dump(), **given(max_length=max_length, compile=compile)}
     changes = given(target=target, drafts=named_drafts(target, drafts))
     return base.model_copy(update={**changes, "runner": parse(RunnerSettings, runner, "runner")})
-
-
-def drafting_pair(
-    target: str | None, drafts: list[str] | None, max_length: int | None = None
-) -> PairSpec:
-    """The default pair with what the options name. Raises :class:`UserError` without a draft."""
-    return with_draft(chosen_pair(PairSpec(), target, drafts, max_length))
 
 
 def with_draft(pair: PairSpec) -> PairSpec:

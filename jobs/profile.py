@@ -28,7 +28,7 @@ def main(
     ] = None,
     engine: Annotated[
         Literal["specdec", "vllm"],
-        Option(help="Whose times: this engine's, or those of vLLM (`make bench-peers`)."),
+        Option(help="Measure this engine, or vLLM (`make bench-peers`)."),
     ] = "specdec",
     out: Annotated[
         Path | None,
@@ -43,9 +43,9 @@ def main(
     max_length: MaxLength = None,
     repeats: Annotated[int | None, Option(min=1, help="Times each forward is measured.")] = None,
 ) -> None:
-    """Time forwards of 1, 2, 3, … tokens of every model at some contexts and batch sizes, fit
-    them, and write the fit as JSON. Of vLLM whole steps are timed, which verify so many tokens of
-    so many rows. `specdec export` and `specdec export --check` rank by such a profile."""
+    """Time forwards of 1, 2, 3, … tokens of every model at several contexts and batch sizes, fit
+    the times, and write the fit as JSON. With vLLM, whole steps are timed, which verify the tokens
+    of all rows. `specdec export` and `specdec export --check` rank by such a profile."""
     spec, settings = PairSpec(), {}
     if config is not None:
         from specdec_core.search.plan import load_plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
@@ -102,7 +102,7 @@ def main(
     """Run a pair over prompts once and write down, at every position, what its drafts would do.
 
     Every draft length, policy and head can be replayed from that without a model, and heads are
-    trained on it. Interrupted, the same command goes on where it stopped.
+    trained on it. Interrupted, the same command resumes.
     """
     if from_vllm:
         from jobs.production import read_production
@@ -111,37 +111,28 @@ def main(
         return
     if profile is not None:
         raise UserError("--profile goes with --from-vllm: a recording has no times")
-    base: dict[str, Any] = {}
-    plan = None
-    if config is not None:
-        from specdec_core.search.plan import load_plan
-
-        plan = load_plan(config)
-        base = {key: getattr(plan, key) for key in ("pair", "prompts", "max_new_tokens")}
-        base["sampling"] = plan.sampling
-    changes = given(temperature=temperature, top_k=top_k, top_p=top_p, coupling=coupling)
-    sampling = parse(Sampling, {**_dumped(base.get("sampling")), **changes}, "sampling")
-
     # Ray and torch take seconds to import.
     from cluster.recording import RecordingPlan
+    from specdec_core.search.plan import load_plan
 
+    plan = None if config is None else load_plan(config)
+    base = plan or RecordingPlan()
+    changes = given(temperature=temperature, top_k=top_k, top_p=top_p, coupling=coupling)
+    sampling = parse(Sampling, base.sampling.model_dump() | changes, "sampling")
     source = given(source=prompts, limit=limit, chat_template=chat_template)
     values = {
-        **base,
-        "pair": chosen_pair(
-            base.get("pair", RecordingPlan().pair), target, draft, max_length, compile
-        ),
-        "prompts": {**_dumped(base.get("prompts", RecordingPlan().prompts)), **source},
-        "sampling": sampling,
+        "pair": chosen_pair(base.pair, target, draft, max_length, compile).model_dump(),
+        "prompts": base.prompts.model_dump() | source,
+        "sampling": sampling.model_dump(),
         "continuations": continuations,
-        **given(max_new_tokens=max_new_tokens, max_draft=max_draft, mixing=mixing),
+        "max_new_tokens": max_new_tokens or base.max_new_tokens,
+        **given(max_draft=max_draft, mixing=mixing),
     }
-    wanted = parse(RecordingPlan, {k: _dumped(v) for k, v in values.items()}, "recording")
-    show(record(wanted, name, out), config, plan)
+    show(record(parse(RecordingPlan, values, "recording"), name, out), config, plan)
 
 
 def record(plan: RecordingPlan, name: str | None = None, out: Path | None = None) -> Recording:
-    """Record `plan` and show how that goes; interrupted, say how to go on."""
+    """Record `plan` with a progress bar. Interrupted, print that the same command resumes."""
     from cluster.recording import run_recording
     from dashboards.progress import RecordingProgress
 
@@ -149,17 +140,11 @@ def record(plan: RecordingPlan, name: str | None = None, out: Path | None = None
         return run_recording(plan, workspace(), name, out, progress)
 
 
-def _dumped(value: Any) -> Any:
-    if value is None:
-        return {}
-    return value.model_dump() if hasattr(value, "model_dump") else value
-
-
 def show(
     recording: Recording, config: Path | None = None, plan: ResolvedPlan | None = None
 ) -> None:
-    """What the recording holds, and what to do with it; a sweep by the file `config`, and its
-    `plan`, that it was made by."""
+    """Show the recording's content and the commands that use it. `config` and `plan` are the sweep
+    file that the recording was made by, if any."""
     from dashboards.outputs.console import table
     from dashboards.reports.recording import contents, drafts
 
@@ -173,25 +158,19 @@ def show(
 def following(
     recording: Recording, config: Path | None = None, plan: ResolvedPlan | None = None
 ) -> dict[str, list[str]]:
-    """The commands that use the recording; a sweep only where it would replay it."""
+    """The commands that use the recording; a sweep only if it would replay the recording."""
     header = recording.header
     commands = {}
     if header.mixing and set(header.pair.drafts) - set(header.eagle_heads):
         commands["train"] = ["train", "head", "--recording", str(recording.folder)]
     if header.replayable and header.sampling == (plan.sampling if plan else Sampling()):
-        commands["replay"] = _sweep(recording, config, plan)
+        sweep = ["sweep"] if config is None else ["sweep", "--config", str(config)]
+        sweep += pair_options(header.pair, plan.pair if plan else PairSpec())
+        sweep += ["--prompts", header.prompts.source, "--limit", str(header.prompts.count)]
+        if header.prompts.chat_template not in (None, AUTO):
+            sweep += ["--chat-template", header.prompts.chat_template]
+        commands["replay"] = [*sweep, "--max-new-tokens", str(header.max_new_tokens)]
     return commands
-
-
-def _sweep(recording: Recording, config: Path | None, plan: ResolvedPlan | None) -> list[str]:
-    """The sweep that replays the recording."""
-    header = recording.header
-    command = ["sweep"] if config is None else ["sweep", "--config", str(config)]
-    command += pair_options(header.pair, plan.pair if plan else PairSpec())
-    command += ["--prompts", header.prompts.source, "--limit", str(header.prompts.count)]
-    if header.prompts.chat_template not in (None, AUTO):
-        command += ["--chat-template", header.prompts.chat_template]
-    return [*command, "--max-new-tokens", str(header.max_new_tokens)]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
-"""Train the bundled pair again: `python -m jobs.train_pair`.
-
-Finished phases and the latest checkpoint are kept in `--work`: a stopped job goes on from there.
-"""
+"""Train the bundled pair again. Finished phases and the latest checkpoint are kept in `--work`: the
+same command resumes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Counting what every configuration of a sweep drafts, verifies and discards, with Ray Tune."""
+"""Counting the draft, target and discarded tokens of every configuration of a sweep, with Ray
+Tune."""
 
 from __future__ import annotations
 
-import math
-import pickle
+import random
 import tempfile
 import time
 from collections.abc import Sequence
@@ -11,18 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
 from ray import tune
-from ray.exceptions import RayActorError
-from ray.tune.schedulers import ASHAScheduler, TrialScheduler
+from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import Searcher
 from sqlalchemy.exc import SQLAlchemyError
 
 from cluster.session import room
-from cluster.sweep.starting import NOTHING, Gathering
 from cluster.sweep.trial import PROMPTS_DONE, CountTrial, TrialTask, counted, group, grouped
 from specdec_core.base.errors import UserError
-from specdec_core.base.files import needs_room, no_room
+from specdec_core.base.files import needs_room
 from specdec_core.base.uris import sqlite_uri
 from specdec_core.config import Configuration
 from specdec_core.cost import Profile
@@ -34,7 +31,6 @@ from specdec_core.search.results import METRIC, ORACLE, ReplaySummary, SweepResu
 from specdec_core.search.round_tables import RoundTable
 from specdec_core.search.space import Search, Suggester
 
-GROUP = 64  # configurations that a Tune trial replays: with fewer, starting it takes longer
 ATTEMPTS = 3  # to count a configuration whose trial was lost with its process or node
 
 
@@ -50,46 +46,38 @@ def count_all(
     """Count every configuration that `folder` does not hold yet, in trials of the class `trial`;
     fills `result.trials` and `.replay`."""
     done = {trial.id for trial in result.trials}
-    record = _CountedTrials(result, folder, observer)
-    tuning = _Tuning(plan, task, trial, record)
+    record = _Record(result, folder, observer)
+    counting = _Counting(plan, task, trial, record)
     started, before = time.perf_counter(), _replayed(result)
     if plan.configurations is None:
         search_alg, finished = _optuna(plan, task.profile, folder)
         total = plan.trials or 0
         observer.stage("counting", total, done=len(done - {plan.autoregressive.id}))
         if total > finished:
-            tuning.run(needs, {}, search_alg=search_alg, num_samples=total - finished)
+            counting.search(needs, search_alg, total - finished)
         replay_seconds = time.perf_counter() - started
         if plan.hardware is not None and plan.autoregressive.id not in done:
-            tuning.each([[plan.autoregressive]], needs)
+            counting.each([plan.autoregressive], needs, plan.early_stopping)
     else:
         replayable, others = split(_counted(plan, task, observer), task.replay)
         pending = [c for c in replayable if c.id not in done]
         if replayable:
             observer.stage("replaying", len(replayable), done=len(replayable) - len(pending))
-            tuning.each(_groups(pending), {"CPU": 1})
+            counting.each(pending, {"CPU": 1}, early_stopping=False)
         replay_seconds = time.perf_counter() - started
         if others or not replayable:
             pending = [c for c in others if c.id not in done]
             observer.stage("counting", len(others), done=len(others) - len(pending))
-            tuning.each([[c] for c in pending], needs)
+            counting.each(pending, needs, plan.early_stopping)
     if task.replay is not None:
         result.replay = _summary(task, result, replay_seconds, before)
     if not result.trials:
-        raise RuntimeError(f"no configuration could be counted: {record.error}")
-
-
-def _groups(configurations: Sequence[Configuration]) -> list[Sequence[Configuration]]:
-    """Groups of equal size for all processes, slow kinds spread evenly."""
-    processes = int(ray.cluster_resources()["CPU"])
-    size = max(1, min(GROUP, math.ceil(len(configurations) / (4 * processes))))
-    number = math.ceil(len(configurations) / size)
-    return [configurations[i::number] for i in range(number)]
+        raise RuntimeError(f"no configuration could be counted: {record.reason}")
 
 
 def _counted(plan: ResolvedPlan, task: TrialTask, observer: SweepObserver) -> list[Configuration]:
-    """The configurations to count, once each. Asynchronous drafting is only timed, and so is
-    autoregressive decoding, unless another machine's times are used."""
+    """The configurations to count, once each. Asynchronous drafting is only timed. Autoregressive
+    decoding is only timed, too, unless another machine's times are used."""
     configurations = plan.configurations or ()
     distinct = {c.id: c for c in configurations if not c.asynchronous and c != plan.autoregressive}
     if plan.hardware is not None:
@@ -101,37 +89,44 @@ def _counted(plan: ResolvedPlan, task: TrialTask, observer: SweepObserver) -> li
 
 
 @dataclass(frozen=True)
-class _Tuning:
+class _Counting:
     """Runs a sweep's trials."""
 
     plan: ResolvedPlan
     task: TrialTask
     trial: type[CountTrial]
-    record: _CountedTrials
+    record: _Record
 
-    def each(self, groups: Sequence[Sequence[Configuration]], needs: dict[str, float]) -> None:
-        """A Tune trial for each group."""
-        trials, processes = [group(g) for g in groups], room(needs)
-        if 1 < processes < len(trials):
-            trials = [NOTHING] * processes + trials
-        if trials:
-            self.run(needs, {"configurations": tune.grid_search(trials)})
+    def search(self, needs: dict[str, float], search_alg: Searcher, trials: int) -> None:
+        """Count the configurations that a search proposes, each in a trial."""
+        early = self.plan.early_stopping
+        self._fit(needs, {}, early, search_alg=search_alg, num_samples=trials)
+        self.each(self.record.take_lost(), needs, early)
 
-    def run(self, needs: dict[str, float], space: dict[str, Any], **tuning: Any) -> None:
-        """Run trials, and again those that were lost: Tune retries a trial once, but not one whose
-        reused actor was gone before it began."""
-        self._fit(needs, space, **tuning)
-        for _ in range(ATTEMPTS - 1):
-            if lost := self.record.take_lost():
-                again = tune.grid_search([group([configuration]) for configuration in lost])
-                self._fit(needs, {"configurations": again})
-        for configuration in self.record.take_lost():
-            self.record.failed(configuration.label, "the process that counted it was lost")
+    def each(
+        self, configurations: Sequence[Configuration], needs: dict[str, float], early_stopping: bool
+    ) -> None:
+        """Count `configurations`, and again those whose trial was lost.
 
-    def _fit(self, needs: dict[str, float], space: dict[str, Any], **tuning: Any) -> None:
-        scheduler: TrialScheduler | None = None
-        if self.plan.early_stopping:
-            scheduler = ASHAScheduler(
+        Every process that the cluster has room for gets one trial with its share of them: Tune
+        gives further trials to the processes that are free, and stops those that still start. Where
+        the scheduler may stop a configuration early, each has its own trial."""
+        for _ in range(ATTEMPTS):
+            if not configurations:
+                return
+            trials = len(configurations) if early_stopping else room(needs)
+            mixed = random.Random(0).sample(configurations, len(configurations))
+            groups = [group(mixed[i::trials]) for i in range(min(trials, len(mixed)))]
+            self._fit(needs, {"configurations": tune.grid_search(groups)}, early_stopping)
+            configurations = self.record.take_lost()
+        for configuration in configurations:
+            self.record.failed(configuration.label, self.record.reason)
+
+    def _fit(
+        self, needs: dict[str, float], space: dict[str, Any], early_stopping: bool, **tuning: Any
+    ) -> None:
+        if early_stopping:
+            tuning["scheduler"] = ASHAScheduler(
                 time_attr=PROMPTS_DONE,
                 max_t=len(self.task.requests),
                 grace_period=self.task.chunk,
@@ -148,7 +143,6 @@ class _Tuning:
                 tune_config=tune.TuneConfig(
                     metric=METRIC,
                     mode="max",
-                    scheduler=scheduler,
                     reuse_actors=True,
                     trial_dirname_creator=lambda trial: trial.trial_id,
                     **tuning,
@@ -157,62 +151,57 @@ class _Tuning:
                     name="counts",
                     # Tune's state is not kept: finished trials are in the sweep's folder.
                     storage_path=scratch,
-                    stop=Gathering(room(needs)),
                     callbacks=[self.record],
                     checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                    failure_config=tune.FailureConfig(max_failures=1),
                     verbose=0,
                 ),
             ).fit()
 
 
-class _CountedTrials(tune.Callback):
-    """Saves each configuration's counts as its trial finishes. Errors in doing so end the sweep."""
+class _Record(tune.Callback):
+    """Saves each configuration's counts as they are finished. Errors in doing so end the sweep."""
 
     def __init__(self, result: SweepResult, folder: SweepFolder, observer: SweepObserver) -> None:
         self.result, self.folder, self.observer = result, folder, observer
         self.saved = {trial.id for trial in result.trials}
-        self.rounds: dict[str, list[RoundTable]] = {}
+        self.rounds: dict[str, list[RoundTable]] = {}  # of unfinished configurations, by trial
         self.lost: list[Configuration] = []
-        self.error: str | None = None
+        self.reason = ""  # of the last error
+        self.labels_failed: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles its callbacks to restore them; this one lives in the driver alone.
         return {}
 
+    # Not in on_trial_complete, whose errors Tune takes for the trial's.
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        if result["training_iteration"] == 1:  # also when the trial had to start again
-            self.rounds[trial.trial_id] = []
-        if (rounds := result.pop("rounds", None)) is not None:
-            self.rounds[trial.trial_id].append(rounds)
-        # Not in on_trial_complete, whose errors Tune takes for the trial's.
-        if result["done"]:
-            self._finished(result, RoundTable.joined(self.rounds.pop(trial.trial_id)))
-
-    def _finished(self, result: dict[str, Any], rounds: RoundTable | None) -> None:
+        rounds = self.rounds.setdefault(trial.trial_id, [])
+        if (chunk := result.pop("rounds", None)) is not None:
+            rounds.append(chunk)
         for finished in counted(result):
+            if not finished.finished and not result["done"]:
+                continue
             if finished.id not in self.saved:  # Optuna may propose the same one twice
                 self.saved.add(finished.id)
                 self.observer.trial_finished(finished)
-                self.folder.add_trial(finished, rounds)
+                self.folder.add_trial(finished, RoundTable.joined(rounds))
                 self.result.trials.append(finished)
+            rounds.clear()
             self.observer.step()
-        for label, reason in result.get("failed", ()):
+        for label, reason in result["failed"]:
+            rounds.clear()
             self.failed(label, reason)
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        if trial.run_metadata.pickled_error_filename is not None:
-            error = pickle.loads(Path(trial.pickled_error_file).read_bytes())
-            if isinstance(error, RayActorError):
-                self.lost += grouped(trial.config)
-                return
-            if full := no_room(getattr(error, "cause", error), "a trial's files", others=True):
-                raise full
-        reason = Path(trial.error_file).read_text().strip().splitlines()[-1]
-        for configuration in grouped(trial.config):
-            self.failed(configuration.label, reason)
+        """The trial's process is gone: a trial reports the errors of configurations itself."""
+        self.reason = Path(trial.error_file).read_text().strip().splitlines()[-1]
+        self.lost += [
+            configuration
+            for configuration in grouped(trial.config)
+            if configuration.id not in self.saved and configuration.label not in self.labels_failed
+        ]
 
     def take_lost(self) -> list[Configuration]:
         """The configurations whose processes were lost since the last call."""
@@ -220,7 +209,8 @@ class _CountedTrials(tune.Callback):
         return lost
 
     def failed(self, label: str, reason: str) -> None:
-        self.error = reason
+        self.reason = reason
+        self.labels_failed.add(label)
         self.observer.warned(f"{label} failed: {reason}")
         self.observer.step()
 

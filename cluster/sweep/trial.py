@@ -1,11 +1,14 @@
-"""A Tune trial: counts what some configurations draft, verify and discard on the prompts.
+"""A Tune trial: counts the draft, target and discarded tokens of configurations on the prompts.
 
-Counts do not depend on load, so trials run in parallel. The actor keeps the loaded pair, or the
-recording, and runs one trial after another.
+Counts do not depend on load, so trials run in parallel. Each trial has a process, which keeps the
+loaded pair or the recording and counts one configuration after another.
 """
 
 from __future__ import annotations
 
+import time
+import traceback
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +17,6 @@ from typing import Any
 from pydantic import TypeAdapter
 from ray import tune
 
-from cluster.sweep.starting import started
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.cost import Profile
@@ -26,6 +28,7 @@ from specdec_core.search.round_tables import RoundTable
 from specdec_core.tokens.statistics import Counts, Generation, rounds_frame
 
 PROMPTS_DONE = "prompts"
+REPORT = 1.0  # seconds of replay between two results
 
 _CONFIGURATIONS = TypeAdapter(list[Configuration])
 _TRIALS = TypeAdapter(list[Trial])
@@ -33,8 +36,8 @@ _TRIALS = TypeAdapter(list[Trial])
 
 @dataclass(frozen=True)
 class TrialTask:
-    """The work that all trials of a sweep share. `chunk` is the number of prompts between two looks
-    of the scheduler; `replay` holds the same prompts."""
+    """The work that all trials of a sweep share. The scheduler may stop a configuration after each
+    `chunk` prompts; `replay` holds the same prompts."""
 
     pair: PairSpec
     profile: Profile
@@ -48,7 +51,7 @@ class TrialTask:
 
 
 def group(configurations: Sequence[Configuration]) -> str:
-    """The `config["configurations"]` of a trial: several to replay, or one to decode."""
+    """The `config["configurations"]` of a trial."""
     return _CONFIGURATIONS.dump_json(list(configurations)).decode()
 
 
@@ -58,17 +61,16 @@ def grouped(config: dict[str, Any]) -> list[Configuration]:
 
 
 def counted(result: dict[str, Any]) -> list[Trial]:
-    """The configurations' documents in a trial's last result."""
+    """The configurations' documents in a trial's result."""
     return _TRIALS.validate_json(result["trials"])
 
 
 class CountTrial(tune.Trainable):
-    """Replays the configurations in `config["configurations"]`, or decodes the prompts chunk by
-    chunk under the only one.
+    """Counts each of `config["configurations"]`: replays it, or decodes the prompts chunk by chunk.
 
-    Every result holds the best estimate so far, the :class:`Trial` documents, and the rounds of
-    the chunk where they were decoded; `failed` has a label and a reason for each configuration that
-    could not be replayed.
+    A result holds the :class:`Trial` documents since the result before, their best estimate, and
+    the rounds of the chunk where one was decoded. `failed` has a label and a reason for each
+    configuration that could not be counted.
     """
 
     def setup(self, config: dict[str, Any], task: TrialTask | None = None) -> None:
@@ -77,12 +79,8 @@ class CountTrial(tune.Trainable):
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        self.configurations = grouped(new_config)
+        self.left = deque(grouped(new_config))
         self.generations: list[Generation] = []
-        self.replays = all(map(self.task.replays, self.configurations))
-        if not self.replays:
-            (self.configuration,) = self.configurations
-            self.engine.configure(self.configuration)
         return True
 
     @cached_property
@@ -90,61 +88,69 @@ class CountTrial(tune.Trainable):
         return Engine(load_pair(self.task.pair))
 
     def step(self) -> dict[str, Any]:
-        if not self.configurations:
-            return started(METRIC, PROMPTS_DONE)
-        return self._replay() if self.replays else self._decode()
-
-    def _replay(self) -> dict[str, Any]:
-        assert self.task.replay is not None
-        trials, failed = [], []
-        for configuration in self.configurations:
+        trials: list[Trial] = []
+        failed: list[tuple[str, str]] = []
+        chunk: dict[str, Any] = {}
+        replays, end = self.task.replays(self.left[0]), time.monotonic() + REPORT
+        prompts = len(self.task.requests)
+        while self.left:
+            configuration = self.left[0]
             try:
-                trials.append(replayed(self.task.replay, configuration, self.task.profile))
-            except UserError as error:
-                failed.append((configuration.label, str(error)))
-        return _result(trials, len(self.task.requests), done=True, failed=failed)
+                if replays:
+                    assert self.task.replay is not None
+                    trial = replayed(self.task.replay, configuration, self.task.profile)
+                else:
+                    trial, chunk["rounds"] = self._decode(configuration)
+                    prompts = len(self.generations)
+            except Exception as error:
+                told = isinstance(error, UserError)
+                reason = str(error) if told else traceback.format_exception_only(error)[-1].strip()
+                failed.append((configuration.label, reason))
+                self._next()
+            else:
+                trials.append(trial)
+                if trial.finished:
+                    self._next()
+            if not replays or time.monotonic() > end:
+                break
+        return {
+            METRIC: max((trial.metrics[METRIC] for trial in trials), default=0.0),
+            PROMPTS_DONE: prompts,
+            "trials": _TRIALS.dump_json(trials).decode(),
+            "failed": failed,
+            "done": not self.left,
+            **chunk,
+        }
 
-    def _decode(self) -> dict[str, Any]:
+    def _next(self) -> None:
+        self.left.popleft()
+        self.generations = []
+
+    def _decode(self, configuration: Configuration) -> tuple[Trial, RoundTable]:
+        """Decode a chunk of the prompts; the document of all chunks and the rounds of this one."""
         done = len(self.generations)
+        if not done:
+            self.engine.configure(configuration)
         chunk = self.engine.generate(self.task.requests[done : done + self.task.chunk])
         self.generations += chunk
-        finished = len(self.generations) == len(self.task.requests)
-        trial = assess(self.configuration, self.generations, self.task.profile)
-        trial.finished = finished
-        rounds = rounds_frame(chunk, config_id=trial.id)
-        return _result([trial], len(self.generations), finished, rounds=RoundTable.of(rounds))
-
-
-def _result(trials: list[Trial], prompts: int, done: bool, **more: Any) -> dict[str, Any]:
-    return {
-        METRIC: max((trial.metrics[METRIC] for trial in trials), default=0.0),
-        PROMPTS_DONE: prompts,
-        "trials": _TRIALS.dump_json(trials).decode(),
-        "done": done,
-        **more,
-    }
+        trial = assess(configuration, self.generations, self.task.profile)
+        trial.finished = len(self.generations) == len(self.task.requests)
+        return trial, RoundTable.of(rounds_frame(chunk, config_id=trial.id))
 
 
 def assess(configuration: Configuration, generations: list[Generation], profile: Profile) -> Trial:
     """Counts, rates, and the speedup that the profile predicts from them."""
-    lengths = [(g.prompt_tokens, len(g.tokens)) for g in generations]
-    prompts = [prompt for prompt, _ in lengths]
+    prompts = [g.prompt_tokens for g in generations]
+    # Tokens in the cache half-way through a generation, on average.
+    context = sum(g.prompt_tokens + len(g.tokens) // 2 for g in generations) // len(generations)
     counts, by_arm = Counts.of(generations), Counts.by_arm(generations)
-    return Trial.of(configuration, counts, profile, middle(lengths), prompts, by_arm=by_arm.items())
+    return Trial.of(configuration, counts, profile, context, prompts, by_arm=by_arm.items())
 
 
 def replayed(replay: Replay, configuration: Configuration, profile: Profile) -> Trial:
     """The same from a recording. Raises :class:`UserError` where it cannot be replayed."""
-    rounds, context = replay.run(configuration), context_of(replay)
-    prompts, by_arm = map(len, replay.recording.prompts.tokens), rounds.counts_by_arm()
-    return Trial.of(configuration, rounds.counts, profile, context, prompts, True, by_arm.items())
-
-
-def context_of(replay: Replay) -> int:
-    """Tokens in the cache half-way through the recorded outputs, on average."""
-    return replay.recording.prompts.context
-
-
-def middle(lengths: Sequence[tuple[int, int]]) -> int:
-    """Tokens in the cache half-way through generations of (prompt, output) tokens, on average."""
-    return sum(prompt + output // 2 for prompt, output in lengths) // len(lengths)
+    rounds, recorded = replay.run(configuration), replay.recording.prompts
+    prompts, by_arm = map(len, recorded.tokens), rounds.counts_by_arm()
+    return Trial.of(
+        configuration, rounds.counts, profile, recorded.context, prompts, True, by_arm.items()
+    )

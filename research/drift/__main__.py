@@ -16,12 +16,13 @@ from jobs.options import (
     Prompts,
     Target,
     check_name,
-    drafting_pair,
+    chosen_pair,
     sizes,
+    with_draft,
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Sampling, Temperature, parse
+from specdec_core.config import PairSpec, Sampling, Temperature, parse
 from specdec_core.prompts.chat import AUTO
 
 
@@ -65,7 +66,7 @@ def main(
             f"--temperature {temperature:g}: expected more than 0, greedy output has no likelihood"
         )
     chosen_widths, shape = sizes(widths, "--widths"), sizes(branching, "--branching")
-    spec = drafting_pair(target, draft, max_length)
+    spec = with_draft(chosen_pair(PairSpec(), target, draft, max_length))
 
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress

@@ -20,12 +20,13 @@ from jobs.options import (
     Repeats,
     Target,
     check_name,
-    drafting_pair,
+    chosen_pair,
     given,
     sizes,
+    with_draft,
 )
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Placement, Sampling, Temperature, parse
+from specdec_core.config import PairSpec, Placement, Sampling, Temperature, parse
 from specdec_core.prompts.chat import AUTO
 
 PLACEMENT = Path(__file__).parents[2] / "cluster" / "local-2.yaml"
@@ -58,14 +59,14 @@ def main(
     of two, and with the draft on a device of its own (PEARL). Draw when the draft and the target
     work and wait. Run it on an otherwise idle machine."""
     check_name(name)
-    spec = drafting_pair(target, draft, max_length)
+    spec = with_draft(chosen_pair(PairSpec(), target, draft, max_length))
     types = given(compile=compile, target_dtype=dtype, draft_dtype=dtype)
     spec = spec.model_copy(update={"runner": spec.runner.model_copy(update=types)})
     sampling = Sampling(temperature=parse(Temperature, temperature, "--temperature"))
     chosen_lengths = sizes(lengths, "--lengths")
 
     # Ray, torch and MLflow take seconds to import.
-    from cluster.session import get, ray_session
+    from cluster.session import ray_session
     from dashboards.progress import ConsoleProgress
     from dashboards.sections import ReportOrigin
     from research.overlap.report import report
@@ -84,7 +85,7 @@ def main(
             placement,
             [*under(sampling, chains(spec.drafts, chosen_lengths, lookups))],
             [*under(sampling, asynchronous(spec.drafts, window, lookups))],
-            lambda bench: get(bench.requests.remote(loaded, max_new_tokens)),
+            lambda bench: bench.requests(loaded, max_new_tokens),
             repeats,
             progress,
         )

@@ -14,7 +14,6 @@ from typing import Any
 import pandas as pd
 from ray import tune
 
-from cluster.sweep.starting import started
 from specdec_core.search.round_tables import RoundTable
 
 PROMPTS = 48
@@ -48,7 +47,7 @@ class IdleTask:
 
 
 class IdleTrial(tune.Trainable):
-    """Sleeps, then answers as a :class:`cluster.sweep.trial.CountTrial` does."""
+    """Sleeps for each configuration, and answers as :class:`cluster.sweep.trial.CountTrial`."""
 
     def setup(self, config: dict[str, Any], task: IdleTask | None = None) -> None:
         assert task is not None
@@ -60,9 +59,7 @@ class IdleTrial(tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        if not self.configurations:
-            return started("estimated_speedup", "prompts")
-        (configuration,) = self.configurations
+        configuration = self.configurations.pop()
         time.sleep(self.task.seconds)
         metrics = {name: 1.0 for name in _METRICS}
         trial = {"configuration": configuration, "counts": _COUNTS, "metrics": metrics}
@@ -79,6 +76,7 @@ class IdleTrial(tune.Trainable):
             "estimated_speedup": 1.0,
             "prompts": PROMPTS,
             "trials": json.dumps([trial]),
-            "done": True,
+            "failed": [],
+            "done": not self.configurations,
             "rounds": RoundTable.of(rounds),
         }

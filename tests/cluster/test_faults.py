@@ -59,7 +59,7 @@ def actors(node: Node) -> dict[str, int]:
 
 
 def wait_for(condition: Callable[[], bool], driver: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not condition():
         assert driver.poll() is None, driver.communicate()[0]
         assert time.monotonic() < deadline

@@ -14,8 +14,6 @@ from cluster.recording import RecordingPlan
 from jobs.cli import COMMANDS, app, studies
 from jobs.cli import command as command_of
 from specdec_core.recordings.schema import Header
-from specdec_core.training.eagle.settings import EagleTrainingSettings
-from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
 from tests.commands import Command
 
 ROOT = Path(__file__).parents[2]
@@ -53,30 +51,13 @@ def test_every_study_explains_itself(name: str, command: Command, tmp_path: Path
 
 
 def test_help_names_the_defaults_that_settings_have() -> None:
-    header, head, draft = (
-        model.model_fields for model in (Header, EagleTrainingSettings, DraftTrainingSettings)
-    )
-    named = {
-        "record": {
-            "max_draft": header["max_draft"].default,
-            "mixing": header["mixing"].default,
-            "max_new_tokens": RecordingPlan.model_fields["max_new_tokens"].default,
-        },
-        "train eagle": {
-            "draft_vocab": head["draft_vocab_size"].default,
-            **{n: head[n].default for n in ("steps", "share", "batch_tokens", "epochs")},
-        },
-        "train draft": {
-            "draft_vocab": draft["draft_vocab_size"].default,
-            **{n: draft[n].default for n in ("embedding", "form", "batch_tokens", "epochs")},
-            **DraftTrainingSettings().shape,
-        },
-    }
-    for name, defaults in named.items():
-        options = {p.name: p for p in typer.main.get_command(command_of(name)).params}
-        for option, default in defaults.items():
-            told = " ".join(str(getattr(options[option], "help", "")).split())
-            assert re.search(rf"; unset, (as in the file, or )?{default}\.$", told), (option, told)
+    header, plan = Header.model_fields, RecordingPlan.model_fields
+    defaults = {name: header[name].default for name in ("max_draft", "mixing")}
+    defaults["max_new_tokens"] = plan["max_new_tokens"].default
+    options = {p.name: p for p in typer.main.get_command(command_of("record")).params}
+    for option, default in defaults.items():
+        told = " ".join(str(getattr(options[option], "help", "")).split())
+        assert re.search(rf"; unset, (as in the file, or )?{default}\.$", told), (option, told)
 
 
 def test_the_help_of_a_draft_says_how_it_is_named(command: Command, tmp_path: Path) -> None:

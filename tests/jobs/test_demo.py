@@ -39,4 +39,4 @@ def _nothing_installed(package: str) -> None:
 def test_every_model_but_the_bundled_pair_can_be_fetched() -> None:
     targets = {name: load_plan(file).pair.target for name, file in SWEEPS.items()}
     assert targets.pop(BUNDLED) == "bundled:target"
-    assert targets == {name: MODELS[name].name for name in targets}
+    assert targets == {name: MODELS[name][1] for name in targets}

@@ -14,7 +14,6 @@ import ray
 from ray.cloudpickle import register_pickle_by_value
 
 from cluster.sweep.counting import count_all
-from cluster.sweep.starting import PATIENCE, Gathering
 from research.scale.idle_trial import IdleTask, IdleTrial
 from specdec_core.base.errors import UserError
 from specdec_core.cost import Hardware
@@ -40,8 +39,7 @@ class PidTrial(IdleTrial):
 
     def step(self) -> dict[str, Any]:
         result = super().step()
-        if self.configurations:
-            result["rounds"] = RoundTable.of(pd.DataFrame({"pid": [os.getpid()]}))
+        result["rounds"] = RoundTable.of(pd.DataFrame({"pid": [os.getpid()]}))
         return result
 
 
@@ -62,9 +60,7 @@ def count(folder: Path, tell: SweepObserver, trial: type[IdleTrial] = IdleTrial)
 
 
 @pytest.mark.long
-def test_every_process_counts_and_none_is_started_in_vain(
-    ray_running: None, tmp_path: Path
-) -> None:
+def test_every_process_counts(ray_running: None, tmp_path: Path) -> None:
     register_pickle_by_value(sys.modules[__name__])  # else processes import what this file does
     result = count(tmp_path, SweepObserver(), PidTrial)
     assert len({trial.id for trial in result.trials}) == len(result.trials) == COUNT
@@ -97,25 +93,3 @@ def test_a_full_disk_ends_counting_in_one_line_and_with_room_it_goes_on(
     assert len({trial.id for trial in result.trials}) == len(result.trials) == COUNT
     assert {file: file.stat().st_mtime_ns for file in kept} == kept
     assert not list(folder.path.glob("trials/.*"))
-
-
-def test_trials_begin_when_all_processes_are_there_or_no_more_come(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 100.0
-    monkeypatch.setattr("cluster.sweep.starting.time.monotonic", lambda: now)
-    gathering, came = Gathering(3), {"started": True}
-    assert not gathering("a", {"done": True})  # another trial's result
-    assert not gathering("a", came)
-    assert not gathering("b", came)
-    assert not gathering("b", came)
-    assert gathering("c", came)
-    assert gathering("a", came)
-    fewer = Gathering(3)
-    assert not fewer("a", came)
-    now += PATIENCE - 1
-    assert not fewer("b", came)
-    now += PATIENCE - 1
-    assert not fewer("a", came)
-    now += 2
-    assert fewer("b", came)
