@@ -1,5 +1,9 @@
 # Each target does all of its own set-up.
-PYTHON ?= python3.11
+# PYTHON names another Python than the first one here that is new enough.
+PYTHONS := python3.11 python3 python3.12 python3.13 python3.14
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for each in $(PYTHONS); do \
+	$$each -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$each && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -48,6 +52,7 @@ gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev)
 bench-peers: $(PEERS)/.made
 
 $(VENV)/bin/python:
+	$(if $(PYTHON),,$(error no Python 3.11 or newer found; name one with PYTHON=))
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -26,10 +26,10 @@ _held: list[socket.socket] = []  # a lock lasts as long as its open socket
 def claim_device() -> torch.device:
     """The device of this process alone; called when an actor starts, and the same every time.
 
-    On a GPU node it is the GPU that Ray made visible. Else it is a core that no other such process
-    on this machine has, whatever its Ray node: the process is pinned to it, with one torch thread.
-    A core is free again when its process has ended, however that happened. Where Ray was given more
-    CPUs than there are cores, the process shares them all, after a warning.
+    On a GPU node it is the GPU that Ray made visible. Otherwise it is a core that no other such
+    process on this machine has: the process is pinned to it, with one torch thread. The core is
+    free again when the process ends. Where Ray was given more CPUs than the machine has cores, the
+    process shares all cores, after a warning.
     """
     import ray
 
@@ -43,8 +43,8 @@ def claim_device() -> torch.device:
 
 
 def placed_spec(spec: PairSpec) -> PairSpec:
-    """A pair as this process runs it on its device: on a core of its own with one thread, whatever
-    the pair asks for, as several would take turns there."""
+    """A pair as this process runs it on its device. On a CPU core it has one thread, whatever the
+    pair specifies: several threads would share the core."""
     if claim_device().type != "cpu":
         return spec
     return spec.model_copy(update={"runner": spec.runner.model_copy(update={"threads": 1})})
@@ -72,11 +72,10 @@ def claim_core() -> int | None:
 
 
 def _lock(core: int) -> bool:
-    """Whether this process got the lock of that core, which it keeps until it ends.
+    """Whether this process got the lock of a core, which it keeps until it ends.
 
-    The lock is an abstract Unix socket: the kernel alone knows the name, so nothing that another
-    user puts into the shared folder for temporary files is opened. Processes with other such
-    folders do not see each other.
+    The lock is an abstract Unix socket, which is not in the file system: no other user can prepare
+    a file with its name. Processes with another folder for temporary files use other locks.
     """
     lock = socket.socket(socket.AF_UNIX)
     try:

@@ -1,4 +1,4 @@
-"""PEARL on a cluster: the draft is an actor on a device of its own."""
+"""PEARL on a cluster: the draft is an actor on a separate device."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from specdec_core.models.pair import Pair, load_drafts
 
 logger = logging.getLogger(__name__)
 LOADING = 600.0  # seconds that a draft may take to connect
-ENDING = 5.0  # seconds that it may take to end by itself
+ENDING = 5.0  # seconds that it may take to end after its link is closed
 
 
 class Draft:
-    """The draft's process. Ray starts it again when it dies, and the call of :meth:`serve` with
-    it, so that it connects to its engine anew."""
+    """The draft's process. When it dies, Ray starts it again and repeats the call of
+    :meth:`serve`, so that it connects to its engine again."""
 
     def __init__(self, spec: PairSpec) -> None:
         spec = placed_spec(spec)
@@ -38,9 +38,9 @@ class Draft:
         return os.getpid()
 
     def serve(self, host: str, port: int, key: bytes) -> None:
-        """Draft for the engine at that address until it is gone. After an error, which is logged,
-        and where the connection alone is cut, the draft connects anew, as it would if its process
-        had died. Raises :class:`LinkLost` where the engine was never there."""
+        """Draft for the engine at that address until the engine is gone. After an error, which is
+        logged, or a cut connection, the draft connects again. Raises :class:`LinkLost` where no
+        engine was reached."""
         served = False
         while True:
             try:
@@ -50,7 +50,7 @@ class Draft:
                     return
                 raise
             except Exception:
-                logger.exception("drafting failed; it begins anew")
+                logger.exception("drafting failed; it starts again")
                 time.sleep(1)
             served = True
 
@@ -60,6 +60,7 @@ class PlacedDraft:
     types resolved. Made, and used, in the engine's process."""
 
     def __init__(self, placed: Placed, spec: PairSpec) -> None:
+        self.spec = spec
         host = listening_address()
         self.link = SocketLink(host)
         options = placed.options("draft") | {"max_restarts": -1, "max_task_retries": -1}
@@ -84,7 +85,7 @@ class PlacedDraft:
         return self.link
 
     def close(self) -> None:
-        # Without its engine the draft ends by itself. Ray would report a call that is cut off.
+        # The draft ends when its link is closed. Ray would report an interrupted call.
         self.link.close()
         ray.wait([self._served], timeout=ENDING)
         ray.kill(self.actor)

@@ -10,7 +10,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from cluster.session import ray_session, resources
 
-ATTEMPTS = 3  # at a call whose process or node is lost
+ATTEMPTS = 3  # at a call that is lost with its process or node
 
 
 def in_parallel(
@@ -20,10 +20,10 @@ def in_parallel(
     device: str,
     failed: Callable[[str, str], None],
 ) -> Iterator[tuple[str, Any]]:
-    """Call `function` with each of `calls` in a process with `threads` threads, on a GPU where
-    `device` allows one. Yields the label of a call with each value that it yields.
+    """Call `function` with each of `calls`, in a process with `threads` threads, and on a GPU where
+    `device` allows one. Yields each value of a call with the call's label.
 
-    A call whose process is lost starts again. `failed` gets the label of a call that raised an
+    A call starts again when its process is lost. `failed` gets the label of a call that raised an
     error, and the reason.
     """
     with ray_session():

@@ -1,4 +1,4 @@
-"""An engine whose models are on devices placed for them."""
+"""An engine with its models on the devices of a placement."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def placed_engine(
 def check_models(
     spec: PairSpec, configuration: Configuration, placement: Placement | None = None
 ) -> None:
-    """Check that the pair has the configuration's drafts, and `placement` a device for asynchronous
-    drafting. Raises :class:`UserError`."""
+    """Raises :class:`UserError` where the pair lacks a draft of the configuration, or `placement` a
+    device for asynchronous drafting."""
     if configuration.asynchronous and (placement is None or not placement.draft.devices):
         raise UserError(
             f"{configuration.label} drafts on a device of its own: say which, with --cluster and a"

@@ -16,10 +16,11 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from cluster.session import alive_nodes
 from specdec_core.base.errors import UserError
 from specdec_core.config import Placement
 
-# Ray makes a group in milliseconds where its resources are free; others may be about to end.
+# Ray reserves free resources in milliseconds. Busy ones may be released soon.
 WAIT = 20.0
 
 
@@ -54,7 +55,7 @@ class Placed:
         return options
 
     def cores(self) -> Counter[str]:
-        """How many CPU cores are reserved, by the id of their node."""
+        """The number of reserved CPU cores, by the id of their node."""
         nodes = {g.id: placement_group_table(g)["bundles_to_node_id"] for g in self.groups}
         return Counter(nodes[group.id][bundle] for group, bundle in self.bundles.values())
 
@@ -71,14 +72,18 @@ def place(placement: Placement, wait: float = WAIT) -> Placed:
     Raises:
         UserError: the cluster lacks the devices.
     """
-    kind = _kind(placement)
-    nodes = {node["NodeID"]: int(node["Resources"].get(kind, 0)) for node in _alive()}
-    needed = _needed(placement, kind)
-    target, draft = placement.target.devices, placement.draft.devices
-    has = _has(nodes, kind)
-    if sum(nodes.values()) < target + draft:
+    gpus = [int(node["Resources"].get("GPU", 0)) for node in alive_nodes()]
+    kind: Literal["GPU", "CPU"] = "GPU" if sum(gpus) and placement.device != "cpu" else "CPU"
+    name = "GPUs" if kind == "GPU" else "CPU cores"
+    nodes = [int(node["Resources"].get(kind, 0)) for node in alive_nodes()]
+    where = "one node" if len(nodes) == 1 else f"{len(nodes)} nodes of {sorted(nodes)[::-1]}"
+    has = f"{sum(nodes)} {name} on {where}"
+    if placement.device == "gpu" and kind != "GPU":
+        raise UserError(f"device: gpu, but the cluster has none: {has}")
+    target, draft, most = placement.target.devices, placement.draft.devices, max(nodes)
+    needed = f"{target + draft} {name} needed (draft {draft}, target {target})"
+    if sum(nodes) < target + draft:
         raise UserError(f"{needed}, but the cluster has {has}")
-    most = max(nodes.values())
     if placement.strategy == "strict_pack" and most < target:
         raise UserError(
             f"{needed}, the target's in one node (strategy: strict_pack), but the cluster has"
@@ -86,13 +91,12 @@ def place(placement: Placement, wait: float = WAIT) -> Placed:
         )
     deadline = time.monotonic() + wait
     # On one node if possible: messages between draft and target then stay in it.
-    if most >= target + draft and (
-        placed := _reserve(placement, kind, [("STRICT_PACK", target + draft)], deadline, wait / 2)
-    ):
-        return placed
-    strategy = "STRICT_PACK" if most >= target else "PACK"
-    parts = [(strategy, target), *([("PACK", 1)] if draft else [])]
-    if placed := _reserve(placement, kind, parts, deadline, wait):
+    if most >= target + draft:
+        together = [("STRICT_PACK", target + draft)]
+        if placed := _reserve(placement, kind, together, deadline - wait / 2):
+            return placed
+    parts = [("STRICT_PACK" if most >= target else "PACK", target), *([("PACK", 1)] * draft)]
+    if placed := _reserve(placement, kind, parts, deadline):
         return placed
     free = int(ray.available_resources().get(kind, 0))
     raise UserError(f"{needed}, but of {has} only {free} were free within {wait:g} s")
@@ -103,13 +107,11 @@ def _reserve(
     kind: Literal["GPU", "CPU"],
     parts: list[tuple[str, int]],
     deadline: float,
-    wait: float,
 ) -> Placed | None:
-    """Groups of (strategy, devices), the target's bundles first; None if they are not free within
-    `wait` seconds and before the deadline."""
+    """Groups of (strategy, devices), the target's bundles first; None if they are not free before
+    the deadline."""
     placed = Placed(placement, kind)
     bundle = {"CPU": 1.0, "GPU": 1.0} if kind == "GPU" else {"CPU": 1.0}
-    deadline = min(deadline, time.monotonic() + wait)
     slots: list[tuple[PlacementGroup, int]] = []
     for strategy, devices in parts:
         group = placement_group([bundle] * devices, strategy=strategy)
@@ -121,35 +123,3 @@ def _reserve(
     ranks = [("target", rank) for rank in range(placement.target.devices)]
     placed.bundles = dict(zip([*ranks, ("draft", 0)], slots, strict=False))
     return placed
-
-
-def _alive() -> list[dict[str, Any]]:
-    return [node for node in ray.nodes() if node["Alive"]]
-
-
-def _kind(placement: Placement) -> Literal["GPU", "CPU"]:
-    gpus = ray.cluster_resources().get("GPU", 0) >= 1
-    if placement.device == "gpu" and not gpus:
-        raise UserError(f"device: gpu, but the cluster has none: {_has_nodes('CPU')}")
-    return "GPU" if gpus and placement.device != "cpu" else "CPU"
-
-
-def _has_nodes(kind: str) -> str:
-    return _has({n["NodeID"]: int(n["Resources"].get(kind, 0)) for n in _alive()}, kind)
-
-
-def _needed(placement: Placement, kind: str) -> str:
-    """The devices of a placement, in words."""
-    parts = f"draft {placement.draft.devices}, target {placement.target.devices}"
-    return f"{placement.draft.devices + placement.target.devices} {_name(kind)} needed ({parts})"
-
-
-def _has(nodes: dict[str, int], kind: str) -> str:
-    """The devices of the cluster, in words."""
-    counts = sorted(nodes.values(), reverse=True)
-    where = "on one node" if len(counts) == 1 else f"on {len(counts)} nodes of {counts}"
-    return f"{sum(counts)} {_name(kind)} {where}"
-
-
-def _name(kind: str) -> str:
-    return "GPUs" if kind == "GPU" else "CPU cores"

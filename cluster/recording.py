@@ -1,8 +1,9 @@
-"""Recording on all of the cluster: prompts in shards of a few, each recorded by one actor.
+"""Recording on all nodes of the cluster: the prompts are divided into shards of a few prompts, and
+one actor records a shard.
 
 Actors return their shards through Ray's object store and the driver writes them, so nodes need no
 common disk. A shard that is on disk is not recorded again. An actor that dies is started again,
-and so is its shard. Several recordings share the actors, which take the next shard of any of them.
+and so is its shard. Several recordings share the actors: a free actor takes the next shard of any.
 """
 
 from __future__ import annotations
@@ -58,20 +59,21 @@ from specdec_core.recordings.schema import (
 )
 from specdec_core.search.plan import PromptSource
 
-SHARD = 8  # prompts; what a killed recording loses at most, an actor
+SHARD = 8  # prompts: the most that a killed recording loses for each actor
 _RETRIES = 3  # starts of an actor after it died, and runs of the shard that it had
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A prompt to record; each of its turns has a number in the prompt set."""
+class ShardPrompt:
+    """A prompt to record: the numbers of its turns in the prompt set, and the tokens of its first
+    turn. Later turns follow the target's answers."""
 
     numbers: range
     prompt: Prompt
-    tokens: tuple[int, ...]  # of its first turn; later ones come after answers
+    tokens: tuple[int, ...]
 
 
-Batch = list[Asked]  # a shard's prompts
+Batch = list[ShardPrompt]  # a shard's prompts
 
 
 class RecordingPlan(Value):
@@ -87,14 +89,14 @@ class RecordingPlan(Value):
     mixing: float = Field(default=Header.model_fields["mixing"].default, ge=0, lt=1)
 
     def name(self, fingerprints: Mapping[str, str], prompts: PromptSet) -> str:
-        """The pair's name, and a digest of everything that a recording depends on: weights,
-        prompts, settings."""
+        """The pair's name, and a digest of the weights, the prompts and the settings: a recording
+        depends on all of them."""
         runner = self.pair.runner
         settings = self.model_dump(mode="json", exclude={"pair", "prompts"})
         types = [runner.device, runner.target_dtype, runner.draft_dtype]
-        if runner.compile:  # eager recordings keep the names that they had
+        if runner.compile:
             types.append("compile")
-        if short := short_drafts(self.pair):  # those of other pairs, too
+        if short := short_drafts(self.pair):
             types.append(json.dumps(short, sort_keys=True))
         content = json.dumps([settings, types, dict(fingerprints), prompts.digest], sort_keys=True)
         return f"{self.pair.name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
@@ -116,7 +118,7 @@ class RecordingPlan(Value):
 
 @dataclass(frozen=True)
 class Planned:
-    """A recording to be made or resumed in `folder`; `header` is of what was begun there."""
+    """A recording to be made or resumed in `folder`. `header` is the header on disk, if any."""
 
     plan: RecordingPlan
     folder: Path
@@ -127,7 +129,7 @@ class Planned:
 
     @property
     def finished(self) -> bool:
-        """Whether it is whole on disk."""
+        """Whether the whole recording is on disk."""
         if self.header is None or not finished(self.folder):
             return False
         return not _missing(self.folder, self.header, self.batches)
@@ -135,7 +137,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class ShardTask:
-    """A shard to record: its number and prompts, and what it is a part of."""
+    """A shard to record: its recording, number and prompts."""
 
     folder: Path
     spec: PairSpec
@@ -151,8 +153,8 @@ def run_recording(
     out: Path | None = None,
     observer: RecordingObserver | None = None,
 ) -> Recording:
-    """Record `plan` where :func:`planned` says, or resume an interrupted recording there; raises
-    :class:`UserError` as :func:`run_recordings` does."""
+    """Make or resume the recording of `plan` in the folder that :func:`planned` chooses. Raises
+    :class:`UserError` as :func:`planned` and :func:`run_recordings` do."""
     recording = run_recordings([planned(plan, home, name, out)], observer)[0]
     remember(home)
     return recording
@@ -163,7 +165,7 @@ def planned(
 ) -> Planned:
     """The recording of `plan` in `out`, or else in `<home>/traces/<name>`. The default name depends
     on weights, prompts and settings, so the same call resumes its recording. Prompts of the same
-    text are recorded once; of a conversation, every turn is recorded behind the target's own greedy
+    text are recorded once. Every turn of a conversation is recorded after the target's own greedy
     answers (:func:`specdec_core.engine.turns.requests_of`).
 
     Raises :class:`UserError` for bad input; nothing is written.
@@ -181,15 +183,15 @@ def planned(
     header = _begun(folder, plan, prints, prompt_set)
     wanted = Planned(plan, folder, prints, prompt_set, _batches(prompts, tokenizer), header)
     if not wanted.finished:
-        _check_fit(plan, prompts, tokenizer)
+        # Raises for a prompt that is too long for the models, or empty.
+        conversations(prompts, tokenizer, plan.max_new_tokens, max_length_of(plan.pair))
     return wanted
 
 
 def run_recordings(
     wanted: Sequence[Planned], observer: RecordingObserver | None = None
 ) -> list[Recording]:
-    """Record or resume those that are not finished, all on the same actors, which keep the pair
-    that they have loaded.
+    """Make or resume the unfinished recordings, on the same actors, which keep the loaded pair.
 
     Raises :class:`UserError` for a folder that cannot be written, or in which another process
     records.
@@ -230,8 +232,8 @@ def _make(wanted: Sequence[Planned], observer: RecordingObserver) -> None:
 def _begin(
     wanted: Planned, worker: ray.actor.ActorHandle, observer: RecordingObserver
 ) -> list[ShardTask]:
-    """Write the header where there is none, and the mark of a whole recording; the shards that are
-    missing."""
+    """Write a missing header, delete the leftovers of killed processes and broken shards, and mark
+    a finished recording. Returns the missing shards."""
     plan, folder, header = wanted.plan, wanted.folder, wanted.header
     check_nodes(plan.pair)
     spec = plan.pair if header is None else _with_types_of(header.pair, plan.pair)
@@ -240,18 +242,26 @@ def _begin(
         if header is None:
             header = plan.header(spec, wanted.fingerprints, wanted.prompts, eos)
             save_header(header, folder)
-        _clear(folder, header, wanted.batches, observer)
+        remove_leftovers(folder, "shard-")
         missing = _missing(folder, header, wanted.batches)
+        for number in shards(folder):
+            if number in missing or number not in wanted.batches:
+                observer.warned(
+                    f"shard {number} is broken or of another recording; it is recorded again"
+                )
+                (folder / FINISHED).unlink(missing_ok=True)
+                for part in (PROMPTS, *(p for d in spec.drafts for p in _parts(d))):
+                    shard_file(folder, part, number).unlink(missing_ok=True)
         if not missing:
             finish(folder)
     return [ShardTask(folder, spec, header, number, batch) for number, batch in missing.items()]
 
 
-# What is to be recorded
+# The plan
 
 
 def _fingerprints(spec: PairSpec) -> dict[str, str]:
-    """The digest of each model's weights; a hub's are on disk once they were loaded."""
+    """The digest of each model's weights. The weights of a hub model must be loaded first."""
     try:
         return fingerprints(spec)
     except UserError:
@@ -263,8 +273,7 @@ def _fingerprints(spec: PairSpec) -> dict[str, str]:
 def _begun(
     folder: Path, plan: RecordingPlan, prints: dict[str, str], prompts: PromptSet
 ) -> Header | None:
-    """The header of the recording in `folder`, if one was begun there; raises
-    :class:`UserError` where that is another recording."""
+    """The header in `folder`, if any. Raises :class:`UserError` for another recording's folder."""
     if not (folder / HEADER).exists():
         if folder.is_dir() and any(not f.name.startswith(".") for f in folder.iterdir()):
             raise UserError(f"{folder}: holds other files; a recording needs a folder of its own")
@@ -301,15 +310,15 @@ def _with_types_of(recorded: PairSpec, planned: PairSpec) -> PairSpec:
 
 
 def _batches(prompts: Sequence[Prompt], tokenizer: Any) -> dict[int, Batch]:
-    """The shards by number. Of prompts with the same text the first is recorded."""
-    chosen: dict[tuple[object, ...], Asked] = {}
+    """The shards by number, with one prompt for each text."""
+    chosen: dict[tuple[object, ...], ShardPrompt] = {}
     number = 0
     for prompt in prompts:
         asked = Conversation(prompt, tokenizer)
         numbers = range(number, number := number + asked.turns)
-        read = (prompt.text, prompt.template, prompt.turns[1 : asked.turns])
-        if read not in chosen:
-            chosen[read] = Asked(numbers, prompt, asked.tokens())
+        text = (prompt.text, prompt.template, prompt.turns[1 : asked.turns])
+        if text not in chosen:
+            chosen[text] = ShardPrompt(numbers, prompt, asked.tokens())
     every = list(chosen.values())
     starts = range(0, len(every), SHARD)
     return {number: every[start : start + SHARD] for number, start in enumerate(starts)}
@@ -318,11 +327,6 @@ def _batches(prompts: Sequence[Prompt], tokenizer: Any) -> dict[int, Batch]:
 def _count(batches: Iterable[Batch]) -> int:
     """The turns in some shards."""
     return sum(len(asked.numbers) for batch in batches for asked in batch)
-
-
-def _check_fit(plan: RecordingPlan, prompts: Sequence[Prompt], tokenizer: Any) -> None:
-    """Raises :class:`UserError` for a prompt that is too long for the models, or empty."""
-    conversations(prompts, tokenizer, plan.max_new_tokens, max_length_of(plan.pair))
 
 
 def _missing(folder: Path, header: Header, batches: dict[int, Batch]) -> dict[int, Batch]:
@@ -336,7 +340,7 @@ def _missing(folder: Path, header: Header, batches: dict[int, Batch]) -> dict[in
 
 
 def _whole(folder: Path, number: int, header: Header, batch: Batch) -> bool:
-    """Whether a shard's files can be read and are those of `batch`."""
+    """Whether a shard's files can be read and hold the prompts of `batch`."""
 
     def read(part: str, *columns: str) -> list[np.ndarray]:
         table = read_table(shard_file(folder, part, number), list(columns))
@@ -366,21 +370,6 @@ def _whole(folder: Path, number: int, header: Header, batch: Batch) -> bool:
     return True
 
 
-def _clear(
-    folder: Path, header: Header, batches: dict[int, Batch], observer: RecordingObserver
-) -> None:
-    """Remove leftovers of killed processes, and shards that are broken or of another recording."""
-    remove_leftovers(folder, "shard-")
-    for number in shards(folder):
-        if number not in batches or not _whole(folder, number, header, batches[number]):
-            observer.warned(
-                f"shard {number} is broken or of another recording; it is recorded again"
-            )
-            (folder / FINISHED).unlink(missing_ok=True)
-            for part in (PROMPTS, *(p for d in header.pair.drafts for p in _parts(d))):
-                shard_file(folder, part, number).unlink(missing_ok=True)
-
-
 def _parts(draft: str) -> tuple[str, str]:
     return f"{DRAFTS}/{draft}", f"{EXAMPLES}/{draft}"
 
@@ -402,11 +391,11 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 class RecordingWorker:
-    """Records shards; the pair is loaded at the first use and kept."""
+    """Records shards. Loads the pair at the first use and keeps it."""
 
     def __init__(self) -> None:
         self.pair: Pair | None = None
-        self.asked: PairSpec | None = None  # the pair's, whose data types may be "auto"
+        self.asked: PairSpec | None = None  # the loaded specification; data types may be "auto"
         self.recorder: Recorder | None = None
 
     def load(self, spec: PairSpec) -> Pair:
@@ -424,7 +413,7 @@ class RecordingWorker:
         return pair.spec, pair.eos_token_ids
 
     def ready(self, spec: PairSpec, header: Header) -> None:
-        """Open the models; graphs of compiled ones are made where they are missing."""
+        """Open the models, which makes missing graphs of compiled models."""
         self._opened(spec, header)
 
     def record(self, spec: PairSpec, header: Header, batch: Batch) -> Shard:
@@ -440,7 +429,7 @@ class RecordingWorker:
     def _opened(self, spec: PairSpec, header: Header) -> Recorder:
         pair = self.load(spec)
         if self.recorder is None or self.recorder.header != header:
-            self.recorder = None  # its caches make room
+            self.recorder = None  # frees its caches first
             self.recorder = Recorder(pair, header)
         return self.recorder
 
@@ -459,8 +448,8 @@ def _record(
     first: ray.actor.ActorHandle, needs: dict[str, float], tasks: Sequence[ShardTask]
 ) -> Iterator[tuple[ShardTask, Shard]]:
     """Record shards with as many actors as the cluster has room for, `first` among them; yields
-    them as they finish. An actor gets work once it has loaded the pair, so that one without room on
-    a busy cluster holds nothing up."""
+    the shards as they finish. An actor gets its first shard once it has loaded the pair, so that an
+    actor that waits for a busy cluster delays no shard."""
     pending, left = deque(tasks), len(tasks)
     workers = [first]
     workers += [_start_worker(needs) for _ in range(min(room(needs), left) - 1)]
@@ -483,6 +472,6 @@ def _record(
                 yield task, result
     finally:
         for reference in under_way:
-            ray.cancel(reference)  # or Ray tells of one that it would try again without its actor
+            ray.cancel(reference)  # else Ray would report calls that it cannot repeat
         for worker in workers:
             ray.kill(worker)

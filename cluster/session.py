@@ -52,9 +52,8 @@ ANSWERING = 10.0  # seconds that a cluster may take to answer
 @contextmanager
 def ray_session() -> Iterator[None]:
     """Connect to the cluster that `RAY_ADDRESS` names (set inside a Ray job), or else start a local
-    one and stop it at the end. An existing connection is used and left open. What the process does
-    when it is terminated stays as it was: Ray would end it without a word. A local Ray is stopped
-    by this process alone, whichever of its processes are sent SIGTERM or SIGHUP."""
+    one and stop it at the end. An existing connection is used and left open. The process keeps its
+    handler of SIGTERM. Only this process stops a local Ray."""
     for name in ("ray.tune", "ray.train", "ray.data"):
         # Their errors are reported in one line where they are handled.
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -89,8 +88,7 @@ def ray_session() -> Iterator[None]:
 
 
 def check_alive() -> None:
-    """Raises :class:`UserError` where a process without which the local Ray does nothing has
-    ended."""
+    """Raises :class:`UserError` where the local Ray's raylet or GCS server has ended."""
     node: Any = ray._private.worker._global_node
     for kind, process in () if node is None else node.dead_processes():
         if kind in (PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET):
@@ -99,26 +97,31 @@ def check_alive() -> None:
 
 @contextmanager
 def _starting_local() -> Iterator[None]:
-    """What the start of a local Ray needs: no process of it gets what ends this one, and no
-    interrupt falls into a fork."""
-    with _interrupt_held_back(), _held_signals():
-        yield
+    """Protects the start of a local Ray from signals.
 
-
-@contextmanager
-def _held_signals() -> Iterator[None]:
-    """Processes that are started in the block never get SIGTERM and SIGHUP, as Ray has it for
-    SIGINT: a terminal sends these to a whole group, systemd to all processes of a service."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
+    Ray's processes inherit the mask and so never get SIGTERM and SIGHUP, which a terminal sends to
+    a whole group and systemd to all processes of a service. An interrupt of the main thread is
+    delivered at the end of the block: Python drops an exception that is raised around a fork, and
+    the lock of `logging` would stay taken.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    interrupts: list[int] = []
+    if main:
+        before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if main:
+            signal.signal(signal.SIGINT, before)
+            if interrupts:
+                signal.raise_signal(signal.SIGINT)
 
 
 def _end_local() -> None:
-    """Disconnect from the local Ray, and end all of its processes. Ray would send them SIGTERM,
-    which they never get, and wait a second for each; its agents outlive the raylet by seconds."""
+    """Disconnect from the local Ray, and kill all of its processes. Ray would send SIGTERM, which
+    they block, and wait a second for each; its agents outlive the raylet by seconds."""
     node: Any = ray._private.worker._global_node
     processes = () if node is None else [process for _, process in node.live_processes()]
     started: list[psutil.Process] = []
@@ -133,8 +136,8 @@ def _end_local() -> None:
 
 
 def _probe(address: str) -> None:
-    """Raises an error that says why, where no Ray answers at `address` within :data:`ANSWERING`
-    seconds. Ray itself would try for ever, or half a minute without a reason."""
+    """Raises an error with the reason where no Ray answers at `address` within :data:`ANSWERING`
+    seconds. Ray itself would try forever, or for half a minute without a reason."""
     if not re.fullmatch(r"auto|(ray://)?[^/]+:\d+", address):
         raise ValueError("expected auto, <host>:<port> or ray://<host>:<port>")
     found = address.removeprefix("ray://")
@@ -165,8 +168,8 @@ def _probe(address: str) -> None:
 
 @contextmanager
 def _own_handler() -> Iterator[None]:
-    """Put back the handler of SIGTERM, which Ray replaces where it may: in the main thread. Ray's
-    own exits; that is then done anew by ours."""
+    """Restore the handler of SIGTERM, which Ray replaces in the main thread. Where Ray's handler
+    has ended the block, SIGTERM is raised again for the restored one."""
     handler, terminated = signal.getsignal(signal.SIGTERM), False
     try:
         yield
@@ -178,24 +181,6 @@ def _own_handler() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
             if terminated:
                 signal.raise_signal(signal.SIGTERM)
-
-
-@contextmanager
-def _interrupt_held_back() -> Iterator[None]:
-    """Interrupt the main thread at the block's end, not in it. Ray starts its processes by forks,
-    and Python drops an exception in what it calls around a fork: Ctrl-C would do nothing then, but
-    leave the lock of `logging` taken, and other threads would wait for that for ever."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    interrupts: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if interrupts:
-            signal.raise_signal(signal.SIGINT)
 
 
 def _inherited_variables() -> dict[str, str]:
@@ -219,23 +204,52 @@ def get(references: Any) -> Any:
         if isinstance(error.cause, UserError):
             raise UserError(str(error.cause)) from None
         raise
-    except RayActorError as error:  # of an actor's constructor only the traceback is had
+    except RayActorError as error:  # the error of a constructor comes as a traceback
         if error.actor_init_failed and (line := user_error(str(error).strip())) is not None:
             raise UserError(line) from None
         raise
 
 
+class Remote:
+    """An actor with the interface of a local object: a method call waits for its result."""
+
+    def __init__(self, actor: ray.actor.ActorHandle) -> None:
+        self.actor = actor
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.actor, name)
+        return lambda *args, **options: get(method.remote(*args, **options))
+
+    @property
+    def lost(self) -> bool:
+        """Whether the actor is gone, with its process or its node."""
+        try:
+            ray.get(self.actor.__ray_ready__.remote())
+        except RayActorError:
+            return True
+        return False
+
+    def kill(self) -> None:
+        """End the actor's process."""
+        ray.kill(self.actor)
+
+
 def user_error(traceback: str) -> str | None:
-    """What a :class:`UserError` said whose traceback this is; None for that of another."""
+    """The message of a traceback's error, if that is a :class:`UserError`."""
     start, last = f"{UserError.__module__}.{UserError.__name__}: ", traceback.rpartition("\n")[2]
     return last.removeprefix(start) if last.startswith(start) else None
+
+
+def alive_nodes() -> list[dict[str, Any]]:
+    """Ray's description of each node of the cluster."""
+    return [node for node in ray.nodes() if node["Alive"]]
 
 
 def resources(threads: int, device: str) -> dict[str, float]:
     """The resources of a process that decodes: its threads, and a GPU if the cluster has one and
     `device` allows it. Raises :class:`UserError` for more threads than any cluster node has that
     can run it."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [node["Resources"] for node in alive_nodes()]
     with_gpu = [] if device == "cpu" else [node for node in nodes if node.get("GPU", 0) >= 1]
     most = max(node.get("CPU", 0) for node in with_gpu or nodes)
     if threads > most:
@@ -245,20 +259,20 @@ def resources(threads: int, device: str) -> dict[str, float]:
 
 
 def listening_address() -> str:
-    """The address of this process for the cluster's others: its node's, or loopback's where all
-    nodes are on one machine."""
-    addresses = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    """The address at which the cluster's other processes reach this one: its node's, or loopback's
+    where all nodes are on one machine."""
+    addresses = {node["NodeManagerAddress"] for node in alive_nodes()}
     return "127.0.0.1" if len(addresses) == 1 else str(ray.util.get_node_ip_address())
 
 
 def several_nodes() -> bool:
     """Whether the cluster has more than this node."""
-    return sum(node["Alive"] for node in ray.nodes()) > 1
+    return len(alive_nodes()) > 1
 
 
 def room(needs: dict[str, float]) -> int:
     """How many processes with these needs fit on all nodes."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [node["Resources"] for node in alive_nodes()]
     return sum(
         min(int(node.get(kind, 0) // amount) for kind, amount in needs.items() if amount)
         for node in nodes
@@ -266,12 +280,12 @@ def room(needs: dict[str, float]) -> int:
 
 
 def check_nodes(pair: PairSpec) -> None:
-    """Raises :class:`UserError` where a node that may get work lacks a folder of `pair`: models
-    given by folder must be on all nodes, at the same path."""
+    """Raises :class:`UserError` where a node with CPUs lacks a folder of `pair`: models given by
+    folder must be on all nodes, at the same path."""
     models = [pair.target, *pair.drafts.values()]
     folders = [model for model in models if Path(present_path(model)).is_dir()]
     here = ray.get_runtime_context().get_node_id()
-    nodes = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) >= 1]
+    nodes = [n for n in alive_nodes() if n["Resources"].get("CPU", 0) >= 1]
     others = {n["NodeID"]: n["NodeManagerAddress"] for n in nodes if n["NodeID"] != here}
     if not folders:
         return

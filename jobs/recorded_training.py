@@ -75,8 +75,8 @@ def train_on_answers(
     """Have the target answer `prompts`, record its features of the answers, train with each of the
     learning rates and keep the best model. Answers and features on disk are not made again.
 
-    `layers` are the layers whose features are recorded, None for the default ones. `features` is a
-    folder of features to read instead.
+    Features of `layers` are recorded, by default of the usual layers; `features` is a folder of
+    features to read instead.
 
     Raises:
         UserError: bad input, by name.

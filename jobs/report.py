@@ -34,7 +34,7 @@ def main(
 
 
 def newest_sweep(sweeps: Path) -> Path:
-    """The folder in `sweeps` whose result was written last; UserError where there is none."""
+    """The folder in `sweeps` with the newest result. Raises :class:`UserError` without a result."""
     results = sorted(sweeps.glob("*/sweep.json"), key=lambda path: path.stat().st_mtime)
     if not results:
         raise UserError(f"{sweeps}: no sweep yet; run `specdec sweep` first")
@@ -42,7 +42,7 @@ def newest_sweep(sweeps: Path) -> Path:
 
 
 def load(folder: Path) -> SweepResult:
-    """The result in a sweep's folder; UserError where there is none."""
+    """The result in a sweep's folder. Raises :class:`UserError` without a result."""
     try:
         return SweepResult.load(folder)
     except (FileNotFoundError, NotADirectoryError):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +13,6 @@ from jobs.options import ProfileFile, TrainingSettings, numbers, training_settin
 from specdec_core.base.workspace import workspace
 
 if TYPE_CHECKING:
-    from dashboards.tracking.delivered_run import Undelivered
     from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
     from specdec_core.recordings.schema import Recording
     from specdec_core.training.heads.evaluation import Modelled
@@ -51,13 +49,14 @@ def main(
 ) -> None:
     """Train heads that predict whether a candidate token will be accepted, and save them.
 
-    Finished heads are not trained again: interrupted, the same command goes on.
+    Finished heads are not trained again: interrupted, the same command resumes.
     """
     specs = grid(kinds, numbers(depths, "--depths", int), numbers(w_rej, "--w-rej", float), width)
 
     # Ray, torch and MLflow take seconds to import.
     from cluster.session import ray_session
     from dashboards.progress import ConsoleProgress
+    from dashboards.tracking.delivered_run import Undelivered
     from specdec_core.drafting.heads.card import HeadTrainingSettings
     from specdec_core.recordings.find import open_named
     from specdec_core.training.heads.evaluation import judge_rules
@@ -77,16 +76,17 @@ def main(
         rules: dict[str, dict[str, Modelled]] = {}
         if judge is not None:
             with ConsoleProgress(console) as judging:
-                rules = {
-                    name: judge_rules(judge, name, recordings, profile, judging) for name in drafts
-                }
+                for name in drafts:
+                    rules[name] = judge_rules(judge, name, recordings, profile, judging)
         with ray_session():
             for name in drafts:
-                with _collected(undelivered):
-                    known = rules.get(name, {})
+                known = rules.get(name, {})
+                try:
                     train(
                         recordings, name, specs, settings, rates, source, out, judge, profile, known
                     )
+                except Undelivered as error:  # the heads are saved; reported at the end
+                    undelivered.append(error)
     point("heads", out)
     if undelivered:
         raise undelivered[0]
@@ -104,8 +104,8 @@ def train(
     profile: Path | None,
     rules: Mapping[str, Modelled],
 ) -> None:
-    """Train, show and log the heads of a draft; `judge` finds their best thresholds, to compare
-    with those of `rules`."""
+    """Train, show and log the heads of a draft. On the recording `judge` their best thresholds are
+    found and compared with the rules."""
     from cluster.head_training import train_heads
     from dashboards.outputs.console import show
     from dashboards.progress import ConsoleProgress, HeadProgress
@@ -137,17 +137,6 @@ def train(
             show(console, [thresholds(tracking.judged)])
         with console.status("writing to MLflow"):
             tracking.finish(out)
-
-
-@contextmanager
-def _collected(undelivered: list[Undelivered]) -> Iterator[None]:
-    """Keep the error of a draft's heads that the tracking server did not take, for the end."""
-    from dashboards.tracking.delivered_run import Undelivered
-
-    try:
-        yield
-    except Undelivered as error:
-        undelivered.append(error)
 
 
 def grid(kinds: str, depths: tuple[int, ...], weights: tuple[float, ...], width: int) -> list[Any]:

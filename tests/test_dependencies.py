@@ -9,6 +9,8 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("specdec_core", "cluster", "dashboards", "jobs")
 # In environments of their own: a GPU build of torch brings triton, the plug-in is inside of vLLM.
@@ -48,3 +50,13 @@ def test_every_imported_package_is_declared_and_constrained() -> None:
     ]
     assert not missing, f"imported and not declared in pyproject.toml: {', '.join(missing)}"
     assert declared | set(map(name_of, extras["dev"])) <= constrained
+
+
+def test_the_tested_versions_are_in_the_declared_ranges() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [each for extra in project["optional-dependencies"].values() for each in extra]
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    tested = dict(line.split(";")[0].strip().split("==") for line in lines if "==" in line)
+    tested = {name_of(name): version for name, version in tested.items()}
+    for each in map(Requirement, [*project["dependencies"], *extras]):
+        assert each.specifier.contains(tested[name_of(each.name)], prereleases=True), each

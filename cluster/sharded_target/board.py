@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class Board:
-    """Reached through Ray alone, and so by processes of its cluster alone. Its methods are those of
+    """Reached through Ray alone, and so by processes of its cluster alone. Its methods implement
     :class:`cluster.sharded_target.store.BoardStore`."""
 
     def __init__(self) -> None:

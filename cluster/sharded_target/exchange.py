@@ -34,7 +34,7 @@ class Exchange(Protocol):
         ...
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """All ranks' tensors, by rank, on the first rank; an empty list on the others."""
+        """All ranks' tensors, by rank, on the first rank; an empty list on the other ranks."""
         ...
 
     def send(self, tensor: Tensor, to: int) -> None: ...
@@ -74,9 +74,9 @@ class NcclExchange:
 
 class SocketExchange:
     """Through a socket between every two ranks; for CPUs. With gloo a sum of a few kilobytes takes
-    milliseconds whenever its thread spins for a lock that another thread on its core holds.
+    milliseconds when its thread spins for a lock that another thread on its core holds.
 
-    `addresses` are those of all ranks' listeners; this rank's own is closed when it is connected.
+    `addresses` has the listener of each rank; this rank's listener is closed when all wires exist.
     """
 
     def __init__(self, listener: WireListener, rank: int, addresses: Sequence[Address]) -> None:
@@ -101,7 +101,7 @@ class SocketExchange:
             for other in self._wires:
                 self.send(tensor, other)
             tensor.copy_(reduce(torch.add, self._of_all_ranks(tensor)))
-        # Through the first rank: two ranks that both send more than is buffered would wait forever.
+        # Through the first rank: two ranks that both send more than sockets buffer would deadlock.
         elif self.rank == 0:
             tensor.copy_(reduce(torch.add, self._of_all_ranks(tensor)))
             for other in self._wires:

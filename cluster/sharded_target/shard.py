@@ -36,9 +36,9 @@ from specdec_core.models.packing import PackedLinear, pack_linear_layers
 from specdec_core.models.pair import load_pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
 
-# What a group may call.
-_CALLS = {"open", "close", "expect", "mixes", "watch_hidden", "truncate", "keep", "fork"}
-_CALLS |= {"forward", "logits"}
+# The calls of a group: methods of the runner, and of the shard.
+_OF_RUNNER = {"truncate", "keep", "fork"}
+_OF_SHARD = {"open", "close", "expect", "mixes", "watch_hidden", "forward", "logits"}
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Shard:
         self.split, self.rank, self.parts = split, rank, parts
         self.device = claim_device()
         self.spec = placed_spec(spec)
-        # Logits are with every rank where heads are split, with the last where layers are.
+        # The first rank has the logits of split heads, the last rank those of split layers.
         self.answers = rank == (parts - 1 if split == "layers" else 0)
         self.runners: dict[int, ModelRunner] = {}
         self.outputs: dict[int, Output] = {}  # of each runner's last forward
@@ -76,8 +76,8 @@ class Shard:
     def load(
         self, addresses: Sequence[Address] = (), board: ray.actor.ActorHandle | None = None
     ) -> ShardFacts:
-        """Join the other ranks, which are at these addresses and meet at `board`, and load this
-        one's part of the model."""
+        """Connect to the other ranks, at these addresses and through `board`, and load this rank's
+        part of the model."""
         spec = self.spec
         dtype = spec.runner.target_dtype
         if not addresses:
@@ -128,8 +128,8 @@ class Shard:
         return SocketExchange(self._listener, self.rank, addresses)
 
     def serve(self, host: str, port: int, key: bytes) -> None:
-        """Serve the calls of the group at that address until it is gone. The rank that has the
-        logits answers; the others only report errors. Raises :class:`LinkLost` where the group
+        """Serve the calls of the group at that address until the group is gone. The rank with the
+        logits answers; the other ranks only report errors. Raises :class:`LinkLost` where the group
         cannot be reached."""
         with closing(connect(host, port, key, LARGEST, patience=None)) as wire, suppress(LinkLost):
             while True:
@@ -139,21 +139,22 @@ class Shard:
                         wire.send(encode(answer))
 
     def _do(self, calls: Sequence[Call]) -> Any:
-        """Make `calls`; what the last of them returns."""
+        """Make `calls`; returns the answer to the last one."""
         answer = None
         try:
             for runner, name, arguments in calls:
-                if name not in _CALLS:
+                if name in _OF_RUNNER:
+                    answer = getattr(self.runners[runner], name)(*arguments)
+                elif name in _OF_SHARD:
+                    answer = getattr(self, name)(runner, *arguments)
+                else:
                     raise ValueError(f"{name}: no call of a shard")
-                answer = getattr(self, name)(runner, *arguments)
         except Exception as error:
             return ShardFailed.by(error)
         return answer
 
     def alive(self) -> bool:
         return True
-
-    # A runner's calls: the operations of :class:`ModelRunner`.
 
     def open(self, number: int, slots: int, cache_tokens: int | None) -> None:
         self.runners[number] = self._open(slots, cache_tokens)
@@ -171,15 +172,6 @@ class Shard:
     def watch_hidden(self, number: int, watch: bool) -> None:
         if self.answers:
             self.runners[number].watch_hidden(watch)
-
-    def truncate(self, number: int, row: int, length: int) -> None:
-        self.runners[number].truncate(row, length)
-
-    def keep(self, number: int, row: int, start: int, kept: Sequence[int]) -> None:
-        self.runners[number].keep(row, start, kept)
-
-    def fork(self, number: int, row: int, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        self.runners[number].fork(row, rows, lengths)
 
     def forward(
         self, number: int, batch: Batch, logits: bool

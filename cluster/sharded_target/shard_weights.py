@@ -1,8 +1,8 @@
 """A part of a model: some heads of every layer, or some whole layers. Only the part is loaded.
 
-Heads are split by transformers' own tensor parallelism. Layers are split for any decoder whose
-layers are one list: each process runs the model's code with placeholders for the layers of other
-ranks, and sends the hidden states on. An :class:`Exchange` connects the parts.
+Heads are split by transformers' tensor parallelism. Layers are split for any decoder with one list
+of layers: each process runs the model's code with placeholders for the layers of other ranks, and
+sends the hidden states to the next rank. An :class:`Exchange` connects the parts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def check_split(config: Any, name: str, split: str, parts: int) -> None:
 
 
 def layers_of(layers: int, rank: int, parts: int) -> range:
-    """The layers of one rank: consecutive, as many as the others' or one more."""
+    """The consecutive layers of one rank. The numbers of layers of two ranks differ by at most
+    one."""
     return range(layers * rank // parts, layers * (rank + 1) // parts)
 
 
@@ -69,8 +70,8 @@ def load_heads(name: str, dtype: torch.dtype | str, exchange: Exchange) -> PreTr
 
 
 def _lighten(model: PreTrainedModel, exchange: Exchange) -> None:
-    """Follow transformers' plan without its hooks: these wrap every call of a layer in distributed
-    tensors, which takes longer than a small product."""
+    """Replace transformers' hooks, which wrap every call of a layer in distributed tensors: for a
+    small layer that takes longer than its product."""
     lighter: dict[str, Callable[[Any], nn.Module]] = {
         "colwise": _local_columns,
         "rowwise": lambda linear: _SummedLinear(linear, exchange),
@@ -95,7 +96,7 @@ def _local_columns(linear: nn.Linear) -> nn.Linear:
 
 
 class _SummedLinear(nn.Module):
-    """A layer of which each rank has some of the inputs."""
+    """A linear layer split by inputs: the ranks' products are summed."""
 
     def __init__(self, linear: nn.Linear, exchange: Exchange) -> None:
         super().__init__()
@@ -111,8 +112,8 @@ class _SummedLinear(nn.Module):
 
 
 class _GatheredLinear(nn.Module):
-    """The output layer, of which each rank has some tokens. The first rank returns all logits, the
-    others those of their tokens."""
+    """The output layer, split by tokens. The first rank returns all logits, the other ranks the
+    logits of their tokens."""
 
     def __init__(self, linear: nn.Linear, exchange: Exchange) -> None:
         super().__init__()
@@ -129,7 +130,7 @@ class _GatheredLinear(nn.Module):
 
 
 class _SummedEmbedding(nn.Module):
-    """The embedding, of which each rank has some tokens."""
+    """The embedding, split by tokens."""
 
     def __init__(self, embedding: nn.Embedding, exchange: Exchange) -> None:
         super().__init__()
@@ -147,8 +148,8 @@ class _SummedEmbedding(nn.Module):
 
 
 def load_layers(name: str, dtype: torch.dtype | str, exchange: Exchange) -> PreTrainedModel:
-    """This rank's layers. A forward must run on all ranks; the last one's returns logits, the
-    others' zeros."""
+    """This rank's layers. A forward must run on all ranks. The last rank returns logits, the other
+    ranks return zeros."""
     skeleton = load_skeleton(name)
     whole: Any = AutoModelForCausalLM._model_mapping[type(skeleton.config)]
 
@@ -156,7 +157,7 @@ def load_layers(name: str, dtype: torch.dtype | str, exchange: Exchange) -> PreT
         whole.__init__(self, *args, **kwargs)
         _leave_out(self, exchange.rank, exchange.parts)
 
-    # from_pretrained reads what the part has; the others' tensors are known.
+    # from_pretrained loads the tensors of the part; the names of all other tensors are known.
     part = type(whole.__name__, (whole,), {"__init__": build})
     model = load_weights(name, dtype, part, known=skeleton.state_dict().keys())
     device = "cuda" if isinstance(exchange, NcclExchange) else "cpu"

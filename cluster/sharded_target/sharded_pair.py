@@ -1,4 +1,4 @@
-"""A pair whose target is on the devices of a group."""
+"""A pair with its target on the devices of a group."""
 
 from __future__ import annotations
 

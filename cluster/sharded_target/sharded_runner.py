@@ -1,4 +1,4 @@
-"""Forwards of a model on other devices: tokens go there, the most likely tokens come back."""
+"""Forwards of a model on other devices: tokens are sent, the most likely tokens come back."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ShardedRunner(ModelRunner):
     @property
     def mixes(self) -> bool:  # type: ignore[override]
         if self._mixes is None:
-            # What else is queued waits for a forward: a lost shard is restored to the last one.
+            # Other queued calls wait for the next forward: shards are restored to the last one.
             opening = bool(self._queue) and self._queue[0][0] == "open"
             calls = self._flush() if opening else []
             while self._mixes is None:
@@ -106,7 +106,7 @@ class ShardedRunner(ModelRunner):
         self._queue.append(("fork", (row, tuple(rows), tuple(lengths))))
 
     def prefill(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        # All chunks at once: a shard need not wait for the others to have finished one.
+        # All chunks at once: a shard starts the next chunk before other shards end the last one.
         began = perf_counter()
         if batches := list(chunks(rows, tokens, self.prefill_chunk)):
             self._ask(batches)
@@ -226,8 +226,8 @@ class _Output(Output):
 
 
 class _Row:
-    """The tokens that a row of the cache holds, and the place of each token's parent; in a text
-    that is the place before."""
+    """The tokens of a row of the cache, and the place of each token's parent; in a sequence that is
+    the place before."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -259,7 +259,7 @@ class _Row:
         self.parents[start:] = [places.get(parent, parent) for parent in parents]
 
     def parts(self, length: int) -> tuple[list[int], list[int], list[int]]:
-        """The first `length` tokens as a text, the tokens of a tree after it, and the tree's
+        """The first `length` tokens as a sequence, the tokens of a tree after it, and the tree's
         parents."""
         forks = [parent for place, parent in enumerate(self.parents[:length]) if parent < place - 1]
         start = min(forks, default=length - 1) + 1

@@ -113,8 +113,8 @@ class TargetGroup:
                     elif not failed:
                         self._lost = False
                         return answer
-        # If all have failed alike, they are still in step. Otherwise some hang, or have done what
-        # others have not, and the group must be restarted.
+        # If all shards have failed, they are in the same state. Otherwise some shards wait, or have
+        # made calls that failed elsewhere, and the group must be restarted.
         self._lost = len(failed) < self.parts
         raise next(iter(failed.values()))
 
@@ -139,7 +139,7 @@ class TargetGroup:
         self._stop()
 
     def _start(self) -> None:
-        self._lost = True  # until all are there: who asks before would wait for nobody
+        self._lost = True  # until all shards are connected
         self._wires: dict[int, Wire] = {}
         self._poll = select.poll()
         arguments = [(self.spec, self.split, rank, self.parts) for rank in range(self.parts)]

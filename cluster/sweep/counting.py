@@ -31,7 +31,7 @@ from specdec_core.search.results import METRIC, ORACLE, ReplaySummary, SweepResu
 from specdec_core.search.round_tables import RoundTable
 from specdec_core.search.space import Search, Suggester
 
-ATTEMPTS = 3  # to count a configuration whose trial was lost with its process or node
+ATTEMPTS = 3  # to count a configuration that is lost with a trial's process or node
 
 
 def count_all(
@@ -106,7 +106,7 @@ class _Counting:
     def each(
         self, configurations: Sequence[Configuration], needs: dict[str, float], early_stopping: bool
     ) -> None:
-        """Count `configurations`, and again those whose trial was lost.
+        """Count `configurations`. A configuration is counted again if its trial is lost.
 
         Every process that the cluster has room for gets one trial with its share of them: Tune
         gives further trials to the processes that are free, and stops those that still start. Where
@@ -173,7 +173,7 @@ class _Record(tune.Callback):
         # Tune pickles its callbacks to restore them; this one lives in the driver alone.
         return {}
 
-    # Not in on_trial_complete, whose errors Tune takes for the trial's.
+    # Not in on_trial_complete: Tune would treat its errors as errors of the trial.
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
@@ -195,7 +195,7 @@ class _Record(tune.Callback):
             self.failed(label, reason)
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        """The trial's process is gone: a trial reports the errors of configurations itself."""
+        """The trial's process is lost. Errors of configurations are in the trial's results."""
         self.reason = Path(trial.error_file).read_text().strip().splitlines()[-1]
         self.lost += [
             configuration
@@ -204,7 +204,7 @@ class _Record(tune.Callback):
         ]
 
     def take_lost(self) -> list[Configuration]:
-        """The configurations whose processes were lost since the last call."""
+        """The configurations lost since the last call."""
         lost, self.lost = self.lost, []
         return lost
 

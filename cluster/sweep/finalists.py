@@ -1,4 +1,4 @@
-"""The finalists of a sweep: chosen by estimate, timed alone in turns; and the champion."""
+"""The finalists of a sweep: chosen by estimate, timed alone interleaved; and the champion."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from math import inf
 from statistics import median
 
 import pandas as pd
-import ray
 
-from cluster.session import get
+from cluster.session import Remote
 from cluster.sweep.racing import FinalistRace
-from cluster.sweep.timing import InterleavedTimes, RemoteTimer
+from cluster.sweep.times import InterleavedTimes
 from cluster.sweep.trial import assess
 from specdec_core.config import Configuration
 from specdec_core.engine import Request
@@ -28,20 +27,20 @@ NEAR_TIES = 0.05  # the largest share of a configuration's forwards that they ca
 
 def time_finalists(
     plan: ResolvedPlan,
-    bench: ray.actor.ActorHandle,
+    bench: Remote,
     requests: Sequence[Request],
     further: Sequence[Request],
     result: SweepResult,
     folder: SweepFolder,
     observer: SweepObserver,
 ) -> dict[str, pd.DataFrame]:
-    """Time the finalists on the prompts, and where that leaves a question on `further` ones; count
+    """Time the finalists on the prompts, and where the choice is not clear on `further` ones; count
     autoregressive decoding. Fills `result.timings`, `.race`, `.champion` and, without a recording,
     `.oracles`. Returns the rounds of finalists that had only been replayed."""
     baseline = plan.autoregressive
     finalists = _finalists(plan, result, observer)
     contestants = [baseline, *finalists]
-    race = FinalistRace(contestants, requests, further, RemoteTimer(bench), plan.race)
+    race = FinalistRace(contestants, requests, further, bench, plan.race)
 
     def challengers(taken: Mapping[str, float]) -> list[Configuration]:
         _count(race, result, folder, observer)
@@ -61,7 +60,7 @@ def time_finalists(
     if plan.sampling.greedy and not result.oracles and not split:  # it needs a whole target
         observer.stage("oracle")
         outputs = watch.outputs(baseline)
-        result.oracles = get(bench.oracles.remote(result.profile, requests, outputs))
+        result.oracles = bench.oracles(result.profile, requests, outputs)
     return _compare(watch, finalists, result, observer)
 
 
@@ -81,7 +80,8 @@ def _finalists(
 def _count(
     race: FinalistRace, result: SweepResult, folder: SweepFolder, observer: SweepObserver
 ) -> None:
-    """Count what only the race has decoded: autoregressive decoding and asynchronous drafting."""
+    """Count the configurations that only the race decodes: autoregressive decoding and asynchronous
+    drafting."""
     watch, counted = race.times(), {trial.id for trial in result.trials}
     for uncounted in (c for c in race.contestants if c.id not in counted):
         generations = watch.generations[uncounted.id]
@@ -128,10 +128,9 @@ def _compare(
 def choose_finalists(
     trials: Iterable[Trial], count: int, allow_lossy: Collection[str] = ()
 ) -> list[Trial]:
-    """The best trials by estimated speedup that may win, the fastest first. The best of every
-    family comes before others, so that the estimate alone does not decide between kinds of
-    drafting. Asynchronous drafting, which is counted while it is timed, is left out: all of it
-    is."""
+    """The best trials by estimated speedup that may win, the fastest first. The best trial of every
+    family comes before further trials of a family, so that the estimate alone does not decide
+    between kinds of drafting. Asynchronous drafting is left out: all of it is timed."""
     may_win = [t for t in trials if t.may_win(allow_lossy) and not t.configuration.asynchronous]
     ranked = by_estimate(t for t in may_win if t.configuration.drafter is not None)
     leaders: dict[str, Trial] = {}
@@ -144,11 +143,11 @@ def choose_finalists(
 def choose_challengers(
     trials: Sequence[Trial], taken: Mapping[str, float], allow_lossy: Collection[str] = ()
 ) -> list[Configuration]:
-    """Those not timed that may win and be faster than all that were: by estimates corrected by what
-    the latter have `taken` (:mod:`specdec_core.search.estimates`), less their typical error. The
-    likeliest first."""
+    """The configurations that may win, were not timed and may be faster than all timed ones: by
+    estimates corrected by the times that were `taken` (:mod:`specdec_core.search.estimates`), less
+    their typical error. The likeliest first."""
     expected = corrected(trials, taken)
-    errors = [abs(seconds / expected[who] - 1) for who, seconds in taken.items() if who in expected]
+    errors = [abs(taken[each] / expected[each] - 1) for each in taken if each in expected]
     within = min(taken.values()) * (1 + median(errors or [0.0]))
     promising = [
         trial

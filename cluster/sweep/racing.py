@@ -1,4 +1,4 @@
-"""A race of finalists: everyone decodes every prompt, then only those still in question go on."""
+"""A race of finalists: each decodes every prompt, then the ones that may be fastest continue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from time import perf_counter
 
 import numpy as np
 
-from cluster.sweep.timing import InterleavedTimes, Timer, in_turns
+from cluster.sweep.times import InterleavedTimes, Timer, in_turn
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.engine import Request
@@ -17,18 +17,20 @@ from specdec_core.search.race import Race
 from specdec_core.search.results import RaceSummary
 from specdec_core.tokens.statistics import Generation
 
-# Those not timed that may be faster than everyone timed, the likeliest first, by the seconds that
-# the latter took, by id.
+# From the seconds of the timed configurations, by id: the configurations that may be faster than
+# all timed ones, the likeliest first.
 Challengers = Callable[[Mapping[str, float]], Sequence[Configuration]]
 
 
 class FinalistRace:
-    """Finalists on their way, the first of them autoregressive decoding: first all on the sweep's
-    `requests`; then challengers, who may be faster by the first times, with it and with those
-    in question; then those in question on `further` ones and on all again.
+    """A race of `contestants`. The first of them is autoregressive decoding.
+
+    First all decode the sweep's `requests`. Then challengers, which may be faster by the first
+    times, decode them together with autoregressive decoding and the contestants in question. Then
+    the contestants in question decode `further` requests, and all requests again.
 
     Drafters forget what they have learned before every pass over requests, so that all repeats do
-    the same work. Requests are told apart by their seeds.
+    the same work. The seed of a request identifies it.
     """
 
     def __init__(
@@ -56,17 +58,17 @@ class FinalistRace:
         end = perf_counter() + self.settings.seconds
         left = self.settings.challengers
         while perf_counter() < end and (new := challengers(self.taken())[: ceil(left / 2)]):
-            # Compared is what was timed in the same pass.
+            # Times of the same pass are compared.
             again = dict.fromkeys([self.contestants[0].id, *self.race.in_question])
             if self._expected(again, len(new)) > end - perf_counter():
                 break
-            observer.stage(f"timing {len(new)} that may be faster", len(self.requests))
+            observer.stage(f"timing {len(new)} challengers", len(self.requests))
             known = [self._configuration(config_id) for config_id in again]
             self.contestants += new
             self.race.enter([configuration.id for configuration in new])
             self._time_all([*known, *new], observer)
             left -= len(new)
-        observer.stage("timing those in question")
+        observer.stage("timing the finalists in question")
         for request in self._rest(repeats):
             standing = self.race.standing()
             if perf_counter() >= end or standing.at_most <= self.settings.within:
@@ -77,28 +79,29 @@ class FinalistRace:
     def taken(self) -> dict[str, float]:
         """Seconds that the sweep's prompts took, by configuration id."""
         return {
-            who: float(sum(np.median([*times[r.seed].values()]) for r in self.requests))
-            for who, times in self._seconds.items()
+            config_id: float(sum(np.median([*times[r.seed].values()]) for r in self.requests))
+            for config_id, times in self._seconds.items()
         }
 
     def times(self) -> InterleavedTimes:
         """The times on the sweep's prompts."""
         seeds = [request.seed for request in self.requests]
         seconds, generations, passes = {}, {}, {}
-        for who, by_seed in self._seconds.items():
-            passes[who] = sorted(set.intersection(*(set(by_seed[seed]) for seed in seeds)))
-            seconds[who] = [[by_seed[seed][n] for seed in seeds] for n in passes[who]]
-            generations[who] = [self._generations[who][seed] for seed in seeds]
+        for config_id, by_seed in self._seconds.items():
+            common = sorted(set.intersection(*(set(by_seed[seed]) for seed in seeds)))
+            passes[config_id] = common
+            seconds[config_id] = [[by_seed[seed][n] for seed in seeds] for n in common]
+            generations[config_id] = [self._generations[config_id][seed] for seed in seeds]
         return InterleavedTimes(seconds, generations, passes=passes)
 
     def _expected(self, known: Iterable[str], new: int) -> float:
-        """Seconds that a pass should take: those of `known` configurations again, and of each that
-        is `new` as many as the fastest took."""
+        """The expected seconds of a pass with `known` configurations and `new` further ones, which
+        are expected to take as long as the fastest."""
         taken = self.taken()
         return sum(taken[config_id] for config_id in known) + new * min(taken.values())
 
     def _time_all(self, configurations: Sequence[Configuration], observer: Observer) -> None:
-        self.timer.warm_up(configurations, self.requests[0])
+        self.timer.prepare(configurations, self.requests[0])
         self._begin_pass()
         for request in self.requests:
             self._lap(configurations, request, observer)
@@ -116,17 +119,21 @@ class FinalistRace:
     def _lap(
         self, configurations: Sequence[Configuration], request: Request, observer: Observer
     ) -> None:
-        for who, seconds, generation in in_turns(self.timer, configurations, request, self.laps):
+        turns = in_turn(self.timer, configurations, request, self.laps)
+        for configuration, seconds, generation in turns:
+            config_id = configuration.id
             self.race.add(
-                who.id,
+                config_id,
                 request.seed,
                 seconds,
                 len(generation.tokens),
                 self._pass,
                 generation.prefill_seconds,
             )
-            self._seconds.setdefault(who.id, {}).setdefault(request.seed, {})[self._pass] = seconds
-            self._generations.setdefault(who.id, {}).setdefault(request.seed, generation)
+            self._seconds.setdefault(config_id, {}).setdefault(request.seed, {})[self._pass] = (
+                seconds
+            )
+            self._generations.setdefault(config_id, {}).setdefault(request.seed, generation)
         self.laps += 1
         observer.step()
 

@@ -1,11 +1,11 @@
 """A sweep: profile → counts of every configuration in parallel → finalists timed alone → champion.
 
-Counts of drafted, verified and discarded tokens do not depend on load, so Ray Tune gathers them on
-all cores at once: by replay where a recording of the prompts tells them, else by decoding. The
-profile turns them into estimated speedups. Times do depend on load, so the finalists are timed in
-one process while nothing else runs, in turns with autoregressive decoding on the same prompts.
-With another machine's forward times there is nothing to time, and the best estimate wins. For a
-workload, the finalists at each of its loads are timed as well, where a recording was replayed.
+Counts of draft, target and discarded tokens do not depend on load, so Ray Tune gathers them on all
+cores at once: by replay where a recording of the prompts has them, else by decoding. The profile
+turns them into estimated speedups. Times depend on load, so the finalists are timed in one process
+while nothing else runs, interleaved with autoregressive decoding on the same prompts. With another
+machine's forward times nothing is timed, and the best estimate wins. For a workload, the finalists
+at each of its loads are timed as well, where a recording was replayed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
-import ray
 
 from cluster.placed_bench import placed_bench
 from cluster.placement import place
-from cluster.session import check_nodes, get, ray_session, resources
+from cluster.session import Remote, check_nodes, ray_session, resources
+from cluster.sweep.alone import alone
+from cluster.sweep.bench import start_bench
 from cluster.sweep.counting import count_all
 from cluster.sweep.finalists import time_finalists
-from cluster.sweep.timing import alone, lost, start_bench
 from cluster.sweep.trial import TrialTask
 from cluster.sweep.workload import choose_for_workload
 from specdec_core.base.errors import UserError
@@ -65,10 +65,10 @@ def run_sweep(
     fresh: bool = False,
     observers: Sequence[SweepObserver] = (),
 ) -> tuple[SweepResult, SweepFolder]:
-    """Run `plan` in `<home>/sweeps/<name>`, or resume an interrupted run of it there.
+    """Run `plan` in `<home>/sweeps/<name>`, or resume the interrupted run in this folder.
 
     The default name depends on the plan and the prompts, so the same call resumes its sweep. A
-    finished sweep is run anew under the next name, and `fresh` leaves an unfinished one alone. The
+    finished sweep runs again under the next name; with `fresh`, so does an unfinished one. The
     caller marks the folder finished once it has used the result.
 
     Raises :class:`UserError` for bad input, before anything is written.
@@ -139,7 +139,7 @@ class _Sweep:
             place(plan.cluster).remove()  # fails now, not after everything has been counted
         self.needs = resources(plan.pair.runner.threads, plan.pair.runner.device)
         self.bench = start_bench(pair, self.needs["GPU"])
-        self.node: str = get(self.bench.node.remote())
+        self.node: str = self.bench.node()
 
     def load(
         self,
@@ -151,10 +151,10 @@ class _Sweep:
     ) -> None:
         """Load the prompts' tokens, the pair's data types, and a recording of them."""
         tokens = self.plan.max_new_tokens
-        self.requests = get(self.bench.requests.remote(prompts, tokens))
-        self.further = get(self.bench.fitting.remote(further, tokens, len(self.requests)))
-        self.pair = get(self.bench.spec.remote())
-        fingerprints = get(self.bench.fingerprints.remote())
+        self.requests = self.bench.requests(prompts, tokens)
+        self.further = self.bench.fitting(further, tokens, len(self.requests))
+        self.pair = self.bench.spec()
+        fingerprints = self.bench.fingerprints()
         self.weights = fingerprints | trained_digests(self.plan.samples)
         count = len(self.requests)
         self.replay = open_replay(
@@ -175,8 +175,8 @@ class _Sweep:
             self.observer.warned(other_forwards(recording))
 
     def begin(self, identity: str, prompt_set: PromptSet) -> None:
-        """Write the plan, the pair and the profile; make the result, or read what a sweep that was
-        interrupted under its workload has of it."""
+        """Write the plan, the pair and the profile. Make the result, or read that of a sweep that
+        was interrupted under its workload."""
         self.folder.keep_weights(self.weights)
         self.folder.begin(self.plan.given, identity)
         self.folder.save_pair(self.pair)
@@ -194,7 +194,7 @@ class _Sweep:
             max_new_tokens=self.plan.max_new_tokens,
             profile=self.profile,
             trials=self.folder.trials(),
-            environment=get(self.bench.environment.remote()),
+            environment=self.bench.environment(),
             hardware=self.plan.hardware.name if self.plan.hardware else None,
         )
 
@@ -207,7 +207,7 @@ class _Sweep:
         with alone(self.bench, self.needs["GPU"], self.observer):
             self.observer.stage("profiling forwards")
             options = self.plan.profile.model_dump(exclude_none=True)
-            return get(self.bench.profile.remote(self.plan.samples, **options))
+            return self.bench.profile(self.plan.samples, **options)
 
     @cached_property
     def task(self) -> TrialTask:
@@ -219,7 +219,7 @@ class _Sweep:
     def count(self) -> None:
         """Count every configuration, in parallel."""
         if self.needs["GPU"]:  # which the idle bench would keep from the trials
-            ray.kill(self.bench)
+            self.bench.kill()
         count_all(self.plan, self.task, self.needs, self.result, self.folder, self.observer)
         self.observer.counted(self.result)
         if self.replay is not None:
@@ -229,7 +229,7 @@ class _Sweep:
         """Choose the champion, and configurations for the loads of a workload: by times taken
         alone, or for another machine by estimate."""
         if self.plan.hardware is not None:
-            ray.kill(self.bench)
+            self.bench.kill()
             may_win = [t for t in self.result.trials if t.may_win(self.plan.allow_lossy)]
             self.result.champion = by_estimate(may_win)[0].id
             self._write_rounds({})
@@ -239,9 +239,9 @@ class _Sweep:
             if self.result.champion is None:
                 self._time_finalists(bench)
             self._choose_for_load(bench)
-        ray.kill(bench)
+        bench.kill()
 
-    def _time_finalists(self, bench: ray.actor.ActorHandle) -> None:
+    def _time_finalists(self, bench: Remote) -> None:
         """Time finalists for one request at a time, and keep the outcome where more is to come."""
         timed = time_finalists(
             self.plan, bench, self.requests, self.further, self.result, self.folder, self.observer
@@ -250,19 +250,19 @@ class _Sweep:
         if self.plan.workload is not None:
             self.folder.save_timed(self.result)
 
-    def _choose_for_load(self, bench: ray.actor.ActorHandle | None) -> None:
+    def _choose_for_load(self, bench: Remote | None) -> None:
         if self.replay is not None:
             choose_for_workload(
                 self.plan, self.replay, bench, self.result, self.folder, self.observer
             )
 
     @contextmanager
-    def _timing_bench(self) -> Iterator[ray.actor.ActorHandle]:
+    def _timing_bench(self) -> Iterator[Remote]:
         """The bench that times the finalists, alone on the plan's devices or on its node."""
         gpus = self.needs["GPU"]
-        bench: ray.actor.ActorHandle | None = self.bench
-        if gpus or self.plan.cluster or lost(self.bench):
-            ray.kill(self.bench)
+        bench: Remote | None = self.bench
+        if gpus or self.plan.cluster or self.bench.lost:
+            self.bench.kill()
             bench = None
         if self.plan.cluster is None:
             bench = bench or start_bench(self.pair, gpus, self.node)
@@ -276,14 +276,14 @@ class _Sweep:
             yield bench
 
     def _write_rounds(self, timed: Mapping[str, pd.DataFrame]) -> None:
-        """Write the rounds of notable trials; `timed` are those of replayed finalists, which were
-        decoded to be timed."""
+        """Write the rounds of notable trials. `timed` has the rounds of finalists that were decoded
+        to be timed, after a replay."""
         notable = [t for t in self.result.notable() if t.replayed and t.id not in timed]
         self.folder.save_rounds([*timed.values(), *_replayed_rounds(self.task, notable)])
 
 
 def _replayed_rounds(task: TrialTask, trials: Iterable[Trial]) -> list[pd.DataFrame]:
-    """The rounds of replayed trials, if their recording is still there."""
+    """The rounds of the trials that can be replayed."""
     if task.replay is None:
         return []
     return [

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pandas as pd
-import ray
 
-from cluster.session import get
-from cluster.sweep.timing import RemoteTimer
+from cluster.session import Remote
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration
 from specdec_core.cost.steps import StepTimes, load_step_times
@@ -25,38 +22,23 @@ from specdec_core.search.load.decoded import (
 )
 from specdec_core.search.load.schedule import drafter_at
 from specdec_core.search.load.traffic import Traffic
-from specdec_core.search.load.workload import Load
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.results import SweepResult, by_estimate
 from specdec_core.tokens.statistics import rounds_frame
 
 
-@dataclass(frozen=True)
-class RemoteLoadTimer:
-    """A timer of loads on a bench (:class:`cluster.sweep.timing.Bench`)."""
-
-    bench: ray.actor.ActorHandle
-
-    def warm_up(self, configuration: Configuration, load: Load) -> None:
-        get(self.bench.warm_up_load.remote(configuration, load))
-
-    def answer(self, configuration: Configuration, load: Load) -> pd.DataFrame:
-        records: pd.DataFrame = get(self.bench.answer.remote(configuration, load))
-        return records
-
-
 def choose_for_workload(
     plan: ResolvedPlan,
     replay: Replay,
-    bench: ray.actor.ActorHandle | None,
+    bench: Remote | None,
     result: SweepResult,
     folder: SweepFolder,
     observer: SweepObserver,
 ) -> None:
-    """Choose for each load of the plan's workload among what was counted, by replayed rounds or by
-    those that were decoded to count them. Fills `result.under_load`, and adds the configuration for
-    all loads to `result.trials`. Without a bench, for another machine, by simulation alone."""
+    """Choose a configuration for each load of the plan's workload, from the counted ones, by
+    replayed or decoded rounds. Fills `result.under_load`, and adds the configuration for all loads
+    to `result.trials`. Without a bench, for another machine, the choice is by simulation alone."""
     if plan.workload is None:
         return
     may_win = [t.configuration for t in by_estimate(result.trials) if t.may_win(plan.allow_lossy)]
@@ -66,28 +48,26 @@ def choose_for_workload(
         observer.warned(f"not simulated, so chosen for no load: {', '.join(left_out)}")
     if all(each.drafter is None for each in candidates):
         return
-    timer = None
     if bench is None:
         times = StepTimes.of(result.profile)
     else:
         traffic = Traffic.of(plan.workload, replay.recording)
         times = _step_times(bench, traffic.limits.slots, result, folder, observer)
-        get(bench.take_workload.remote(traffic))
-        timer = RemoteLoadTimer(bench)
+        bench.take_workload(traffic)
     choice, simulated = choose_for_load(
         candidates,
         replay,
         times,
         plan.workload,
         plan.live,
-        timer,
+        bench,
         folder.path / "live",
         observer,
     )
     write_atomically(folder.path / "simulated.csv", simulated.to_csv(index=False))
     result.under_load = choice
     if all(trial.id != choice.chosen.id for trial in result.trials):
-        # One request alone is drafted for as in the first range.
+        # A single request gets the drafter of the first range.
         alone = drafter_at(choice.chosen, 1)
         counted = next(t for t in result.trials if t.configuration.drafter == alone)
         update = {"configuration": choice.chosen, "mlflow_run_id": None}
@@ -97,14 +77,14 @@ def choose_for_workload(
 def _with_decoded(
     replay: Replay,
     candidates: Sequence[Configuration],
-    bench: ray.actor.ActorHandle | None,
+    bench: Remote | None,
     result: SweepResult,
     folder: SweepFolder,
     observer: SweepObserver,
 ) -> Replay:
-    """The replay with the rounds of candidates that had to be decoded: of each as a whole they were
-    counted; the ranges of a schedule are decoded on the bench where nobody else drafts like them,
-    and without a bench left out."""
+    """The replay with the rounds of the candidates that cannot be replayed. The rounds of a
+    candidate were decoded to count it. A range of a schedule that is no candidate is decoded on the
+    bench; without a bench the schedule is left out."""
     counted = {t.id for t in result.trials if t.finished and not t.replayed}
     if bench is None:
         candidates = [
@@ -115,10 +95,9 @@ def _with_decoded(
 
     def decode(configuration: Configuration) -> pd.DataFrame:
         assert bench is not None
-        timer = RemoteTimer(bench)
-        timer.forget()
+        bench.forget()
         requests = recorded_requests(replay.recording)
-        return rounds_frame([timer.decode(configuration, each)[1] for each in requests])
+        return rounds_frame([bench.decode(configuration, each)[1] for each in requests])
 
     kept = KeptRounds(replay.recording, decode)
 
@@ -131,17 +110,17 @@ def _with_decoded(
 
 
 def _step_times(
-    bench: ray.actor.ActorHandle,
+    bench: Remote,
     slots: int,
     result: SweepResult,
     folder: SweepFolder,
     observer: SweepObserver,
 ) -> StepTimes:
-    """Measured once, where everything is timed."""
+    """The step times, measured once, on the bench."""
     path = folder.path / "steps.json"
     if path.exists():
         return load_step_times(path, list(result.pair.drafts))
     observer.stage("measuring steps")
-    times: StepTimes = get(bench.step_times.remote(slots))
+    times: StepTimes = bench.step_times(slots)
     times.save(path)
     return times

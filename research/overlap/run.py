@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
-import ray
-
 from cluster.placed_bench import placed_bench
-from cluster.session import get, on_node
-from cluster.sweep.timing import Bench
+from cluster.session import Remote, on_node, start_actor
+from cluster.sweep.bench import Bench
 from research.overlap.study import ONE, PEARL, TWO, Overlap, OverlapContestant
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Placement
@@ -20,7 +19,7 @@ def compare_overlap(
     placement: Placement,
     chains: Sequence[Configuration],
     overlapping: Sequence[Configuration],
-    requests: Callable[[ray.actor.ActorHandle], Sequence[Request]],
+    requests: Callable[[Remote], Sequence[Request]],
     repeats: int,
     observer: Observer | None = None,
 ) -> Overlap:
@@ -30,13 +29,15 @@ def compare_overlap(
     observer = observer or Observer()
     observer.stage("loading the pair, three times")
     with placed_bench(spec, placement) as (pearl, _):
-        resolved = get(pearl.spec.remote())
-        here = on_node(get(pearl.node.remote()))
-        one = ray.remote(**here)(Bench).remote(resolved)
+        resolved = pearl.spec()
+        here = on_node(pearl.node())
+        one = Remote(start_actor(Bench, resolved, **here))
         two_threads = resolved.runner.model_copy(update={"threads": 2})
         # Cores are equal only where nothing else uses them.
-        get(one.stay_on.remote(get(pearl.cores.remote())))
-        two = ray.remote(**here)(Bench).remote(resolved.model_copy(update={"runner": two_threads}))
+        one.__ray_call__(_stay_on, pearl.__ray_call__(_cores))
+        two = Remote(
+            start_actor(Bench, resolved.model_copy(update={"runner": two_threads}), **here)
+        )
         baseline = AUTOREGRESSIVE.model_copy(update={"sampling": chains[0].sampling})
         tried = {
             (ONE, one): [baseline, *chains],
@@ -52,16 +53,27 @@ def compare_overlap(
         for (name, bench), configurations in tried.items():
             observer.stage(f"warming up: {name}")
             for request in decoded[:2]:
-                get(bench.warm_up.remote(configurations, request))
+                bench.prepare(configurations, request)
         observer.stage("in turns", repeats * len(decoded) * len(contestants))
         for repeat in range(repeats):
             for _, bench in tried:
-                get(bench.forget.remote())
+                bench.forget()
             _take_turns(contestants, decoded, repeat, observer)
-        spans = get(pearl.record.remote(overlapping[0], decoded[0]))
+        spans = pearl.record(overlapping[0], decoded[0])
         for bench in (one, two):
-            ray.kill(bench)
+            bench.kill()
     return Overlap(resolved, contestants, spans)
+
+
+def _cores(bench: Bench) -> list[int]:
+    """The CPU cores that the bench's process may run on."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def _stay_on(bench: Bench, cores: Sequence[int]) -> None:
+    """Run on these CPU cores only."""
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), cores)
 
 
 def _take_turns(
@@ -76,8 +88,7 @@ def _take_turns(
     for number, request in enumerate(requests):
         shift = (repeat * len(requests) + number) % len(contestants)
         for contestant in [*contestants[shift:], *contestants[:shift]]:
-            decoding = contestant.bench.decode.remote(contestant.configuration, request)
-            seconds, generation = get(decoding)
+            seconds, generation = contestant.bench.decode(contestant.configuration, request)
             contestant.seconds[repeat].append(seconds)
             if repeat == 0:
                 contestant.generations.append(generation)

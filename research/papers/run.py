@@ -24,12 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-import ray
 from pydantic import TypeAdapter
 
 from cluster.recording import Planned, RecordingPlan, planned, run_recordings
-from cluster.session import get, ray_session, resources
-from cluster.sweep.timing import InterleavedTimes, RemoteTimer, alone, start_bench
+from cluster.session import Remote, ray_session, resources
+from cluster.sweep.alone import alone
+from cluster.sweep.bench import start_bench
+from cluster.sweep.times import InterleavedTimes, in_turn
 from research.long_form.study import (
     LongForm,
     LongFormPlan,
@@ -160,15 +161,15 @@ def run_papers(
         gpus = resources(runner.threads, runner.device)["GPU"]
         bench = start_bench(folder.pair() or plan.pair, gpus)
         requests = {
-            key: get(bench.requests.remote(loaded, plan.max_new_tokens))
+            key: bench.requests(loaded, plan.max_new_tokens)
             for key, (_, loaded) in prompts.items()
             if key in work
         }
-        pair = get(bench.spec.remote())
+        pair = bench.spec()
         distinct = list(dict.fromkeys(c for timed in work.values() for c in timed))
         observer.stage(f"warming {len(distinct)} configurations up")
-        get(bench.warm_up.remote(distinct, next(iter(requests.values()))[0]))
-        weights = get(bench.fingerprints.remote()) | trained_digests(distinct)
+        bench.prepare(distinct, next(iter(requests.values()))[0])
+        weights = bench.fingerprints() | trained_digests(distinct)
         with folder.lock():
             folder.keep_weights(weights)
             folder.begin(plan.model_dump(mode="json"), identity)
@@ -182,11 +183,11 @@ def run_papers(
                 pair=pair,
                 sets={key: sets[key] for key in sets if key in work},
                 measured=[m for key, timed in work.items() for m in _read(folder, key, timed)],
-                environment=get(bench.environment.remote()),
-                target_costs=get(bench.__ray_call__.remote(lambda own: own.engine.costs.calls)),
+                environment=bench.environment(),
+                target_costs=bench.__ray_call__(lambda own: own.engine.costs.calls),
             )
             result.save(folder.path)
-        ray.kill(bench)
+        bench.kill()
     return result, folder
 
 
@@ -316,7 +317,7 @@ def _draft_models(pair: PairSpec) -> dict[str, str]:
 
 def _measure(
     plan: PaperPlan,
-    bench: ray.actor.ActorHandle,
+    bench: Remote,
     work: Mapping[str, Mapping[Configuration, int]],
     requests: Mapping[str, Sequence[Request]],
     folder: PapersFolder,
@@ -330,10 +331,12 @@ def _measure(
     for key, repeat in missing:
         # Counts do not change with the repeat: untimed configurations are decoded once.
         taken = [c for c, times in work[key].items() if repeat < max(times, 1)]
-        watch = InterleavedTimes(turns=repeat * len(requests[key]))
-        get(bench.forget.remote())
-        for request in requests[key] if taken else ():
-            watch.take(RemoteTimer(bench), taken, request, 0)
+        watch = InterleavedTimes()
+        bench.forget()
+        for turn, request in enumerate(requests[key] if taken else (), repeat * len(requests[key])):
+            for configuration, seconds, generation in in_turn(bench, taken, request, turn):
+                watch.seconds.setdefault(configuration.id, [[]])[0].append(seconds)
+                watch.generations.setdefault(configuration.id, []).append(generation)
             observer.step()
         if repeat:
             watch.generations.clear()  # as in the first repeat

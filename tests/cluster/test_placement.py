@@ -8,7 +8,6 @@ import pytest
 import ray
 import torch
 
-from cluster.certifying import Certifier
 from cluster.devices import claim_device
 from cluster.placed_bench import placed_bench
 from cluster.placement import Placement, place
@@ -78,16 +77,14 @@ def test_a_model_on_a_core_has_one_thread(ray_running: None, tiny_spec: PairSpec
 
     alone = placement(draft=0)
     with placed_bench(spec, alone) as (bench, _):
-        assert ray.get(bench.spec.remote()).runner.threads == 1
-        assert ray.get(bench.__ray_call__.remote(threads)) == 1
+        assert bench.spec().runner.threads == 1
+        assert ray.get(bench.actor.__ray_call__.remote(threads)) == 1
     placed = place(alone)
     try:
-        for kind, arguments in ((Shard, ("heads", 0, 1)), (Certifier, (placed,))):
-            actor = start_actor(kind, spec, *arguments, **placed.options("target"))
-            if kind is Shard:
-                ray.get(actor.load.remote())
-            assert ray.get(actor.__ray_call__.remote(threads)) == 1
-            ray.kill(actor)
+        actor = start_actor(Shard, spec, "heads", 0, 1, **placed.options("target"))
+        ray.get(actor.load.remote())
+        assert ray.get(actor.__ray_call__.remote(threads)) == 1
+        ray.kill(actor)
     finally:
         placed.remove()
 

@@ -8,13 +8,11 @@ import pytest
 import yaml
 
 from jobs import certify, deploy
-from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
-from specdec_core.evidence.certificate import certify as study
 from specdec_core.evidence.certificate.certificate import LiveSpeed, find_certificate
 from tests.commands import Command
 from tests.registered import SUFFIX
@@ -52,12 +50,6 @@ def test_a_certificate_is_written(command: Command, tmp_path: Path, tiny_spec: P
     assert certificate.prompts.count == 3
     assert certificate.checks.speed.ratio > 0
     assert not (tmp_path / "mlflow.db").exists()  # nothing is registered there
-
-
-def test_models_hold_as_many_tokens_as_asked(tmp_path: Path, tiny_spec: PairSpec) -> None:
-    config, prompts = written(tmp_path, tiny_spec, CHAIN)
-    with pytest.raises(UserError, match="more than the 32 that the pair holds"):
-        certify.main(config, str(prompts), quick=True, max_length=32)
 
 
 def test_asynchronous_drafting_is_certified_on_devices_of_its_own(
@@ -102,7 +94,3 @@ def test_promoting_asks_for_a_certificate(command: Command, swept: Path) -> None
     assert done.returncode == 2
     assert f"{SUFFIX.id} has no certificate" in done.stderr
     assert "--uncertified" in done.stderr
-
-
-def test_float32_is_loaded_once_where_it_is_served(tiny_pair: object) -> None:
-    assert study.in_float32(tiny_pair) is tiny_pair

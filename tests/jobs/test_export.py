@@ -22,8 +22,7 @@ from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import save_head
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.schema import HEADER
-from tests.commands import Command
-from tests.conftest import save_random_head
+from tests.commands import Command, Done
 from tests.jobs.conftest import record_prompts
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
@@ -45,6 +44,12 @@ def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "h.yaml").write_text(json.dumps({"name": "far", "target": 0.1, "drafts": {"*": 0.001}}))
     record_prompts(tiny_pair, prompts, home / "traces" / "sums", 24)
     return home
+
+
+def exported(command: Command, home: Path, *arguments: object) -> Done:
+    done = command(export.main, home, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 def config(pair: Pair, drafter: object, folder: Path) -> Path:
@@ -82,8 +87,7 @@ def test_a_chain_is_written_with_how_to_start_it(
     command: Command, tiny_pair: Pair, tmp_path: Path, server: str
 ) -> None:
     options = ("--to", server, "--config", config(tiny_pair, CHAIN, tmp_path))
-    done = command(export.main, tmp_path, *options, "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = exported(command, tmp_path, *options, "--out", tmp_path / "out")
     usage = (tmp_path / "out" / "usage.txt").read_text().strip()
     assert usage.replace("\n", "") in done.stdout.replace("\n", "")
     assert tiny_pair.spec.target in usage
@@ -94,8 +98,7 @@ def test_transformers_decodes_with_what_is_written(
     command: Command, tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ("--to", "transformers", "--config", config(tiny_pair, CHAIN, tmp_path))
-    done = command(export.main, tmp_path, *options, "--out", tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    exported(command, tmp_path, *options, "--out", tmp_path)
     monkeypatch.chdir(tmp_path)
     *before, last = (tmp_path / "usage.txt").read_text().strip().split("\n")
     ids = torch.tensor([tiny_pair.tokenizer("x1 = 1 + ")["input_ids"]])
@@ -111,8 +114,7 @@ def test_what_has_no_counterpart_is_replaced_by_the_nearest_of_a_recording(
     command: Command, tiny_pair: Pair, home: Path, tmp_path: Path
 ) -> None:
     options = ("--config", config(tiny_pair, SVIP, tmp_path), "--hardware", home / "h.yaml")
-    done = command(export.main, home, "--to", "vllm", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = exported(command, home, "--to", "vllm", *options)
     assert "vLLM has no counterpart of" in done.stdout
     assert "of its speed by replay" in done.stdout
     [folder] = (home / "export").iterdir()
@@ -120,18 +122,6 @@ def test_what_has_no_counterpart_is_replaced_by_the_nearest_of_a_recording(
     # A draft that costs a hundredth of the target and is mostly right beats any lookup.
     assert written["method"] == "draft_model"
     assert written["num_speculative_tokens"] > 3
-
-
-def test_what_a_trained_head_drafts_is_replayed_to_say_what_is_left_of_it(
-    command: Command, tiny_pair: Pair, home: Path, tmp_path: Path
-) -> None:
-    save_random_head(tiny_pair, "specdecpp", tmp_path / "head")
-    policy = {"kind": "specdecpp", "head": str(tmp_path / "head"), "threshold": 0.5}
-    asked = config(tiny_pair, {"kind": "draft_model", "policy": policy}, tmp_path)
-    options = ("--config", asked, "--hardware", home / "h.yaml", "--out", tmp_path)
-    done = command(export.main, home, "--to", "vllm", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "of its speed by replay" in done.stdout
 
 
 def test_a_recording_of_other_weights_tells_nothing(
@@ -150,18 +140,6 @@ def test_a_recording_of_other_weights_tells_nothing(
         assert done.returncode == 2
         assert message in done.stderr
         assert not (tmp_path / "export").exists()
-
-
-def test_of_models_that_are_elsewhere_the_names_decide(
-    tiny_pair: Pair, home: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(home / "traces" / "sums", tmp_path / "traces" / "sums")
-    header, target = tmp_path / "traces" / "sums" / HEADER, tiny_pair.spec.target
-    header.write_text(header.read_text().replace(target, "some/target"))
-    for name, found in (("some/target", True), ("another/target", False)):
-        pair = tiny_pair.spec.model_copy(update={"target": name})
-        assert (recording_of(pair, tmp_path, Sampling()) is not None) == found
-        assert recording_of(pair, tmp_path, Sampling(), "sums") is not None
 
 
 def test_a_recording_under_the_configurations_sampling_is_preferred(
@@ -198,29 +176,12 @@ def test_the_fastest_of_all_is_found_by_the_servers_own_times(
     ):
         profile.save(tmp_path / name)
         told = (*options, "--profile", tmp_path / name, "--out", tmp_path / f"{name}.out")
-        done = command(export.main, home, *told)
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = exported(command, home, *told)
         assert "that vLLM can be told, by replay" in done.stdout
         written = tmp_path / f"{name}.out" / "speculative_config.json"
         methods.append(json.loads(written.read_text())["method"] if written.exists() else None)
     assert methods[0] != "draft_model"
     assert methods[1] == "draft_model"
-
-
-def test_drafts_that_a_profile_lacks_are_not_ranked(
-    command: Command, tiny_pair: Pair, home: Path, tmp_path: Path
-) -> None:
-    """vLLM's lacks those that vLLM has no place for."""
-    types = {"device": "cpu, vllm", "target_dtype": "float32", "draft_dtype": "float32"}
-    Profile(target=ForwardCost.constant(0.1), drafts={}, **types).save(tmp_path / "p.json")
-    told = ("--profile", tmp_path / "p.json", "--out", tmp_path)
-    for drafter, more in ((CHAIN, ("--fastest",)), (SVIP, ())):
-        options = ("--config", config(tiny_pair, drafter, tmp_path), *told, *more)
-        done = command(export.main, home, "--to", "vllm", *options)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "no forward time of draft 'draft', which is not ranked" in done.stdout + done.stderr
-        written = json.loads((tmp_path / "speculative_config.json").read_text())
-        assert written["method"] in ("ngram", "suffix")
 
 
 @installed
@@ -238,8 +199,7 @@ def test_vllm_reads_what_is_written(command: Command, tmp_path: Path, padded: bo
         pair = replace(pair, spec=pair.spec.model_copy(update={"drafts": drafts}))
     by_load = CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 5, 4: 2, 8: 0}}}
     options = ("--to", "vllm", "--config", config(pair, by_load, tmp_path))
-    done = command(export.main, tmp_path, *options, "--out", tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = exported(command, tmp_path, *options, "--out", tmp_path)
     assert ("numbers of logits" in done.stdout) == padded
     [read] = read_by_vllm(pair, [tmp_path], "num_speculative_tokens_per_batch_size")
     assert read == "draft_model [(1, 3, 5), (4, 7, 2), (8, 1024, 0)]"
@@ -336,8 +296,7 @@ def test_a_plug_in_gets_the_configuration_as_it_is(
 
     file = config(tiny_pair, SVIP, tmp_path)
     options = ("--config", file, "--plugin")
-    done = command(export.main, tmp_path, "--to", "vllm", *options, "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = exported(command, tmp_path, "--to", "vllm", *options, "--out", tmp_path / "out")
     written = PairConfiguration.load(tmp_path / "out" / "specdec.yaml")
     assert written == PairConfiguration.load(file)
     told = json.loads((tmp_path / "out" / "speculative_config.json").read_text())
@@ -358,8 +317,7 @@ def test_an_earlier_export_leaves_nothing_behind(
     left = []
     for drafter, more in ((CHAIN, ("--plugin",)), (CHAIN, ()), (None, ())):
         options = ("--config", config(tiny_pair, drafter, tmp_path), "--out", out, *more)
-        done = command(export.main, tmp_path, "--to", "vllm", *options)
-        assert done.returncode == 0, done.stdout + done.stderr
+        exported(command, tmp_path, "--to", "vllm", *options)
         left.append({file.name for file in out.iterdir()})
     kept = {"generation.json", "notes.txt", "usage.txt"}
     told = {"speculative_config.json"}
@@ -376,8 +334,7 @@ def test_a_plug_in_gets_the_drafts_that_the_configuration_runs(
     pair = replace(tiny_pair, spec=tiny_pair.spec.model_copy(update={"drafts": drafts}))
     for drafter, kept in ((CHAIN | {"draft": "draft"}, ["draft"]), ({"kind": "suffix"}, [])):
         options = ("--plugin", "--config", config(pair, drafter, tmp_path), "--out", tmp_path)
-        done = command(export.main, tmp_path, "--to", "vllm", *options)
-        assert done.returncode == 0, done.stdout + done.stderr
+        exported(command, tmp_path, "--to", "vllm", *options)
         written = yaml.safe_load((tmp_path / "specdec.yaml").read_text())
         assert list(written["pair"]["drafts"]) == kept
     options = ("--plugin", "--config", config(pair, CHAIN, tmp_path))  # the first draft
@@ -405,8 +362,7 @@ def test_a_plug_in_finds_what_was_trained_from_any_folder(
     asked = {"kind": "schedule", "ranges": {1: bandit, 4: None}}
     options = ("--plugin", "--config", config(tiny_pair, asked, tmp_path))
     told = ("--to", "transformers", *options, "--out", tmp_path / "out")
-    done = command(export.main, tmp_path, *told)
-    assert done.returncode == 0, done.stdout + done.stderr
+    exported(command, tmp_path, *told)
     written = yaml.safe_load((tmp_path / "out" / "specdec.yaml").read_text())
     drafter = next(iter(written["configuration"]["drafter"]["ranges"].values()))
     arms = drafter["arms"]
@@ -429,11 +385,9 @@ def test_a_plug_in_is_told_what_a_target_forward_costs(
     options = ("--plugin", "--config", config(tiny_pair, pre_cut, tmp_path), "--out", tmp_path)
     for server in ("vllm", "transformers"):
         told = ("--to", server, *options, "--hardware", home / "h.yaml")
-        done = command(export.main, tmp_path, *told)
-        assert done.returncode == 0, done.stdout + done.stderr
+        exported(command, tmp_path, *told)
         written = PairConfiguration.load(tmp_path / "specdec.yaml").configuration
         assert written.drafter.policy.target_cost == 100
-    done = command(export.main, tmp_path, "--to", "transformers", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
+    exported(command, tmp_path, "--to", "transformers", *options)
     written = PairConfiguration.load(tmp_path / "specdec.yaml").configuration
     assert written.drafter.policy.target_cost == "profile"  # the plug-in measures it there

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 import yaml
-from rich.console import Console
 
 from jobs import generate
 from jobs.console import run
@@ -52,15 +51,6 @@ def test_prints_the_text_and_the_counts(command, tiny_pair):
     assert count(output, "tokens ") == "30"
     assert int(count(output, "accepted")) > 0
     assert float(count(output, "MAT")) == pytest.approx(30 / int(count(output, "rounds")), abs=0.01)
-
-
-def test_tokens_are_coloured_by_their_origin(command, monkeypatch):
-    colours = Console(force_terminal=True, color_system="standard", highlight=False)
-    monkeypatch.setattr(generate, "console", colours)
-    _, output, _ = command("def main(", "--max-new-tokens", 30)
-    text = output.split("■")[0]
-    assert "\x1b[32m" in text  # draft
-    assert "\x1b[31m" in text  # correction
 
 
 def test_options_reach_the_engine(command):
@@ -138,12 +128,3 @@ def test_models_may_be_on_devices_of_a_cluster(
     shown = "".join(c for c in expected.text if c.isprintable())
     assert code == 0
     assert f"def main({shown}" in "".join(c for c in output if c.isprintable())
-
-
-def test_a_draft_beside_the_target_needs_devices(config, command):
-    content = yaml.safe_load(config.read_text())
-    content["configuration"] = {"drafter": {"kind": "pearl"}}
-    config.write_text(yaml.safe_dump(content))
-    code, _, error = command("def main(")
-    assert (code, error.count("\n")) == (2, 1)
-    assert "--cluster" in error

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from jobs.options import numbers
 from jobs.train_head import grid, main
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
@@ -112,7 +111,3 @@ def test_bad_input_gets_one_line_before_anything_is_trained(
         main(**{"recording": ["numbers"], **options})
     assert "\n" not in str(error.value)
     assert set((home / "heads").glob("*")) == before
-
-
-def test_numbers_are_read_as_they_are_written() -> None:
-    assert numbers("3e-4,1e-3", "--learning-rate", float) == (3e-4, 1e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 
 import msgpack
 import numpy as np
@@ -54,3 +55,12 @@ def test_a_pickle_is_not_run_and_no_other_method_called() -> None:
     answer = object.__new__(Shard)._do([(0, "_join", ((), None))])
     assert isinstance(answer, ShardFailed)
     assert str(answer.error) == "_join: no call of a shard"
+
+
+def test_operations_of_a_runner_reach_it() -> None:
+    shard, made = object.__new__(Shard), []
+    names = ("truncate", "keep", "fork")
+    calls = {name: lambda *arguments, name=name: made.append((name, arguments)) for name in names}
+    shard.runners = {3: SimpleNamespace(**calls)}
+    assert shard._do([(3, name, (0, 1)) for name in names]) is None
+    assert made == [(name, (0, 1)) for name in names]

@@ -39,7 +39,7 @@ class NoisyTimer:
         self.means, self.passes = means, 0
         self.decoded: Counter[tuple[str, int]] = Counter()
 
-    def warm_up(self, configurations: Sequence[Configuration], request: Request) -> None:
+    def prepare(self, configurations: Sequence[Configuration], request: Request) -> None:
         assert all(configuration in self.means for configuration in configurations)
 
     def forget(self) -> None:

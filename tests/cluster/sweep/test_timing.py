@@ -8,8 +8,10 @@ import pytest
 import ray
 
 from cluster.placement import Placement, place
-from cluster.sweep import timing
-from cluster.sweep.timing import alone, left_cores, lost, start_bench
+from cluster.session import Remote
+from cluster.sweep import alone as module
+from cluster.sweep.alone import alone, left_cores
+from cluster.sweep.bench import start_bench
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -37,7 +39,7 @@ class Other:
 
 
 @pytest.fixture(scope="module")
-def bench(tiny_spec: PairSpec) -> ray.actor.ActorHandle:
+def bench(tiny_spec: PairSpec) -> Remote:
     return start_bench(tiny_spec, gpus=0)
 
 
@@ -49,7 +51,7 @@ def starts(seconds: float) -> bool:
     return bool(ready)
 
 
-def test_nobody_gets_a_core_of_the_node_meanwhile(bench: ray.actor.ActorHandle) -> None:
+def test_nobody_gets_a_core_of_the_node_meanwhile(bench: Remote) -> None:
     heard = Heard()
     with alone(bench, 0, heard):
         assert not starts(1)
@@ -62,7 +64,7 @@ def test_every_core_of_a_placements_nodes_is_reserved_that_it_does_not_hold() ->
     assert left_cores(nodes, {"a": 0, "b": 1, "c": 4}) == {"a": 4, "b": 3}
 
 
-def test_what_the_caller_holds_of_the_node_is_not_waited_for(bench: ray.actor.ActorHandle) -> None:
+def test_what_the_caller_holds_of_the_node_is_not_waited_for(bench: Remote) -> None:
     placed = place(Placement.model_validate({"draft": {"devices": 0}}))
     heard = Heard()
     try:
@@ -74,34 +76,32 @@ def test_what_the_caller_holds_of_the_node_is_not_waited_for(bench: ray.actor.Ac
 
 
 def test_others_on_the_node_are_waited_for_and_named_when_they_stay(
-    bench: ray.actor.ActorHandle, monkeypatch: pytest.MonkeyPatch
+    bench: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timing, "ALONE_SECONDS", 0.5)
-    monkeypatch.setattr(timing, "AT_ONCE", 0.5)
+    monkeypatch.setattr(module, "ALONE_SECONDS", 0.5)
+    monkeypatch.setattr(module, "AT_ONCE", 0.5)
     other = Other.remote()
     ray.get(other.ready.remote())
     heard = Heard()
     with alone(bench, 0, heard):
         pass
     ray.kill(other)
-    assert heard.stages[0].startswith("waiting for others to leave")
+    assert heard.stages[0].startswith("waiting for other work to leave")
     assert "beside other work" in heard.warnings[0]
 
 
 def test_a_policy_that_asks_what_the_target_costs_is_profiled_at_that_cost(
-    bench: ray.actor.ActorHandle,
+    bench: Remote,
 ) -> None:
     asking = Configuration(drafter=DraftModelSettings(policy=PreCutSettings()))
     assert asking.unpriced
-    profile = ray.get(
-        bench.profile.remote([asking], widths=(1, 2), contexts=(8,), batches=(1,), repeats=1)
-    )
+    profile = bench.profile([asking], widths=(1, 2), contexts=(8,), batches=(1,), repeats=1)
     assert profile.policies.keys() == {"draft pre_cut"}
 
 
-def test_a_bench_whose_process_is_gone_is_known_to_be_lost(bench: ray.actor.ActorHandle) -> None:
-    assert not lost(bench)
-    ray.kill(bench)
+def test_a_bench_whose_process_is_gone_is_known_to_be_lost(bench: Remote) -> None:
+    assert not bench.lost
+    bench.kill()
     deadline = time.monotonic() + 30
-    while not lost(bench):
+    while not bench.lost:
         assert time.monotonic() < deadline

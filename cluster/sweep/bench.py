@@ -1,0 +1,179 @@
+"""The measuring process of a sweep: forward times, decoded requests, loads, the oracle."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from contextlib import suppress
+from time import perf_counter
+from typing import Any
+
+import pandas as pd
+import ray
+import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cluster.session import Remote, alive_nodes, start_actor
+from specdec_core.base.environment import environment
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.cost import Profile
+from specdec_core.cost.steps import StepTimes
+from specdec_core.drafting.drafter import Drafter
+from specdec_core.engine import Engine, Request
+from specdec_core.engine.turns import requests_of
+from specdec_core.measure.profiling import measure_policies, profile_pair
+from specdec_core.measure.step_times import measure_steps
+from specdec_core.models.alignment import Trajectory, measure_alignment
+from specdec_core.models.pair import load_pair
+from specdec_core.prompts.conversation import Conversation
+from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.search.load.live import EngineTimer
+from specdec_core.search.load.traffic import Traffic
+from specdec_core.search.load.workload import Load
+from specdec_core.search.results import OraclePoint
+from specdec_core.tokens.statistics import Generation
+
+WARM_UP_TOKENS = 8
+
+
+class Bench:
+    """The measuring process. Run as a Ray actor (:func:`start_bench`), so that it gets the hardware
+    that trials get and no thread of the driver disturbs it."""
+
+    def __init__(self, spec: PairSpec) -> None:
+        self.pair = load_pair(spec)
+        self.engine = Engine(self.pair)
+        self.drafters: dict[str, Drafter | None] = {}  # by configuration id
+
+    def node(self) -> str:
+        """The id of the cluster's node that this runs on."""
+        return ray.get_runtime_context().get_node_id()
+
+    def spec(self) -> PairSpec:
+        """The pair with concrete device and data types."""
+        return self.pair.spec
+
+    def requests(self, prompts: Sequence[Prompt], max_new_tokens: int) -> tuple[Request, ...]:
+        """Requests for the prompts, of a conversation for each turn; raises :class:`UserError` for
+        a prompt that the pair cannot take."""
+        return tuple(self._requests(prompts, max_new_tokens, 0))
+
+    def fitting(
+        self, prompts: Sequence[Prompt], max_new_tokens: int, first: int
+    ) -> tuple[Request, ...]:
+        """Requests for those prompts that the pair can take; seeds count from `first`."""
+        requests: list[Request] = []
+        for prompt in prompts:
+            with suppress(UserError):
+                requests += self._requests([prompt], max_new_tokens, first)
+            first += Conversation(prompt, self.pair.tokenizer).turns
+        return tuple(requests)
+
+    def _requests(
+        self, prompts: Sequence[Prompt], max_new_tokens: int, first: int
+    ) -> list[Request]:
+        engine = self.engine
+        requests = requests_of(prompts, self.pair, max_new_tokens, first, engine)
+        for request in requests:
+            try:
+                request.check(engine.max_length, engine.vocab_size, engine.scheduler.limits)
+            except UserError as error:
+                raise UserError(f"prompt {request.id}: {error}") from None
+        return requests
+
+    def fingerprints(self) -> dict[str, str]:
+        """The digest of each model's weights."""
+        return self.pair.fingerprints
+
+    def environment(self) -> dict[str, str]:
+        """Code, hardware and library versions here."""
+        return environment()
+
+    def profile(self, configurations: Sequence[Configuration], **options: Any) -> Profile:
+        """Measure the cost of forwards, and of the policies of `configurations`."""
+        profile = profile_pair(self.pair, **options)
+        priced = [each.priced(profile) for each in configurations]
+        policies = measure_policies(self.pair, priced)
+        return profile.model_copy(update={"policies": policies})
+
+    # One request at a time (:class:`cluster.sweep.times.Timer`).
+
+    def prepare(self, configurations: Sequence[Configuration], request: Request) -> None:
+        """Run each configuration for a moment, untimed."""
+        tokens = min(WARM_UP_TOKENS, request.max_new_tokens)
+        short = Request("warm-up", request.tokens, tokens)
+        for configuration in configurations:
+            self.decode(configuration, short)
+        gc.collect()
+        gc.freeze()
+
+    def forget(self) -> None:
+        """Drop everything that drafters and policies have learned from earlier requests."""
+        self.drafters.clear()
+
+    def decode(self, configuration: Configuration, request: Request) -> tuple[float, Generation]:
+        """Decode one request alone; returns its seconds and generation. A drafter keeps what it has
+        learned from the configuration's earlier requests."""
+        self.engine.configure(configuration, self.drafters.get(configuration.id))
+        self.drafters[configuration.id] = self.engine.drafter
+        start = perf_counter()
+        (generation,) = self.engine.generate([request])
+        return perf_counter() - start, generation
+
+    # A workload (:class:`specdec_core.search.load.live.LoadTimer`).
+
+    def step_times(self, slots: int) -> StepTimes:
+        """Measure the times of steps over up to `slots` requests."""
+        return measure_steps(self.pair, slots).times
+
+    def take_workload(self, traffic: Traffic) -> None:
+        """Get ready to answer a workload's requests."""
+        self.load_timer = EngineTimer(self.pair, traffic)
+
+    def warm_up(self, configuration: Configuration, load: Load) -> None:
+        """Answer some requests of a load, untimed."""
+        self.load_timer.warm_up(configuration, load)
+
+    def answer(self, configuration: Configuration, load: Load) -> pd.DataFrame:
+        """Records of the requests of a load."""
+        return self.load_timer.answer(configuration, load)
+
+    def oracles(
+        self, profile: Profile, requests: Sequence[Request], outputs: Sequence[Sequence[int]]
+    ) -> list[OraclePoint]:
+        """The oracle of each draft (SpecDec++, Thm 4.1) on the target's greedy `outputs`: one
+        teacher-forced pass gives the positions where the draft would be rejected."""
+        device = self.pair.target.device
+        trajectories = [
+            Trajectory(torch.tensor([*request.tokens, *output], device=device), len(request.tokens))
+            for request, output in zip(requests, outputs, strict=True)
+        ]
+        points = []
+        for name, draft in self.pair.draft_models.items():
+            disagreements = [
+                measure_alignment(self.pair.target, draft, [trajectory]).disagreements
+                for trajectory in trajectories
+            ]
+            counts, speedup = profile.oracle(disagreements, [len(o) for o in outputs], name)
+            rate = counts.metrics()["verification_rate"]
+            points.append(OraclePoint(draft=name, verification_rate=rate, speedup=speedup))
+        return points
+
+
+def start_bench(spec: PairSpec, gpus: float, node: str | None = None) -> Remote:
+    """A loaded bench, on `node` if that is still alive. It reserves no CPU: it is idle while trials
+    run, and :func:`cluster.sweep.alone.alone` reserves its node while it measures."""
+    node = node or (None if gpus else _bench_node(spec.runner.threads))
+    where = NodeAffinitySchedulingStrategy(node, soft=True) if node else "DEFAULT"
+    bench = Remote(start_actor(Bench, spec, num_cpus=0, num_gpus=gpus, scheduling_strategy=where))
+    bench.spec()
+    return bench
+
+
+def _bench_node(threads: int) -> str | None:
+    """A node with at least `threads` cores, preferably the driver's. A head node often has no cores
+    for workers."""
+    nodes = {n["NodeID"] for n in alive_nodes() if n["Resources"].get("CPU", 0) >= threads}
+    here = ray.get_runtime_context().get_node_id()
+    return here if here in nodes else min(nodes, default=None)
