@@ -108,11 +108,13 @@ def _starting_local() -> Iterator[None]:
     interrupts: list[int] = []
     if main:
         before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
     try:
-        yield
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if main:
             signal.signal(signal.SIGINT, before)
             if interrupts:
