@@ -64,7 +64,8 @@ class PlacedBench(Bench):
         self.decode(configuration, request)
         drafter = self.engine.drafter
         assert isinstance(drafter, PearlDrafter)
-        drafter.spans = spans = []
+        spans: list[TimelineSpan] = []
+        drafter.spans = spans
         self.decode(configuration, request)
         drafter.spans = None
         return spans

@@ -121,7 +121,7 @@ class Bench:
         (generation,) = self.engine.generate([request])
         return perf_counter() - start, generation
 
-    # A workload (:class:`specdec_core.search.load.live.LoadTimer`).
+    # A workload (:class:`specdec_core.search.load.race.LoadTimer`).
 
     def step_times(self, slots: int) -> StepTimes:
         """Measure the times of steps over up to `slots` requests."""
