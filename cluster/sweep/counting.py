@@ -29,7 +29,7 @@ from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.replaying import split
 from specdec_core.search.results import METRIC, ORACLE, ReplaySummary, SweepResult
 from specdec_core.search.round_tables import RoundTable
-from specdec_core.search.space import Search, Suggester
+from specdec_core.search.space import Search
 
 ATTEMPTS = 3  # to count a configuration that is lost with a trial's process or node
 
@@ -240,7 +240,7 @@ class _Suggest:
     search: Search
     profile: Profile
 
-    def __call__(self, trial: Suggester) -> dict[str, str]:
+    def __call__(self, trial: Any) -> dict[str, str]:
         drawn = self.search.suggest(trial)
         return {"configurations": group([drawn.priced(self.profile)])}
 

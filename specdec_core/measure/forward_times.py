@@ -27,7 +27,7 @@ def forward_times(
     weights: Mapping[str, str] | None = None,
 ) -> Profile:
     """The times of the machine in the file `hardware`, of the file `profile`, or of the workspace
-    for the pair, with concrete data types and, where they were recorded, models of these `weights`.
+    for the pair, with concrete data types and, if recorded, the models' `weights`.
     Times that the workspace lacks, also of the configurations' policies, are measured now. Raises
     :class:`UserError` for a profile that lacks a draft, and for models to measure that are
     missing."""

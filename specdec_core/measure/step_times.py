@@ -49,7 +49,7 @@ CHUNKS = (FEW, 32, 64, 128, 192, 256)  # tokens of a prompt in a forward
 _CANDIDATES = (0, 0, 1, 2, 3, 4, 6, 8, 12)  # of a row
 _LONGEST = 512  # context
 _TURNS = 4  # of a round's forwards; the last one is timed
-# Tokens that prompts repeat; runs without candidates use all of these, the rest the first.
+# Tokens that prompts repeat; runs without candidates use all lengths, other runs the first.
 _HALVES = (96, 24, 192)
 _ANSWER, _LONG_ANSWER = 24, 72  # tokens of the longest answers; in runs without candidates
 _ALIKE = 8  # steps that tell what such steps take, at least
@@ -101,8 +101,8 @@ class StepMeasurer:
     def __init__(self, pair: Pair, slots: int = SLOTS, shapes: int = SHAPES) -> None:
         self.pair, self.slots = pair, slots
         self._machine = machine()
-        # As many rows again hold the longest contexts. Each measured row begins like a separate one
-        # of these: rows that share memory are read faster than the rows of different requests.
+        # As many rows again hold the longest contexts. Each measured row begins like one
+        # such row: rows that share memory are read faster than the rows of different requests.
         self._drafts = {name: pair.open_alone(name, 2 * slots) for name in pair.drafts}
         self._target = pair.open_runner(None, 2 * slots)
         longest = min(_LONGEST, pair.max_length // 2)
@@ -225,7 +225,7 @@ def _reads(shape: Sequence[Row]) -> bool:
 
 
 def _time(runner: ModelRunner, shape: Sequence[Row]) -> float:
-    """Seconds of a forward of the rows, whose contexts are restored after it. Logits of decoding
+    """Seconds of a forward of the rows; it restores their contexts. Logits of decoding
     rows are wanted."""
     tokens = [[1] * count for count, _ in shape]
     wanted = [count if count < FEW else 0 for count, _ in shape]
@@ -315,7 +315,7 @@ class LoggedEngine:
 
 def engine_runs(pair: Pair, times: StepTimes, slots: int, observer: Observer) -> EngineRuns:
     """Short runs of an engine with 1, a few and all slots busy, without a draft, with each, and
-    with lookups; `times` are those of isolated forwards."""
+    with lookups; `times` were fitted to isolated forwards."""
     policy = FixedSettings(max_tokens=4)
     drafters: list[DrafterSettings | None] = [None, SuffixSettings()]
     drafters += [DraftModelSettings(draft=name, policy=policy) for name in times.drafts]

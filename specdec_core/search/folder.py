@@ -27,10 +27,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import pandas as pd
 import yaml
+from pydantic import BaseModel
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path, in_use, locked, write_atomically
@@ -38,6 +39,8 @@ from specdec_core.config import PairSpec, load_yaml
 from specdec_core.cost import Profile
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.search.round_tables import RoundTable
+
+Kind = TypeVar("Kind", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -125,19 +128,17 @@ class SweepFolder:
     # Finished work
 
     def result(self) -> SweepResult | None:
-        return SweepResult.load(self.path) if (self.path / "sweep.json").exists() else None
+        return self._read("sweep.json", SweepResult)
 
     def timed(self) -> SweepResult | None:
         """The result of a sweep that was interrupted while it chose for loads."""
-        path = self.path / "timed.json"
-        return SweepResult.model_validate_json(path.read_text()) if path.exists() else None
+        return self._read("timed.json", SweepResult)
 
     def save_timed(self, result: SweepResult) -> None:
         write_atomically(self.path / "timed.json", result.model_dump_json(indent=1))
 
     def pair(self) -> PairSpec | None:
-        path = self.path / "pair.json"
-        return PairSpec.model_validate_json(path.read_text()) if path.exists() else None
+        return self._read("pair.json", PairSpec)
 
     def save_pair(self, pair: PairSpec) -> None:
         write_atomically(self.path / "pair.json", pair.model_dump_json(indent=1))
@@ -148,6 +149,10 @@ class SweepFolder:
 
     def save_profile(self, profile: Profile) -> None:
         profile.save(self.path / "profile.json")
+
+    def _read(self, name: str, kind: type[Kind]) -> Kind | None:
+        path = self.path / name
+        return kind.model_validate_json(path.read_text()) if path.exists() else None
 
     def trials(self) -> list[Trial]:
         """Finished trials, including those that a scheduler stopped early, oldest first."""

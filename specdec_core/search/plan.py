@@ -182,11 +182,7 @@ class ResolvedPlan(SweepSettings):
         # Replayed counts equal live counts, so a sweep may resume either way.
         settings = {k: v for k, v in self.given.items() if k not in ("traces", "replay")}
         content: list[Any] = [settings, self.entries, prompts_digest]
-        # Sweeps from before there were workloads resume.
-        if settings.get("workload") is None:
-            for name in ("workload", "live"):
-                settings.pop(name, None)
-        elif self.workload is not None and self.workload.trace is not None:
+        if self.workload is not None and self.workload.trace is not None:
             content.append(hashlib.sha256(Path(self.workload.trace).read_bytes()).hexdigest())
         canonical = as_first_placed(json.dumps(content, sort_keys=True))
         return hashlib.sha256(canonical.encode()).hexdigest()

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, product
-from typing import Any, Protocol, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_origin
 
 from pydantic import Field
 
@@ -30,17 +30,10 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import MOST_NODES, Configuration, Value, parse
 from specdec_core.config.kinds import DRAFTERS, POLICIES, KindSettings, kinds_of
 
+if TYPE_CHECKING:
+    from optuna import Trial
+
 MOST_CORNERS = 1024  # combinations of extreme values validated for each entry
-
-
-class Suggester(Protocol):
-    """The part of Optuna's trial that is used here."""
-
-    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any: ...
-
-    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float: ...
-
-    def suggest_int(self, name: str, low: int, high: int) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -56,49 +49,36 @@ class AnyOf:
     def draw(self, rng: random.Random) -> Any:
         return rng.choice(self.values)
 
-    def suggest(self, name: str, trial: Suggester) -> Any:
+    def suggest(self, name: str, trial: Trial) -> Any:
         # Optuna's categories are scalars, and a value may be a list: suggest its index.
         return self.values[trial.suggest_categorical(name, [*range(len(self.values))])]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A real number between `low` and `high`, evenly spread or evenly in its logarithm."""
+    """A number between `low` and `high`: a real one, evenly spread or evenly in its logarithm, or a
+    whole one."""
 
-    low: float
-    high: float
-    log: bool = False
+    kind: Literal["uniform", "loguniform", "randint"]
+    low: Any
+    high: Any
 
     @property
-    def extremes(self) -> tuple[float, float]:
+    def extremes(self) -> tuple[Any, ...]:
         return self.low, self.high
 
-    def draw(self, rng: random.Random) -> float:
-        if not self.log:
+    def draw(self, rng: random.Random) -> Any:
+        if self.kind == "randint":
+            return rng.randint(self.low, self.high)
+        if self.kind == "uniform":
             return rng.uniform(self.low, self.high)
         drawn = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
         return min(max(drawn, self.low), self.high)
 
-    def suggest(self, name: str, trial: Suggester) -> float:
-        return trial.suggest_float(name, self.low, self.high, log=self.log)
-
-
-@dataclass(frozen=True)
-class Integers:
-    """A whole number from `low` to `high`, both included."""
-
-    low: int
-    high: int
-
-    @property
-    def extremes(self) -> tuple[int, int]:
-        return self.low, self.high
-
-    def draw(self, rng: random.Random) -> int:
-        return rng.randint(self.low, self.high)
-
-    def suggest(self, name: str, trial: Suggester) -> int:
-        return trial.suggest_int(name, self.low, self.high)
+    def suggest(self, name: str, trial: Trial) -> Any:
+        if self.kind == "randint":
+            return trial.suggest_int(name, self.low, self.high)
+        return trial.suggest_float(name, self.low, self.high, log=self.kind == "loguniform")
 
 
 class Trees(Value):
@@ -119,7 +99,7 @@ class Trees(Value):
     def draw(self, rng: random.Random) -> list[int]:
         return rng.choice(self.values)
 
-    def suggest(self, name: str, trial: Suggester) -> list[int]:
+    def suggest(self, name: str, trial: Trial) -> list[int]:
         """Level by level within the budget, so that a search learns the value of each level; 0
         children end the tree."""
         branching: list[int] = []
@@ -142,7 +122,7 @@ def k_configurations(nodes: int, depth: int, most: int | None = None) -> Iterato
             yield (count, *rest)
 
 
-Axis = AnyOf | Interval | Integers | Trees
+Axis = AnyOf | Interval | Trees
 Path = tuple[str | int, ...]
 
 
@@ -187,7 +167,7 @@ class Space:
     def draw(self, rng: random.Random) -> Configuration:
         return self.at([axis.draw(rng) for axis in self.axes.values()])
 
-    def suggest(self, prefix: str, trial: Suggester) -> Configuration:
+    def suggest(self, prefix: str, trial: Trial) -> Configuration:
         return self.at(
             axis.suggest(".".join(map(str, (prefix, *path))), trial)
             for path, axis in self.axes.items()
@@ -228,7 +208,7 @@ class Search:
                 break
         return list(drawn.values())
 
-    def suggest(self, trial: Suggester) -> Configuration:
+    def suggest(self, trial: Trial) -> Configuration:
         """The configuration that an Optuna trial proposes."""
         index = 0
         if len(self.spaces) > 1:
@@ -280,7 +260,7 @@ def _is_sequence(kind: Any, name: str) -> bool:
 _RANGES = ("choice", "uniform", "loguniform", "randint", "trees")
 
 
-def _axis(kind: str, value: Any, path: Path, source: str) -> Axis:
+def _axis(kind: Any, value: Any, path: Path, source: str) -> Axis:
     where = f"{source}: {'.'.join(map(str, path))}: {kind}"
     if kind == "choice":
         if not isinstance(value, list) or not value:
@@ -296,8 +276,6 @@ def _axis(kind: str, value: Any, path: Path, source: str) -> Axis:
         or not value[0] <= value[1]
     ):
         raise UserError(f"{where}: expected [low, high] with low ≤ high (got {value!r})")
-    if kind == "randint":
-        return Integers(*value)
     if kind == "loguniform" and value[0] <= 0:
         raise UserError(f"{where}: low must be above 0 (got {value[0]!r})")
-    return Interval(value[0], value[1], kind == "loguniform")
+    return Interval(kind, *value)

@@ -153,7 +153,7 @@ def oracle_limits(
     forwards: Mapping[str, ForwardMilliseconds],
 ) -> list[OracleLimit]:
     """The oracle of each draft over `texts`, each a prompt and the target's greedy tokens; the
-    prefill yields the first of these."""
+    prefill yields the first token."""
     device = pair.target.device
     trajectories = [
         Trajectory(torch.tensor([*prompt, *output], device=device), len(prompt) + 1)

@@ -4,7 +4,7 @@ A contestant's speed with n clients is n over the mean seconds a token of its re
 second that n clients receive together while all of them wait (Little's law). At a rate it is the
 tokens of a run over its seconds; while a server keeps up, that is the rate of the requests, and
 servers differ in their latencies. All contestants answer the same requests under the same load, so
-ratios are those of paired requests: of their seconds a token."""
+ratios are of the seconds a token of paired requests."""
 
 from __future__ import annotations
 

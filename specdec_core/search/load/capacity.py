@@ -26,8 +26,8 @@ from specdec_core.search.load.workload import Arrivals, Slo, arrival_times
 
 SHARE = 0.95  # of the requests that have to keep the objective
 SECONDS = 20.0  # of arrivals that are simulated, at least
-_LEAST = 500  # requests that are simulated, …
-_WARM_UP = 0.2  # … of which the first find emptier replicas than later ones, and do not count
+_LEAST = 500  # requests that are simulated
+_WARM_UP = 0.2  # the share of them that does not count: the first find emptier replicas
 # Arrivals are simulated for at least _SPAN times the seconds of an answer. In the first _FILLING of
 # these, replicas fill; requests of the last one are answered while replicas empty.
 _SPAN, _FILLING, _EMPTYING = 6, 2, 1
@@ -38,7 +38,7 @@ _WAVES = 32  # requests for each slot of a full replica: the last ones leave slo
 
 @dataclass(frozen=True)
 class ServedTraffic:
-    """What a replica runs, and the requests: at random, or those of a `trace`."""
+    """What a replica runs, and its requests: at random, or a `trace`."""
 
     answers: Answers
     times: StepTimes
@@ -76,7 +76,7 @@ class ServedTraffic:
 
     @cached_property
     def full_rate(self) -> float:
-        """Requests a second that a replica answers whose slots are never empty."""
+        """Requests a second that a replica answers while its slots are never empty."""
         asks = asks_of(self.answers, max(_WAVES * self.limits.slots, _LEAST))
         full = simulate_arrivals(self.costs, asks, [0.0] * len(asks), self.limits)
         return len(asks) / full.seconds
@@ -98,7 +98,7 @@ class ServedTraffic:
 
     def steady(self, records: pd.DataFrame) -> pd.DataFrame:
         """The requests that arrive when replicas have filled, and are answered before they empty:
-        the others have fewer requests beside them than in the long run. Of a trace, all requests
+        further requests have fewer beside them than in the long run. Of a trace, all requests
         count."""
         if self.trace:
             return records
@@ -220,8 +220,8 @@ def least_replicas(service: ServedTraffic, rate: float, slo: Slo, share: float =
 def greatest_rate(
     service: ServedTraffic, replicas: int, slo: Slo, share: float = SHARE
 ) -> Capacity:
-    """The most requests a second of which `replicas` replicas answer a share within `slo`, to some
-    2 %."""
+    """The highest rate at which `replicas` replicas answer a share of requests within `slo`, to
+    some 2 %."""
     low = high = rate = replicas / service.alone_seconds
     search = _Search(service, slo, share, rate)
     if not search.possible:

@@ -60,7 +60,7 @@ def _code(configuration: Configuration) -> list[str]:
 
 
 def recorded_requests(recording: Recording) -> list[Request]:
-    """A request for each recorded prompt, as it was recorded."""
+    """A request for each recorded prompt, with its recorded seed."""
     prompts, most = recording.prompts, recording.header.max_new_tokens
     recorded = zip(prompts.ids, prompts.tokens, prompts.numbers, strict=True)
     return [Request(name, tuple(tokens.tolist()), most, seed=n) for name, tokens, n in recorded]
@@ -93,8 +93,8 @@ def with_decoded(
     observer: Observer | None = None,
 ) -> Replay:
     """`replay` with the rounds that simulating `configurations` needs and that it cannot replay, as
-    `decode` yields them. Left out are asynchronous drafting, whose rounds depend on time, policies
-    that know the target's output, and other sampling than was recorded."""
+    `decode` yields them. Left out are asynchronous drafting, with rounds that depend on time,
+    policies that know the target's output, and other sampling than was recorded."""
     observer, header = observer or Observer(), replay.header
     parts = {part.id: part for each in configurations for part in configurations_by_load(each)}
     missing = [

