@@ -202,7 +202,7 @@ def test_nothing_outlives_a_process_that_all_need(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["engine_process", "ServeReplica", "ServeController"])
+@pytest.mark.parametrize("name", ["engine_main", "ServeReplica", "ServeController"])
 def test_a_process_that_is_started_again_does_not_disturb_the_stop(
     start: Callable[..., Running], name: str
 ) -> None:

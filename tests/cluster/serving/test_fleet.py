@@ -182,7 +182,7 @@ def engines() -> set[int]:
     found = set()
     for child in psutil.Process().children():
         with suppress(psutil.Error):  # it has just ended
-            if "engine_process" in " ".join(child.cmdline()):
+            if "engine_main" in " ".join(child.cmdline()):
                 found.add(child.pid)
     return found
 

@@ -12,13 +12,12 @@ WAITS = {"acquire", "communicate", "get", "join", "recv", "result", "wait"}
 # Waits without a limit of their own, and what ends them.
 BOUNDED = {
     ("stream.py", "self._submission.chunks.get"): "the engine's limit for a step",
-    ("engine_process.py", "link.recv"): "it ends with its server",
+    ("answer.py", "task.result"): "it is done",
+    ("engine_main.py", "link.recv"): "it ends with its server",
+    ("engine_main.py", "self._link.recv"): "it ends with its server",
     ("engine_process.py", "self._link.recv"): "the link's patience",
-    (
-        "engine_process.py",
-        "self._messages.get",
-    ): "it ends with its server",
-    ("engine_process.py", "argument.result"): "its server's limit for a step",
+    ("engine_main.py", "self._messages.get"): "it ends with its server",
+    ("engine_main.py", "argument.result"): "its server's limit for a step",
     ("hosts.py", "process.wait"): "the engine ends with its server's connection",
     ("served.py", "engine.host.wait"): "a thread of its own; Ray has no room until then",
     ("start.py", "host.wait"): "the server is not ready until Ray has room",

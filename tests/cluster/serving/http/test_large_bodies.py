@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from cluster.serving.engine_loop import EngineLoop
-from cluster.serving.engine_process import _Inbox
+from cluster.serving.engine_main import _Inbox
 from cluster.serving.http.prompts import Prompts
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine, Request
