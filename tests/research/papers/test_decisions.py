@@ -9,7 +9,7 @@ from research.papers.decisions import immediate_costs, implied_delta, stopping_t
 from specdec_core.config import Configuration
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.tokens.statistics import Counts, Generation, Round, rounds_frame
-from tests.specdec_core.cost.runs import POLICIES, decode, drafting, frequent_token
+from tests.research.papers.runs import POLICIES, decode, drafting, frequent_token
 
 # Whole numbers, so that sums are exact.
 T_DRAFT, T_TARGET = 3, 20

@@ -1,34 +1,59 @@
-"""Lemma 3.1 holds on what the engine really counts."""
+"""Lemma 3.1 holds on what the engine really counts: N_draft + N_target = N + N_discarded."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from specdec_core.tokens.statistics import Counts
-from tests.specdec_core.cost.runs import POLICIES, decode, drafting, frequent_token
+from specdec_core.config import Configuration, PolicySettings, Sampling
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.heuristic import HeuristicSettings
+from specdec_core.drafting.policies.pre_cut import PreCutSettings
+from specdec_core.drafting.policies.svip import SvipSettings
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from specdec_core.tokens.statistics import Counts, Generation
+
+POLICIES = [
+    FixedSettings(max_tokens=4),
+    HeuristicSettings(),
+    SvipSettings(threshold=1.0),
+    PreCutSettings(target_cost=5),
+]
+
+
+def decode(
+    pair: Pair, policy: PolicySettings, temperature: float, **options: bool
+) -> list[Generation]:
+    configuration = Configuration(
+        drafter=DraftModelSettings(policy=policy), sampling=Sampling(temperature=temperature)
+    )
+    requests = [
+        Request(str(i), tuple(range(5 + i, 12 + 3 * i)), 17 + 4 * i, seed=i, **options)
+        for i in range(4)
+    ]
+    return Engine(pair, configuration, slots=2).generate(requests)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.label)
-class TestIdentityOnLiveCounts:
-    """Lemma 3.1: N_draft + N_target = N + N_discarded."""
-
-    def test_requests_ended_by_their_length(self, tiny_pair, policy, temperature):
-        configuration = drafting(policy, temperature)
-        generations = decode(tiny_pair, configuration, ignore_eos=True)
-        for c in [Counts.of(generations), *(g.counts for g in generations)]:
-            assert c.n_draft > 0
-            assert c.n_draft + c.n_target == c.n + c.n_discarded
-
-    def test_requests_ended_by_an_end_token(self, tiny_pair, policy, temperature, monkeypatch):
-        configuration = drafting(policy, temperature)
-        end = frequent_token(decode(tiny_pair, configuration, ignore_eos=True))
-        monkeypatch.setattr(tiny_pair.target.generation_config, "eos_token_id", end)
-        generations = decode(tiny_pair, configuration)
-        assert any(g.finish_reason == "stop" for g in generations)
-        for g in generations:
-            c = g.counts
-            # A verification whose own token was discarded, because the request ended before it.
-            wasted = c.n_target - c.n_target_tokens
-            assert c.n_draft + c.n_target - wasted == c.n + c.n_discarded
-            assert wasted in ((0, 1) if g.finish_reason == "stop" else (0,))
+def test_the_identity_holds_whatever_ends_a_request(
+    tiny_pair: Pair, policy: PolicySettings, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generations = decode(tiny_pair, policy, temperature, ignore_eos=True)
+    for c in [Counts.of(generations), *(g.counts for g in generations)]:
+        assert c.n_draft > 0
+        assert c.n_draft + c.n_target == c.n + c.n_discarded
+    # The most frequent token, as an end token, ends texts early.
+    [(end, _)] = Counter(token for g in generations for token in g.tokens).most_common(1)
+    monkeypatch.setattr(tiny_pair.target.generation_config, "eos_token_id", end)
+    generations = decode(tiny_pair, policy, temperature)
+    assert any(g.finish_reason == "stop" for g in generations)
+    for g in generations:
+        c = g.counts
+        # A verification whose own token was discarded, because the request ended before it.
+        wasted = c.n_target - c.n_target_tokens
+        assert c.n_draft + c.n_target - wasted == c.n + c.n_discarded
+        assert wasted in ((0, 1) if g.finish_reason == "stop" else (0,))
