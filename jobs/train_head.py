@@ -110,7 +110,7 @@ def train(
     from dashboards.outputs.console import show
     from dashboards.progress import ConsoleProgress, HeadProgress
     from dashboards.reports.heads import fits, thresholds
-    from dashboards.tracking.heads_run import HeadsRun
+    from dashboards.tracking.training_run import HeadsRun
     from specdec_core.training.heads.evaluation import judge_heads
     from specdec_core.training.heads.examples import load_examples
 

@@ -53,16 +53,24 @@ def log(
     if prompts is not None:
         log_prompts(client, run_id, *prompts, report.command)
     for nested in report.run.nested:
-        nested_tags = {"mlflow.parentRunId": run_id, **nested.tags}
-        child = client.create_run(experiment_id, run_name=nested.name, tags=nested_tags).info.run_id
-        _log_values(client, child, nested)
-        client.set_terminated(child)
+        log_run(client, experiment_id, nested, {"mlflow.parentRunId": run_id})
     for file in files:
         log_file = client.log_artifacts if file.is_dir() else client.log_artifact
         log_file(run_id, str(file))
     log_figures(client, run_id, report.figures)
     client.set_terminated(run_id)
     return run_id
+
+
+def log_run(
+    client: MlflowClient, experiment_id: str, run: LoggedRun, tags: dict[str, str] | None = None
+) -> str:
+    """Log a run that has ended, with further `tags`; returns its id."""
+    tags = {**(tags or {}), **run.tags}
+    run_id = client.create_run(experiment_id, run_name=run.name, tags=tags).info.run_id
+    _log_values(client, run_id, run)
+    client.set_terminated(run_id)
+    return str(run_id)
 
 
 def log_figures(client: MlflowClient, run_id: str, sections: Iterable[Section]) -> None:

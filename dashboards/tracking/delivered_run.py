@@ -1,4 +1,4 @@
-"""A run in MLflow that background threads write while the work goes on.
+"""A run in MLflow that background threads write during the work.
 
 A store that cannot be reached for a while does not delay the work, and misses nothing. Where it is
 still unreachable at the end, the same command, given again, delivers the rest.
@@ -6,14 +6,14 @@ still unreachable at the end, the same command, given again, delivers the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from dashboards.store import runs_where, store_name
+from dashboards.store import as_params, connect, experiment_id_of, runs_where, store_name
 from dashboards.tracking.delivery import Delivery
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
@@ -75,6 +75,28 @@ class DeliveredRun(Observer):
     def waiting(self) -> int:
         """Entries that the store has not taken yet."""
         return self.delivery.left if self.delivery is not None else 0
+
+    def _start(
+        self,
+        pair: str,
+        identity: tuple[str, str],
+        name: str,
+        tags: Mapping[str, str],
+        params: Mapping[str, Any],
+    ) -> None:
+        """Begin the run in the pair's experiment that has the tag `identity`, or else a new one, in
+        the background."""
+        self.client = connect(patient=True)
+        self.delivery = Delivery()  # one thread: the run is begun before anything is logged to it
+
+        def begin() -> None:
+            self.experiment_id = experiment_id_of(self._client, pair)
+            query = "tags.{} = '{}'".format(*identity)
+            parent = next(runs_where(self._client, self.experiment_id, query), None)
+            if self._take_up(parent, name, {**dict([identity]), **tags}):
+                self._client.log_batch(self.run_id, params=as_params(params))
+
+        self._put(begin)
 
     def _put(self, job: Callable[[], object]) -> None:
         assert self.delivery is not None

@@ -11,11 +11,9 @@ from typing import Any
 from mlflow.entities import Metric, RunTag
 from mlflow.exceptions import MlflowException
 
-from dashboards.store import as_params, connect, experiment_id_of, run_tags, runs_where
+from dashboards.store import run_tags
 from dashboards.tracking.delivered_run import LEAVING, DeliveredRun
-from dashboards.tracking.delivery import Delivery
 from specdec_core.base.environment import environment
-from specdec_core.base.observer import Observer
 
 EVENTS = "events.jsonl"  # artifact with all of them
 _TAGS = 5  # tags of a run hold the latest events
@@ -24,20 +22,18 @@ _TAGS = 5  # tags of a run hold the latest events
 class TrafficRun(DeliveredRun):
     """A run of the pair's experiment for one server, from its start to its end.
 
-    Nothing here waits for the store. What it does not take at once is delivered later, in order.
+    Nothing here waits for the store. Entries that it does not take at once are delivered later, in
+    order.
     """
 
     key = "traffic"
 
-    def __init__(
-        self, pair: str, server: str, params: Mapping[str, Any], observer: Observer | None = None
-    ) -> None:
+    def __init__(self, pair: str, server: str, params: Mapping[str, Any]) -> None:
         """`server` identifies one run of a server; `params` say what it serves, and how."""
-        super().__init__(observer)
-        self.client = connect(patient=True)
-        self.delivery = Delivery()  # one thread: the run is begun before anything is logged to it
+        super().__init__()
         self.events: list[dict[str, str]] = []
-        self._put(partial(self._begin, pair, server, dict(params)))
+        tags = run_tags("serve", environment())
+        self._start(pair, (self.key, server), f"traffic {server}", tags, dict(params))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Log what was measured up to now."""
@@ -58,16 +54,9 @@ class TrafficRun(DeliveredRun):
         assert self.delivery is not None
         try:
             left = self.delivery.settle(LEAVING, 2 * LEAVING)
-        except MlflowException as error:  # somebody has deleted the run, for instance
+        except MlflowException as error:  # the run was deleted, for instance
             return str(error).strip().splitlines()[0]
         return self._absent(left) if left else None
-
-    def _begin(self, pair: str, server: str, params: Mapping[str, Any]) -> None:
-        self.experiment_id = experiment_id_of(self._client, pair)
-        found = runs_where(self._client, self.experiment_id, f"tags.{self.key} = '{server}'")
-        tags = {**run_tags("serve", environment()), self.key: server}
-        if self._take_up(next(found, None), f"traffic {server}", tags):
-            self._client.log_batch(self.run_id, params=as_params(params))
 
     def _log_events(self, events: list[dict[str, str]]) -> None:
         latest = enumerate(reversed(events[-_TAGS:]), start=1)

@@ -14,8 +14,8 @@ from mlflow.entities import Run
 from dashboards.outputs.mlflow_runs import log
 from dashboards.reports.bench import report
 from dashboards.store import experiment_id_of, tracking_uri
-from dashboards.tracking.heads_run import HeadsRun
 from dashboards.tracking.sweep_run import SweepRun
+from dashboards.tracking.training_run import HeadsRun
 from dashboards.views import VIEWS
 from jobs.console import console, print_runs_page
 from specdec_core.drafting.heads.card import HeadSpec

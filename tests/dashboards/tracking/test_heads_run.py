@@ -13,7 +13,7 @@ from dashboards.reports.heads import FITS, fits
 from dashboards.store import tracking_uri
 from dashboards.tracking import delivered_run
 from dashboards.tracking.delivered_run import Undelivered
-from dashboards.tracking.heads_run import HeadsRun
+from dashboards.tracking.training_run import HeadsRun
 from specdec_core.config import PairSpec
 from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.storage import save_head
