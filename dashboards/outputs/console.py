@@ -15,12 +15,13 @@ from rich.table import Table
 from dashboards import cells
 from dashboards.sections import Section
 
-WIDTHS = (80, 16, 12, 8)  # of headings, the first with which a table fits
 NAME = 24  # characters of a text that is not broken into lines
+HEADING = 12  # characters of a heading in a line, or more where the column is wider
+LEAST = 8  # the same in a table that is too wide
 
 
 def show(console: Console, sections: Iterable[Section]) -> None:
-    """The tables, and below them the lines of what has no table."""
+    """The tables, and below them the lines of sections without a table."""
     shown = [section for section in sections if section.on_console]
     for section in shown:
         if section.shown is not None:
@@ -31,8 +32,8 @@ def show(console: Console, sections: Iterable[Section]) -> None:
 
 
 def table(section: Section, width: int = 80) -> Table:
-    """A section's table, of its brief columns. As far as `width` asks, headings are wrapped, and
-    intervals and then the last columns are left to the report."""
+    """A section's table, of its brief columns. To fit into `width` it may leave intervals, and then
+    the last columns, to the report."""
     assert section.shown is not None
     shown, legend = section.shown, section.legend
     if section.brief:
@@ -48,11 +49,11 @@ def table(section: Section, width: int = 80) -> Table:
         pad_edge=False,
         collapse_padding=True,
     )
-    for number, heading in enumerate(_headings(shown, width)):
-        column = shown.iloc[:, number]
+    heading_width = HEADING if _width(shown, HEADING) <= width else LEAST
+    for number, (heading, column) in enumerate(shown.items()):
         right = bool(number) and cells.numeric(column)
         grid.add_column(
-            heading,
+            _wrapped(heading, max(_least(column, number), heading_width)),
             justify="right" if right else "left",
             no_wrap=right,
             min_width=_least(column, number),
@@ -74,39 +75,26 @@ def table(section: Section, width: int = 80) -> Table:
 def _fitting(shown: pd.DataFrame, width: int, intervals: bool) -> pd.DataFrame:
     """Without intervals where the table is wider with them, or without `intervals`; then without
     its last columns. Two stay."""
-    if not intervals or _narrowest(shown) > width:
+    if not intervals or _width(shown, LEAST) > width:
         shown = shown.map(lambda cell: cells.split(cell)[0])
-    while shown.shape[1] > 2 and _narrowest(shown) > width:
+    while shown.shape[1] > 2 and _width(shown, LEAST) > width:
         shown = shown.iloc[:, :-1]
     return shown
 
 
-def _narrowest(shown: pd.DataFrame) -> int:
-    """The width of a table whose headings are wrapped as far as words allow."""
-    headings = [_wrapped(heading, WIDTHS[-1]).split("\n") for heading in shown.columns]
-    wide = [max(map(len, lines)) for lines in headings]
-    least = [_least(shown.iloc[:, number], number) for number in range(shown.shape[1])]
-    return sum(map(max, wide, least)) + 2 * shown.shape[1]
+def _width(shown: pd.DataFrame, heading_width: int) -> int:
+    """The width of a table with headings in lines of `heading_width`, where words are shorter."""
+    columns = enumerate(shown.items())
+    return sum(
+        2 + max(_least(column, number), *map(len, _wrapped(heading, heading_width).split("\n")))
+        for number, (heading, column) in columns
+    )
 
 
 def _least(column: pd.Series, number: int) -> int:
     """Characters that a column needs: all of a number, and of a text a name's."""
     longest = max(map(len, column), default=0)
     return longest if number and cells.numeric(column) else min(longest, NAME)
-
-
-def _headings(shown: pd.DataFrame, width: int) -> list[str]:
-    """In lines so short that the table fits, as far as words allow."""
-    longest = [max(map(len, column), default=0) for _, column in shown.items()]
-    for most in WIDTHS:
-        headings = [
-            _wrapped(heading, max(cell_width, most))
-            for heading, cell_width in zip(shown.columns, longest, strict=True)
-        ]
-        lines = [max(map(len, heading.split("\n"))) for heading in headings]
-        if sum(map(max, lines, longest)) + 2 * len(headings) <= width:
-            break
-    return headings
 
 
 def _wrapped(heading: Any, width: int) -> str:

@@ -32,7 +32,7 @@ COLUMNS = {
 
 def standings(result: SweepResult, most: int = MOST_ROWS, rest: str = "the report") -> Section:
     """At most `most` rows: the champion, the timed configurations, the best of each family and
-    draft, then the next best. `rest` says where the others are."""
+    draft, then the next best. `rest` says where the other rows are."""
     timed = {t.config_id for t in (*result.timings, result.autoregressive) if t}
     ordered = sorted(result.trials, key=lambda trial: place(result, trial))
     first = [*(t for t in ordered if t.id in timed), *result.notable(most), *ordered]

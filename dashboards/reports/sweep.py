@@ -12,7 +12,6 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.ranking import (
-    Speedup,
     best_of,
     champion,
     contenders,
@@ -45,8 +44,8 @@ def read(
     result: SweepResult, folder: Path, traces: Path | None = None
 ) -> tuple[pd.DataFrame, Evidence | None]:
     """The rounds in a sweep's folder, and what the recording `traces` of its prompts says; unset,
-    it is the recording that the sweep replayed, if that is still there. Raises
-    :class:`UserError` where the rounds are missing, or the recording is missing or broken."""
+    it is the recording that the sweep replayed, if that still exists. Raises :class:`UserError`
+    where the rounds are missing, or the recording is missing or broken."""
     source = Path(folder) / "rounds.parquet"
     if not source.is_file():
         raise UserError(f"{source}: no such file; a finished sweep leaves its rounds there")
@@ -64,16 +63,12 @@ def read(
 
 
 def report(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None = None) -> Report:
-    """`rounds` has the columns config_id, request_id, round and those of
-    :class:`specdec_core.tokens.statistics.Round`."""
-    sections = [
+    """`rounds` has a row for each :class:`specdec_core.tokens.statistics.Round`, with the columns
+    config_id, request_id and round."""
+    warnings, choice = list(caveats(result)), result.under_load
+    first = [
         Section(key="tiles", tiles=list(tiles(result)), style="tiles"),
-        Section(
-            key="caveats",
-            title="Before you quote this",
-            lines=list(caveats(result)),
-            style="caveats",
-        ),
+        Section(key="caveats", title="Before you quote this", lines=warnings, style="caveats"),
         timed_sentences(result),
     ]
     return Report(
@@ -82,12 +77,8 @@ def report(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None 
         origin=ReportOrigin(name=result.name, pair=result.pair.name, started=result.started),
         summary=summary(result),
         parts=[
-            *(section for section in sections if section.tiles or section.lines),
-            *(
-                ()
-                if result.under_load is None
-                else (served(result.under_load), loads(result.under_load))
-            ),
+            *(section for section in first if section.tiles or section.lines),
+            *((served(choice), loads(choice)) if choice is not None else ()),
             standings(result, TABLE_ROWS, "sweep.json"),
             *drawn(result, rounds, evidence),
             Section(key="facts", title="What was measured, and on what", terms=dict(facts(result))),
@@ -174,7 +165,14 @@ def tiles(result: SweepResult) -> Iterator[Tile]:
         )
     fixed = best_of(result, "fixed")
     if fixed is not None and fixed.id != best.id:
-        yield _over_fixed(gain, speedup(result, fixed), label(result, fixed))
+        other, name = speedup(result, fixed), label(result, fixed)
+        if gain.timing is None or other.timing is None:
+            value, note = f"≈ {gain.value / other.value - 1:+.0%}", f"{name}, estimated"
+        else:
+            ratio = gain.timing.over(other.timing)
+            value = f"{ratio.value - 1:+.1%}"
+            note = f"{name}; interval {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}"
+        yield Tile("over the best fixed K", value, note)
     oracle = next((o for o in result.oracles if o.draft == draft_of(result, best)), None)
     if oracle is not None and oracle.speedup > 0:
         yield Tile(
@@ -189,15 +187,6 @@ def tiles(result: SweepResult) -> Iterator[Tile]:
         f"{metrics['acceptance_rate']:.0%}",
         f"{metrics['discard_rate']:.2f} thrown away per output token",
     )
-
-
-def _over_fixed(gain: Speedup, fixed: Speedup, name: str) -> Tile:
-    what = "over the best fixed K"
-    if gain.timing is None or fixed.timing is None:
-        return Tile(what, f"≈ {gain.value / fixed.value - 1:+.0%}", f"{name}, estimated")
-    ratio = gain.timing.over(fixed.timing)
-    interval = f"{ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}"
-    return Tile(what, f"{ratio.value - 1:+.1%}", f"{name}; interval {interval}")
 
 
 def facts(result: SweepResult) -> Iterator[tuple[str, str]]:
@@ -254,8 +243,8 @@ def caveats(result: SweepResult) -> Iterator[str]:
     """What a careful reader has to know before quoting the headline."""
     if result.under_load is not None:
         yield (
-            "What is served was chosen for many requests at once; all else here, and ★, is about"
-            " one request at a time."
+            "The served configuration was chosen for many requests at once; everything else in"
+            " this report, and ★, is about one request at a time."
         )
     yield from _about_champion(result)
     yield from _about_outputs(result)
@@ -317,8 +306,8 @@ def _about_outputs(result: SweepResult) -> Iterator[str]:
         yield (
             f"Of {replay.checked} finalists that were decoded to be timed, "
             f"{replay.checked - replay.equal} had other counts than the replay, their forwards "
-            f"within {replay.deviation:.1%}: near-ties between tokens flip, as a token is verified "
-            "in other company."
+            f"within {replay.deviation:.1%}: near-ties between tokens flip, because a token is "
+            "verified in a forward of another width."
         )
 
 
@@ -331,9 +320,9 @@ def _about_estimates(result: SweepResult) -> Iterator[str]:
         )
     elif len(timings) < count:
         text = (
-            f"{len(timings)} of {count} configurations were timed. The others' speedups (≈) "
-            "are estimates: their counts times the profile's forward times, the prefill, and what "
-            "those timed of their kind took beyond that"
+            f"{len(timings)} of {count} configurations were timed. All other speedups (≈) are "
+            "estimates: counts times the profile's forward times, the prefill, and what the timed "
+            "configurations of the same family took beyond that"
         )
         errors = [error for t in timings if not math.isnan(error := _estimate_error(result, t))]
         if errors:
@@ -356,18 +345,19 @@ METHOD = Section(
         "speedup": "Autoregressive time over the configuration's: per prompt the median of the "
         "repeats, summed over prompts. The interval is a 95 % paired bootstrap over prompts and "
         "repeats.",
-        "champion": "The finalist with the least expected loss against the fastest. All decode "
-        "every prompt in turns. Those not timed that by their corrected estimate, less its "
-        "typical error, may be the fastest join. Then those go on, with further prompts and "
-        "repeats, that no other is shown to be faster than, until the choice is good enough or the "
-        "time is used. The race's intervals "
-        "hold at every lap at once (Wang and Ramdas, anytime-valid t-tests, Thm 4.9) and for all "
-        "pairs together; tied is who is not shown to be slower.",
+        "champion": "The finalist with the least expected loss against the fastest. All finalists "
+        "decode every prompt, interleaved. Configurations join whose corrected estimate, less its "
+        "typical error, may be the fastest. Finalists that another is shown to be faster than "
+        "leave; the rest continue with further prompts and repeats until the choice is good enough "
+        "or the time is used. The intervals hold at every lap at once (Wang and Ramdas, "
+        "anytime-valid t-tests, Thm 4.9) and for all pairs together; a finalist is tied if it is "
+        "not shown to be slower.",
         "estimated speedup": "t_draft · N_draft + t_target · N_target (SpecDec++, Eq. 3.1) with "
         "the profile's forward times, the target's at the mean width it verifies, and the prefill, "
-        "against N forwards of one token. What timed members of a family took beyond that in a "
-        "round is added for its others, and all is scaled by autoregressive decoding's time over "
-        "its estimate. A configuration's own time never enters its estimate.",
+        "against N forwards of one token. What the timed configurations of a family took beyond "
+        "that in a round is added for the rest of the family, and all is scaled by autoregressive "
+        "decoding's time over its estimate. A configuration's own time never enters its "
+        "estimate.",
         "verification rate": "N_target / N, target forwards per output token (SpecDec++, §5.1).",
         "discard rate": "N_discarded / N, drafted tokens that are not in the output, per output "
         "token (SpecDec++, §5.1).",

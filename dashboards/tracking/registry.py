@@ -172,30 +172,29 @@ class Registered(NamedTuple):
     version: int
 
 
-def find_champion() -> Registered | None:
-    """:func:`load_champion` of the one that was promoted last; None when there is none."""
+def find_champion(name: str | None = None) -> Registered | None:
+    """The champion of the registered model `name`, or else the one that was promoted last; None
+    where there is none."""
     if no_store():
         return None
-    return load_champion() if any(_with_champions(connect())) else None
+    client = connect()
+    if name is None:
+        models = [*_with_champions(client)]
+        if not models:
+            return None
+        name = max(models, key=lambda model: int(model.tags[PROMOTED])).name
+    version = _look_up(client, name, CHAMPION)
+    return None if version is None else _read(client, version)
 
 
 def load_champion(name: str | None = None) -> Registered:
-    """The champion of the registered model `name`, or else the one that was promoted last. Raises
-    :class:`NoChampion` when there is none."""
-    none_yet = NoChampion(
-        f"no champion{f' of {name}' if name else ''} in {store_name()} yet; "
-        "`specdec sweep` finds one, `specdec deploy --promote <config_id>` appoints one"
-    )
-    if no_store():
-        raise none_yet
-    if name is None:
-        models = [*_with_champions(connect())]
-        if not models:
-            raise none_yet
-        name = max(models, key=lambda model: int(model.tags[PROMOTED])).name
-    found = find_registered(name, CHAMPION)
+    """:func:`find_champion`. Raises :class:`NoChampion` where there is none."""
+    found = find_champion(name)
     if found is None:
-        raise none_yet
+        raise NoChampion(
+            f"no champion{f' of {name}' if name else ''} in {store_name()} yet; "
+            "`specdec sweep` finds one, `specdec deploy --promote <config_id>` appoints one"
+        )
     return found
 
 
@@ -211,26 +210,20 @@ def _with_champions(client: MlflowClient) -> Iterator[RegisteredModel]:
 
 
 def champion_version(name: str) -> int | None:
-    """The number of the champion's version, of which nothing is read; None where there is none."""
+    """The number of the champion's version, without reading its files; None where there is none."""
     version = None if no_store() else _look_up(connect(), name, CHAMPION)
     return None if version is None else int(version.version)
 
 
 def load_registered(name: str, which: Alias | int) -> Registered:
-    """A version of the registered model `name`, by number or alias. Raises :class:`UserError` when
+    """A version of the registered model `name`, by number or alias. Raises :class:`UserError` where
     there is none."""
-    found = None if no_store() else find_registered(name, which)
-    if found is None:
+    client = None if no_store() else connect()
+    version = None if client is None else _look_up(client, name, which)
+    if client is None or version is None:
         what = f"version {which}" if isinstance(which, int) else which
         raise UserError(f"no {what} of {name} in {store_name()}")
-    return found
-
-
-def find_registered(name: str, which: Alias | int) -> Registered | None:
-    """:func:`load_registered`; None when there is no such version."""
-    client = connect()
-    version = _look_up(client, name, which)
-    return None if version is None else _read(client, version)
+    return _read(client, version)
 
 
 def _look_up(client: MlflowClient, name: str, which: Alias | int) -> ModelVersion | None:
@@ -245,8 +238,9 @@ def _look_up(client: MlflowClient, name: str, which: Alias | int) -> ModelVersio
 
 
 def _read(client: MlflowClient, version: ModelVersion) -> Registered:
-    """What a version holds; the files that it needs, and its certificate, are in the workspace
-    afterwards. Logs where those that were there already are others than it was registered with."""
+    """The pair and the configuration of a version. Copies the files that it needs, and its
+    certificate, into the workspace where they are missing; logs a warning where weights differ from
+    those that the version was registered with."""
     if not version.run_id:
         raise UserError(
             f"{store_name()}: version {version.version} of {version.name} belongs to no run"
@@ -272,9 +266,9 @@ def _compare(
     pair: PairSpec,
     configuration: Configuration,
 ) -> None:
-    """Log which weights are others here than those that a version was registered with."""
+    """Log which weights differ from those that a version was registered with."""
     here = weights_here(pair, [configuration])
-    if here is None:  # who loads them says what is missing
+    if here is None:  # loading them will say what is missing
         return
     if other := [name for name in {**registered, **here} if registered.get(name) != here.get(name)]:
         logger.warning(
@@ -294,9 +288,9 @@ def _copy(files: Path, path: Path) -> None:
 
 
 def _workspace_files(configuration: Configuration) -> dict[str, Path]:
-    """What a configuration needs of the workspace, by the artifact that holds a copy: its heads and
-    datastores and the state that a bandit starts from; none of those that come with the program or
-    are given by their path."""
+    """The files of the workspace that a configuration needs, by the artifact with a copy: heads,
+    datastores and the state that a bandit starts from. Files of the program, and files given by
+    their path, are left out."""
     heads = [h for _, h in configuration.heads if not h.startswith("bundled:") and os.sep not in h]
     datastores = [name for name in configuration.datastores if os.sep not in name]
     states = [name for name in configuration.states if Path(name).suffix != ".json"]

@@ -1,4 +1,4 @@
-"""The runs of a sweep, logged while it goes on.
+"""The runs of a sweep, logged during the sweep.
 
 Of the configurations that a sweep only replayed, 50 get a run: the best of each family and draft,
 then the fastest. `configurations.csv` of the parent run has all of them.
@@ -41,6 +41,8 @@ from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.results import ESTIMATES, SweepResult, Timing, Trial
+
+Metrics = dict[str, float | dict[int, float]]
 
 # A tracking server answers several requests at a time, a file one.
 _THREADS = 8
@@ -138,11 +140,10 @@ class SweepRun(DeliveredRun, SweepObserver):
 
     def _finish(self, result: SweepResult, folder: Path, report: Path | None) -> list[int]:
         """The version that was registered, if any."""
-        self._log_times(result)
-        self._log_corrected(result)
-        self._rename_runs(result)
-        files = [folder / name for name in FILES]
-        for file in (*files, report):
+        self._update_runs(result)
+        self._log_table(result)
+        self._client.log_batch(self.run_id, metrics=as_metrics(_summary(result)))
+        for file in (*(folder / name for name in FILES), report):
             if file is not None and file.exists():
                 self._client.log_artifact(self.run_id, str(file))
         # plotly takes its time
@@ -162,29 +163,19 @@ class SweepRun(DeliveredRun, SweepObserver):
         self._client.set_terminated(self.run_id)
         return version
 
-    def _log_times(self, result: SweepResult) -> None:
-        for timing in (result.autoregressive, *result.timings):
-            if timing is not None and timing.config_id in self.logged:
-                run_id = self.logged[timing.config_id]
-                self._client.log_batch(run_id, metrics=as_metrics(_of_timing(timing)))
-        self._client.log_batch(self.run_id, metrics=as_metrics(_summary(result)))
-        if result.under_load is not None:
-            self._client.log_batch(self.run_id, metrics=as_metrics(load_metrics(result.under_load)))
-
-    def _log_corrected(self, result: SweepResult) -> None:
-        """The estimates as the times of others have corrected them, and the table with these."""
-        for trial in result.trials:
-            if trial.id in self.logged:
-                estimates = {key: trial.metrics[key] for key in ESTIMATES if key in trial.metrics}
-                self._client.log_batch(self.logged[trial.id], metrics=as_metrics(estimates))
-        self._log_table(result)
-
-    def _rename_runs(self, result: SweepResult) -> None:
-        """Give runs their distinct labels where later configurations have the same one."""
-        for trial in result.trials:
-            name = result.labels[trial.id]
-            if trial.id in self.logged and name != trial.configuration.without_sampling:
-                self._client.update_run(self.logged[trial.id], name=name)
+    def _update_runs(self, result: SweepResult) -> None:
+        """Log to the nested runs what was known only after all were timed: times, corrected
+        estimates, and distinct names where several configurations have the same label."""
+        timings = {t.config_id: t for t in (result.autoregressive, *result.timings) if t}
+        trials = {trial.id: trial for trial in result.trials}
+        for config_id, run_id in self.logged.items():
+            trial, timing = trials[config_id], timings.get(config_id)
+            values = {key: trial.metrics[key] for key in ESTIMATES if key in trial.metrics}
+            values |= _of_timing(timing) if timing is not None else {}
+            if values:
+                self._client.log_batch(run_id, metrics=as_metrics(values))
+            if (name := result.labels[config_id]) != trial.configuration.without_sampling:
+                self._client.update_run(run_id, name=name)
 
     def _log_table(self, result: SweepResult) -> None:
         table = trials_table(result).to_csv(index=False)
@@ -239,9 +230,9 @@ def _of_timing(timing: Timing) -> dict[str, float]:
     }
 
 
-def _summary(result: SweepResult) -> dict[str, float]:
-    """The parent run's metrics: the champion's, the baseline's, the oracles'."""
-    values: dict[str, float] = {"configurations": len(result.trials)}
+def _summary(result: SweepResult) -> Metrics:
+    """The parent run's metrics: the champion's, the baseline's, the oracles', and those by load."""
+    values: Metrics = {"configurations": len(result.trials)}
     if result.replay is not None:
         values["replayed_configurations"] = result.replay.configurations
         values["replayed_per_second"] = result.replay.per_second
@@ -259,4 +250,6 @@ def _summary(result: SweepResult) -> dict[str, float]:
             values |= _of_timing(timing)
     if result.champion is not None:
         values |= result.champion_trial.metrics
+    if result.under_load is not None:
+        values |= load_metrics(result.under_load)
     return values
