@@ -56,7 +56,7 @@ def plain(value: Any) -> str:
 
 
 def text(name: str) -> Cell:
-    """A column as it is."""
+    """A column's values as text."""
     return lambda row: NONE if unknown(row[name]) else str(row[name])
 
 
@@ -95,7 +95,7 @@ def table(rows: pd.DataFrame | Iterable[Row], columns: Mapping[Any, Cell]) -> pd
 
 
 def everything(frame: pd.DataFrame) -> pd.DataFrame:
-    """The text of a whole table, every column as it is."""
+    """The text of a whole table."""
     return frame.astype(object).map(plain)
 
 

@@ -6,7 +6,7 @@ grounds alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ class Style(NamedTuple):
         return f"{plain}-open" + ("-dot" if self.symbol.endswith("-dot") else "")
 
 
-# The neutral colours; the report swaps these three for those of the reader's colour scheme.
+# The neutral colours. The report replaces them by the colours of the reader's colour scheme.
 INK, MUTED, PAPER = "#2b3038", "#7b828d", "#fefefe"
 
 STYLES = {
@@ -118,16 +118,6 @@ def intervals(
         "type": "data", "symmetric": False, "color": INK, "thickness": 1.2, "width": 3,
         "arrayminus": [below for below, _ in ends], "array": [above for _, above in ends],
     }  # fmt: skip
-
-
-def scaled(fig: go.Figure, colours: Sequence[Sequence[Any]], title: str) -> go.Figure:
-    """The colours of a heat map and what they mean, at its right."""
-    bar = {
-        "title": {"text": title, "font": {"color": MUTED}}, "thickness": 12,
-        "tickfont": {"color": INK}, "outlinewidth": 0,
-    }  # fmt: skip
-    fig.update_layout(coloraxis={"colorscale": colours, "colorbar": bar}, margin_r=70)
-    return fig.update_xaxes(showgrid=False).update_yaxes(showgrid=False)
 
 
 def legend_beside(fig: go.Figure, **changes: Any) -> go.Figure:

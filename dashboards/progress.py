@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -43,8 +42,8 @@ class _Count(MofNCompleteColumn):
 
 
 class ConsoleProgress(Observer):
-    """A line for each stage; a context manager that shows it while the work goes on. Where output
-    is not a terminal, a line when a stage begins and now and then one for its steps."""
+    """A context manager that shows a line for each stage of the work. Where output is not a
+    terminal, it prints a line when a stage begins, and up to four for its steps."""
 
     columns: tuple[ProgressColumn, ...] = ()
 
@@ -68,12 +67,7 @@ class ConsoleProgress(Observer):
         self.progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         if kind is None:
             self._complete()
         self.progress.stop()
@@ -100,7 +94,7 @@ class ConsoleProgress(Observer):
         quarter = max(self.total // 4, 1)
         if not self.console.is_terminal and self.done // quarter > before // quarter:
             line = f"{escape(self.name)}: {self.done}"
-            line += f" of {self.total}" if self.total else ""  # nobody knows how many there will be
+            line += f" of {self.total}" if self.total else ""
             self.console.print(f"{line}, {detail}" if detail else line)
 
     def _complete(self) -> None:
@@ -158,7 +152,7 @@ class SweepProgress(ConsoleProgress, SweepObserver):
 
 
 class RecordingProgress(ConsoleProgress, RecordingObserver):
-    """A recording: its steps are prompts. At the end it says how fast it was."""
+    """A recording: its steps are prompts. At the end it prints how fast it was."""
 
     columns = RaceProgress.columns
 
@@ -167,13 +161,8 @@ class RecordingProgress(ConsoleProgress, RecordingObserver):
         self.started, self.seconds = monotonic(), 0.0
         self.prompts = self.tokens = 0
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        super().__exit__(kind, *error)
         if kind is None and self.prompts:
             self.console.print(
                 f"{self.prompts} prompts in {self.seconds:.1f} s:"
@@ -203,7 +192,7 @@ class PapersProgress(ConsoleProgress, RecordingObserver):
 
 
 class CorpusProgress(ConsoleProgress, CorpusObserver):
-    """A corpus as it is read."""
+    """The reading of a corpus."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)

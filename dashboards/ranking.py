@@ -37,7 +37,7 @@ def speedup(result: SweepResult, trial: Trial) -> Speedup:
 
 def family(trial: Trial) -> str:
     """The family by which figures colour a configuration. A heuristic that keeps its length from
-    one request to the next is a family by itself."""
+    one request to the next is a separate family."""
     policy = policy_of(trial)
     if isinstance(policy, HeuristicSettings) and not policy.transient:
         return "lasting_heuristic"

@@ -57,7 +57,7 @@ def relocate(database: Path, home: Path) -> list[Path]:
 
 
 def _lead_folders(store: sqlite3.Connection, address: str, former: Path, home: Path) -> None:
-    """Lead the folders of those runs of which the artifacts are at `address`."""
+    """Lead the folders of the runs with artifacts at `address`."""
     old, new = (f":{folder}/".replace("'", "_") for folder in (former, home))
     store.execute(
         "UPDATE tags SET value = replace(value, ?, ?) WHERE key = ? AND run_uuid IN"

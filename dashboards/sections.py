@@ -24,7 +24,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of a report: a note, lines, terms, a figure, a table, or some of these.
+    """A part of a report: a note, lines, terms, a figure and a table, each if it is set.
 
     `shown` has a table's cells as text, a column a heading; headings may be (group, heading).
     `frame` has the numbers, written as `<key>.csv`.

@@ -53,7 +53,7 @@ def own_store() -> bool:
 
 
 def store_name() -> str:
-    """The store as it is shown: without a password."""
+    """The store's address without its password."""
     return without_passwords(tracking_uri())
 
 

@@ -88,7 +88,7 @@ def present(
     pages["all runs"] = runs_page(experiment.experiment_id)
     links = ", ".join(f"[{title}]({page})" for title, page in pages.items())
     tags = {
-        # for versions whose pages have no switch between GenAI and model training
+        # for versions without a switch between GenAI and model training
         "mlflow.experimentKind": "custom_model_development",
         "mlflow.note.content": f"Compare {links}",
         **{f"mlflow.sharedViewState.{title}": view.saved(title) for title, view in views.items()},

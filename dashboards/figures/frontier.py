@@ -13,7 +13,7 @@ from dashboards.ranking import champion, draft_of, family, label, ranked, speedu
 from specdec_core.cost import Profile
 from specdec_core.search.results import SweepResult, Trial
 
-CROWD = 10  # groups; of more, those of other drafts than the champion's are hidden at first
+CROWD = 10  # groups; with more, only the groups of the champion's draft are shown at first
 MOST = 150  # trials that are on no front; of more, one a family is drawn in each cell of a grid
 CELLS = 36  # of this grid, along each axis
 

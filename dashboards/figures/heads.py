@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specdec_core.drafting.heads.card import HeadCard
     from specdec_core.training.heads.evaluation import Modelled
 
-MOST_SHOWN = 6  # heads; the others are hidden until clicked in the legend
+MOST_SHOWN = 6  # heads; further heads are hidden until clicked in the legend
 
 
 def reliability_diagram(cards: Mapping[str, HeadCard]) -> go.Figure:

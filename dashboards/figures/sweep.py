@@ -39,8 +39,8 @@ from specdec_core.search.results import SweepResult, Trial
 
 
 def speedups(result: SweepResult, limit: int = 24) -> go.Figure:
-    """Speedup over autoregressive decoding: measured ones solid with their 95 % interval, the
-    others, estimated from the profile, lighter. At most `limit` bars, fastest first: those timed,
+    """Speedup over autoregressive decoding: measured speedups solid with their 95 % interval,
+    estimates from the profile lighter. At most `limit` bars, fastest first: those timed,
     the fastest of each family, and the next fastest."""
     known = [t for t in ranked(result) if not math.isnan(speedup(result, t).value)]
     chosen = {t.id for t in foremost(result, limit)}

@@ -71,7 +71,7 @@ def queries(interval: str = "1m") -> Iterator[tuple[str, str]]:
 
 
 def graphs(prometheus: str, *titles: str) -> str:
-    """The address of Prometheus' own page with the queries of these panels."""
+    """The address of the page of Prometheus with the queries of some panels."""
     chosen = [query for title in titles for name, query in queries() if name == title]
     fields: dict[str, str] = {}
     for n, query in enumerate(chosen):

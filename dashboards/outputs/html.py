@@ -52,7 +52,7 @@ def _page(title: str, sections: Iterable[Section], about: str = "", summary: str
 
 
 def figure_json(figure: go.Figure) -> str:
-    """A figure without its title and subtitle, which are text of the page and wrap there."""
+    """A figure without its title and subtitle, which wrap as text of the page."""
     bare = go.Figure(figure).update_layout(title=None, margin_t=24)
     text = json.dumps(json.loads(bare.to_json()), separators=(",", ":"))
     return text.replace("<", "\\u003c")  # it could end the script element

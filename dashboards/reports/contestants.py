@@ -22,7 +22,7 @@ OVER_OURS = cells.ratio("over_autoregressive")
 
 
 def origin(result: Comparison[Any], notes: Sequence[str], **params: Any) -> ReportOrigin:
-    """Where a comparison comes from; `params` are those of its kind."""
+    """Where a comparison comes from; `params` are the parameters of its kind."""
     return ReportOrigin(
         name=result.name,
         pair=result.pair.name,
@@ -90,11 +90,11 @@ def lead_metrics(lead: Lead, where: str = "") -> dict[str, float]:
     return {name: lead.ratio, f"{name}_low": lead.low, f"{name}_high": lead.high}
 
 
-def chosen_on(lead: Lead, what: str, others: str) -> str:
-    """On which prompts, called `what`, both bests were chosen, and on which compared; `others` is
-    the name of the half that they were chosen on."""
+def chosen_on(lead: Lead, what: str, half: str) -> str:
+    """On which prompts both bests were chosen, and on which compared: `what` names all prompts,
+    `half` the half that they were chosen on."""
     if lead.held_out:
-        return f"both chosen on {others}, compared on the {lead.requests} others"
+        return f"both chosen on {half}, compared on the {lead.requests} others"
     return f"both chosen on the same {lead.requests} {what}, which flatters both"
 
 

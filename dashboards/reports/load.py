@@ -35,7 +35,7 @@ from specdec_core.evidence.load.result import (
 from specdec_core.measure.comparison import OURS, over
 from specdec_core.search.load.workload import Load
 
-# Of the nested runs; those of the summary that are numbers by load.
+# Of the nested runs: numbers of the summary, by load.
 METRICS = (
     *("tokens_per_second", "whole_run", "requests_per_second", "goodput", "good_share", "errors"),
     *("ttft_median", "ttft_p95", "tpot_median", "tpot_p95", "candidates"),
@@ -229,8 +229,8 @@ def _table(
     columns: dict[str, Cell],
     in_report: Sequence[str],
 ) -> Section:
-    """The rows of `frame`, those of `summary` in another order: loads in the first of the
-    `columns`, then the measures of each contestant. A console leaves out what is `in_report`."""
+    """The rows of `summary` in the order of `frame`: `columns` with the load, then the measures of
+    each contestant. A console leaves out the columns `in_report`."""
     loads = [load for load in result.loads if load.key in set(frame["load"])]
     best = {
         (load.key, row.group, row.name)
@@ -341,7 +341,7 @@ def _rows(result: LoadResult, summary: pd.DataFrame) -> Iterator[LoggedRun]:
 
 
 def _by_load(found: Iterable[tuple[Load, str, float]]) -> Metrics:
-    """Metrics whose steps are numbers of clients; those at a rate have it in their name."""
+    """Metrics by step: the number of clients. Metrics at a rate have the rate in their name."""
     metrics: Metrics = {}
     steps: dict[str, dict[int, float]] = {}
     for load, name, value in found:

@@ -15,7 +15,6 @@ from dashboards.figures.lengths import length_errors
 from dashboards.figures.sweep import accepted_lengths, speedups, time_per_token
 from dashboards.figures.times import forward_times
 from dashboards.figures.tokens import entropy_by_outcome, entropy_table
-from dashboards.figures.trees import LEAST_TREES, tree_heatmap, trees_frame
 from dashboards.reports.heads import reliability
 from dashboards.reports.load_choice import simulation
 from dashboards.sections import Section
@@ -53,9 +52,6 @@ def _of_sweep(result: SweepResult, rounds: pd.DataFrame) -> Iterator[Section]:
     yield Section.drawn("accepted", accepted_lengths(result, rounds))
     if max(m.width for m in result.profile.target.measurements) > 1:  # else not measured
         yield Section.drawn("forwards", forward_times(result))
-    trees = trees_frame(result)
-    if len(trees) >= LEAST_TREES:
-        yield Section.drawn("trees", tree_heatmap(trees))
 
 
 def _of_recording(evidence: Evidence) -> Iterator[Section]:

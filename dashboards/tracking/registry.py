@@ -1,4 +1,4 @@
-"""The champion of each pair: a registered model whose versions are configurations.
+"""The champion of each pair: a registered model with a configuration as each version.
 
 Its aliases are `champion`, what is served; `challenger`, what may take its place; and `previous`,
 the champion before, to which a rollback returns.

@@ -8,11 +8,11 @@ from typing import Any
 import pandas as pd
 
 from dashboards import cells
-from dashboards.figures.trees import tree_heatmap
 from dashboards.reports.sentences import sentences
 from dashboards.sections import Report, ReportOrigin, Section
 from research.plan_tree.comparison import GRID, KINDS, PLANNED, TreeComparison
 from research.plan_tree.figures import acceptance_by_rank, trees_by_budget
+from research.plan_tree.trees import tree_heatmap
 
 COLUMNS = {
     "nodes at most": cells.text("budget"),

@@ -1,4 +1,4 @@
-"""Token trees: what a shape is worth."""
+"""A heat map of token trees: the speed of each shape."""
 
 from __future__ import annotations
 
@@ -9,45 +9,23 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.look import base_figure, scaled
-from dashboards.ranking import draft_of, drafting
-from specdec_core.drafting.tree.settings import TreeSettings
-from specdec_core.search.results import METRIC, SweepResult
+from dashboards.look import INK, MUTED, base_figure
 
-HEAD = 2  # levels of a tree that name its row, the others name its column
+HEAD = 2  # levels of a tree that name its row; the levels below name its column
 MOST_ROWS, MOST_COLUMNS = 24, 30
 MOST_WORDS = 16  # cells beside each other with a number in them
-LEAST_TREES = 4  # fewer are no map
 SLOW_TO_FAST = [[0.0, "#f0ece4"], [0.5, "#8fb4dd"], [1.0, "#2c5fae"]]
 NONE = "–"
 
 Branching = tuple[int, ...]
 
 
-def trees_frame(result: SweepResult) -> pd.DataFrame:
-    """One row a k-configuration of a sweep: `draft`, `branching`, `nodes`, `mat`, `speedup` (the
-    estimate, which all have)."""
-    rows = []
-    for trial in drafting(result):
-        drafter = trial.configuration.drafter
-        if not isinstance(drafter, TreeSettings) or not trial.finished:
-            continue
-        if all(isinstance(count, int) for count in drafter.branching):
-            rows.append({
-                "draft": draft_of(result, trial),
-                "branching": drafter.branching,
-                "nodes": drafter.nodes,
-                "mat": trial.metrics["mat"],
-                "speedup": trial.metrics[METRIC],
-            })  # fmt: skip
-    columns = ["draft", "branching", "nodes", "mat", "speedup"]
-    return pd.DataFrame(rows, columns=columns).drop_duplicates(["draft", "branching"])
-
-
 def tree_heatmap(frame: pd.DataFrame) -> go.Figure:
-    """Speed over k-configurations (improved MCSD, Fig. 4), a panel for each draft. Takes the
-    columns of :func:`trees_frame`; of many shapes, the rows and columns with the fastest are
-    drawn."""
+    """Speed over k-configurations (improved MCSD, Fig. 4), a panel for each draft.
+
+    `frame` has a row for each: `draft`, `branching`, `nodes`, `mat`, `speedup`. Of many shapes, the
+    rows and columns with the fastest are drawn.
+    """
     drafts = list(dict.fromkeys(frame["draft"]))
     title = "Speed of tree configurations"
     if len(frame):
@@ -81,7 +59,12 @@ def tree_heatmap(frame: pd.DataFrame) -> go.Figure:
         fig.update_yaxes(
             title_text=f"first {HEAD} levels", type="category", autorange="reversed", row=1, col=i
         )
-    return scaled(fig, SLOW_TO_FAST, "speedup")
+    bar = {
+        "title": {"text": "speedup", "font": {"color": MUTED}}, "thickness": 12,
+        "tickfont": {"color": INK}, "outlinewidth": 0,
+    }  # fmt: skip
+    fig.update_layout(coloraxis={"colorscale": SLOW_TO_FAST, "colorbar": bar}, margin_r=70)
+    return fig.update_xaxes(showgrid=False).update_yaxes(showgrid=False)
 
 
 class _Panel(NamedTuple):
