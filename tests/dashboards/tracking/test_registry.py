@@ -1,13 +1,279 @@
-"""What comes with a registered champion is in the workspace whole or not at all."""
+"""The champion comes back as it was registered, with the files that it needs."""
 
 from __future__ import annotations
 
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
-from dashboards.tracking.registry import _copy
+from dashboards.store import tracking_uri
+from dashboards.tracking import registry
+from dashboards.tracking.certificates import attach
+from dashboards.tracking.registry import (
+    CHALLENGER,
+    PREVIOUS,
+    _copy,
+    appoint,
+    find_champion,
+    load_champion,
+    load_registered,
+    register,
+)
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PairSpec, Sampling
+from specdec_core.drafting.bandit.drafter import build_bandit
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.hybrid import HybridSettings
+from specdec_core.drafting.policies.decision import DecisionSettings
+from specdec_core.drafting.retrieval import RetrievalSettings
+from specdec_core.drafting.states import save_state
+from specdec_core.evidence.certificate.certificate import (
+    Certificate,
+    Checks,
+    GreedyIdentity,
+    LiveSpeed,
+    SampledDistribution,
+    find_certificate,
+)
+from specdec_core.models.fingerprints import fingerprints
+from specdec_core.prompts.prompt_sets import PromptSet
+from specdec_core.search.results import SweepResult, Trial
+from tests.dashboards.tracking.test_sweep_run import PROMPTS, log
+
+
+@pytest.fixture
+def folder(swept: tuple[SweepResult, Path]) -> Path:
+    return swept[1]
+
+
+@pytest.fixture(scope="module")
+def workspace_with_runs(
+    swept: tuple[SweepResult, Path], empty_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[SweepResult, Path]:
+    """A sweep that is logged and whose champion is registered, and its workspace."""
+    result, home = swept[0].model_copy(deep=True), tmp_path_factory.mktemp("logged")
+    shutil.copy(empty_store, home / "mlflow.db")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.setenv("SPECDEC_HOME", str(home))
+        assert log(result, swept[1]) == 1
+    return result, home
+
+
+@pytest.fixture
+def logged(workspace_with_runs: tuple[SweepResult, Path], home: Path) -> SweepResult:
+    """The same sweep, in a copy of its workspace: `home`."""
+    result, made = workspace_with_runs
+    shutil.copytree(made, home, dirs_exist_ok=True)
+    return result.model_copy(deep=True)
+
+
+def test_the_champion_comes_back_as_it_was_registered(logged: SweepResult) -> None:
+    pair, configuration, version = load_champion()
+    assert (pair, configuration, version) == (logged.pair, logged.champion_trial.configuration, 1)
+    assert load_champion(logged.pair.name) == (pair, configuration, version)
+
+
+def test_promoting_moves_the_alias_and_promoting_again_makes_no_new_version(
+    home: Path, logged: SweepResult
+) -> None:
+    other = next(t for t in logged.trials if t.id != logged.champion)
+    assert register(logged, other.id) == 2
+    assert load_champion()[1:] == (other.configuration, 2)
+    assert logged.champion is not None
+    assert register(logged, logged.champion) == 1
+    assert load_champion()[1:] == (logged.champion_trial.configuration, 1)
+
+
+def test_a_version_says_whether_it_is_certified_and_its_certificate_comes_with_it(
+    home: Path, logged: SweepResult
+) -> None:
+    name, configuration = logged.pair.name, logged.champion_trial.configuration
+    client = MlflowClient(tracking_uri())
+    assert client.get_model_version(name, "1").tags["certified"] == "false"
+    certificate = certificate_of(logged.pair, configuration)
+    path = certificate.save()
+    assert attach(certificate) == [1]
+    tags = client.get_model_version(name, "1").tags
+    assert (tags["certified"], tags["certificate"]) == ("true", certificate.id)
+    path.unlink()
+    load_champion()
+    assert find_certificate(logged.pair, configuration) == certificate
+    # The weights changed, and another machine certified them.
+    stale = dict.fromkeys(certificate.fingerprints, "0" * 16)
+    certificate.model_copy(update={"fingerprints": stale}).save()
+    load_champion()
+    assert find_certificate(logged.pair, configuration) == certificate
+
+
+def test_the_champion_before_is_kept_as_previous_and_a_challenger_beside_it(
+    home: Path, logged: SweepResult
+) -> None:
+    name = logged.pair.name
+    other = next(t for t in logged.trials if t.id != logged.champion)
+    assert register(logged, other.id, alias=CHALLENGER) == 2
+    assert load_champion().version == 1
+    assert load_registered(name, CHALLENGER).configuration == other.configuration
+    with pytest.raises(UserError, match="no previous of"):
+        load_registered(name, PREVIOUS)
+    appoint(name, 2)
+    assert load_champion().version == 2
+    assert load_registered(name, PREVIOUS).version == 1
+    assert load_registered(name, 1).configuration == logged.champion_trial.configuration
+    with pytest.raises(UserError, match="no version 9 of"):
+        load_registered(name, 9)
+
+
+def certificate_of(pair: PairSpec, configuration: Configuration) -> Certificate:
+    """One that says little of the pair's weights."""
+    return Certificate(
+        pair=pair,
+        fingerprints=fingerprints(pair),
+        configuration=configuration,
+        prompts=PromptSet.of("here", PROMPTS),
+        max_new_tokens=4,
+        checks=Checks(
+            greedy=GreedyIdentity(prompts=2, tokens=8, slots=4, differing=0),
+            sampled=SampledDistribution(
+                sampling=Sampling(temperature=1.0), texts=2, tokens=6, level=1e-3, favours=()
+            ),
+            speed=LiveSpeed(
+                prompts=2,
+                repeats=1,
+                ratio=1.5,
+                low=1.2,
+                high=1.8,
+                tokens_per_second=100.0,
+                target_dtype="float32",
+                draft_dtype="float32",
+            ),
+        ),
+        issued=datetime(2026, 1, 2, tzinfo=UTC),
+        environment={},
+    )
+
+
+def test_without_a_name_the_pair_promoted_last_is_loaded(logged: SweepResult, folder: Path) -> None:
+    other_pair = logged.pair.model_copy(update={"target": "elsewhere/other"})
+    other = logged.model_copy(update={"pair": other_pair, "mlflow_run_id": None}, deep=True)
+    log(other, folder)
+    assert load_champion()[0] == other_pair
+    register(logged, logged.champion)
+    assert load_champion()[0] == logged.pair
+    assert load_champion(other_pair.name)[0] == other_pair
+
+
+def test_champions_of_others_in_the_same_store_are_none_of_ours(
+    home: Path, swept: tuple[SweepResult, Path]
+) -> None:
+    """More models than a page of the registry holds come first, one with a champion."""
+    client = MlflowClient(tracking_uri())
+    for number in range(101):
+        client.create_registered_model(f"another-{number}")
+    client.create_model_version("another-0", source=str(home))
+    client.set_registered_model_alias("another-0", "champion", "1")
+    assert find_champion() is None
+    result = swept[0].model_copy(deep=True)
+    log(result, swept[1])
+    assert find_champion() == load_champion() == load_champion(result.pair.name)
+
+
+def test_the_files_of_a_champion_come_with_it_unless_they_are_given_by_path(
+    home: Path, logged: SweepResult
+) -> None:
+    """Heads, datastores and what a bandit has learned, of a drafter in a drafter."""
+    elsewhere = home / "elsewhere" / "theirs"
+    folders = [home / "heads" / "one", home / "heads" / "two", home / "datastores" / "mine"]
+    for folder in (*folders, elsewhere):
+        folder.mkdir(parents=True)
+        kind = "head" if folder.parent.name == "heads" else "datastore"
+        (folder / f"{kind}.json").write_text(folder.name)
+    arms = [
+        DraftModelSettings(policy=DecisionSettings(head="one")),
+        DraftModelSettings(policy=DecisionSettings(head="two")),
+        RetrievalSettings(datastore=str(elsewhere)),
+    ]
+    bandit = BanditSettings(arms=arms)
+    state = save_state(build_bandit(bandit).state(), home / "bandits" / "served" / "known.json")
+    learned = state.read_text()
+    drafter = HybridSettings(
+        lookup=RetrievalSettings(datastore="mine"),
+        otherwise=bandit.model_copy(update={"state": "served/known"}),
+    )
+    trial = next(t for t in logged.trials if t.mlflow_run_id)
+    trial.configuration = Configuration(drafter=drafter)
+    register(logged, trial.id)
+    for name in ("heads", "datastores", "bandits", "elsewhere"):
+        shutil.rmtree(home / name)
+    assert load_champion().configuration == trial.configuration
+    for folder in folders:
+        [file] = folder.iterdir()
+        assert file.read_text() == folder.name
+    assert state.read_text() == learned
+    assert not elsewhere.exists()
+
+
+def with_a_head(home: Path, logged: SweepResult) -> tuple[Path, Trial]:
+    """A head of the workspace, and a trial that uses it."""
+    head = home / "heads" / "mine"
+    head.mkdir(parents=True)
+    (head / "head.json").write_text("a card")
+    (head / "model.safetensors").write_bytes(b"weights")
+    trial = next(t for t in logged.trials if t.mlflow_run_id)
+    trial.configuration = Configuration(
+        drafter=DraftModelSettings(policy=DecisionSettings(head="mine"))
+    )
+    return head, trial
+
+
+def test_a_head_that_was_trained_anew_since_it_was_registered_is_told_of(
+    home: Path, logged: SweepResult, caplog: pytest.LogCaptureFixture
+) -> None:
+    head, trial = with_a_head(home, logged)
+    version = register(logged, trial.id)
+    load_champion()
+    assert "other weights" not in caplog.text
+    (head / "model.safetensors").write_bytes(b"others")
+    load_champion()
+    [line] = [line for line in caplog.messages if "other weights" in line]
+    assert line.startswith(f"version {version} of {logged.pair.name} ")
+    assert "weights of head mine than" in line
+
+
+def test_a_champion_registered_without_its_datastore_is_loaded(
+    home: Path, logged: SweepResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = next(t for t in logged.trials if t.mlflow_run_id)
+    trial.configuration = Configuration(drafter=RetrievalSettings(datastore="mine"))
+    with pytest.raises(UserError, match=r"datastores/mine: missing"):
+        register(logged, trial.id)
+    with monkeypatch.context() as before:
+        before.setattr(registry, "_workspace_files", lambda _: {})
+        register(logged, trial.id)
+    assert load_champion()[1] == trial.configuration
+    assert not (home / "datastores").exists()
+
+
+def test_no_champion_yet_is_one_line_and_creates_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    with pytest.raises(UserError, match="`specdec sweep` finds one") as caught:
+        load_champion()
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_models_champion_is_one_line(home: Path) -> None:
+    with pytest.raises(UserError, match="no champion of nothing"):
+        load_champion("nothing")
+    with pytest.raises(UserError, match="no champion in"):
+        load_champion()
 
 
 def test_a_copy_that_ends_half_way_leaves_nothing_to_be_taken_for_whole(tmp_path: Path) -> None:
