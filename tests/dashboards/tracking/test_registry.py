@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.tracking._tracking_service import utils
 
 from dashboards.store import tracking_uri
 from dashboards.tracking import registry
@@ -68,6 +69,7 @@ def workspace_with_runs(
 def logged(workspace_with_runs: tuple[SweepResult, Path], home: Path) -> SweepResult:
     """The same sweep, in a copy of its workspace: `home`."""
     result, made = workspace_with_runs
+    utils._artifact_repos_cache.clear()  # as in a new process: the runs are in another place
     shutil.copytree(made, home, dirs_exist_ok=True)
     return result.model_copy(deep=True)
 
