@@ -99,11 +99,6 @@ def everything(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.astype(object).map(plain)
 
 
-def verdict(ratio: Ratio) -> str:
-    """How one speed compares with another, in words; tied where the interval includes 1."""
-    return "tied with" if ratio.tied else "faster than" if ratio.low > 1 else "slower than"
-
-
 def group_ends(values: Iterable[Any]) -> list[int]:
     """The rows after which a column's value changes."""
     return [row for row, (value, following) in enumerate(pairwise(values)) if value != following]

@@ -31,11 +31,6 @@ from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 
 # The store did not answer, or answered that it cannot take anything now.
 _LATER = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"}
-# Sweeps try again by themselves; by default each request takes minutes to give up.
-_QUIET = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-}
 
 
 def tracking_uri() -> str:
@@ -71,8 +66,6 @@ def connect(patient: bool = False) -> MlflowClient:
         logging.getLogger(name).setLevel(logging.WARNING)
     # It logs tracebacks of errors that are raised as well and shown in one line.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
     uri = tracking_uri()
     try:
         with needs_room(store_name()):

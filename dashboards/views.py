@@ -39,42 +39,27 @@ class View:
         return json.dumps({"name": title, "createdAt": 0, "state": json.dumps(state)})
 
 
+def _columns(kind: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{kind}.`{name}`" for name in names)
+
+
 VIEWS = {
     "sweeps": View(
         "tags.family != ''",
-        (
-            "metrics.`speedup`",
-            "metrics.`estimated_speedup`",
-            "metrics.`tokens_per_second`",
-            "metrics.`verification_rate`",
-            "metrics.`discard_rate`",
-            "metrics.`mat`",
-            "tags.`lossless`",
-        ),
+        _columns("metrics", "speedup", "estimated_speedup", "tokens_per_second")
+        + _columns("metrics", "verification_rate", "discard_rate", "mat")
+        + _columns("tags", "lossless"),
     ),
     "benchmarks": View(
         "tags.group != ''",
-        (
-            "metrics.`over_autoregressive`",
-            "metrics.`over_autoregressive_low`",
-            "metrics.`over_autoregressive_high`",
-            "metrics.`tokens_per_second`",
-            "metrics.`mean_accepted`",
-            "tags.`temperature`",
-            "tags.`lossless`",
-        ),
+        _columns("metrics", *(f"over_autoregressive{end}" for end in ("", "_low", "_high")))
+        + _columns("metrics", "tokens_per_second", "mean_accepted")
+        + _columns("tags", "temperature", "lossless"),
     ),
     "heads": View(
         "tags.training != ''",
-        (
-            "metrics.`kept_eval_kl`",
-            "metrics.`kept_train_kl`",
-            "metrics.`kept_auc`",
-            "metrics.`kept_ece`",
-            "params.`kind`",
-            "params.`w_rej`",
-            "params.`depth`",
-        ),
+        _columns("metrics", "kept_eval_kl", "kept_train_kl", "kept_auc", "kept_ece")
+        + _columns("params", "kind", "w_rej", "depth"),
         ascending=True,
     ),
 }

@@ -58,7 +58,7 @@ def headline(table: pd.DataFrame) -> str:
     best, arm = (rows.iloc[rows["tokens_per_second"].argmax()] for rows in (bandits, arms))
     ratio = Ratio(best["over_best"], best["low"], best["high"])
     return (
-        f"{best['name']} is {cells.verdict(ratio)} the best single arm, {arm['name']}: "
+        f"{best['name']} is {_verdict(ratio)} the best single arm, {arm['name']}: "
         f"{cells.of_ratio(ratio)} its tokens a second"
     )
 
@@ -109,3 +109,8 @@ def _metrics(table: pd.DataFrame, shares: pd.DataFrame) -> dict[str, float]:
 def _name(label: str) -> str:
     """A label in a metric's name, as in earlier runs."""
     return re.sub(r"[^\w.-]", "_", label, flags=re.ASCII)
+
+
+def _verdict(ratio: Ratio) -> str:
+    """How one speed compares with another, in words; tied where the interval includes 1."""
+    return "tied with" if ratio.tied else "faster than" if ratio.low > 1 else "slower than"

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import pytest
 
 from dashboards import look, ranking
-from dashboards.figures.frontier import CELLS, FrontierView, chain_speedup, frontier, pareto, thin
+from dashboards.figures.frontier import chain_speedup, frontier, pareto
 from dashboards.figures.sweep import accepted_lengths, speedups, time_per_token
 from dashboards.figures.times import forward_times
 from specdec_core.config import Configuration
@@ -123,21 +123,6 @@ def test_a_frontier_of_a_thousand_configurations_keeps_every_front_and_thins_the
         (faint,) = [t for t in traces if t.name == name and t.mode == "markers"]
         assert faint.opacity < 0.3 < line.opacity
     assert figure.data == frontier(crowded).data  # the same every time
-
-
-def test_what_lies_behind_a_front_is_drawn_once_in_every_cell(crowded):
-    trials = [t for t in crowded.trials if t.configuration.family == "svip"]
-    view = FrontierView(0, 2.1, 0.1, 3)
-
-    def cells(some: list[Trial]) -> list[tuple[int, int]]:
-        return [
-            (int(CELLS * t.metrics["discard_rate"] / 2.1),
-             int(CELLS * (t.metrics["verification_rate"] - 0.1) / 2.9))
-            for t in some
-        ]  # fmt: skip
-
-    kept = cells(thin(trials, view, most=10))
-    assert sorted(kept) == sorted(set(cells(trials)))
 
 
 def test_the_oracle_as_a_configuration_is_a_mark_and_no_contender(result):
@@ -282,13 +267,6 @@ def test_figures_of_a_pair_without_drafts(result, rounds):
     draw_all(result, rounds)
 
 
-@pytest.mark.parametrize("family", [*look.STYLES, *look.VARIANTS, "unheard of"])
-def test_every_symbol_can_be_drawn_filled_and_hollow(family):
-    style = look.style(family)
-    for symbol in (style.symbol, style.hollow):
-        go.Scatter(marker={"symbol": symbol})  # raises for one that plotly does not know
-
-
 def test_a_second_draft_is_told_apart(result, rounds):
     result.pair = result.pair.model_copy(update={"drafts": {"draft": "a", "other": "b"}})
     costs = result.profile.drafts["draft"]
@@ -366,5 +344,9 @@ def test_every_drafter_has_a_look_of_its_own():
     bandits = {*rules, *(f"{rule}_time" for rule in rules)}
     known = look.STYLES | look.VARIANTS
     assert known.keys() >= policies | drafters - {"draft_model", "bandit"} | bandits
+    for family in (*known, "unheard of"):
+        style = look.style(family)
+        go.Scatter(marker={"symbol": style.symbol})  # raises for one that plotly does not know
+        go.Scatter(marker={"symbol": style.hollow})
     symbols = [look.symbol for look in known.values()]
     assert len(set(symbols)) == len(symbols)

@@ -136,32 +136,28 @@ def shows(window: browser.Browser, view: str, runs: int) -> None:
     assert window.wait(ready, 60), window.run("return location.href") + window.run(HEADINGS)
 
 
-@pytest.mark.parametrize("view", VIEWS)
 def test_the_address_that_a_command_prints_opens_the_table_of_runs(
     pair: tuple[str, Path],
     served: str,
     window: browser.Browser,
-    view: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """As do the links on the page of the experiment."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", served)
     with console.capture() as printed:
-        print_runs_page(pair[0], view)
+        print_runs_page(pair[0], "benchmarks")
     label, address = printed.get().split()
     assert label == "compare"
     window.open(address)
-    shows(window, view, len(runs_of(pair[0], view)))
+    shows(window, "benchmarks", len(runs_of(pair[0], "benchmarks")))
 
-
-def test_the_overview_of_an_experiment_links_to_the_table_of_runs(
-    pair: tuple[str, Path], served: str, window: browser.Browser
-) -> None:
-    window.open("about:blank")  # else the page would not load anew
     address = f"{served}/#/experiments"
     for text in (pair[0], "sweeps"):
+        window.open("about:blank")  # else the page would not load anew
         window.open(address)
         link = f"[...document.querySelectorAll('a')].find(a => a.textContent === '{text}')?.href"
         address = window.wait(f"return {link}", 60)
         assert address, window.run("return location.href")
+    window.open("about:blank")
     window.open(address)
     shows(window, "sweeps", len(runs_of(pair[0], "sweeps")))

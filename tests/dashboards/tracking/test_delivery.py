@@ -154,30 +154,6 @@ def test_a_servers_password_is_in_no_file_no_run_and_no_output(
     assert not [file for file in files if b"s3cret" in file.read_bytes()]
 
 
-@pytest.mark.long
-def test_a_server_that_comes_after_the_sweep_has_begun_misses_nothing(
-    swept: tuple[SweepResult, Path], port: int, tmp_path: Path
-) -> None:
-    result, folder = swept[0].model_copy(deep=True), swept[1]
-    heard = Heard()
-    counting = result.model_copy(update={"trials": [], "champion": None, "mlflow_run_id": None})
-    with SweepRun(heard) as run:
-        run.begun(counting, PROMPTS, folder)
-        assert "cannot be reached" in heard.warnings[0]
-        counting.trials = result.trials
-        for trial in result.trials:
-            run.trial_finished(trial)
-        with server(tmp_path, port):
-            run.counted(counting)
-            counting.champion = result.champion
-            assert run.finish(counting, folder) == 1
-            client = MlflowClient()
-            runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    assert len(heard.warnings) == 1
-    assert {run.info.status for run in runs} == {"FINISHED"}
-    assert len(runs) == 1 + len(result.trials)
-
-
 def test_a_job_that_the_store_did_not_take_is_done_again_and_any_other_error_is_raised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

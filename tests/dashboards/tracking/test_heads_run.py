@@ -19,7 +19,6 @@ from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.storage import save_head
 from specdec_core.training.heads.finished import FinishedHead
 from specdec_core.training.heads.training import HeadTraining
-from tests.dashboards.tracking.test_delivery import server
 from tests.specdec_core.drafting.heads.examples import learnable
 
 SETTINGS = HeadTrainingSettings(learning_rate=1e-2, batch_size=256, epochs=3)
@@ -160,33 +159,3 @@ def test_a_server_that_is_away_holds_no_training_up_and_gets_everything_later(
     monkeypatch.setattr(delivered_run, "PATIENCE", 60.0)
     train()
     assert delivered(store, heads)
-
-
-@pytest.mark.long
-def test_what_a_killed_server_missed_of_a_training_is_delivered_when_it_is_back(
-    heads: list[FinishedHead], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr(delivered_run, "PATIENCE", 1.0)
-
-    def train() -> None:
-        with HeadsRun(PairSpec(), "small", PARAMS) as run:
-            with server(tmp_path, port):
-                run.head_finished(heads[0])
-                assert run.delivery.settle(60) == 0
-            run.head_finished(heads[1])
-            run.finish(tmp_path)
-
-    with pytest.raises(Undelivered, match=r"2 entries wait .* the same command delivers them"):
-        train()
-    with server(tmp_path, port):
-        monkeypatch.setattr(delivered_run, "PATIENCE", 60.0)
-        with HeadsRun(PairSpec(), "small", PARAMS) as again:
-            for head in heads:
-                again.head_finished(head)
-            again.finish(tmp_path)
-        assert delivered(MlflowClient(), heads)
