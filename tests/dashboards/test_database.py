@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import optuna
 import pytest
 from mlflow import MlflowClient
 
@@ -27,7 +28,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.base.uris import sqlite_uri, without_passwords
 
 ROOT = Path(__file__).parents[2]
-ODD = ["a%2Fb", "a b", "what?", "a#b", "é ü", "a%20b", "a:b@c", "{50%}"]
+ODD = ["a%2Fb what?", "a#b é ü", "a%20b {50%}", "a:b@c"]
 EARLIER = "451aebb31d03"  # a schema of MLflow's first versions
 SPOILT = {
     "not a database": ("", "file is not a database; restore a copy of it, or move it away (mv "),
@@ -139,18 +140,11 @@ def test_a_workspace_may_have_any_name(
     assert Path(client.download_artifacts(run.run_id, "folder/file.txt")).read_text() == "text"
     (artifact,) = home.rglob("file.txt")
     assert artifact.is_relative_to(home / "mlartifacts" / "pair")
-    assert list(tmp_path.iterdir()) == [home]
-
-
-@pytest.mark.parametrize("name", ODD)
-def test_optuna_learns_in_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
-    import optuna
-
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    (tmp_path / name).mkdir()
-    storage = optuna.storages.RDBStorage(sqlite_uri(tmp_path / name / "optuna.db"))
+    storage = optuna.storages.RDBStorage(sqlite_uri(home / "optuna.db"))
     optuna.create_study(storage=storage, study_name="study")
-    assert [path.name for path in tmp_path.rglob("*")] == [name, "optuna.db"]
+    assert (home / "optuna.db").is_file()
+    assert list(tmp_path.iterdir()) == [home]
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from research.bandits.regret import exp3_bound, hardness
 from research.bandits.report import headline, report
 from specdec_core.config import parse
 from specdec_core.models.pair import Pair
-from tests.dashboards.addresses import fetched
 from tests.dashboards.conftest import NEW_TOKENS, REQUESTS
+from tests.research.addresses import fetched
 
 PLAN = parse(
     ArmsPlan,

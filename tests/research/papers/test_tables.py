@@ -25,7 +25,7 @@ from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.results import Timing
 from specdec_core.tokens.statistics import Counts
-from tests.dashboards.addresses import fetched
+from tests.research.addresses import fetched
 
 LOOKUP = {"kind": "prompt_lookup"}
 FIXED = {"kind": "fixed", "max_tokens": "λ"}
