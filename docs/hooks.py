@@ -91,7 +91,7 @@ def keys() -> str:
         Sampling,
         TargetPlacement,
     )
-    from specdec_core.config.kinds import DRAFTERS, POLICIES, drafter_settings, policy_settings
+    from specdec_core.config.kinds import DRAFTERS, POLICIES, KindSettings, kinds_of
     from specdec_core.cost.hardware import Hardware, TargetSeconds
     from specdec_core.cost.steps import EngineTerms, ForwardTerms, StepTimes
     from specdec_core.search.load.trace import TraceRequest
@@ -111,10 +111,16 @@ def keys() -> str:
     parts += [_model(RunnerSettings), "## Sampling", _model(Sampling), "## Placement"]
     parts += [_model(Placement), "### Placement of the draft", _model(DraftPlacement)]
     parts += ["### Placement of the target", _model(TargetPlacement), "## Drafters"]
-    parts += [f"### {kind}\n\n{_model(drafter_settings(kind))}" for kind in DRAFTERS]
+    parts += [
+        f"### {kind}\n\n{_model(settings)}"
+        for kind, settings in kinds_of(DRAFTERS, KindSettings).items()
+    ]
     parts += ["## Step times", _model(StepTimes), "### Forward terms", _model(ForwardTerms)]
     parts += ["### Engine terms", _model(EngineTerms), "## Length policies"]
-    parts += [f"### {kind}\n\n{_model(policy_settings(kind))}" for kind in POLICIES]
+    parts += [
+        f"### {kind}\n\n{_model(settings)}"
+        for kind, settings in kinds_of(POLICIES, KindSettings).items()
+    ]
     return "\n\n".join(parts)
 
 

@@ -32,12 +32,13 @@ def pack_head(folder: Path, out: Path, name: str, about: str = "") -> EagleTrain
     with atomic_folder(out) as new:
         save_head(head, new, told, form="int8")
         (new / CARD).write_text(card.model_dump_json(indent=1) + "\n")
-        page = _page(card, told.target, name, about)
+        page = card_page(card, told.target, name, about)
         (new / "README.md").write_text(page, encoding="utf-8")
     return card
 
 
-def _page(card: EagleTrainingCard, target: str, name: str, about: str) -> str:
+def card_page(card: EagleTrainingCard, target: str, name: str, about: str = "") -> str:
+    """The README, in Markdown, of the head called `name` for that `target`."""
     shape, settings = card.head, card.settings
     layers = ", ".join(map(str, shape.feature_layers))
     return readme(

@@ -10,7 +10,7 @@ from specdec_core.base.bundled import FOR_FETCHED, bundled_path
 from specdec_core.models.eagle.loading import load_head, names_head, read_card
 from specdec_core.models.fingerprints import fingerprint
 from specdec_core.models.loading import load_skeleton
-from specdec_core.training.eagle import packed
+from specdec_core.training.eagle.packed import card_page
 from specdec_core.training.eagle.training import EagleTrainingCard
 from specdec_core.training.recorded.finished import load_card
 
@@ -42,7 +42,7 @@ def test_it_is_small_enough_for_the_repository(name: str) -> None:
 
 def test_its_readme_is_made_from_its_cards(name: str) -> None:
     folder = bundled_path(name.removeprefix("bundled:"))
-    made = packed._page(load_card(folder, EagleTrainingCard), read_card(name).target, name, "")
+    made = card_page(load_card(folder, EagleTrainingCard), read_card(name).target, name)
     page = (folder / "README.md").read_text(encoding="utf-8")
     assert page.startswith(made)
     assert "## Licence" in page.removeprefix(made)
