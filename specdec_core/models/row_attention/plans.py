@@ -96,7 +96,7 @@ class MaskedSpans:
             )[0]
             for own, row, seen, mask in self._spans
         ]
-        return torch.cat(parts, dim=1).to(dtype)
+        return (torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]).to(dtype)
 
 
 class OperatorPlan:
