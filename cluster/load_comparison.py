@@ -1,4 +1,4 @@
-"""Servers under the same load, in turns: each is started anew for every load."""
+"""Servers under the same load, interleaved. Each server is started again for every load."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def compare_servers(
     parts: Parts[LoadRecord],
     observer: Observer | None = None,
 ) -> list[LoadRow]:
-    """The contestants' rows with their records. All answer the same load before the next one comes,
-    each time another one first. Runs that are in `parts` are not made again, and those that are
-    made are kept there. Raises :class:`UserError` where a server that is needed does not start."""
+    """The contestants' rows with their records. All answer the same load before the next one
+    begins; the first contestant changes with the load. Runs in `parts` are not repeated, and new
+    runs are kept in `parts`. Raises :class:`UserError` where a needed server does not start."""
     observer = observer or Observer()
     entered = list(contestants)
     turns = [load for _ in range(plan.repeats) for load in plan.loads]
     runs = len(entered) * len(turns)
-    observer.stage(f"{len(entered)} servers in turns", runs, done=len(parts.times))
+    observer.stage(f"{len(entered)} servers, interleaved", runs, done=len(parts.times))
     for turn, load in enumerate(turns):
         for contestant in interleaved(entered, turn):
             records = parts.get(turn, contestant.row)

@@ -39,7 +39,7 @@ def our_servers(
         file.write_text(
             yaml.safe_dump({key: value.model_dump(mode="json") for key, value in content.items()})
         )
-        # What prompts have in common is read each time, as by the others.
+        # Common prefixes are prefilled for each request, as by the other servers.
         options = ["--config", str(file), "--fresh", "--no-share-prefixes", "--no-track"]
         if cores.engine:
             options += ["--cores", ",".join(map(str, cores.engine))]
