@@ -296,7 +296,10 @@ def test_what_cannot_be_verified_is_refused(
     [
         ({"num_beams": 2}, "num_beams"),
         ({"num_return_sequences": 2, "do_sample": True}, "a batch of 2 texts"),
-        ({"assistant_model": object()}, "assistant_model: the configuration says who drafts"),
+        (
+            {"assistant_model": object()},
+            "assistant_model: the configuration already chooses the drafter",
+        ),
     ],
 )
 def test_calls_that_cannot_be_assisted_are_refused(
