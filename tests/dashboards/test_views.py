@@ -126,7 +126,7 @@ HEADINGS = """
 
 
 def shows(window: browser.Browser, view: str, runs: int) -> None:
-    """Fails unless a table shows so many runs with the columns of a view, from the left."""
+    """Fails unless a table shows `runs` runs with the columns of a view, from the left."""
     columns = ["attributes.`Run Name`", "runDateAndNestInfo", *VIEWS[view].columns]
     ready = f"""
         const rows = document.querySelectorAll(".ag-center-cols-container .ag-row").length;

@@ -43,7 +43,7 @@ def test_a_page_follows_a_sweep(swept: tuple[SweepResult, Path]) -> None:
         page_server(Page(*LIVE), sweep.state, free_port()) as url,
         browser.Browser(900, 1200) as window,
     ):
-        sweep.begun(running, [], folder)  # goes on from one trial
+        sweep.begun(running, [], folder)  # continues from one trial
         sweep.stage("counting", len(result.trials), done=1)
         window.open(f"{url}/")
         assert window.wait("return document.querySelector('#count').textContent === '1'")

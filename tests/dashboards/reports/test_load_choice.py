@@ -1,4 +1,4 @@
-"""What is said about the choice for each load."""
+"""The sentences about the choice for each load."""
 
 from __future__ import annotations
 

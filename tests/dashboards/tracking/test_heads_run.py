@@ -142,7 +142,7 @@ def test_a_server_that_is_away_holds_no_training_up_and_gets_everything_later(
     heads: list[FinishedHead], store: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]  # nobody listens there afterwards
+        port = probe.getsockname()[1]  # nothing listens at this port afterwards
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setattr(delivered_run, "PATIENCE", 0.5)
 

@@ -1,4 +1,4 @@
-"""The champion comes back as it was registered, with the files that it needs."""
+"""The registered champion is loaded unchanged, with the files that it needs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def folder(swept: tuple[SweepResult, Path]) -> Path:
 def workspace_with_runs(
     swept: tuple[SweepResult, Path], empty_store: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[SweepResult, Path]:
-    """A sweep that is logged and whose champion is registered, and its workspace."""
+    """A logged sweep with a registered champion, and its workspace."""
     result, home = swept[0].model_copy(deep=True), tmp_path_factory.mktemp("logged")
     shutil.copy(empty_store, home / "mlflow.db")
     with pytest.MonkeyPatch.context() as patch:

@@ -74,7 +74,8 @@ def test_a_sweep_is_a_parent_run_with_a_nested_run_for_each_configuration(
     fixed = next(run for run in nested if run.info.run_name.endswith(", K=5"))
     assert fixed.data.params["drafter.policy.max_tokens"] == "5"
     note = fixed.data.tags["mlflow.note.content"]
-    assert note.startswith("The draft model drafts 5 tokens a round.\n\n```yaml\ndrafter:\n")
+    sentence = result.trial(fixed.data.tags["config_id"]).configuration.sentence
+    assert note.startswith(f"{sentence}\n\n```yaml\ndrafter:\n")
     assert fixed.data.params["sampling.temperature"] == "0.0"
     client = MlflowClient(tracking_uri())
     files = {item.path for item in client.list_artifacts(parent.info.run_id)}
@@ -139,7 +140,7 @@ def test_an_interrupted_sweep_is_ended_and_goes_on_in_the_same_run(
 def test_what_a_killed_process_left_half_logged_is_mended(
     home: Path, result: SweepResult, folder: Path
 ) -> None:
-    """kill -9 between creating a configuration's run and finishing it: nobody ends the runs."""
+    """kill -9 between creating a configuration's run and finishing it: the runs stay open."""
     killed = SweepRun()
     killed.begun(result.model_copy(update={"trials": result.trials[:2]}), PROMPTS, folder)
     half = result.trials[2]
