@@ -26,6 +26,8 @@ def in_parallel(
     A call starts again when its process is lost. `failed` gets the label of a call that raised an
     error, and the reason.
     """
+    if not calls:
+        return
     with ray_session():
         needs = resources(threads, device)
         task = ray.remote(
@@ -35,25 +37,29 @@ def in_parallel(
             max_retries=0,  # a repeated generator would begin anew in the middle of its values
             max_calls=0,  # the process is kept for the next call
         )(function)
-        left = dict(calls)
-        for _ in range(ATTEMPTS):
-            running: dict[Any, str] = {task.remote(*call): label for label, call in left.items()}
-            try:
-                while running:
-                    generator: Any = ray.wait(list(running))[0][0]
-                    label = running[generator]
-                    try:
-                        value = ray.get(next(generator))
-                    except (StopIteration, RayError) as end:
-                        del running[generator]
-                        if isinstance(end, RayTaskError):
-                            failed(label, str(end.cause).strip().splitlines()[-1])
-                        if isinstance(end, StopIteration | RayTaskError):
-                            del left[label]
+        attempts = dict.fromkeys(calls, ATTEMPTS)
+        running: dict[Any, str] = {task.remote(*call): label for label, call in calls.items()}
+        try:
+            while running:
+                generator: Any = ray.wait(list(running))[0][0]
+                label = running[generator]
+                try:
+                    value = ray.get(next(generator))
+                except StopIteration:
+                    del running[generator]
+                except RayTaskError as error:
+                    del running[generator]
+                    lines = str(error.cause).strip().splitlines()
+                    failed(label, lines[-1] if lines else type(error.cause).__name__)
+                except RayError:  # the process is lost
+                    del running[generator]
+                    attempts[label] -= 1
+                    if attempts[label]:
+                        running[task.remote(*calls[label])] = label
                     else:
-                        yield label, value
-            finally:
-                for generator in running:
-                    ray.cancel(generator)
-        for label in left:
-            failed(label, "its worker was lost")
+                        failed(label, "its worker was lost")
+                else:
+                    yield label, value
+        finally:
+            for generator in running:
+                ray.cancel(generator)

@@ -32,6 +32,7 @@ from specdec_core.training.recorded.finished import (
 from specdec_core.training.recorded.settings import Progress, TrainingSettings
 
 _TRAINING = ".training"
+_UNSEEN = "its model is not in the folder; a folder that all nodes see is needed"
 
 
 def train_recorded(
@@ -111,7 +112,7 @@ def train(
         if label in models:
             observer.model_finished(models[label])
         else:
-            observer.warned(f"{label} failed: {failures[label]}")
+            observer.warned(f"{label} failed: {failures.get(label, _UNSEEN)}")
     if not models:
         raise RuntimeError(f"no {kind.title} could be trained: {failures}")
     best = max(models.values(), key=lambda model: model.card.best.score)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from specdec_core.models.pair import Pair
     from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 
-NOBODY = "none"
+NO_PEERS = "none"
 
 Configs = Annotated[
     list[Path] | None,
@@ -126,8 +126,8 @@ def peers_of(names: list[str] | None, servers: bool) -> list[str] | None:
     if servers and "transformers" in names:
         raise UserError("--peers transformers: it has no server to compare; under load, vllm")
     for name in names:
-        if name not in (*NAMES, NOBODY):
-            raise UserError(f"--peers {name}: expected {', '.join(NAMES)} or {NOBODY}")
+        if name not in (*NAMES, NO_PEERS):
+            raise UserError(f"--peers {name}: expected {', '.join(NAMES)} or {NO_PEERS}")
     return [name for name in NAMES if name in names]
 
 

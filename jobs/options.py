@@ -192,7 +192,10 @@ def training_settings(
         name, separator, value = change.partition("=")
         if not separator:
             raise UserError(f"--set {change}: expected name=value")
-        values[name] = yaml.safe_load(value)
+        try:
+            values[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise UserError(f"--set {change}: {value} is no YAML value") from None
     learning_rates = numbers(rates, "--learning-rate", float)
     settings = [
         parse(kind, {**values, "learning_rate": rate}, "training settings")

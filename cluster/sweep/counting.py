@@ -109,12 +109,13 @@ class _Counting:
         """Count `configurations`. A configuration is counted again if its trial is lost.
 
         Every process that the cluster has room for gets one trial with its share of them: Tune
-        gives further trials to the processes that are free, and stops those that still start. Where
-        the scheduler may stop a configuration early, each has its own trial."""
-        for _ in range(ATTEMPTS):
+        gives further trials to the processes that are free, and stops those that still start. Each
+        configuration has its own trial if the scheduler may stop it early, and if it was lost
+        before: the configuration that ends its process must not take others with it."""
+        for attempt in range(ATTEMPTS):
             if not configurations:
                 return
-            trials = len(configurations) if early_stopping else room(needs)
+            trials = len(configurations) if early_stopping or attempt else room(needs)
             mixed = random.Random(0).sample(configurations, len(configurations))
             groups = [group(mixed[i::trials]) for i in range(min(trials, len(mixed)))]
             self._fit(needs, {"configurations": tune.grid_search(groups)}, early_stopping)
@@ -167,7 +168,7 @@ class _Record(tune.Callback):
         self.rounds: dict[str, list[RoundTable]] = {}  # of unfinished configurations, by trial
         self.lost: list[Configuration] = []
         self.reason = ""  # of the last error
-        self.labels_failed: set[str] = set()
+        self.ids_failed: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles its callbacks to restore them; this one lives in the driver alone.
@@ -177,7 +178,9 @@ class _Record(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        rounds = self.rounds.setdefault(trial.trial_id, [])
+        if result["training_iteration"] == 1:  # also if Tune has started the trial again
+            self.rounds[trial.trial_id] = []
+        rounds = self.rounds[trial.trial_id]
         if (chunk := result.pop("rounds", None)) is not None:
             rounds.append(chunk)
         for finished in counted(result):
@@ -190,8 +193,9 @@ class _Record(tune.Callback):
                 self.result.trials.append(finished)
             rounds.clear()
             self.observer.step()
-        for label, reason in result["failed"]:
+        for config_id, label, reason in result["failed"]:
             rounds.clear()
+            self.ids_failed.add(config_id)
             self.failed(label, reason)
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
@@ -200,7 +204,7 @@ class _Record(tune.Callback):
         self.lost += [
             configuration
             for configuration in grouped(trial.config)
-            if configuration.id not in self.saved and configuration.label not in self.labels_failed
+            if configuration.id not in self.saved | self.ids_failed
         ]
 
     def take_lost(self) -> list[Configuration]:
@@ -210,7 +214,6 @@ class _Record(tune.Callback):
 
     def failed(self, label: str, reason: str) -> None:
         self.reason = reason
-        self.labels_failed.add(label)
         self.observer.warned(f"{label} failed: {reason}")
         self.observer.step()
 

@@ -69,8 +69,8 @@ class CountTrial(tune.Trainable):
     """Counts each of `config["configurations"]`: replays it, or decodes the prompts chunk by chunk.
 
     A result holds the :class:`Trial` documents since the result before, their best estimate, and
-    the rounds of the chunk where one was decoded. `failed` has a label and a reason for each
-    configuration that could not be counted.
+    the rounds of the chunk where one was decoded. `failed` has an id, a label and a reason for
+    each configuration that could not be counted.
     """
 
     def setup(self, config: dict[str, Any], task: TrialTask | None = None) -> None:
@@ -89,7 +89,7 @@ class CountTrial(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         trials: list[Trial] = []
-        failed: list[tuple[str, str]] = []
+        failed: list[tuple[str, str, str]] = []
         chunk: dict[str, Any] = {}
         replays, end = self.task.replays(self.left[0]), time.monotonic() + REPORT
         prompts = len(self.task.requests)
@@ -105,7 +105,9 @@ class CountTrial(tune.Trainable):
             except Exception as error:
                 told = isinstance(error, UserError)
                 reason = str(error) if told else traceback.format_exception_only(error)[-1].strip()
-                failed.append((configuration.label, reason))
+                failed.append((configuration.id, configuration.label, reason))
+                if not told:
+                    self.__dict__.pop("engine", None)  # it may hold unfinished requests
                 self._next()
             else:
                 trials.append(trial)

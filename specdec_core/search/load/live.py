@@ -49,37 +49,20 @@ class LiveRun:
         return [[next(rounds[name]).drafted for name in step] for step in self.decoded]
 
 
-def run_clients(
-    engine: Engine,
-    requests: Sequence[Request],
-    clients: int,
-    texts: bool = False,
-    apart: bool = False,
-) -> LiveRun:
-    """A closed loop: each of `clients` clients sends its next request when the last is answered.
-
-    With `texts` each step also detokenises, as for streamed responses. Clients that are `apart`
-    send while the engine is in its next step, like clients in other processes.
-    """
+def run_clients(engine: Engine, requests: Sequence[Request], clients: int) -> LiveRun:
+    """A closed loop: each of `clients` clients sends its next request when the last is answered."""
     unsent = iter(requests)
-    delayed: list[Request] = []
     sent: dict[str, float] = {}
 
     def arriving(now: float, finished: int | None) -> Iterable[Request]:
         new = list(islice(unsent, clients if finished is None else finished))
         sent.update({request.id: now for request in new})
-        if apart and finished is not None and not engine.idle:
-            arrived, delayed[:] = list(delayed), new
-        else:
-            arrived, delayed[:] = [*delayed, *new], []
-        return arrived
+        return new
 
-    return _run(engine, requests, arriving, sent, texts)
+    return _run(engine, requests, arriving, sent)
 
 
-def run_arrivals(
-    engine: Engine, requests: Sequence[Request], arrivals: Sequence[float], texts: bool = False
-) -> LiveRun:
+def run_arrivals(engine: Engine, requests: Sequence[Request], arrivals: Sequence[float]) -> LiveRun:
     """An open loop: each request arrives at its second of `arrivals`, however busy the engine is.
     Its times count from then, also where the engine was in a step."""
     pending = list(zip(arrivals, requests, strict=True))
@@ -92,7 +75,7 @@ def run_arrivals(
         while pending and pending[0][0] <= now:
             yield pending.pop(0)[1]
 
-    return _run(engine, requests, arriving, sent, texts)
+    return _run(engine, requests, arriving, sent)
 
 
 def _run(
@@ -100,7 +83,6 @@ def _run(
     requests: Sequence[Request],
     arriving: Arriving,
     sent: Mapping[str, float],
-    texts: bool,
 ) -> LiveRun:
     """Step until every request is answered. `sent` has the time of each request that arrived."""
     run = LiveRun()
@@ -110,7 +92,7 @@ def _run(
     while len(run.rows) < len(requests):
         for request in arriving(perf_counter() - began, finished):
             engine.add(request)
-        chunks = engine.step(texts)
+        chunks = engine.step(texts=False)
         end = perf_counter() - began
         run.steps.append(engine.last)
         run.decoded.append([chunk.request_id for chunk in chunks])
