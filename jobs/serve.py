@@ -180,7 +180,7 @@ def main(
         int, Option(min=1, help="Engines that share the requests, each with its own devices.")
     ] = 1,
     max_replicas: Annotated[
-        int | None, Option(min=1, help="As many as Ray Serve may start when requests wait.")
+        int | None, Option(min=1, help="The most replicas, started when requests wait.")
     ] = None,
     scale_up_after: Annotated[
         float, Option(min=0, help="Seconds that a further replica is needed before it is started.")

@@ -34,8 +34,6 @@ from specdec_core.evidence.certificate.certificate import find_certificate
 from specdec_core.models.pair import check_pair
 
 APPLICATION = "specdec"
-# Seconds that Ray Serve's proxy may take to start; on a busy machine its own 5 are too few.
-_PROXY = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30"}
 _LOOK = 0.1  # seconds between checks whether the server has drained
 _CLOSING = 1.0  # seconds in which a server that has drained ends
 REFUSALS = 64  # requests beyond the queue, which are being refused
@@ -232,8 +230,6 @@ def serving(
             if listener is not None:
                 serve.start(proxy_location="Disabled")
             else:
-                for name, value in _PROXY.items():
-                    os.environ.setdefault(name, value)
                 listening = {"host": host, "port": port, **(tls.options if tls else {})}
                 serve.start(proxy_location="HeadOnly", http_options=listening)
         except TimeoutError as error:

@@ -27,6 +27,8 @@ from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import load_pair
 from specdec_core.models.reading import reason
 
+LARGEST = 1 << 30  # bytes of a message: log-probabilities of a long prompt are many
+
 _GONE, _COMPILED = "gone", "compiled"  # in the inbox, beside the server's messages
 
 COMPILERS = ThreadPoolExecutor(2, "grammars")  # of grammars, beside the steps
@@ -90,7 +92,7 @@ Load = Callable[[PairSpec, Configuration, Limits], AbstractContextManager[Engine
 
 def connected(host: str, port: int, key: bytes) -> EngineLink:
     """A link to the engine's server. Raises :class:`LinkLost`."""
-    return EngineLink(connect(host, port, key, patience=None))
+    return EngineLink(connect(host, port, key, LARGEST, patience=None))
 
 
 def decode(link: EngineLink, load: Load = _loaded) -> None:

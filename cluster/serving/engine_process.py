@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from cluster.serving.engine_main import (
+    LARGEST,
     EngineAnswer,
     EngineLink,
     EngineRaised,
@@ -71,7 +72,7 @@ class Host:
         return resident(process.pid) if process.poll() is None else 0.0
 
     def wait(self) -> None:
-        """Wait until processes can be started."""
+        """Wait until processes can be started. Raises :class:`RuntimeError` if they cannot."""
 
     def close(self) -> None:
         """Give back what it holds."""
@@ -204,7 +205,7 @@ class EngineProcess:
 
     def _connected(self, patience: float) -> EngineLink:
         """Start the process and wait until it has connected."""
-        listener = WireListener(self.host.address, patience=ceil(patience))
+        listener = WireListener(self.host.address, LARGEST, patience=ceil(patience))
         try:
             self._process = self.host.start(listener.port, listener.key)
             end = monotonic() + _START

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 
@@ -54,7 +55,8 @@ class Fleet:
         self.replicas = [EngineReplica(str(number), each) for number, each in enumerate(served)]
         self.deployment, self.operation = served[0].deployment, operation
         self.previous: Deployment | None = None  # to which a rollback returns
-        self.switches = self.resumed = 0
+        self.switches = self.resumed = self.restarts = 0  # restarts of engines that failed
+        self._cancelled = 0  # submissions to replicas that have left
         self.routed: Counter[Reason] = Counter({"prefix": 0, "busy": 0, "load": 0})
         self.canary: Canary | None = None  # the last one
         self.observer = LoopObserver()
@@ -89,7 +91,8 @@ class Fleet:
 
     def end(self) -> None:
         """Save what was learned, and end the engines' processes."""
-        self.replicas[0].served.keep_learned()
+        with suppress(RuntimeError):  # its process has ended
+            self._learner.keep_learned()
         for replica in (*self.replicas, *self._leaving):
             replica.served.end()
             _release(replica)
@@ -112,12 +115,7 @@ class Fleet:
     @property
     def cancelled(self) -> int:
         """Submissions given up by their clients."""
-        return sum(replica.cancelled for replica in self._all())
-
-    @property
-    def restarts(self) -> int:
-        """Engines that were started again after a failure."""
-        return sum(replica.restarts for replica in self.replicas)
+        return self._cancelled + sum(replica.cancelled for replica in self._all())
 
     @property
     def accepting(self) -> bool:
@@ -247,31 +245,33 @@ class Fleet:
 
     async def _restarted(self, replica: EngineReplica) -> EngineReplica:
         old = replica.served
-        if failed := not old.loop.works:
-            if not replica.replaceable:
-                raise EngineFailed(str(old.loop.failure))
-            replica.count_failure()
-            await asyncio.sleep(replica.pause)
-        async with self._changing:
-            if replica.served is not old or self._current(replica):
-                return replica
-            if failed:
-                logger.warning("the engine has failed and is started again")
-            try:
+        if (failed := not old.loop.works) and not replica.replaceable:
+            raise EngineFailed(str(old.loop.failure))
+        replica.count_failure()
+        await asyncio.sleep(replica.pause)
+        try:
+            # Without the lock: the devices of a lost node may never be there again.
+            await asyncio.to_thread(replica.wait_for_devices)
+            async with self._changing:
+                if replica.served is not old or self._current(replica):
+                    return replica
+                if failed:
+                    logger.warning("the engine has failed and is started again")
                 deployment = await asyncio.to_thread(self.deployment.as_here)
                 served = await old.beside(deployment)
-            except (UserError, RuntimeError, OSError) as error:
-                replica.failure = EngineFailed(f"the engine failed, and cannot be started: {error}")
-                raise replica.failure from None
-            served.loop.observer = self.observer
-            if failed:
-                served.since = old.since
-                replica.restarts += 1
-            self.deployment = deployment
-            replica.switch(served)
-            if self._trying is not None:
-                self._trying.sides["champion"] = [each.served for each in self.replicas]
-            return replica
+                served.loop.observer = self.observer
+                if failed:
+                    served.since = old.since
+                    replica.restarts += 1
+                    self.restarts += 1
+                self.deployment = deployment
+                replica.switch(served)
+                if self._trying is not None:
+                    self._trying.sides["champion"] = [each.served for each in self.replicas]
+                return replica
+        except (UserError, RuntimeError, OSError) as error:
+            replica.failure = EngineFailed(f"the engine failed, and cannot be started: {error}")
+            raise replica.failure from None
 
     def _current(self, replica: EngineReplica) -> bool:
         """Whether its engine works, by the configuration that all replicas serve."""
@@ -290,7 +290,7 @@ class Fleet:
         change = self._scaling.change(count, self.running, slots, monotonic())
         if change > 0 and (self._starting is None or self._starting.done()):
             self._starting = asyncio.create_task(self._grow())
-        elif change < 0 and not self._changing.locked():
+        elif change < 0 and not self._changing.locked() and all(map(self._current, self.replicas)):
             replica = self.replicas.pop()
             self._leaving[replica] = asyncio.create_task(self._leave(replica))
 
@@ -298,7 +298,7 @@ class Fleet:
 
     async def _grow(self) -> None:
         assert self._start is not None
-        names = {replica.name for replica in (*self.replicas, *self._leaving)}
+        names = {replica.name for replica in self.replicas}
         number = next(n for n in range(len(names) + 1) if str(n) not in names)
         deployment = self.deployment
         try:
@@ -320,6 +320,7 @@ class Fleet:
         """Let a replica finish its requests, and end it."""
         replica.retire(replica.served)
         await replica.drained()
+        self._cancelled += replica.cancelled
         _release(replica)
         del self._leaving[replica]
 
@@ -441,7 +442,7 @@ class Fleet:
         drafter = self.deployment.configuration.drafter
         if len(self.replicas) < 2 or drafter is None or not drafter.keeps_state:
             return
-        served = [s for replica in self.replicas if (s := replica.side("champion"))]
+        served = [replica.served for replica in self.replicas if self._current(replica)]
         gains = [await each.loop.between_steps(each.gained) for each in served]
         for each in served:
             others = [
@@ -455,8 +456,14 @@ class Fleet:
     async def keep_learned(self) -> None:
         """Save what the bandits have learned, so that little is lost however the server ends. One
         replica's state is enough, as they share what they learn."""
-        served = self.replicas[0].served
+        served = self._learner
         await served.loop.between_steps(served.keep_learned)
+
+    @property
+    def _learner(self) -> Served:
+        """The first engine that works."""
+        working = (served for each in self.replicas if (served := each.side("champion")))
+        return next(working, self.replicas[0].served)
 
     def _all(self) -> Iterator[EngineReplica]:
         yield from self.replicas

@@ -10,6 +10,7 @@ from subprocess import Popen, TimeoutExpired
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from cluster.placed_engine import placed_engine
 from cluster.serving.engine_main import connected, decode
@@ -56,7 +57,7 @@ class DeviceHost(Host):
     devices of that."""
 
     def __init__(self, needs: dict[str, float], placement: Placement | None = None) -> None:
-        self.address, self.exclusive = listening_address(), placement is not None
+        self.exclusive = placement is not None
         self._numbers = count()
         self._actor = start_actor(
             EngineHolder,
@@ -76,7 +77,11 @@ class DeviceHost(Host):
         return 0.0  # it may be on another node
 
     def wait(self) -> None:
-        get(self._actor.ready.remote())
+        try:
+            get(self._actor.ready.remote())
+        except RayError as error:
+            raise RuntimeError(f"its devices are lost: {error}") from None
+        self.address = listening_address()  # known once the holder has a node
 
     def close(self) -> None:
         ray.kill(self._actor)

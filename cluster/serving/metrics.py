@@ -28,6 +28,7 @@ from cluster.serving.engine_loop import LoopObserver
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.fleet import Fleet
 from cluster.serving.protocol.counts import drafted_by
+from cluster.serving.replica import EngineReplica
 from specdec_core.base.memory import resident
 from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Request
@@ -196,7 +197,6 @@ class Metrics(Collector, LoopObserver):
         """All but the histograms."""
         yield from self._gauges()
         fleet, configuration = self._fleet, self._fleet.deployment.configuration
-        statuses = [each.served.loop.engine.status() for each in fleet.replicas]
         rounds = sum(self._rounds.values(), Rounds())
         drafted, accepted = _sums(rounds, 1), _sums(rounds, 2)
         places = {str(n): _above(accepted, n) for n in range(max([*drafted, 1]))}
@@ -209,11 +209,6 @@ class Metrics(Collector, LoopObserver):
             ("vllm:generation_tokens", "Generated tokens.", self._generated),
             ("vllm:prefix_cache_queries", "Tokens of finished requests' prompts.", self._asked),
             ("vllm:prefix_cache_hits", "Of these, tokens that the cache held.", self._cached),
-            (
-                "vllm:num_preemptions",
-                "Times a request made room for another.",
-                sum(status.preemptions for status in statuses),
-            ),
             ("vllm:spec_decode_num_drafts", "Rounds with candidates.", _above(drafted, 0)),
             ("vllm:spec_decode_num_draft_tokens", "Candidates.", _total(drafted)),
             ("vllm:spec_decode_num_accepted_tokens", "Candidates accepted.", _total(accepted)),
@@ -250,6 +245,15 @@ class Metrics(Collector, LoopObserver):
             ("specdec:drift_alarms", "Changes of the traffic.", "signal", self.drift.counts),
         ):
             yield self._counter(name, text, values, label)
+        preemptions = {
+            name: replica.served.loop.engine.status().preemptions for name, replica in self._named()
+        }
+        yield self._counter(
+            "vllm:num_preemptions",
+            "Times a request made room for another.",
+            preemptions,
+            self._label,
+        )
         yield self._candidates(drafted)
 
     def _gauges(self) -> Iterator[Metric]:
@@ -263,16 +267,16 @@ class Metrics(Collector, LoopObserver):
                 lambda each: each.served.loop.engine.status().cache_usage,
             ),
         ):
-            several = len(fleet.replicas) > 1
-            values = {each.name if several else "": value(each) for each in fleet.replicas}
-            yield self._gauge(name, text, values, "replica" if several else "")
+            values = {name: value(replica) for name, replica in self._named()}
+            yield self._gauge(name, text, values, self._label)
         memory = {"server": resident()}
         engines = [each.served.loop.engine for each in fleet.replicas]
         if held := sum(each.memory for each in engines if isinstance(each, EngineProcess)):
             memory["engine"] = held
         held_bytes = {process: held * 2**20 for process, held in memory.items()}
         yield self._gauge("specdec:resident_memory_bytes", "Memory held.", held_bytes, "process")
-        yield self._gauge("specdec:replicas", "Engines that answer.", {"": len(fleet.replicas)})
+        answering = sum(each.side("champion") is not None for each in fleet.replicas)
+        yield self._gauge("specdec:replicas", "Engines that answer.", {"": answering})
         evidence = {name: each.detector.evidence for name, each in self.drift.signals.items()}
         yield self._gauge(
             "specdec:drift_evidence",
@@ -294,6 +298,15 @@ class Metrics(Collector, LoopObserver):
         ends = [(str(float(k)), float(rounds - _above(drafted, k))) for k in _CANDIDATES]
         family.add_metric([self._model], [*ends, ("+Inf", float(rounds))], _total(drafted))
         return family
+
+    @property
+    def _label(self) -> str:
+        return "replica" if len(self._fleet.replicas) > 1 else ""
+
+    def _named(self) -> Iterator[tuple[str, EngineReplica]]:
+        """The replicas by their label: "" for a single one."""
+        for replica in self._fleet.replicas:
+            yield replica.name if self._label else "", replica
 
     def _counter(
         self, name: str, text: str, values: Mapping[Any, float], label: str = ""

@@ -75,6 +75,11 @@ class EngineReplica:
         """Seconds until another engine is started: none after the first failures, then doubled."""
         return 0.0 if self.failing < _FREE else min(2.0 ** (self.failing - _FREE), _PAUSE)
 
+    def wait_for_devices(self) -> None:
+        """Wait until another engine can be started. Raises :class:`RuntimeError`."""
+        if isinstance(engine := self.served.loop.engine, EngineProcess):
+            engine.host.wait()
+
     def count_failure(self) -> None:
         """The engine has failed, or could not be started."""
         at_once = self.failure is not None or monotonic() - self._started < AT_ONCE

@@ -72,7 +72,7 @@ class Start:
                 served = [*pool.map(load, range(self.replicas.least))]
         fleet = Fleet(served, self.operation, self.replicas, self._load_elsewhere)
         access = self.access.admitting(self.operation.token)
-        return Service(fleet, self.model or deployment.pair.name, access)
+        return Service(fleet, self.model or self.deployment.pair.name, access)
 
     def _load_here(self, devices: ExitStack, deployment: Deployment) -> Served:
         """The only replica: a child of this process, or on placed devices in this process."""

@@ -6,12 +6,14 @@ import asyncio
 import hmac
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request as HttpRequest
 
 from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.http.access import OPERATE
+from cluster.serving.http.answer import while_connected
 from cluster.serving.http.bodies import read_body
 from cluster.serving.http.service import Service
 from cluster.serving.protocol.errors import ApiError
@@ -38,20 +40,21 @@ def router(service: Service) -> APIRouter:
 
     routes = APIRouter(include_in_schema=False, dependencies=[Depends(check)])
 
-    @routes.post(DEPLOY)
-    async def deploy(request: HttpRequest, canary: float | None = None) -> Deployment:
+    # A client that leaves meanwhile has changed nothing.
+    @routes.post(DEPLOY, response_model=Deployment)
+    async def deploy(request: HttpRequest, canary: float | None = None) -> Any:
         with _refusing():
             wanted = parse_json(Deployment, await read_body(request), "the body")
             # The client may be on another machine, which does not know this one's weights.
             wanted = await asyncio.to_thread(wanted.as_here)
             if canary is not None:
-                return await fleet.try_out(wanted, canary)
-            return await fleet.deploy(wanted)
+                return await while_connected(request, fleet.try_out(wanted, canary))
+            return await while_connected(request, fleet.deploy(wanted))
 
-    @routes.post(ROLL_BACK)
-    async def roll_back() -> Deployment:
+    @routes.post(ROLL_BACK, response_model=Deployment)
+    async def roll_back(request: HttpRequest) -> Any:
         with _refusing():
-            return await fleet.roll_back()
+            return await while_connected(request, fleet.roll_back())
 
     @routes.post(STOP, status_code=204)
     async def stop(drain: float = 0.0) -> None:
