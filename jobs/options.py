@@ -192,6 +192,8 @@ def training_settings(
         name, separator, value = change.partition("=")
         if not separator:
             raise UserError(f"--set {change}: expected name=value")
+        if name == "learning_rate":
+            raise UserError(f"--set {change}: expected --learning-rate {value}")
         try:
             values[name] = yaml.safe_load(value)
         except yaml.YAMLError:

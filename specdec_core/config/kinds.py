@@ -16,7 +16,7 @@ import os
 import re
 import sys
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib import import_module
 from inspect import getdoc
@@ -98,15 +98,31 @@ class KindSettings(Value):
 
 def _spoken(value: Any) -> str:
     """A value in a sentence."""
+    if value is None:
+        return "nothing"
     if isinstance(value, KindSettings):
         return value.label
     if isinstance(value, Mapping):
-        return "; ".join(f"from {key} on {_spoken(each)}" for key, each in value.items())
+        told = zip(value, _told_apart(value.values()), strict=True)
+        return "; ".join(f"from {key} on {each}" for key, each in told)
     if isinstance(value, tuple):
-        return "; ".join(map(_spoken, value))
+        return "; ".join(_told_apart(value))
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _told_apart(values: Collection[Any]) -> list[str]:
+    """Values in a sentence, drafters by labels of which no two are alike."""
+    from specdec_core.config.base import identity
+    from specdec_core.config.drafters import DrafterSettings
+    from specdec_core.config.labels import distinct_labels
+
+    labels = distinct_labels(each for each in values if isinstance(each, DrafterSettings))
+    return [
+        labels[identity(each)] if isinstance(each, DrafterSettings) else _spoken(each)
+        for each in values
+    ]
 
 
 def add_drafter(kind: str, place: str) -> None:

@@ -180,7 +180,7 @@ class Track:
 
     def trees(self, children: Sequence[Sequence[int]]) -> KnownRounds:
         """Greedy trees of the most likely tokens. `children` is the number of children of each node
-        of each level, from the root on (:class:`specdec_core.search.tree_plan.PlannedTree`)."""
+        of each level, from the root on."""
         starts = np.arange(len(self.left))
         depth = np.minimum(self.room, len(children))
         accepted = np.zeros(len(starts), np.int64)

@@ -157,6 +157,17 @@ class ModelTrainer(Trainer):
         self.lr_scheduler = LambdaLR(self.optimizer, lambda _: self.loop.rate(self.share))
         return self.lr_scheduler
 
+    def set_rate(self) -> None:
+        """Set the learning rate of the next step. Trainer's own scheduler runs before the step is
+        counted."""
+        assert self.optimizer is not None
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * self.loop.rate(self.share)
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """All parameters decay, those of norms and biases, too."""
+        return [name for name, _ in model.named_parameters()]
+
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         assert self.loop.judge is not None
         with torch.no_grad(), self.accelerator.autocast():
@@ -172,8 +183,13 @@ class ModelTrainer(Trainer):
         self.loop.report(standing)
 
     def _save_checkpoint(self, *given: Any) -> None:
-        with needs_room(self.folder):
-            super()._save_checkpoint(*given)
+        state = self.folder / f"checkpoint-{self.state.global_step}" / "trainer_state.json"
+        try:
+            with needs_room(self.folder):
+                super()._save_checkpoint(*given)
+        except BaseException:
+            state.unlink(missing_ok=True)  # it may be cut off: the checkpoint before is resumed
+            raise
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         assert self.model is not None
@@ -217,6 +233,7 @@ class _LoopCallback(TrainerCallback):
         now = time.monotonic()
         self.trainer.seconds += now - self.now
         self.now = now
+        self.trainer.set_rate()
         ends = self.trainer.share >= 1
         if self._marks() > self.passed and self.loop.judge is not None:
             self.passed = self._marks()

@@ -64,7 +64,7 @@ class HeadTraining:
         self.head.dropout = 0.0 if spec.kind == "t2" else settings.dropout
         self.head.to(device)
         self.curve: list[Epoch] = []
-        self._kl: list[Tensor] = []  # of the batches since the last evaluation
+        self._losses: list[Tensor] = []  # loss and KL (2) of the batches since the last evaluation
 
     def run(self) -> TrainedHead:
         """Train the head to the end; the best epoch's head with its figures."""
@@ -93,7 +93,7 @@ class HeadTraining:
             )
             trainer.run()
         self.curve = [
-            Epoch(epoch=number, train_loss=entry["loss"], **entry["evaluation"])
+            Epoch(epoch=number, **entry["evaluation"])
             for number, entry in enumerate(trainer.curve, start=1)
         ]
         return self._result()
@@ -105,19 +105,22 @@ class HeadTraining:
 
     def _loss(self, features: Tensor, labels: Tensor) -> Tensor:
         logits = self.head(features)
-        self._kl.append(binary_kl(logits.detach(), labels))
-        return weighted_bce(logits, labels, self.spec.w_acc, self.spec.w_rej)
+        loss = weighted_bce(logits, labels, self.spec.w_acc, self.spec.w_rej)
+        self._losses.append(torch.stack((loss.detach(), binary_kl(logits.detach(), labels))))
+        return loss
 
     def _judge(self) -> tuple[float, dict[str, Any]]:
         logits, labels = self._predict(self.eval_rows)
         loss = weighted_bce(logits, labels, self.spec.w_acc, self.spec.w_rej).item()
+        train_loss, train_kl = torch.stack(self._losses).mean(0).tolist()
         found = {
-            "train_kl": torch.stack(self._kl).mean().item(),
+            "train_loss": train_loss,
+            "train_kl": train_kl,
             "eval_loss": loss,
             "eval_kl": binary_kl(logits, labels).item(),
             "auc": auc(logits.numpy(), labels.numpy()),
         }
-        self._kl = []
+        self._losses = []
         return -loss, found
 
     def _result(self) -> TrainedHead:
