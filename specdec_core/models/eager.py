@@ -97,6 +97,7 @@ class EagerRunner(LocalRunner):
         if self.packs:
             self.packs = agree(self._packs_alike())
         self.compact = self.compact and self.packs
+        dtype = model.dtype if self.compact else cache_dtype(model)
         pooled = self.compact and not on_cpu if pooled is None else pooled and self.packs
         self.topologies = Topologies(dtype, self.device)
         self.cache = open_cache(

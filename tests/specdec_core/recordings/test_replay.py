@@ -374,6 +374,12 @@ def test_the_replayed_oracle_is_theorem_4_1s(recorded: Recorded, greedy: Replay)
     assert rounds.drafted.max() > 20  # without a bound
 
 
+def test_trees_are_not_known_when_sampling_is_coupled(coupled: Replay) -> None:
+    """Ranks are those of the distribution, and coupled candidates are chosen by noise."""
+    for drafter in (UNEVEN, ForkSettings(policy=SVIP), HybridSettings(otherwise=UNEVEN)):
+        assert not coupled.can(Configuration(drafter=drafter, sampling=COUPLED))
+
+
 def test_what_the_recording_does_not_know_is_one_line(recorded: Recorded, short: Replay) -> None:
     sampled = recorded.configuration(OWN["fixed"], COUPLED)
     long = recorded.configuration(FixedSettings(max_tokens=30), Sampling())
