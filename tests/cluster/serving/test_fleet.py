@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,6 +20,7 @@ from cluster.serving.canary import Canary
 from cluster.serving.engine_loop import EngineFailed, EngineLoop, QueueFull
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.fleet import Fleet, every
+from cluster.serving.replica import EngineReplica
 from cluster.serving.scaling import Replicas, Scaling
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from cluster.serving.stream import Stream
@@ -317,6 +319,30 @@ def test_two_replicas_survive_kills_and_twenty_switches_under_load(
 # Replicas in this process.
 
 
+def test_a_replica_whose_devices_are_lost_holds_up_no_other(
+    tiny_pair: Pair, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, there = here(tiny_pair, [CHAIN, CHAIN]), threading.Event()
+    monkeypatch.setattr(Served, "beside", loaded_here)
+    monkeypatch.setattr(EngineReplica, "replaceable", True)
+    monkeypatch.setattr(fleet.replicas[1], "wait_for_devices", there.wait)
+
+    async def story(fleet: Fleet) -> None:
+        fleet.replicas[1].served.loop._fail("its node is lost")
+        waiting = fleet._restart(fleet.replicas[1])
+        await asyncio.sleep(0.05)
+        fleet.replicas[0].served.loop._fail("killed")
+        [request] = requests(tiny_pair, "lost")[:1]
+        assert await text(await fleet.submit([request])) == expected[0]
+        lookup = fleet.deployment.model_copy(update={"configuration": LOOKUP})
+        await fleet.deploy(lookup)
+        assert not waiting.done()
+        there.set()
+        assert (await waiting).served.deployment == lookup
+
+    run(fleet, story, seconds=30)
+
+
 def test_another_replica_continues_with_the_same_text(tiny_pair: Pair, expected: list[str]) -> None:
     """Twice: the replica that continues fails, too."""
     fleet = here(tiny_pair, [CHAIN, LOOKUP, CHAIN], slots=4)
@@ -360,6 +386,8 @@ def test_a_request_goes_to_the_replica_with_its_beginning_and_past_a_full_queue(
         streams = [again]
         for number in range(5):  # each replica has two slots, and one request may wait
             request = Request(str(number), (*turn, number), 200, ignore_eos=True)
+            while any(each.waiting > max(each.running - 2, 0) for each in fleet.replicas):
+                await asyncio.sleep(0.001)  # until the next step, a new request waits
             streams.append(await fleet.submit([request]))
         assert [replica.running for replica in fleet.replicas] == [3, 3]
         assert not fleet.accepting
