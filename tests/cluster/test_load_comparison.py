@@ -21,7 +21,6 @@ from specdec_core.evidence.parts import Parts
 from specdec_core.measure.comparison import over
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.search.load.workload import Load
 from tests.local_server import LocalServer, engine_server
 
 CHAIN = Configuration(drafter=DraftModelSettings())
@@ -143,7 +142,7 @@ def test_an_interrupted_comparison_goes_on_with_what_is_missing(
     assert (observer.done, observer.steps) == (1, 3)
     assert plain.runs["1"] == first
     # At a rate everybody is asked the same at the same times.
-    load = Load(rate=50.0, requests=1)
+    load = next(each for each in plan.loads if each.rate)
     arrivals = [request.arrival for request in plan.requests_of(load, requests)]
     for row in (plain, chain):
         (run,) = row.of(load)

@@ -22,7 +22,7 @@ from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
-from tests.dashboards.tracking.test_sweep_run import certificate_of
+from tests.dashboards.tracking.test_registry import certificate_of
 from tests.local_server import LocalServer, service_of
 from tests.registered import appointed
 

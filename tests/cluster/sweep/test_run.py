@@ -14,7 +14,6 @@ from cluster.sweep.finalists import choose_challengers, choose_finalists
 from cluster.sweep.run import run_sweep
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
-from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
@@ -368,11 +367,10 @@ def test_who_may_be_faster_than_all_timed_within_the_error_of_estimates_is_a_cha
 
 def test_a_lossy_method_is_no_finalist_unless_it_is_allowed_by_name() -> None:
     lossy = Configuration(drafter=TargetTreeSettings(branching=(2, 4)))
-    among = Configuration(drafter=BanditSettings(arms=(lossy.drafter, LOOKUP.drafter)))
-    trials = [trial(lossy, 3.0), trial(among, 2.5), trial(FIXED[1], 1.5)]
+    trials = [trial(lossy, 3.0), trial(FIXED[1], 1.5)]
     assert [t.configuration for t in choose_finalists(trials, 4)] == [FIXED[1]]
     allowed = choose_finalists(trials, 4, ["target_tree"])
-    assert [t.configuration for t in allowed] == [lossy, among, FIXED[1]]
+    assert [t.configuration for t in allowed] == [lossy, FIXED[1]]
 
 
 # Folders

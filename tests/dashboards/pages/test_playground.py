@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from cluster.serving.server_process import running
-from jobs.generate import MEANING
+from jobs.generate import ORIGINS
 from specdec_core.config import Configuration
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
@@ -122,7 +122,7 @@ def test_the_legend_has_the_meanings_that_the_command_prints(window: browser.Bro
     items = window.run(
         "return [...document.querySelectorAll('#legend li')].map(item => item.textContent)"
     )
-    assert items[:-1] == [f"{origin} {meaning}" for origin, meaning in MEANING.items()]
+    assert items[:-1] == [f"{origin} {meaning}" for origin, (_, meaning) in ORIGINS.items()]
 
 
 @in_light

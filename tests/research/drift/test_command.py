@@ -26,7 +26,7 @@ def test_drift_is_shown_written_and_logged_by_width(
         *("--branching", "2,1", "--toy-samples", "600", "--toy-length", "3"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for shown in ("total variation", "against the target's own", "lossy", "3 prompts", "MAT"):
+    for shown in ("variation", "likelihood", "lossy", "3 prompts", "MAT"):
         assert shown in done.stdout
     folder = tmp_path / "drift" / "target_tree"
     table = pd.read_csv(folder / "drift.csv")

@@ -69,7 +69,7 @@ def test_two_recordings_are_compared_and_choices_carried_over(command: Command, 
     assert (moved["loss"] >= 0).all()
     page = (folder / "policies.md").read_text()
     assert page.count("| fixed |") >= 2
-    assert re.search(r"- draft, K=\d: The draft model drafts \d tokens? a round\.", page)
+    assert re.search(r"- draft, K=\d: .*max tokens \d", page)
     assert json.loads((folder / "policies.json").read_text())["configurations_per_second"] > 0
 
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")

@@ -147,6 +147,7 @@ def test_a_draft_goes_on_with_what_is_found_behind_it(tiny_pair: Pair) -> None:
     hybrid, shown = engine.drafter, []
     drafted = TokenTree.chain([10, 11, 12], TokenOrigin.DRAFT)
     hybrid.otherwise.propose = lambda sequences: [drafted]
+    hybrid.otherwise._lengths[0] = len(drafted)
     propose = hybrid.propose
     hybrid.propose = lambda sequences: [shown.append(t := propose(sequences)) or t[0]]
     engine.add(Request("r", text, 8))

@@ -164,9 +164,9 @@ def test_a_draft_like_its_target_is_always_right(
 def test_that_notices_a_draft_that_is_not_warped(
     twins: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specdec_core.drafting.draft_model import drafter
+    from specdec_core.drafting import chain
 
-    monkeypatch.setattr(drafter, "warped", lambda output, *_: output)
+    monkeypatch.setattr(chain, "warped", lambda output, *_: output)
     sampling = EDITED["all"].model_copy(update={"temperature": 0.8})
     generations = Engine(twins, under(DRAFTERS["chain"], sampling), 2).generate(requests())
     assert sum(r.drafted - r.accepted for g in generations for r in g.rounds) > 10

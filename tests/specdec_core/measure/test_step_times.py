@@ -9,7 +9,7 @@ import pytest
 from specdec_core.base.environment import machine
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.config import Configuration, PairSpec
+from specdec_core.config import Configuration
 from specdec_core.cost.steps import EngineWork, ForwardTerms, StepTimes, Work
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
@@ -25,7 +25,7 @@ from specdec_core.measure.step_times import (
     step_shapes,
     step_times,
 )
-from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Output
 
 
@@ -141,22 +141,6 @@ def test_times_of_other_weights_or_of_another_machine_are_refused(
         times.model_copy(update={"machine": {**machine(), fact: "B × 2"}}).save(path)
         with pytest.raises(UserError, match=f"step times of {message}"):
             step_times(spec, path, 4)
-
-
-def test_rows_that_are_measured_share_no_memory() -> None:
-    # What one row has read, the next finds in the processor's cache.
-    pair = load_pair(PairSpec(target="bundled:draft-small"))
-    measurer = StepMeasurer(pair, slots=3, shapes=6)
-    measurer.measure()
-    cache = measurer._target.cache  # type: ignore[attr-defined]
-    homes = [
-        (run.home_row, run.home_block + block)
-        for row in range(3)
-        for run in cache.blocks.runs(row)
-        for block in range(run.count)
-    ]
-    assert len(set(homes)) == len(homes)
-    assert cache.blocks.saved  # each begins like a row of its own
 
 
 def test_a_logged_engine_says_what_its_steps_fed(tiny_pair: Pair) -> None:

@@ -58,6 +58,7 @@ from specdec_core.search.results import PromptSet
 from specdec_core.tokens.statistics import Counts, Generation, Round, rounds_frame
 
 PROMPTS, FEW, TOKENS = 12, 6, 32
+LONG = 14  # the prompt where the draft agrees for more tokens than a recorded chain has
 COUPLED = Sampling(temperature=1.0, coupling="gumbel")
 COLUMNS = [
     "request_id",
@@ -154,11 +155,10 @@ class Recorded:
         self.pair: Pair = load_pair(PairSpec(drafts=drafts, runner=settings))
         self.root = root
         self._lived: dict[Configuration, list[Generation]] = {}
+        prompts = list(load_prompts("bundled:held_out", LONG + 1, self.pair.tokenizer))
         self.requests = [
             Request(prompt.id, tuple(self.pair.tokenizer(prompt.text)["input_ids"]), TOKENS, seed=i)
-            for i, prompt in enumerate(
-                load_prompts("bundled:held_out", PROMPTS, self.pair.tokenizer)
-            )
+            for i, prompt in enumerate([*prompts[: PROMPTS - 1], prompts[LONG]])
         ]
         for kind in ("specdecpp", "t1", "t2", "joint"):
             self._make_head(kind)
