@@ -275,7 +275,11 @@ def test_a_pair_with_different_vocabularies_is_refused_before_loading(
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_model_folder_is_one_line(tiny_spec: PairSpec) -> None:
+def test_a_missing_model_folder_is_one_line(
+    tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without a network the hub is tried again for 20 seconds.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for name in ("./nowhere", "/nowhere/at/all", "bundled:nothing"):
         with pytest.raises(UserError, match=r"no such folder|nothing") as error:
             check_pair(tiny_spec.model_copy(update={"target": name}))
