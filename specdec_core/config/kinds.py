@@ -27,7 +27,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from specdec_core.base.errors import UserError
-from specdec_core.config.base import Value
+from specdec_core.config.base import Value, identity
 
 DRAFTERS = {
     "draft_model": "specdec_core.drafting.draft_model",
@@ -113,15 +113,13 @@ def _spoken(value: Any) -> str:
 
 
 def _told_apart(values: Collection[Any]) -> list[str]:
-    """Values in a sentence, drafters by labels of which no two are alike."""
-    from specdec_core.config.base import identity
-    from specdec_core.config.drafters import DrafterSettings
-    from specdec_core.config.labels import distinct_labels
-
-    labels = distinct_labels(each for each in values if isinstance(each, DrafterSettings))
+    """Values in a sentence; the same label twice gets the beginning of each one's id."""
+    labels = [_spoken(each) for each in values]
     return [
-        labels[identity(each)] if isinstance(each, DrafterSettings) else _spoken(each)
-        for each in values
+        f"{label} {identity(each)[:4]}"
+        if isinstance(each, Value) and labels.count(label) > 1
+        else label
+        for label, each in zip(labels, values, strict=True)
     ]
 
 
