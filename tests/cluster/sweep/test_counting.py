@@ -32,6 +32,7 @@ PLAN = Plan.model_validate(
     }
 ).resolve()
 COUNT = 13  # and autoregressive decoding
+DEADLY = 7  # the number of candidates with which a process ends
 
 
 class PidTrial(IdleTrial):
@@ -41,6 +42,15 @@ class PidTrial(IdleTrial):
         result = super().step()
         result["rounds"] = RoundTable.of(pd.DataFrame({"pid": [os.getpid()]}))
         return result
+
+
+class DeadlyTrial(IdleTrial):
+    """Its process ends where one configuration is among those that it has to count."""
+
+    def step(self) -> dict[str, Any]:
+        if any((each["drafter"] or {}).get("max_tokens") == DEADLY for each in self.configurations):
+            os._exit(1)
+        return super().step()
 
 
 def count(folder: Path, tell: SweepObserver, trial: type[IdleTrial] = IdleTrial) -> SweepResult:
@@ -67,6 +77,23 @@ def test_every_process_counts(ray_running: None, tmp_path: Path) -> None:
     found = [pd.read_parquet(file) for file in tmp_path.glob("sweeps/idle/trials/*.parquet")]
     assert len(found) == COUNT
     assert pd.concat(found)["pid"].nunique() == ray.cluster_resources()["CPU"]
+
+
+def test_a_configuration_that_ends_its_process_takes_no_other_with_it(
+    ray_running: None, tmp_path: Path
+) -> None:
+    register_pickle_by_value(sys.modules[__name__])  # else processes import what this file does
+    warned: list[str] = []
+
+    class Told(SweepObserver):
+        def warned(self, message: str) -> None:
+            warned.append(message)
+
+    result = count(tmp_path, Told(), DeadlyTrial)
+    lengths = [getattr(t.configuration.drafter, "max_tokens", 0) for t in result.trials]
+    assert sorted(lengths) == [n for n in range(COUNT) if n != DEADLY]
+    [line] = warned
+    assert f"/{DEADLY} failed: " in line
 
 
 def test_a_full_disk_ends_counting_in_one_line_and_with_room_it_goes_on(
