@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import ray
 
+from cluster import session
 from cluster.session import ray_session
 from jobs.console import interruptible, serve_command
 from specdec_core.search.load.workload import Workload
@@ -33,7 +34,7 @@ def test_a_command_that_is_terminated_says_so_also_while_it_uses_ray(
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(session, "_end_local", lambda: None)  # a real one may run in this process
 
     def main() -> None:
         with interruptible(), ray_session():
@@ -62,7 +63,7 @@ def test_ctrl_c_while_ray_forks_is_not_lost_and_leaves_no_lock_taken(
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(session, "_end_local", lambda: None)  # a real one may run in this process
 
     def main() -> None:
         with interruptible(), ray_session():
