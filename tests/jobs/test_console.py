@@ -53,7 +53,7 @@ def test_ctrl_c_while_ray_forks_is_not_lost_and_leaves_no_lock_taken(
     def init(**_: object) -> None:
         def interrupted() -> None:
             lock.acquire()  # as `logging` does around a fork
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
             lock.release()
 
         weakref.finalize(Thing(), interrupted)  # errors in it are dropped, as in a fork
