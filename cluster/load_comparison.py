@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cluster.serving.load_client import run_load
-from cluster.serving.server_process import Cores, Server, on_cores, running
+from cluster.serving.server_process import Cores, StartableServer, on_cores, running
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.evidence.load.plan import LoadPlan
@@ -23,7 +23,7 @@ class Contestant:
     may fail to start: it is left out then, with a warning."""
 
     row: LoadRow
-    server: Callable[[int], Server]
+    server: Callable[[int], StartableServer]
     needed: bool = True
 
     def measure(

@@ -1,4 +1,4 @@
-"""The servers of a comparison under load: this engine's and vLLM's, each in its own processes."""
+"""The servers of a comparison under load, each in separate processes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from pathlib import Path
 import yaml
 
 from cluster.load_comparison import Contestant
-from cluster.serving.server_process import Cores, Server, ServerProcess
+from cluster.serving.server_process import Cores, ServerProcess, StartableServer
 from specdec_core.base.environment import environment
 from specdec_core.config import distinct_labels
 from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.load.result import LoadRow
-from specdec_core.evidence.peers.vllm import VllmMode
-from specdec_core.evidence.peers.vllm_server import VllmServer, vllm_servers
 from specdec_core.measure.comparison import OURS
 from specdec_core.models.pair import Pair
-
-VLLM = "vllm"
+from specdec_core.servers.server import Mode, ServedMode, Server
 
 
 def our_servers(
@@ -29,7 +26,7 @@ def our_servers(
     types of `pair`. Its files are in `scratch`, which must last as long as the servers do."""
     facts = environment()
     version = f"specdec {facts.get('specdec', '')} {facts.get('git_commit', '')[:10]}".strip()
-    # A Ray of each server's own: on another machine's cores it would not be compared.
+    # Each server starts a Ray of its own: on another machine's cores it would not be compared.
     variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     names = distinct_labels(configurations := plan.configurations())
     for configuration in configurations:
@@ -53,37 +50,45 @@ def our_servers(
             configuration=configuration,
         )
 
-        def server(slots: int, name: str = name, options: Sequence[str] = options) -> Server:
+        def start(
+            slots: int, name: str = name, options: Sequence[str] = options
+        ) -> StartableServer:
             return ServerProcess(
                 name,
                 lambda port: [*serve, *options, "--port", str(port), "--slots", str(slots)],
                 variables,
             )
 
-        yield Contestant(row, server)
+        yield Contestant(row, start)
 
 
-def vllm_contestants(
-    pair: Pair, cores: Cores, needed: bool, scratch: Path, ours: Sequence[VllmMode] = ()
+def other_servers(
+    server: Server,
+    pair: Pair,
+    cores: Cores,
+    needed: bool,
+    scratch: Path,
+    ours: Sequence[Mode] = (),
 ) -> Iterator[Contestant]:
-    """vLLM's server in each of its modes and in `ours`; with `needed`, each must start. Their files
-    are in `scratch`, as above. Raises :class:`UserError` where vLLM is not installed."""
-    for number, vllm in enumerate(vllm_servers(pair, ours=ours)):
-        folder = scratch / f"vllm-{number}"
+    """Another server in each of its modes and in `ours`; with `needed`, each mode must start. Files
+    are in `scratch`, as above. Raises :class:`UserError` where the server is not installed."""
+    for number, mode in enumerate([*server.modes(pair, served=True), *ours]):
+        folder = scratch / f"{server.name}-{number}"
         folder.mkdir()
-        variables = vllm.environment(cores.engine, folder)
+        served = server.served(pair, mode, cores.engine, folder)
         row = LoadRow(
-            name=vllm.name,
-            group=VLLM,
-            with_ours=vllm.mode.with_ours,
-            autoregressive=vllm.mode.speculative is None,
-            version=vllm.version,
-            settings=vllm.settings(1),
+            name=mode.name,
+            group=server.name,
+            with_ours=mode.with_ours,
+            autoregressive=mode.autoregressive,
+            version=served.version,
+            settings=served.settings,
         )
 
-        def server(
-            slots: int, vllm: VllmServer = vllm, variables: dict[str, str] = variables
-        ) -> Server:
-            return ServerProcess(vllm.name, lambda port: vllm.command(slots, port), variables)
+        def start(
+            slots: int, name: str = mode.name, served: ServedMode = served
+        ) -> StartableServer:
+            command, variables = served.command, served.environment
+            return ServerProcess(name, lambda port: command(slots, port), variables)
 
-        yield Contestant(row, server, needed)
+        yield Contestant(row, start, needed)

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from dashboards.sections import Report
     from specdec_core.evidence.bench.benchmark import BenchPlan
     from specdec_core.evidence.parts import Parts
-    from specdec_core.evidence.peers.vllm import VllmMode
     from specdec_core.measure.comparison import Comparison
     from specdec_core.models.pair import Pair
     from specdec_core.prompts.prompt_sets import Prompt, PromptSet
+    from specdec_core.servers.server import Mode
 
 NO_PEERS = "none"
 
@@ -62,7 +62,7 @@ class BenchRun:
     folder: Path  # of the result
     pair: Pair  # with the data types that every run uses
     prompts: PromptSet
-    vllm_modes: list[VllmMode]  # with settings or a plug-in of ours
+    our_modes: dict[str, list[Mode]]  # by program, with our settings or plug-in
     parts: Parts[Any]
     facts: dict[str, str]  # the environment
 
@@ -121,14 +121,15 @@ def peers_of(names: list[str] | None, servers: bool) -> list[str] | None:
     """The peers to compare with; of `servers`, those that have one."""
     if names is None:
         return None
-    from specdec_core.evidence.peers.choose import NAMES
+    from specdec_core.servers.table import names_of, server_of
 
-    if servers and "transformers" in names:
-        raise UserError("--peers transformers: it has no server to compare; under load, vllm")
+    known = names_of("bench")
     for name in names:
-        if name not in (*NAMES, NO_PEERS):
-            raise UserError(f"--peers {name}: expected {', '.join(NAMES)} or {NO_PEERS}")
-    return [name for name in NAMES if name in names]
+        if name not in (*known, NO_PEERS):
+            raise UserError(f"--peers {name}: expected {', '.join(known)} or {NO_PEERS}")
+        if servers and name != NO_PEERS:
+            server_of(name, stage="serve", option="--peers")
+    return [name for name in known if name in names]
 
 
 def merged(under: dict, over: dict) -> dict:
@@ -166,7 +167,7 @@ def measuring(
     """A benchmark that keeps its runs, lists of `kind`. It resumes an interrupted one of the same
     `name`, plan, weights, prompts, environment and `more`, unless `fresh`; its runs are forgotten
     when the block ends. `folder` is the result's."""
-    from jobs.bench_vllm import our_modes
+    from jobs.bench_exported import our_modes
     from specdec_core.base.environment import environment
     from specdec_core.evidence.parts import Parts, described
     from specdec_core.models.pair import load_pair
@@ -174,7 +175,7 @@ def measuring(
 
     facts, modes = environment(), our_modes(plan, pair)
     asked = PromptSet.of(plan.prompts.source, prompts, plan.prompts.chat_template)
-    told = [mode.speculative for mode in modes]
+    told = [dict(mode.settings) for own in modes.values() for mode in own]
     what = described(name, plan, plan.weights(pair), asked, told, facts, **more)
     with interruptible(), Parts.open(folder.parent, what, kind, fresh) as parts:
         if (kept := parts.pair(pair.spec)) != pair.spec:

@@ -112,7 +112,7 @@ def main(
     answers = read_answers(baseline) if baseline is not None else None
     pair, asked = load(plan, plan.prompts.limit)
     with measuring(plan, folder, pair, asked, name, Take, fresh) as under_way:
-        pair, modes = under_way.pair, under_way.vllm_modes
+        pair, modes = under_way.pair, under_way.our_modes
         with (
             RaceProgress(console) as progress,
             open_peers(plan, pair, peers is not None, progress, modes) as others,

@@ -222,17 +222,19 @@ def _contestants(
 ) -> list[Contestant]:
     """Our servers, with their files in `scratch`, and vLLM's where it is installed. With `explicit`
     the user named the peers, which must then be installed."""
-    from cluster.load_servers import VLLM, our_servers, vllm_contestants
+    from cluster.load_servers import other_servers, our_servers
+    from specdec_core.servers.table import server_of
 
-    contestants = list(our_servers(plan, under_way.pair, SERVE, cores, scratch))
-    if VLLM in plan.peers:
-        modes = under_way.vllm_modes
+    pair, ours = under_way.pair, under_way.our_modes
+    contestants = list(our_servers(plan, pair, SERVE, cores, scratch))
+    for name in plan.peers:
+        server = server_of(name, stage="serve", option="--peers")
         try:
-            contestants += vllm_contestants(under_way.pair, cores, explicit, scratch, modes)
+            contestants += other_servers(server, pair, cores, explicit, scratch, ours.get(name, ()))
         except UserError as error:
             if explicit:
                 raise
-            warned(f"without {VLLM}: {error}")
+            warned(f"without {name}: {error}")
     names = [contestant.row.name for contestant in contestants]
     for part in plan.only:
         if not any(part in name for name in names):

@@ -203,13 +203,13 @@ def main(
 def _recording(traces: str | None, chosen: PairConfiguration) -> Recording:
     """The recording of that name, or the latest of the pair under the configuration's sampling.
     Raises :class:`UserError` without one."""
-    from specdec_core.export.places import recording_of
+    from specdec_core.recordings.find import latest_recording
     from specdec_core.search.replaying import find_named
 
     if traces is not None:
         return find_named(traces, workspace(), drawn=True)
     sampling = chosen.configuration.sampling
-    recording = recording_of(chosen.pair, workspace(), sampling, drawn=True)
+    recording = latest_recording(chosen.pair, workspace(), sampling, drawn=True)
     if recording is None or recording.header.sampling != sampling:
         raise UserError(
             f"no recording of {chosen.pair.name} under its sampling in {workspace() / 'traces'},"

@@ -37,15 +37,14 @@ from specdec_core.config import (
 if TYPE_CHECKING:
     from specdec_core.base.observer import Observer
     from specdec_core.cost import Profile
-    from specdec_core.export.nearest import Nearest
-    from specdec_core.export.server import ExportTarget, Models, WrittenFiles
+    from specdec_core.evidence.scan import ScanResult
     from specdec_core.recordings.replay import Replay
-    from specdec_core.search.results import Trial
+    from specdec_core.search.nearest import Nearest
+    from specdec_core.servers.server import Models, Server, WrittenFiles
 
 T = TypeVar("T")
 
 USAGE = "usage.txt"
-RUN_HERE = ("vllm", "transformers")
 SHOWN = 8  # of the ranked settings
 
 
@@ -67,15 +66,16 @@ def main(
         bool,
         Option(
             "--fastest",
-            help="Of all that the server can be told, write what is fastest by replay, whatever"
-            " the configuration is. With the server's own times as --profile.",
+            help="Of all settings of the server, write the fastest by replay, whatever the"
+            " configuration is. With the server's own times as --profile.",
         ),
     ] = False,
     traces: Annotated[
         str | None,
         Option(
-            help="Recording, a folder or a name, on which to find what is fastest, or nearest to a"
-            " configuration that the server has no counterpart of; unset, the latest of the pair."
+            help="Recording, a folder or a name, on which to find the fastest settings, or the"
+            " nearest to a configuration that the server cannot express; unset, the latest of the"
+            " pair."
         ),
     ] = None,
     hardware: Hardware = None,
@@ -99,20 +99,19 @@ def main(
     repeats: Repeats = 2,
     name: Name = None,
 ) -> None:
-    """Write the champion, or another configuration, as the settings of the server that you run, and
-    say how to start it. What the server cannot express is replaced by the nearest setting by
-    replay, with the speed that this is expected to cost."""
+    """Write the champion, or another configuration, as the settings of the server that you run,
+    with the command that starts it. A configuration that the server cannot express is replaced by
+    the nearest settings by replay, with the speed that this is expected to cost."""
     check_times(hardware, profile)
     if check:
         _check(to, config, traces, hardware, profile, lengths, limit, repeats, name)
         return
     if plugin and fastest:
         raise UserError("--plugin and --fastest: a plug-in drafts by the configuration as it is")
-    from specdec_core.export.nearest import rank, told
-    from specdec_core.export.places import placed
-    from specdec_core.export.servers import server_of
+    from specdec_core.search.nearest import counterpart_or_nearest, rank
+    from specdec_core.servers.table import server_of
 
-    server = server_of(to, version)
+    server = server_of(to, version, "plug_in" if plugin else None)
     choice, source = choose(config)
     pair, configuration = choice.pair, choice.configuration
     if not configuration.lossless:
@@ -126,18 +125,22 @@ def main(
     if not fastest:
         print_configuration(configuration, source)
     if plugin:
+        from specdec_core.servers.model_files import placed
+
         measured = server.measures and hardware is None and profile is None
         priced = configuration if measured else _priced(choice, hardware, profile)
         written = server.plugged_in(placed(priced), models, pair.runner)
     else:
         if fastest:
+            from dashboards.outputs.console import table
+            from dashboards.reports.scan import ranking
+
             ranked = find(partial(rank, server, models), "--fastest is found by replay")
-            found = server.counterpart(ranked[0].configuration.drafter, models)
-            assert found is not None  # a ranked drafter has one
-            counterpart = found
-            _show_ranked(server, ranked)
+            console.print(table(ranking(ranked[:SHOWN])))
+            console.print(f"the fastest of {len(ranked)} settings of {server.title}, by replay")
+            counterpart, _ = counterpart_or_nearest(server, models, ranked[0].configuration, find)
         else:
-            counterpart, nearest = told(server, models, configuration, find)
+            counterpart, nearest = counterpart_or_nearest(server, models, configuration, find)
             if nearest is not None:
                 say_nearest(server, configuration.drafter, nearest)
         for remark in counterpart.remarks:
@@ -161,25 +164,20 @@ def _check(
 ) -> None:
     """Time a server's settings, and report the regret of the ranking by replay."""
     check_name(name)
-    from specdec_core.export.servers import server_of
+    from specdec_core.servers.table import server_of
 
-    server, wanted = server_of(to), sizes(lengths, "--lengths")
-    if to not in RUN_HERE:
-        raise UserError(f"--to {to}: it does not run here; --check runs {' or '.join(RUN_HERE)}")
+    server, wanted = server_of(to, stage="bench"), sizes(lengths, "--lengths")
     spec = choose(config)[0].pair
     folder = workspace() / "scans" / (name or f"{spec.name}-{to}-{datetime.now():%Y%m%d-%H%M%S}")
     if folder.exists():
         raise UserError(f"{folder} exists: give another --name")
-    from dashboards.progress import ConsoleProgress
     from dashboards.reports.scan import report
-    from specdec_core.export.nearest import rank
-    from specdec_core.export.places import models_of
-    from specdec_core.export.scan_peers import ScanPlan, run_scan
+    from specdec_core.evidence.scan import run_scan
     from specdec_core.models.pair import load_pair
+    from specdec_core.search.nearest import rank
+    from specdec_core.servers.model_files import models_of
 
-    with ConsoleProgress(console) as progress, interruptible("nothing was written"):
-        why = "--check compares what replay ranks"
-        replay, times = recorded(spec, AUTOREGRESSIVE, traces, hardware, profile, why, progress)
+    def scan(replay: Replay, times: Profile, progress: Observer) -> ScanResult:
         if not replay.header.sampling.greedy:
             raise UserError(
                 f"{replay.recording.folder}: was sampled, and --check decodes greedily; record the"
@@ -187,10 +185,25 @@ def _check(
             )
         progress.stage(f"loading {spec.name}")
         pair = load_pair(spec)
-        models = models_of(spec, server.heads)
+        models = models_of(spec, server.heads, dtype=pair.target.dtype)
         ranked = rank(server, models, replay, times, progress)
-        plan = ScanPlan(folder.name, wanted, limit, repeats)
-        result = run_scan(plan, server, models, pair, replay, times, ranked, progress)
+        return run_scan(
+            folder.name,
+            server,
+            models,
+            pair,
+            replay,
+            times,
+            ranked,
+            wanted,
+            limit,
+            repeats,
+            progress,
+        )
+
+    with interruptible("nothing was written"):
+        why = "--check compares a ranking by replay"
+        result = by_replay(scan, why, spec, AUTOREGRESSIVE, traces, hardware, profile)
     deliver(report(result), folder, "scan", [result.save(folder)])
 
 
@@ -212,11 +225,9 @@ def _priced(
         return configuration.priced(forward_times(pair, [], hardware, profile, progress))
 
 
-def _deliver(
-    server: ExportTarget, written: WrittenFiles, version: str | None, folder: Path
-) -> None:
-    """Write the files, and say how they are used. A file of an earlier export to this server is
-    replaced, or deleted where the new export has no such file."""
+def _deliver(server: Server, written: WrittenFiles, version: str | None, folder: Path) -> None:
+    """Write the files, and show the commands that use them. A file of an earlier export to this
+    server is replaced, or deleted where the new export has no such file."""
     from specdec_core.base.files import write_atomically
 
     before = folder / USAGE
@@ -232,11 +243,11 @@ def _deliver(
     console.print(f"\n{escape(written.usage)}", soft_wrap=True)
 
 
-def models_for(pair: PairSpec, server: ExportTarget, plug_in: bool = False) -> Models:
+def models_for(pair: PairSpec, server: Server, plug_in: bool = False) -> Models:
     """The places of the pair's models for another program, or for our `plug_in` in that program.
     Raises :class:`UserError` for a missing model."""
     with console.status("looking the models up"):
-        from specdec_core.export.places import models_of  # torch takes a second
+        from specdec_core.servers.model_files import models_of  # torch takes a second
 
         return models_of(pair, server.heads, plug_in)
 
@@ -250,60 +261,43 @@ def by_replay(
     hardware: Path | None = None,
     profile: Path | None = None,
 ) -> T:
-    """The result of `find` for a recording of the pair and the forward times. `why` says what the
-    recording is needed for."""
+    """The result of `find` for a replay and the forward times: of the recording `traces`, or of the
+    pair's latest recording, preferably under the configuration's sampling. Raises
+    :class:`UserError` without a recording, with the reason `why` it is needed, and for a recording
+    of other weights."""
     from dashboards.progress import ConsoleProgress
+    from specdec_core.drafting.trained import weights_here
+    from specdec_core.measure.forward_times import forward_times, timed
+    from specdec_core.recordings.find import latest_recording
+    from specdec_core.recordings.replay import Replay
+    from specdec_core.search.replaying import find_named
 
     with ConsoleProgress(console) as progress:
-        replay, times = recorded(pair, configuration, traces, hardware, profile, why, progress)
-        if replay.header.sampling != configuration.sampling:
-            progress.warned(
-                f"by replay of {replay.recording.folder.name}, which has another sampling than"
-                " the configuration"
+        recording = (
+            latest_recording(pair, workspace(), configuration.sampling)
+            if traces is None
+            else find_named(traces, workspace())
+        )
+        if recording is None:
+            raise UserError(
+                f"{why}, and no recording of {pair.name} is there to replay: make one with"
+                " `specdec record`"
             )
+        recording.check(weights_here(pair, ()) or {})
+        header, of = recording.header, recording.header.pair
+        if header.sampling != configuration.sampling:
+            progress.warned(
+                f"by replay of {recording.folder.name}, which has another sampling than the"
+                " configuration"
+            )
+        if profile is not None:
+            of = timed(of, profile, progress)
+        times = forward_times(of, [], hardware, profile, progress, header.fingerprints)
+        replay = Replay(recording, hidden=bool(configuration.heads), profile=times)
         return find(replay, times, progress)
 
 
-def recorded(
-    pair: PairSpec,
-    configuration: Configuration,
-    traces: str | None,
-    hardware: Path | None,
-    profile: Path | None,
-    why: str,
-    observer: Observer,
-) -> tuple[Replay, Profile]:
-    """The replay of the recording `traces`, or of the pair's latest recording, preferably under the
-    configuration's sampling; and the forward times. Raises :class:`UserError` without a recording,
-    with `why` it is needed, and for a recording of other weights."""
-    from specdec_core.export.places import recording_of
-    from specdec_core.measure.forward_times import forward_times, timed
-    from specdec_core.recordings.replay import Replay
-
-    recording = recording_of(pair, workspace(), configuration.sampling, traces)
-    if recording is None:
-        raise UserError(
-            f"{why}, and no recording of {pair.name} tells what comes nearest: make one with"
-            " `specdec record`"
-        )
-    header, of = recording.header, recording.header.pair
-    if profile is not None:
-        of = timed(of, profile, observer)
-    times = forward_times(of, [], hardware, profile, observer, header.fingerprints)
-    return Replay(recording, hidden=bool(configuration.heads), profile=times), times
-
-
-def _show_ranked(server: ExportTarget, ranked: list[Trial]) -> None:
-    from dashboards.outputs.console import table
-    from dashboards.reports.scan import ranking
-
-    console.print(table(ranking(ranked[:SHOWN])))
-    console.print(
-        f"the fastest of {len(ranked)} that {server.title} can be told, by replay", soft_wrap=True
-    )
-
-
-def say_nearest(server: ExportTarget, asked: DrafterSettings | None, nearest: Nearest) -> None:
+def say_nearest(server: Server, asked: DrafterSettings | None, nearest: Nearest) -> None:
     """Print the nearest setting that replaces what was `asked` for, and its expected cost."""
     instead = nearest.drafter.label if nearest.drafter is not None else "no speculation"
     what = asked.label if asked is not None else "autoregressive"

@@ -1,4 +1,4 @@
-"""What a production server's own figures tell of other lengths: `specdec record --from-vllm`."""
+"""What a production server's metrics tell of other lengths: `specdec record --from-vllm`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from specdec_core.base.workspace import workspace
 if TYPE_CHECKING:
     from specdec_core.cost import Profile
 
-LOOKUP = "ngram"  # as a --draft: nothing drafts but a lookup
+LOOKUP = "ngram"  # as a --draft: a lookup alone drafts
 
 
 def read_production(
     files: list[Path], drafts: list[str] | None, profile: Path | None, out: Path | None
 ) -> None:
-    """Read what servers wrote, one file a server, and show what other lengths are expected to give.
-    Raises :class:`UserError` for a file that tells nothing."""
+    """Read the metrics of servers, one file a server, and show what other lengths are expected to
+    give. Raises :class:`UserError` for a file without metrics of speculation."""
     from dashboards.outputs.console import show
     from dashboards.reports.production import expected, findings, seen
     from dashboards.sections import Section
     from specdec_core.cost import Profile
-    from specdec_core.recordings.production import expectations, read_vllm, save
+    from specdec_core.servers.acceptance import expectations, save
+    from specdec_core.servers.vllm.metrics import read_metrics
 
-    productions = [read_vllm(file) for file in files]
+    productions = [read_metrics(file) for file in files]
     times = Profile.load(profile) if profile is not None else None
     draft = _draft(drafts, times)
     now = productions[0]

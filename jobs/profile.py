@@ -83,10 +83,11 @@ def main(
 
 
 def _measured(engine: str, pair: Pair, settings: dict[str, Any], observer: Observer) -> Profile:
-    if engine == "vllm":
-        from specdec_core.evidence.peers.vllm_profile import profile_vllm
+    if engine != "specdec":
+        from specdec_core.servers.table import server_of
 
-        return profile_vllm(pair, **settings, observer=observer)
+        server = server_of(engine, stage="profile", option="--engine")
+        return server.profile(pair, **settings, observer=observer)
     from specdec_core.measure.profiling import profile_pair
 
     return profile_pair(pair, **settings, observer=observer)

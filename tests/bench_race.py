@@ -12,10 +12,10 @@ from specdec_core.engine import Engine
 from specdec_core.evidence.bench.limits import ForwardClock, oracle_limits, widths_of
 from specdec_core.evidence.bench.race import EngineContestant, PeerContestant, race
 from specdec_core.evidence.bench.result import BenchResult, BenchRow
-from specdec_core.evidence.peers.choose import peers_of
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
+from tests.peers import peers_of
 
 NEW_TOKENS = 10
 CHAIN = Configuration(drafter=DraftModelSettings())
@@ -38,7 +38,7 @@ def bench_result(tiny_pair: Pair, bench_prompts: list[Prompt]) -> BenchResult:
     asked = conversations(bench_prompts, tiny_pair.tokenizer, NEW_TOKENS, tiny_pair.max_length)
     engine = Engine(tiny_pair)
     clock = ForwardClock(tiny_pair, context=20)
-    first, assisted, *_, lookup = peers_of(tiny_pair, ["transformers"])
+    first, assisted, *_, lookup = peers_of(tiny_pair, "transformers")
     peers = [first, assisted, lookup]
     for peer in peers:
         peer.open()

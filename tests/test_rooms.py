@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = (
-    "base config prompts tokens models cost drafting engine plugins measure recordings"
-    " search training evidence export"
+    "base config prompts tokens models cost drafting engine measure recordings servers"
+    " search training evidence"
 )
 # `cluster` and `dashboards` stand side by side: neither imports the other.
 ROOMS = [

@@ -24,7 +24,7 @@ _ENDING = 10.0  # seconds in which a process ends after the request to
 _LOOK = 0.1  # between looks at whether it is ready
 
 
-class Server(Protocol):
+class StartableServer(Protocol):
     """A server of OpenAI's completions that can be started and stopped."""
 
     def start(self, port: int) -> str:
@@ -144,13 +144,13 @@ class ServerProcess:
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 20_000))
         text = self._log.read().decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        # vLLM's front end says last only that its engine failed "above".
+        # A front end may say last only that its engine failed "above".
         errors = [line for line in lines if "rror: " in line and "above" not in line]
         return [*lines[-1:], *errors[-1:]][-1] if lines else "it said nothing"
 
 
 @contextmanager
-def running(server: Server) -> Iterator[str]:
+def running(server: StartableServer) -> Iterator[str]:
     """A server during the block, on a free port; yields its URL."""
     try:
         yield server.start(free_port())

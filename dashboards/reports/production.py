@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from dashboards import cells
 from dashboards.sections import Section
-from specdec_core.recordings.production import Expectation, Production
+from specdec_core.servers.acceptance import Expectation, Production
 
 UNKNOWN = (
     "Not told: the texts, so nothing that drafts otherwise (another draft, lookups, policies) can"

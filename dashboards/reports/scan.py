@@ -9,7 +9,7 @@ import pandas as pd
 from dashboards import cells
 from dashboards.sections import Report, ReportOrigin, Section
 from specdec_core.config import distinct_labels
-from specdec_core.export.scan import ScanResult
+from specdec_core.evidence.scan import ScanResult
 from specdec_core.search.results import METRIC, Trial
 
 SETTING = {"setting": cells.text("setting"), "expected": cells.number("expected", ".2f×")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 
@@ -14,6 +16,13 @@ def nonnegative_least_squares(columns: np.ndarray, values: np.ndarray) -> list[f
     scale[scale == 0] = 1
     solution, _ = nnls(columns / scale, values)
     return list(map(float, solution / scale))
+
+
+def nonnegative_line(places: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """`values` as once + each · place, neither negative."""
+    columns = np.column_stack([np.ones(len(places)), places])
+    once, each = nonnegative_least_squares(columns, np.asarray(values))
+    return once, each
 
 
 def r_squared(values: np.ndarray, predicted: np.ndarray) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.base.workspace import present_path
-from specdec_core.config import Sampling
+from specdec_core.config import PairSpec, Sampling
+from specdec_core.drafting.trained import weights_here
 from specdec_core.recordings.schema import HEADER, Recording
 
 FINISHED = "finished"
@@ -56,16 +57,11 @@ def find_recording(
         compiled: whether forwards are compiled graphs, which round otherwise than eager ones.
     """
     matches = []
-    for file in sorted(root.glob(f"*/{HEADER}")):
-        try:
-            recording = Recording.open(file.parent)
-        except UserError:  # of another version, or not a recording
-            continue
+    for recording in _finished(root):
         header = recording.header
         runner = header.pair.runner
         if (
-            finished(file.parent)
-            and header.replayable
+            header.replayable
             and fingerprints.items() <= header.fingerprints.items()
             and header.prompts.digest == prompts_digest
             and header.sampling == sampling
@@ -80,3 +76,42 @@ def find_recording(
         return header.pair.runner.compile == compiled, header.max_draft
 
     return max(matches, key=fits, default=None)
+
+
+def latest_recording(
+    pair: PairSpec, home: Path, sampling: Sampling, drawn: bool = False
+) -> Recording | None:
+    """The latest finished recording of a pair that can be replayed, with `drawn` also by drawing
+    its rounds; recordings under `sampling` come first. None if there is none.
+
+    Models are compared by their weights, or by their names where the weights are not on this
+    machine."""
+    prints = weights_here(pair, ())
+    own = [
+        recording
+        for recording in _finished(home / "traces")
+        if (recording.header.replayable or (drawn and recording.header.continuations))
+        and _is_of(recording, pair, prints)
+    ]
+    alike = [recording for recording in own if recording.header.sampling == sampling]
+    return next(iter(alike or own), None)
+
+
+def _is_of(recording: Recording, pair: PairSpec, prints: Mapping[str, str] | None) -> bool:
+    recorded = recording.header
+    if not pair.drafts.items() <= recorded.pair.drafts.items():
+        return False
+    if prints is None:
+        return pair.target == recorded.pair.target
+    return prints.items() <= recorded.fingerprints.items()
+
+
+def _finished(root: Path) -> Iterator[Recording]:
+    """The finished recordings under `root` that this version reads, the latest first."""
+    for file in sorted(root.glob(f"*/{HEADER}"), key=lambda file: -file.stat().st_mtime):
+        try:
+            recording = Recording.open(file.parent)
+        except UserError:  # of another version, or not a recording
+            continue
+        if finished(file.parent):
+            yield recording

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.load_comparison import Contestant, compare_servers
-from cluster.serving.server_process import Cores, Server
+from cluster.serving.server_process import Cores, StartableServer
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings
@@ -44,7 +44,7 @@ class Turns:
         monkeypatch.setattr(Engine, "add", adding)
 
     def contestant(self, name: str, configuration: Configuration) -> Contestant:
-        def server(slots: int) -> Server:
+        def server(slots: int) -> StartableServer:
             self.started.append((name, slots))
             self.sent.append([])
             return engine_server(self.pair, configuration, slots)
@@ -76,7 +76,7 @@ class Broken(LocalServer):
 
 
 def broken(needed: bool) -> Contestant:
-    server: Callable[[int], Server] = lambda slots: Broken(lambda: None)  # noqa: E731
+    server: Callable[[int], StartableServer] = lambda slots: Broken(lambda: None)  # noqa: E731
     return Contestant(LoadRow(name="other", group="vllm"), server, needed)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.load_comparison import Contestant, compare_servers
-from cluster.load_servers import our_servers, vllm_contestants
+from cluster.load_servers import other_servers, our_servers
 from cluster.serving.server_process import Cores
 from jobs.choice import read_config
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings, parse
@@ -15,10 +15,12 @@ from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.load.requests import LoadRecord
 from specdec_core.evidence.load.result import LoadRow
 from specdec_core.evidence.parts import Parts
-from specdec_core.evidence.peers.vllm import VENV, exported, plug_in
 from specdec_core.models.location import located
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
+from specdec_core.servers.server import Mode
+from specdec_core.servers.table import SERVERS
+from specdec_core.servers.vllm.process import VENV
 from tests.local_server import engine_server
 
 CHAIN = {"kind": "draft_model", "policy": {"kind": "confidence_product", "threshold": 0.3}}
@@ -60,13 +62,14 @@ def test_vllm_writes_the_same_under_the_same_load(tmp_path: Path) -> None:
     row = LoadRow(name="autoregressive", group="specdec", autoregressive=True)
     ours = Contestant(row, lambda slots: engine_server(pair, AUTOREGRESSIVE, slots))
     hybrid = parse(Configuration, {"drafter": HYBRID}, "test")
+    vllm = SERVERS["vllm"]
     mine = [
-        exported(BY_LOAD | {"model": located("bundled:draft-small")}, "by load"),
-        plug_in(hybrid, "hybrid"),
+        Mode("by load", BY_LOAD | {"model": located("bundled:draft-small")}, with_ours=True),
+        vllm.plug_in_mode(hybrid, "plug-in"),
     ]
-    plain, *own, export, plugged = vllm_contestants(pair, cores, True, tmp_path, mine)
+    plain, *own, export, plugged = other_servers(vllm, pair, cores, True, tmp_path, mine)
     draft = next(c for c in own if "draft model" in c.row.name)
-    assert plugged.row.name == "vLLM with our plug-in, hybrid"
+    assert plugged.row.name == "plug-in"
     workload = plan.workload(prompts, pair)
     with Parts.open(tmp_path, {}, LoadRecord) as parts:
         servers = [ours, plain, draft, export, plugged]

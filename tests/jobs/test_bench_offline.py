@@ -19,9 +19,9 @@ from specdec_core.config import PairSpec
 from specdec_core.evidence.bench.benchmark import BenchPlan, open_peers
 from specdec_core.evidence.bench.result import BenchResult
 from specdec_core.evidence.parts import Parts
-from specdec_core.evidence.peers.transformers import TransformersPeer
 from specdec_core.models import pair as pair_module
 from specdec_core.models.pair import Pair
+from specdec_core.servers.transformers.peer import TransformersPeer
 from tests.conftest import save_random_head
 
 DRAFTED = ", K=2"
@@ -188,7 +188,7 @@ def test_a_peer_that_was_asked_for_must_be_there(
     files: dict[str, Path], tiny_pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = BenchPlan(pair=tiny_pair.spec, peers=("vllm",))
-    monkeypatch.setattr("specdec_core.evidence.peers.vllm.VENV", files["home"] / "nowhere")
+    monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", files["home"] / "nowhere")
     with pytest.raises(UserError, match="make bench-peers"), open_peers(plan, tiny_pair, True):
         pass
     observer = Warned()

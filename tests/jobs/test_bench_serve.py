@@ -32,7 +32,7 @@ def arguments(tiny_spec: PairSpec, tmp_path: Path) -> list[str]:
 def test_a_server_is_measured_over_http(
     command: Command, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specdec_core.evidence.peers.vllm.VENV", tmp_path / "nowhere")
+    monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", tmp_path / "nowhere")
     load = ("--rate=20", "--slo=ttft=60", "--requests=4", "--slots=2", "--repeats=1", "--name=mine")
     done = command(bench_serve.main, tmp_path / "home", *arguments, *load)
     assert done.returncode == 0, done.stderr
@@ -88,7 +88,7 @@ def test_what_is_wrong_is_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("specdec_core.evidence.peers.vllm.VENV", tmp_path / "nowhere")
+    monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", tmp_path / "nowhere")
     done = command(bench_serve.main, tmp_path / "home", *arguments, *given)
     assert done.returncode == 2
     assert message in done.stderr

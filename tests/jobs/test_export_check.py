@@ -9,7 +9,7 @@ import pytest
 
 from jobs import export
 from specdec_core.config import AUTOREGRESSIVE, PairConfiguration, Sampling
-from specdec_core.export.scan import ScanResult
+from specdec_core.evidence.scan import ScanResult
 from specdec_core.models.pair import Pair
 from tests.commands import Command
 from tests.jobs.conftest import record_prompts
@@ -39,9 +39,9 @@ def test_a_ranking_is_held_against_transformers(
     assert expected == sorted(expected, reverse=True)
     assert result.plain.configuration.drafter is None
     chains = {
-        each.row.settings["assistant_tokens"]
+        each.row.settings["num_assistant_tokens"]
         for each in result.scanned
-        if "assistant_tokens" in each.row.settings
+        if "num_assistant_tokens" in each.row.settings
     }
     assert {1, 3} <= chains
     # Whatever is told, transformers writes the same.
@@ -71,7 +71,7 @@ def test_a_sampled_recording_ranks_nothing_that_is_timed_greedily(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--to", "sglang"), "it does not run here"),
+        (("--to", "sglang"), "this library does not run it; possible: transformers, vllm"),
         (("--to", "vllm", "--lengths", "x"), "--lengths x: "),
         (("--to", "vllm"), "no recording of"),
     ],

@@ -5,7 +5,7 @@ alone, so there is nothing to distribute."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,13 +40,13 @@ from specdec_core.evidence.bench.race import (
 )
 from specdec_core.evidence.bench.result import BenchResult, BenchRow, Take
 from specdec_core.evidence.parts import Parts
-from specdec_core.evidence.peers.choose import NAMES, peers_of
-from specdec_core.evidence.peers.vllm import VllmMode
 from specdec_core.models.pair import Pair
-from specdec_core.plugins.text_drafter import check_chains
 from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.search.plan import Plan, PromptSource
+from specdec_core.servers.plug_in_drafter import check_chains
+from specdec_core.servers.server import Mode
+from specdec_core.servers.table import names_of, server_of
 
 
 class BenchPlan(Value):
@@ -64,7 +64,7 @@ class BenchPlan(Value):
     max_new_tokens: PositiveInt = 128
     repeats: PositiveInt = 3
     temperatures: tuple[Temperature, ...] = Field(default=(0.0,), min_length=1)
-    peers: tuple[str, ...] = NAMES
+    peers: tuple[str, ...] = names_of("bench")
     rows: tuple[dict[str, Any], ...] = ()
     plug_ins: tuple[dict[str, Any], ...] = ()
     chosen: tuple[Configuration, ...] = ()
@@ -206,43 +206,45 @@ def open_peers(
     pair: Pair,
     explicit: bool,
     observer: Observer | None = None,
-    ours: Sequence[VllmMode] = (),
+    ours: Mapping[str, Sequence[Mode]] | None = None,
 ) -> Iterator[list[PeerContestant]]:
-    """Every mode of a plan's libraries that it wants, and their plug-ins of this library, loaded;
-    closed at the end. `ours` are modes of vLLM beside its own.
+    """The modes of a plan's libraries that it wants, started; closed at the end. `ours` are, by
+    library, modes with settings or plug-ins of this library.
 
-    A mode that does not start is left out with a warning, and with the first one all of its
-    library; or, if the user named that (`explicit`), a :class:`UserError` is raised. So it is for
-    a part of `only` that is in no name.
+    A mode that does not start is left out with a warning; if it is the first of its library, all
+    modes of that library are left out. If the user named the library (`explicit`), a
+    :class:`UserError` is raised instead. It is also raised for a part of `only` that is in no name.
     """
     observer = observer or Observer()
-    plug_ins = plan.plugged_in()
-    modes = {group: peers_of(pair, [group], plug_ins=plug_ins, ours=ours) for group in plan.peers}
+    modes = {}
+    for group in plan.peers:
+        server = server_of(group, stage="bench", option="peers")
+        modes[group] = [*server.modes(pair), *(ours or {}).get(group, ())]
     names = [*distinct_labels(plan.configurations()).values()]
-    names += [peer.name for peers in modes.values() for peer in peers]
+    names += [mode.name for own in modes.values() for mode in own]
     for part in plan.only:
         if not any(part in name for name in names):
             raise UserError(f"--only {part}: no name contains it (they are: {', '.join(names)})")
     with ExitStack() as opened:
         contestants: list[PeerContestant] = []
-        for group, peers in modes.items():
-            wanted = {n: peer for n, peer in enumerate(peers) if plan.wants(peer.name)}
+        for group, own in modes.items():
+            wanted = [mode for mode in own if plan.wants(mode.name)]
             if not wanted:
                 continue
             observer.stage(f"loading {group}", len(wanted))
-            for number, peer in wanted.items():
+            peers = server_of(group).peers(pair, wanted)
+            for mode, peer in zip(wanted, peers, strict=True):
                 try:
                     ready = opened.enter_context(peer)
                 except UserError as error:
                     if explicit:
                         raise
-                    first = peer is next(iter(wanted.values()))
+                    first = mode is wanted[0]
                     observer.warned(f"without {group if first else peer.name}: {error}")
                     if first:
                         break
                 else:
-                    # The first mode of every library is its autoregressive decoding.
-                    contestants.append(PeerContestant(ready, group, autoregressive=not number))
+                    contestants.append(PeerContestant(ready, group, mode.autoregressive))
                 observer.step()
         yield contestants
 

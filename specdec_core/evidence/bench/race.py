@@ -14,9 +14,9 @@ from specdec_core.drafting.drafter import Drafter
 from specdec_core.engine import Engine, Request
 from specdec_core.evidence.bench.result import BenchRow, Effort, Take
 from specdec_core.evidence.parts import Parts
-from specdec_core.evidence.peers.peer import Peer
 from specdec_core.measure.comparison import OURS, interleaved
 from specdec_core.prompts.conversation import Conversation
+from specdec_core.servers.peer import Peer
 from specdec_core.tokens.statistics import Generation, Round
 
 # Fields of :class:`specdec_core.tokens.statistics.Round` in seconds; together the round's time.
@@ -93,7 +93,7 @@ class EngineContestant:
 
 @dataclass
 class PeerContestant:
-    """An open peer: a mode of the library `group`, its autoregressive one or another."""
+    """An open peer of the library `group`, in its autoregressive or another mode."""
 
     peer: Peer
     group: str

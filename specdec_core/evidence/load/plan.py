@@ -16,6 +16,7 @@ from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.load.workload import Load, Slo, arrival_times
 from specdec_core.search.plan import PromptSource
+from specdec_core.servers.table import names_of
 
 GREEDY = (0.0,)
 SLOTS = 16  # of a server to which requests come at a rate
@@ -33,7 +34,7 @@ class LoadPlan(BenchPlan):
 
     prompts: PromptSource = PromptSource()
     repeats: PositiveInt = 2
-    peers: tuple[str, ...] = ("vllm",)
+    peers: tuple[str, ...] = names_of("serve")
     clients: tuple[PositiveInt, ...] = (1, 4, 8, 16)
     rates: tuple[PositiveFloat, ...] = ()
     slo: Slo | None = None

@@ -24,9 +24,9 @@ from specdec_core.drafting.states import save_state
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
-from specdec_core.export import places
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
+from specdec_core.servers import model_files
 from specdec_core.tokens.statistics import Generation
 from tests.specdec_core.tokens.test_lossless import p_value
 
@@ -210,7 +210,7 @@ def test_a_saved_state_goes_on_where_a_head_lies_elsewhere(tmp_path) -> None:
 
 
 def test_the_keys_that_name_what_is_read_are_those_that_are_placed() -> None:
-    assert set(READ) == set(places.READ_AT)
+    assert set(READ) == set(model_files.READ_AT)
 
 
 def decode_again(engine: Engine) -> tuple[Engine, list[list[int]]]:

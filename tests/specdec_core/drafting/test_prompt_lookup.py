@@ -15,8 +15,8 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from specdec_core.config import Sampling
 from specdec_core.drafting.prompt_lookup import PromptLookupDrafter, PromptLookupSettings
-from specdec_core.evidence.peers.vllm import VENV, inherited_environment
 from specdec_core.models.pair import Pair
+from specdec_core.servers.vllm.process import VENV, inherited_environment
 from tests.specdec_core.drafting.proofs import (
     assert_exact,
     assert_greedy_identity,

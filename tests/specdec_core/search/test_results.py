@@ -14,7 +14,6 @@ from specdec_core.cost import Hardware
 from specdec_core.cost.steps import ForwardTerms, StepTimes
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.export.nearest import estimated
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.rounds import ReplayedRounds
@@ -22,6 +21,7 @@ from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.simulator import asks_of, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
+from specdec_core.search.nearest import estimated
 from specdec_core.search.results import SECONDS, for_as_many_tokens
 from specdec_core.training.heads.evaluation import prompt_seconds
 from tests.jobs.conftest import record_prompts

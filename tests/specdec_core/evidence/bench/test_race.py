@@ -21,13 +21,13 @@ from specdec_core.evidence.bench.race import (
 )
 from specdec_core.evidence.bench.result import BenchResult, BenchRow, Take
 from specdec_core.evidence.parts import Parts
-from specdec_core.evidence.peers.choose import peers_of
-from specdec_core.evidence.peers.peer import Peer
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.chat import rendered
 from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.servers.peer import Peer
 from tests.bench_race import CHAIN, NEW_TOKENS
+from tests.peers import peers_of
 
 GREEDY = Sampling()
 
@@ -70,7 +70,7 @@ def test_everybody_decodes_every_prompt_and_agrees_in_float32(bench_result: Benc
 def test_a_contestant_that_alters_a_token_is_caught(tiny_pair: Pair) -> None:
     prompts = [Prompt("0", "def main("), Prompt("1", "x = 1 +")]
     asked = conversations(prompts, tiny_pair.tokenizer, NEW_TOKENS, tiny_pair.max_length)
-    (peer, *_) = peers_of(tiny_pair, ["transformers"])
+    (peer, *_) = peers_of(tiny_pair, "transformers")
     with OffByOne(peer, 4) as altered:
         everybody = [
             EngineContestant(Engine(tiny_pair), AUTOREGRESSIVE, ""),

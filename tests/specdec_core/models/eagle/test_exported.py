@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.export.places import models_of
 from specdec_core.models.eagle import EagleHead, exported
 from specdec_core.models.eagle.exported import exported_head
 from specdec_core.models.eagle.loading import load_head, read_card, save_head
 from specdec_core.models.pair import Pair
+from specdec_core.servers.model_files import models_of
 from tests.specdec_core.models.eagle.heads import CARD, LAYERS, random_head, target_config
 from tests.specdec_core.models.eagle.pair_heads import head_of
 

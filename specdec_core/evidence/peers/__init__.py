@@ -1,1 +1,0 @@
-"""Other libraries behind one interface: transformers and vLLM."""

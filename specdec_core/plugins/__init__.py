@@ -1,1 +1,0 @@
-"""This library's drafters inside other programs, which decode and verify by themselves."""

@@ -1,0 +1,116 @@
+"""Where another program finds a pair's models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import torch
+from transformers import PretrainedConfig
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import present_path
+from specdec_core.config import Configuration, PairSpec, with_read
+from specdec_core.drafting.datastores.datastore import resolve_datastore
+from specdec_core.drafting.heads.storage import resolve_head
+from specdec_core.drafting.states import find_state
+from specdec_core.models.eagle.exported import Form, exported_head
+from specdec_core.models.eagle.loading import head_folder, names_head
+from specdec_core.models.fingerprints import fingerprints
+from specdec_core.models.loading import load_config
+from specdec_core.models.location import located
+from specdec_core.models.pair import check_pair
+from specdec_core.models.reduced_draft.exported import exported_draft
+from specdec_core.models.reduced_draft.model import ReducedDraftConfig
+from specdec_core.models.weight_files import read_config
+from specdec_core.servers.server import DraftFile, Models
+
+# Finds what a configuration reads beside its models, by the keys of :data:`config.READ`.
+READ_AT: dict[str, Callable[[str], Path]] = {
+    "head": resolve_head,
+    "datastore": resolve_datastore,
+    "state": find_state,
+    "table": lambda name: Path(present_path(name)),
+}
+
+
+def models_of(
+    pair: PairSpec, heads: Form | None, plug_in: bool = False, dtype: torch.dtype = torch.bfloat16
+) -> Models:
+    """The models' folders or hub ids. EAGLE heads that a program cannot read in the stored format
+    are written in the format `heads`, in the data type `dtype`, and kept; None for a program that
+    reads no heads. Drafts with a reduced vocabulary are written as plain ones, but not for our
+    `plug_in`.
+
+    Raises:
+        UserError: a model does not exist.
+    """
+    check_pair(pair)
+    target = load_config(pair.target)
+    drafts = {
+        name: _draft(pair, name, model, target, heads, plug_in, dtype)
+        for name, model in pair.drafts.items()
+    }
+    return Models(_place(pair.target), drafts)
+
+
+def placed(configuration: Configuration) -> Configuration:
+    """A configuration with absolute paths of its heads, datastores, states and tables. Raises
+    :class:`UserError` for a missing one."""
+    content = with_read(configuration.model_dump(mode="json"), _place_of)
+    return Configuration.model_validate(content)
+
+
+def _place_of(key: str, name: str) -> str:
+    place = READ_AT[key](name).resolve()
+    if not place.exists():
+        raise UserError(f"{key} {name}: there is none at {place}")
+    return str(place)
+
+
+def _draft(
+    pair: PairSpec,
+    name: str,
+    model: str,
+    target: PretrainedConfig,
+    heads: Form | None,
+    plug_in: bool,
+    dtype: torch.dtype,
+) -> DraftFile:
+    if not names_head(model):
+        config = load_config(model)
+        place = _place(model)
+        if isinstance(config, ReducedDraftConfig) and not plug_in:
+            try:
+                place = str(exported_draft(model, pair.target, dtype))
+            except UserError as error:
+                return DraftFile(place, "other", refused=str(error))
+        return DraftFile(place, "model", _logits(config) != _logits(target))
+    if heads is None:
+        return DraftFile(_place(model), "other")
+    if heads == "specforge" and (kind := _stored_kind(model)):
+        return DraftFile(_place(model), kind)
+    try:
+        folder = exported_head(model, fingerprints(pair)[name], target, dtype, heads)
+    except UserError as error:
+        return DraftFile(_place(model), "other", refused=str(error))
+    return DraftFile(str(folder), "eagle3")
+
+
+def _stored_kind(model: str) -> Literal["eagle", "eagle3"] | None:
+    """The kind of a head that SGLang reads in its stored form, by its architecture."""
+    architectures = read_config(head_folder(model), model).get("architectures") or ()
+    if "LlamaForCausalLMEagle3" in architectures:
+        return "eagle3"
+    return "eagle" if "LlamaForCausalLMEagle" in architectures else None
+
+
+def _logits(config: PretrainedConfig) -> int:
+    """The number of logits of a model, including padding after its last token."""
+    return int(config.get_text_config(decoder=True).vocab_size)
+
+
+def _place(model: str) -> str:
+    place = located(model)
+    return str(Path(place).resolve()) if Path(place).exists() else place

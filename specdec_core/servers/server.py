@@ -1,0 +1,225 @@
+"""The protocol of a server, and the values that it takes and gives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import (
+    Configuration,
+    DrafterSettings,
+    PairConfiguration,
+    PairSpec,
+    RunnerSettings,
+)
+from specdec_core.drafting.prompt_lookup import Occurrence, PromptLookupSettings
+
+if TYPE_CHECKING:
+    from specdec_core.cost import Profile
+    from specdec_core.models.pair import Pair
+    from specdec_core.servers.peer import Peer
+
+DraftKind = Literal["model", "eagle", "eagle3", "other"]
+Stage = Literal["plug_in", "bench", "serve", "profile"]
+
+
+class DraftFile(NamedTuple):
+    """A draft as another program finds it: its folder or hub id, and its kind. `eagle` is a head of
+    EAGLE or EAGLE-2; the program does not read the kind `other`, and `refused` may give the reason.
+    A `padded` model has the target's tokens, but a different number of logits."""
+
+    place: str
+    kind: DraftKind
+    padded: bool = False
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Models:
+    """A pair's models as another program finds them; the first draft is the default."""
+
+    target: str
+    drafts: Mapping[str, DraftFile]
+
+    def draft(self, name: str | None) -> DraftFile:
+        """The draft of this name, or the first one. Raises :class:`UserError` where there is no
+        such draft."""
+        if name is None:
+            name = next(iter(self.drafts), "")
+        if name not in self.drafts:
+            known = ", ".join(self.drafts) or "none"
+            raise UserError(f"drafter.draft: the pair has no draft {name!r} (it has: {known})")
+        return self.drafts[name]
+
+
+@dataclass(frozen=True)
+class Counterpart:
+    """The settings of a server for a drafter, and remarks on how its behaviour differs from
+    ours."""
+
+    settings: Mapping[str, Any]
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WrittenFiles:
+    """Files by their names, and the lines that use them from their folder."""
+
+    files: Mapping[str, str]
+    usage: str
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way to start a server: its name in tables and its settings, as in :class:`Counterpart`.
+
+    Attributes:
+        draft: the draft of the pair that it runs
+        plug_in: the configuration that our plug-in drafts by
+        with_ours: whether it has settings or a plug-in of this library
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    draft: str | None = None
+    plug_in: Configuration | None = None
+    with_ours: bool = False
+
+    @property
+    def autoregressive(self) -> bool:
+        return not self.settings and self.plug_in is None
+
+
+@dataclass(frozen=True)
+class ServedMode:
+    """A mode as an HTTP server with OpenAI's routes. `command(requests, port)` starts it on a port
+    of this machine, to decode up to `requests` requests together, with the variables
+    `environment`. `settings` are its engine's for one request."""
+
+    version: str
+    settings: dict[str, Any]
+    command: Callable[[int, int], Sequence[str]]
+    environment: Mapping[str, str]
+
+
+class Server(ABC):
+    """A program that decodes speculatively.
+
+    Every server has settings for some of our drafters. It takes part in further `stages` as it
+    declares them: `plug_in` (our drafters run inside it), `bench` (this library starts it and
+    decodes single requests), `serve` (this library starts its HTTP server), `profile` (its steps
+    are timed). The methods of a stage are called only on servers that
+    :func:`specdec_core.servers.table.server_of` gives for the stage.
+    """
+
+    name: ClassVar[str]  # as --to takes it
+    title: ClassVar[str]
+    version: ClassVar[str]  # with these settings
+    stages: ClassVar[frozenset[Stage]] = frozenset()
+    files: ClassVar[tuple[str, ...]] = ()  # that may be written for it
+    verified: ClassVar[bool] = False  # whether tests run the settings in the program itself
+    heads: ClassVar[Literal["speculators", "specforge"] | None] = None  # format of EAGLE heads
+    eagle: ClassVar[bool] = False  # whether it loads heads of the first generation, too
+    occurrence: ClassVar[Occurrence] = "latest"  # of an n-gram, after which its lookups copy
+    fixed_lengths: ClassVar[tuple[str, ...]] = ()  # kinds of drafters with one length a start
+    measures: ClassVar[bool] = False  # whether its plug-in measures what a target forward costs
+
+    # Settings
+
+    @abstractmethod
+    def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
+        """Its settings for a drafter; None if it has no counterpart."""
+
+    @abstractmethod
+    def written(self, counterpart: Counterpart, models: Models) -> WrittenFiles:
+        """The counterpart as the program reads it."""
+
+    def other_matches(self, drafter: PromptLookupSettings) -> tuple[str, ...]:
+        """The remark where its lookups copy after another occurrence than ours."""
+        if drafter.occurrence == self.occurrence:
+            return ()
+        return (
+            f"copies after an n-gram's {self.occurrence} occurrence, not the {drafter.occurrence}",
+        )
+
+    # Stage plug_in
+
+    def check_plug_in(self, configuration: Configuration, drafts: Sequence[str]) -> None:
+        """Raises :class:`UserError` for a configuration that the plug-in cannot draft by; `drafts`
+        are the models of the drafts that it runs."""
+        raise NotImplementedError
+
+    def plug_in_settings(self, configuration: Configuration) -> dict[str, Any]:
+        """The program's settings beside the plug-in's file."""
+        return {}
+
+    def plugged_in(
+        self, configuration: Configuration, models: Models, runner: RunnerSettings
+    ) -> WrittenFiles:
+        """The configuration for the plug-in; `runner` says how its draft models run. Raises
+        :class:`UserError` as :meth:`check_plug_in` does."""
+        raise NotImplementedError
+
+    def plug_in_mode(self, configuration: Configuration, name: str) -> Mode:
+        """The program with the plug-in."""
+        settings = self.plug_in_settings(configuration)
+        return Mode(name, settings, plug_in=configuration, with_ours=True)
+
+    # Stages bench and serve
+
+    def modes(self, pair: Pair, served: bool = False) -> list[Mode]:
+        """The modes that it is compared in, autoregressive decoding first; under load, `served`,
+        fewer, because each mode starts a server at each load."""
+        raise NotImplementedError
+
+    def missing(self, settings: Mapping[str, Any]) -> str | None:
+        """A line on what the program with some settings needs and is not installed; None where it
+        can start."""
+        return None
+
+    def peers(self, pair: Pair, modes: Sequence[Mode], shared: bool = False) -> list[Peer]:
+        """A peer for each mode, not yet open. Modes that differ in their length only may share a
+        process, if `shared`."""
+        raise NotImplementedError
+
+    def served(self, pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> ServedMode:
+        """A mode as an HTTP server whose compute threads are bound to `cores`, one each. Its files
+        are in `folder`, which must last as long as the server does. Raises :class:`UserError`
+        where the program is not installed."""
+        raise NotImplementedError
+
+    # Stage profile
+
+    def profile(self, pair: Pair, **sizes: Any) -> Profile:
+        """What its steps take, by `widths`, `contexts` and `batches`, of which unset ones are its
+        own, measured `repeats` times; an `observer` follows. Raises :class:`UserError` where it
+        does not run, or sizes do not fit."""
+        raise NotImplementedError
+
+    def compared(
+        self, drafters: Mapping[str, DrafterSettings | None], models: Models
+    ) -> list[Mode]:
+        """The modes of drafters that it has a counterpart of, by their names."""
+        modes = []
+        for name, drafter in drafters.items():
+            counterpart = self.counterpart(drafter, models)
+            if counterpart is not None:
+                draft = Configuration(drafter=drafter).draft_of(models.drafts)
+                modes.append(Mode(name, counterpart.settings, draft))
+        return modes
+
+
+PLUG_IN_FILE = "specdec.yaml"
+
+
+def plug_in_file(
+    configuration: Configuration, models: Models, runner: RunnerSettings
+) -> dict[str, str]:
+    """The file that plug-ins read, by its name; it names the models by where they are."""
+    drafts = {name: d.place for name, d in configuration.drafts_of(models.drafts).items()}
+    pair = PairSpec(target=models.target, drafts=drafts, runner=runner)
+    return {PLUG_IN_FILE: PairConfiguration(pair=pair, configuration=configuration).to_yaml()}

@@ -1,0 +1,147 @@
+"""Plug-in for vLLM: any drafter of chains as its `custom_class` proposer.
+
+    --speculative-config '{"method": "custom_class", "num_speculative_tokens": 8,
+                           "model": "specdec_core.servers.vllm.plug_in.Proposer"}'
+
+The variable SPECDEC_CONFIGURATION names the YAML file with `pair` and `configuration`. vLLM decodes
+and verifies; this module loads and caches the draft models. vLLM imports it by name and it imports
+nothing of vLLM before a proposer is made.
+
+The candidates depend on the sequence alone: a draft model proposes its most likely token. So vLLM's
+verification keeps the target's distribution at any temperature.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PairConfiguration
+from specdec_core.models.eagle.loading import names_head
+from specdec_core.models.loading import load_skeleton
+from specdec_core.models.pair import Pair, load_drafts
+from specdec_core.servers.plug_in_drafter import PlugInDrafter, check_chains, opened
+from specdec_core.servers.vllm import sampling
+
+PROGRAM = "vLLM"
+CLASS = f"{__name__}.Proposer"
+VARIABLE = "SPECDEC_CONFIGURATION"
+
+
+def check(configuration: Configuration, drafts: Sequence[str]) -> None:
+    """Raises :class:`UserError` for a configuration that the plug-in cannot draft by; `drafts` are
+    the models of the drafts that it runs."""
+    check_chains(configuration, PROGRAM)
+    if configuration.drafter is not None and configuration.drafter.reads_rejected:
+        raise UserError(
+            f"{configuration.label} learns from the target's tokens after rejected candidates,"
+            f" which {PROGRAM} does not tell"
+        )
+    if heads := [name for name in drafts if names_head(name)]:
+        raise UserError(
+            f"{heads[0]}: an EAGLE head reads the target's features, which {PROGRAM} does not give"
+            " a plug-in; export it without --plugin"
+        )
+
+
+class Proposer:
+    """Proposes candidates for the requests of a vLLM worker.
+
+    vLLM passes neither the request of a row of its batch, nor the end of a request. So a request is
+    found by its sequence before the latest tokens, whose number vLLM passes. A request that is not
+    found among the rows has ended or was preempted; its slot is free.
+
+    Raises:
+        UserError: the configuration is missing, or the plug-in cannot draft by it.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        chosen = _chosen()
+        configuration = chosen.configuration
+        drafts = configuration.drafts_of(chosen.pair.drafts)
+        check(configuration, list(drafts.values()))
+        model, speculative = vllm_config.model_config, vllm_config.speculative_config
+        device = str(vllm_config.device_config.device)
+        self.most, self.max_length = speculative.num_speculative_tokens, model.max_model_len
+        runner = {"device": device, "target_dtype": "float32", "max_length": self.max_length}
+        spec = chosen.pair.model_copy(
+            update={
+                "target": model.model,
+                "drafts": drafts,
+                "runner": chosen.pair.runner.model_copy(update=runner),
+            }
+        )
+        tokenizer, spec = opened(spec)
+        pair = Pair(spec, tokenizer, load_skeleton(spec.target), load_drafts(spec))
+        self.slots = vllm_config.scheduler_config.max_num_seqs
+        self.drafter = PlugInDrafter(pair, configuration, self.slots)
+        self._held: dict[bytes, list[int]] = {}  # the slots of each sequence
+        self._began = perf_counter()
+        sampling.repair()  # vLLM may have no entry point that calls it
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """vLLM has loaded its model, which the drafter does not need."""
+
+    def forget(self) -> None:
+        """Forget what was learned from earlier requests, while no request is decoded."""
+        self.drafter.forget()
+        self._held = {}
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: np.ndarray,
+        token_ids_cpu: np.ndarray,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Candidates for each row of the batch; none for a row in prefill.
+
+        Args:
+            sampled_token_ids: (rows,) the tokens that the step added to each sequence.
+            num_tokens_no_spec: (rows,) the lengths of the sequences, with these.
+            token_ids_cpu: (rows, longest) the sequences.
+        """
+        seconds, self._began = perf_counter() - self._began, perf_counter()
+        rows = [row for row, new in enumerate(sampled_token_ids) if len(new)]
+        sequences = {row: token_ids_cpu[row, : num_tokens_no_spec[row]] for row in rows}
+        before = {row: sequences[row][: -len(sampled_token_ids[row])] for row in rows}
+        slots = self._found(before)
+        rooms = {}
+        for row in rows:
+            new, slot = [int(token) for token in sampled_token_ids[row]], slots[row]
+            self.drafter.add(slot, new, seconds=seconds)
+            rooms[slot] = max(min(self.most, self.max_length - len(sequences[row]) - 1), 0)
+        self._held = {}
+        for row in rows:
+            self._held.setdefault(sequences[row].tobytes(), []).append(slots[row])
+        trees = self.drafter.propose(rooms)
+        return [
+            trees[slots[row]].tokens if row in slots else []
+            for row in range(len(sampled_token_ids))
+        ]
+
+    def _found(self, before: dict[int, np.ndarray]) -> dict[int, int]:
+        """The slot of each row: the slot with the same sequence, or else a new one."""
+        slots = {}
+        for row, sequence in before.items():
+            if same := self._held.get(sequence.tobytes()):
+                slots[row] = same.pop()
+        for slot in self.drafter.sequences.keys() - slots.values():
+            self.drafter.end(slot)
+        free = (slot for slot in range(self.slots) if slot not in self.drafter.sequences)
+        for row, slot in zip([row for row in before if row not in slots], free, strict=False):
+            slots[row] = slot
+            self.drafter.begin(slot, before[row].tolist())
+        return slots
+
+
+def _chosen() -> PairConfiguration:
+    file = os.environ.get(VARIABLE)
+    if not file:
+        raise UserError(f"{VARIABLE} must name the file that `specdec export --plugin` wrote")
+    return PairConfiguration.load(file)

@@ -1,0 +1,294 @@
+"""vLLM's CPU build, in a separate virtual environment and separate processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
+from specdec_core.config import Configuration, PairConfiguration, PairSpec
+from specdec_core.models.location import located
+from specdec_core.models.pair import Pair
+from specdec_core.servers.peer import Peer
+from specdec_core.servers.server import PLUG_IN_FILE, Mode, ServedMode
+from specdec_core.servers.vllm import plug_in, sampling
+from specdec_core.servers.vllm.child import Worker
+from specdec_core.servers.vllm.settings import MODULE, NEEDS_ARCTIC, TOKENS, any_load
+
+VENV = Path(__file__).parents[3] / ".venv-peers"
+_WORKER = Path(__file__).with_name("worker.py")
+# Seconds. The first start of a model compiles it; later ones find that on disk.
+_START, _DECODE = 1200, 600
+_ARCTIC = "arctic-inference==0.1.1"
+
+
+class VllmProcess:
+    """A long-lived process of vLLM in one mode, because the speculative settings are fixed at its
+    start. Several peers may share it."""
+
+    def __init__(self, pair: Pair, mode: Mode, requests: int = 1) -> None:
+        self.eos = sorted(pair.eos_token_ids)
+        self.version = "vllm"
+        self._spec, self._mode = pair.spec, mode
+        self._worker: Worker | None = None
+        self._folder = ExitStack()
+        self._engine = engine_settings(pair, mode, requests)
+        self._environment = {
+            **process_environment(pair.spec.runner.threads),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # front end and engine in one process
+        }
+        self.settings = {"engine": self._engine, "environment": self._environment}
+
+    def open(self) -> None:
+        """Start the process, if it is not running. Raises :class:`UserError` where it does not."""
+        if self._worker is not None:
+            return
+        name, plugged = self._mode.name, self._mode.plug_in
+        _check(name, self._mode.settings)
+        folder = Path(self._folder.enter_context(TemporaryDirectory()))
+        environment = inherited_environment() | self._environment | library_environment(folder)
+        if plugged is not None:
+            environment |= plug_in_environment(plugged, self._spec, folder)
+        # -P: the script's folder has modules named like the libraries it needs
+        self._worker = Worker(name, [str(interpreter()), "-P", str(_WORKER)], environment)
+        try:
+            hello = self._worker.ask({"engine": self._engine}, _START)
+        except BaseException:  # Ctrl-C too
+            self.close()
+            raise
+        self.version = hello["version"]
+        self.settings = {**self.settings, **hello["settings"]}
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The worker's answer (:mod:`specdec_core.servers.vllm.worker`)."""
+        assert self._worker is not None  # it is open
+        return self._worker.ask(question, _DECODE)
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """The result of a method of :class:`specdec_core.servers.vllm.steps.StepClock`."""
+        return self.ask({"call": method, "arguments": arguments})["result"]
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+        self._folder.close()
+
+
+class VllmPeer(Peer):
+    """vLLM in one mode. In a process with the settings of :func:`any_load`, its requests draft
+    `length` tokens."""
+
+    def __init__(self, mode: Mode, process: VllmProcess, length: int | None = None) -> None:
+        self.name, self.with_ours = mode.name, mode.with_ours
+        self.process, self._mode, self._length = process, mode, length
+        self._describe()
+
+    def _describe(self) -> None:
+        self.version = self.process.version
+        self.settings = {**self.process.settings, "speculative": dict(self._mode.settings)}
+
+    def open(self) -> None:
+        self.process.open()
+        self._describe()
+
+    def decode(
+        self,
+        prompt_tokens: tuple[int, ...],
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> list[int]:
+        request = {
+            "prompt": list(prompt_tokens),
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "seed": seed,
+            "eos": self.process.eos,
+            "length": self._length,
+        }
+        answer = self.process.ask(request)
+        self.steps = answer["steps"]
+        return list(answer["tokens"])
+
+    def forget(self) -> None:
+        self.process.call("forget")
+
+    def close(self) -> None:
+        self.process.close()
+
+
+def sharing_processes(pair: Pair, modes: Sequence[Mode]) -> list[Peer]:
+    """A peer for each mode; modes that differ in their length only share a process, which starts
+    with the longest of them."""
+
+    def way(mode: Mode) -> str:
+        return repr([item for item in mode.settings.items() if _fixed(mode) or item[0] != TOKENS])
+
+    processes = {}
+    for mode in sorted(modes, key=lambda mode: -mode.settings.get(TOKENS, 0)):
+        if way(mode) not in processes:
+            settings = mode.settings if _fixed(mode) else any_load(mode.settings)
+            processes[way(mode)] = VllmProcess(pair, replace(mode, settings=settings))
+    lengths = [None if _fixed(mode) else mode.settings[TOKENS] for mode in modes]
+    return [
+        VllmPeer(mode, processes[way(mode)], length)
+        for mode, length in zip(modes, lengths, strict=True)
+    ]
+
+
+def _fixed(mode: Mode) -> bool:
+    """Whether a running engine cannot change the length: with suffixes, or without speculation."""
+    return mode.settings.get("method") in (None, "suffix")
+
+
+def served(pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> ServedMode:
+    """A mode as vLLM's OpenAI server. Raises :class:`UserError` where vLLM is not installed."""
+    _check("vLLM", mode.settings)
+    installed = environment_folder() / "lib"
+    names = (path.name for path in installed.glob("python*/site-packages/vllm*-*.dist-info"))
+
+    def command(requests: int, port: int) -> list[str]:
+        where = {"host": "127.0.0.1", "port": port}
+        flags = as_flags({**engine_settings(pair, mode, requests), **where})
+        # -P: the current folder may have modules named like those that it needs
+        return [str(interpreter()), "-P", "-m", MODULE, *flags, "--disable-log-stats"]
+
+    bound = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))} if cores else {}
+    variables = inherited_environment() | process_environment(pair.spec.runner.threads) | bound
+    if mode.plug_in is not None:
+        variables |= library_environment(folder)
+        variables |= plug_in_environment(mode.plug_in, pair.spec, folder)
+    return ServedMode(
+        version=next(names, "vllm").removesuffix(".dist-info").replace("-", " "),
+        settings=engine_settings(pair, mode),
+        command=command,
+        environment=variables,
+    )
+
+
+def as_flags(settings: dict[str, Any]) -> list[str]:
+    """Engine arguments as the server's command line has them."""
+    flags = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            shown = json.dumps(value) if isinstance(value, dict) else str(value)
+            flags += [f"--{flag}", shown]
+    return flags
+
+
+def engine_settings(pair: Pair, mode: Mode, requests: int = 1) -> dict[str, Any]:
+    """vLLM's engine arguments for a mode, to decode up to `requests` requests together."""
+    return {
+        "model": located(pair.spec.target),
+        "generation_config": "vllm",  # not what the checkpoint asks for
+        "dtype": pair.spec.runner.target_dtype,
+        "max_model_len": pair.max_length,
+        "max_num_seqs": requests,
+        "enable_prefix_caching": False,
+        "kv_cache_memory_bytes": _kv_cache_bytes(pair, requests),
+        "speculative_config": dict(mode.settings) or None,
+    }
+
+
+def _kv_cache_bytes(pair: Pair, requests: int) -> int:
+    """Room for `requests` requests in all models, four times over: vLLM rounds up to blocks, and
+    takes all of it at the start, in each of many workers."""
+    total = 0
+    for model in (pair.target, *pair.drafts.values()):
+        config = model.config.get_text_config(decoder=True)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        total += 2 * config.num_hidden_layers * heads * width * 4 * pair.max_length
+    return max(1 << 26, 4 * requests * total)
+
+
+# The environment
+
+
+def environment_folder() -> Path:
+    """vLLM's virtual environment: beside this code; for a Ray job, which runs in a copy without it,
+    in the workspace."""
+    return VENV if VENV.exists() else workspace() / VENV.name
+
+
+def interpreter() -> Path:
+    return environment_folder() / "bin" / "python"
+
+
+def has_suffix() -> bool:
+    """Whether vLLM's environment has the package that suffix decoding needs."""
+    installed = environment_folder() / "lib"
+    return any(installed.glob("python*/site-packages/arctic_inference"))
+
+
+def missing(settings: Mapping[str, Any]) -> str | None:
+    """A line on what vLLM with some settings needs and is not installed; None where it can
+    start."""
+    if not interpreter().exists():
+        return f"no virtual environment at {environment_folder()}; `make bench-peers` makes it"
+    if settings.get("method") == "suffix" and not has_suffix():
+        return f"it {NEEDS_ARCTIC}: {interpreter()} -m pip install --no-deps {_ARCTIC}"
+    return None
+
+
+def _check(name: str, settings: Mapping[str, Any]) -> None:
+    """Raises :class:`UserError`, for the mode `name`, where vLLM cannot start."""
+    if (reason := missing(settings)) is not None:
+        raise UserError(f"{name}: {reason}")
+
+
+def process_environment(threads: int) -> dict[str, str]:
+    """Variables for a process of vLLM that computes on `threads` threads."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        # The n-gram proposer's; more of them than free cores wait for each other for seconds.
+        "NUMBA_NUM_THREADS": str(threads),
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+def inherited_environment() -> dict[str, str]:
+    """This process's variables for a process of vLLM: this environment's modules are not for that
+    one."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+
+
+def library_environment(folder: Path) -> dict[str, str]:
+    """Variables for a process of vLLM in which this library is installed, with its entry point for
+    vLLM: alone, by way of `folder`, without what is installed beside it."""
+    library = Path(__file__).parents[2]
+    (folder / library.name).symlink_to(library, target_is_directory=True)
+    installed = folder / "specdec-0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: specdec\nVersion: 0\n")
+    (installed / "entry_points.txt").write_text(
+        f"[{sampling.GROUP}]\n{sampling.NAME} = {sampling.ENTRY_POINT}\n"
+    )
+    return {"PYTHONPATH": str(folder)}
+
+
+def plug_in_environment(
+    configuration: Configuration, spec: PairSpec, folder: Path
+) -> dict[str, str]:
+    """Variables for such a process in which the plug-in drafts by a configuration, which is written
+    to `folder`."""
+    used = configuration.drafts_of(spec.drafts)
+    drafts = {name: located(model) for name, model in used.items()}
+    pair = spec.model_copy(update={"target": located(spec.target), "drafts": drafts})
+    chosen = PairConfiguration(pair=pair, configuration=configuration)
+    return {plug_in.VARIABLE: str(chosen.save(folder / PLUG_IN_FILE))}

@@ -1,0 +1,160 @@
+"""vLLM."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdec_core.config import Configuration, DrafterSettings, RunnerSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.servers.chains import fixed_chain
+from specdec_core.servers.server import (
+    PLUG_IN_FILE,
+    Counterpart,
+    Mode,
+    Models,
+    ServedMode,
+    Server,
+    WrittenFiles,
+    plug_in_file,
+)
+from specdec_core.servers.vllm.settings import (
+    FILE,
+    TOKENS,
+    chain_settings,
+    commands,
+    suffix_settings,
+)
+
+# torch takes a second to import, so the methods import what needs it.
+if TYPE_CHECKING:
+    from specdec_core.cost import Profile
+    from specdec_core.models.pair import Pair
+    from specdec_core.servers.peer import Peer
+
+log = logging.getLogger(__name__)
+
+SUFFIX = Mode("vLLM suffix", {"method": "suffix"})  # it chooses its lengths
+# The lengths that are compared, by the kind of a draft, and those of lookups.
+_LENGTHS = {"model": (3, 5, 7), "eagle3": (3, 5)}
+_LOOKUPS = (4, 8)
+_SERVED = (3, 4, 5)  # of these lengths those under load
+_TITLES = {"model": "draft model", "eagle3": "EAGLE-3"}
+
+
+class Vllm(Server):
+    name = "vllm"
+    title = "vLLM"
+    version = "0.32"
+    stages = frozenset({"plug_in", "bench", "serve", "profile"})
+    files = (FILE, PLUG_IN_FILE)
+    verified = True
+    heads = "speculators"
+    occurrence = "earliest"
+    fixed_lengths = ("suffix",)
+
+    def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
+        if drafter is None:
+            return Counterpart({})
+        if (chain := fixed_chain(drafter)) is not None:
+            return chain_settings(chain, models)
+        if isinstance(drafter, PromptLookupSettings):
+            settings = {
+                "method": "ngram",
+                TOKENS: drafter.max_tokens,
+                "prompt_lookup_min": drafter.min_ngram,
+                "prompt_lookup_max": drafter.max_ngram,
+            }
+            return Counterpart(settings, self.other_matches(drafter))
+        if isinstance(drafter, SuffixSettings) and not drafter.tree and drafter.min_match == 1:
+            return suffix_settings(drafter)
+        return None
+
+    def written(self, counterpart: Counterpart, models: Models) -> WrittenFiles:
+        if not counterpart.settings:
+            return WrittenFiles({}, commands(models.target))
+        text = json.dumps(dict(counterpart.settings), indent=1) + "\n"
+        return WrittenFiles({FILE: text}, commands(models.target, with_file=True))
+
+    def check_plug_in(self, configuration: Configuration, drafts: Sequence[str]) -> None:
+        from specdec_core.servers.vllm import plug_in
+
+        plug_in.check(configuration, drafts)
+
+    def plug_in_settings(self, configuration: Configuration) -> dict[str, Any]:
+        from specdec_core.servers.vllm import plug_in
+
+        assert configuration.drafter is not None  # it is checked
+        return {
+            "method": "custom_class",
+            "model": plug_in.CLASS,
+            TOKENS: configuration.drafter.depth,
+        }
+
+    def plugged_in(
+        self, configuration: Configuration, models: Models, runner: RunnerSettings
+    ) -> WrittenFiles:
+        from specdec_core.servers.vllm import plug_in
+
+        drafts = configuration.drafts_of(models.drafts)
+        self.check_plug_in(configuration, [draft.place for draft in drafts.values()])
+        text = json.dumps(self.plug_in_settings(configuration), indent=1) + "\n"
+        files = {FILE: text, **plug_in_file(configuration, models, runner)}
+        variables = f"{plug_in.VARIABLE}={PLUG_IN_FILE} "
+        return WrittenFiles(files, commands(models.target, True, variables))
+
+    def modes(self, pair: Pair, served: bool = False) -> list[Mode]:
+        from specdec_core.servers.model_files import models_of
+
+        models = models_of(pair.spec, self.heads, dtype=pair.target.dtype)
+        drafters: dict[str, DrafterSettings | None] = {"vLLM": None}
+        for name, draft in models.drafts.items():
+            for k in _compared(_LENGTHS.get(draft.kind, ()), served):
+                chain = DraftModelSettings(draft=name, policy=FixedSettings(max_tokens=k))
+                drafters[f"vLLM {_TITLES[draft.kind]} K={k}, {name}"] = chain
+        for k in _compared(_LOOKUPS, served):
+            drafters[f"vLLM n-gram K={k}"] = self.lookup(k)
+        modes = self.compared(drafters, models)
+        if (reason := self.missing(SUFFIX.settings)) is None:
+            modes.append(SUFFIX)
+        elif self.missing({}) is None:
+            log.warning("without vLLM's suffix decoding: %s", reason)
+        return modes
+
+    def lookup(self, tokens: int) -> PromptLookupSettings:
+        """N-grams of 2 to 4 tokens, as vLLM looks them up."""
+        return PromptLookupSettings(
+            min_ngram=2, max_ngram=4, max_tokens=tokens, occurrence=self.occurrence
+        )
+
+    def missing(self, settings: Mapping[str, Any]) -> str | None:
+        from specdec_core.servers.vllm.process import missing
+
+        return missing(settings)
+
+    def peers(self, pair: Pair, modes: Sequence[Mode], shared: bool = False) -> list[Peer]:
+        from specdec_core.servers.vllm.process import VllmPeer, VllmProcess, sharing_processes
+
+        if shared:
+            return sharing_processes(pair, modes)
+        return [VllmPeer(mode, VllmProcess(pair, mode)) for mode in modes]
+
+    def served(self, pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> ServedMode:
+        from specdec_core.servers.vllm.process import served
+
+        return served(pair, mode, cores, folder)
+
+    def profile(self, pair: Pair, **sizes: Any) -> Profile:
+        from specdec_core.servers.vllm.profile import profile_vllm
+
+        return profile_vllm(self, pair, **sizes)
+
+
+def _compared(lengths: Sequence[int], served: bool) -> list[int]:
+    return [k for k in lengths if not served or k in _SERVED]

@@ -1,0 +1,13 @@
+"""The modes of other programs, for tests that decode with them."""
+
+from __future__ import annotations
+
+from specdec_core.models.pair import Pair
+from specdec_core.servers.peer import Peer
+from specdec_core.servers.table import SERVERS
+
+
+def peers_of(pair: Pair, program: str) -> list[Peer]:
+    """A program in each of its modes, not yet open."""
+    server = SERVERS[program]
+    return server.peers(pair, server.modes(pair))

@@ -1,0 +1,124 @@
+"""Each program gets an EAGLE head as it reads it, or none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, parse
+from specdec_core.models.eagle import EagleOneHead, EagleSettings
+from specdec_core.models.eagle.formats.speculators import EagleCard
+from specdec_core.models.eagle.loading import save_head
+from specdec_core.models.pair import Pair
+from specdec_core.search.nearest import Nearest, counterpart_or_nearest
+from specdec_core.servers.model_files import models_of
+from specdec_core.servers.server import DraftFile, Models
+from specdec_core.servers.table import SERVERS
+from tests.specdec_core.models.eagle.pair_heads import head_of
+from tests.specdec_core.models.reduced_draft.drafts import write_draft
+
+CHAIN = {"kind": "draft_model", "draft": "head", "policy": {"kind": "fixed", "max_tokens": 4}}
+
+
+def exported(server: str, models: Models, configuration: Configuration) -> None:
+    """Find the settings of a server; fails where a replay looks for the nearest."""
+
+    def by_replay(*_: object) -> Nearest:
+        pytest.fail("the nearest was looked for")
+
+    counterpart_or_nearest(SERVERS[server], models, configuration, by_replay)
+
+
+def head_file(pair: Pair, folder: Path, server: str) -> DraftFile:
+    drafts = {**pair.spec.drafts, "head": str(folder)}
+    spec = pair.spec.model_copy(update={"drafts": drafts})
+    return models_of(spec, SERVERS[server].heads).drafts["head"]
+
+
+def eagle_one(pair: Pair, folder: Path, architecture: str) -> Path:
+    """A head of EAGLE-1 as its authors keep it, or as SGLang does."""
+    config = pair.target.config
+    settings = EagleSettings.for_target(config, config.vocab_size, feature_layers=(2,))
+    values = settings.layer_config().to_dict() | {"architectures": [architecture], "head_dim": None}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(values))
+    save_file(dict(EagleOneHead(settings).state_dict()), folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_a_draft_with_a_reduced_vocabulary_is_written_as_a_plain_one(
+    tiny_pair: Pair, tmp_path: Path
+) -> None:
+    """Our plug-ins read it as it is. For another target it is refused, when it is asked for."""
+    write_draft(tiny_pair.spec, tmp_path / "draft", list(range(1, 300, 3)))
+    name = str(tmp_path / "draft")
+    spec = tiny_pair.spec.model_copy(update={"drafts": {"head": name}})
+    written = models_of(spec, "speculators").drafts["head"]
+    assert (written.kind, written.padded) == ("model", False)
+    config = json.loads((Path(written.place) / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert models_of(spec, "speculators", plug_in=True).drafts["head"].place == name
+    other = spec.model_copy(update={"target": tiny_pair.spec.drafts["draft"]})
+    models = models_of(other, None)
+    own = parse(Configuration, {"drafter": CHAIN}, "test")
+    with pytest.raises(UserError, match=r"vLLM cannot load .*trained for another target"):
+        exported("vllm", models, own)
+
+
+@pytest.mark.parametrize("form", ["speculators", "int8"])
+def test_a_head_of_ours_is_written_for_those_that_read_it(
+    tiny_pair: Pair, tmp_path: Path, form: str
+) -> None:
+    head = head_of(tiny_pair, feature_layers=(1,))
+    save_head(head, tmp_path / "head", EagleCard(target="some/target"), form=form)
+    for server, architecture in (
+        ("vllm", "Eagle3DraftModel"),
+        ("sglang", "LlamaForCausalLMEagle3"),
+        ("trtllm", "LlamaForCausalLMEagle3"),
+    ):
+        draft = head_file(tiny_pair, tmp_path / "head", server)
+        assert draft.kind == "eagle3"
+        config = json.loads((Path(draft.place) / "config.json").read_text())
+        assert config["architectures"] == [architecture]
+        assert "fc.weight" in load_file(Path(draft.place) / "model.safetensors")  # not packed
+    assert head_file(tiny_pair, Path(draft.place), "sglang").place == draft.place
+    assert head_file(tiny_pair, tmp_path / "head", "transformers").kind == "other"
+
+
+def test_sglang_is_told_which_generation_a_head_is_of(tiny_pair: Pair, tmp_path: Path) -> None:
+    folder = eagle_one(tiny_pair, tmp_path / "its own", "LlamaForCausalLMEagle")
+    assert head_file(tiny_pair, folder, "sglang") == DraftFile(str(folder), "eagle")
+
+
+@pytest.mark.parametrize(
+    ("server", "architecture"),
+    [
+        ("vllm", "LlamaForCausalLM"),
+        ("sglang", "LlamaForCausalLM"),
+        ("trtllm", "LlamaForCausalLM"),
+        ("trtllm", "LlamaForCausalLMEagle"),  # as SGLang reads it
+    ],
+)
+def test_a_head_that_a_server_cannot_load_is_refused(
+    tiny_pair: Pair, tmp_path: Path, server: str, architecture: str
+) -> None:
+    """It is not replaced by what comes nearest; other drafts of the pair are not affected."""
+    folder = eagle_one(tiny_pair, tmp_path / "head", architecture)
+    drafts = {"head": str(folder), **tiny_pair.spec.drafts}
+    spec = tiny_pair.spec.model_copy(update={"drafts": drafts})
+    models = models_of(spec, SERVERS[server].heads)
+    own = parse(Configuration, {"drafter": CHAIN}, "test")
+    with pytest.raises(UserError, match=r"cannot load .*EAGLE-1"):
+        exported(server, models, own)
+    other = parse(Configuration, {"drafter": CHAIN | {"draft": "draft"}}, "test")
+    exported(server, models, other)

@@ -1,0 +1,248 @@
+"""vLLM's plug-in finds requests by their texts, and proposes what the engine would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PairConfiguration, PairSpec, RunnerSettings, parse
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair, load_pair
+from specdec_core.servers.table import SERVERS
+from specdec_core.servers.vllm import plug_in
+from specdec_core.servers.vllm.process import VENV
+from tests.conftest import save_random_head
+from tests.peers import peers_of
+
+PRODUCT = {"kind": "confidence_product", "threshold": 0.3, "max_tokens": 5}
+CHAIN = {"kind": "draft_model", "policy": PRODUCT}
+HYBRID = {"kind": "hybrid", "lookup": {"kind": "suffix", "max_tokens": 5}, "otherwise": CHAIN}
+TEXTS = [[7, 8, 9, 10, 11] * 3 + [7, 8], list(range(20, 33)), [7, 8, 9, 10, 11] * 3 + [7, 8], [5]]
+NEW, MOST = 20, 5
+
+
+def configured(drafter: dict[str, Any]) -> Configuration:
+    return parse(Configuration, {"drafter": drafter}, "test")
+
+
+def proposer(
+    pair: Pair, drafter: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> plug_in.Proposer:
+    """One as vLLM makes it, for four requests at once."""
+    chosen = PairConfiguration(pair=pair.spec, configuration=configured(drafter))
+    monkeypatch.setenv(plug_in.VARIABLE, str(chosen.save(folder / "specdec.yaml")))
+    monkeypatch.setattr(plug_in.sampling, "repair", lambda: None)  # vLLM is not here
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(model=pair.spec.target, max_model_len=128),
+        speculative_config=SimpleNamespace(num_speculative_tokens=MOST),
+        scheduler_config=SimpleNamespace(max_num_seqs=4),
+        device_config=SimpleNamespace(device=torch.device("cpu")),
+    )
+    return plug_in.Proposer(config)
+
+
+def rounds(
+    proposer: plug_in.Proposer, outputs: dict[int, list[int]], orders: Iterator[list[int]]
+) -> dict[int, list[int]]:
+    """How many tokens each round of a text added, when vLLM verifies what is proposed against
+    `outputs`. `orders` has the rows of each step; texts may be absent and come again."""
+    ended = {n: 0 for n in outputs}
+    candidates: dict[int, list[int]] = {n: [] for n in outputs}
+    added: dict[int, list[int]] = {n: [] for n in outputs}
+    while any(ended[n] < NEW for n in outputs):
+        rows = [n for n in next(orders) if ended[n] < NEW]
+        new = []
+        for n in rows:
+            left = outputs[n][ended[n] :]
+            agreed = 0
+            while agreed < min(len(left) - 1, len(candidates[n])):
+                if left[agreed] != candidates[n][agreed]:
+                    break
+                agreed += 1
+            new.append(left[: agreed + 1])
+            ended[n] += agreed + 1
+            added[n].append(agreed + 1)
+        texts = [TEXTS[n] + outputs[n][: ended[n]] for n in rows]
+        ids = np.zeros((len(rows), 128), dtype=np.int32)
+        for row, text in enumerate(texts):
+            ids[row, : len(text)] = text
+        # A prompt of which only a part is read has no tokens yet.
+        ids = np.vstack([ids, np.full((1, 128), 3, dtype=np.int32)])
+        lengths = np.array([*map(len, texts), 10])
+        proposed = proposer.propose([*new, []], lengths, ids, slot_mappings=None)
+        assert proposed[-1] == []
+        assert all(len(tokens) <= MOST for tokens in proposed)
+        candidates |= dict(zip(rows, proposed[:-1], strict=True))
+    return added
+
+
+def decoded(
+    pair: Pair, drafter: dict[str, Any]
+) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """What the engine writes after each text, and how many tokens each of its rounds adds."""
+    requests = [Request(str(n), tuple(t), NEW, ignore_eos=True) for n, t in enumerate(TEXTS)]
+    generations = Engine(pair, configured(drafter), 4).generate(requests)
+    outputs = {n: generation.tokens for n, generation in enumerate(generations)}
+    return outputs, {n: [r.generated for r in g.rounds] for n, g in enumerate(generations)}
+
+
+def in_turns() -> Iterator[list[int]]:
+    """Two identical texts among four, in changing rows."""
+    while True:
+        yield [0, 1, 2, 3]
+        yield [3, 2, 0, 1]
+
+
+def with_pauses() -> Iterator[list[int]]:
+    while True:
+        yield [0, 1]
+        yield [2, 3, 1]
+
+
+def test_a_text_that_is_longer_than_a_draft_can_hold_gets_no_candidates(
+    longrope_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(longrope_folder)
+    runner = RunnerSettings(max_length=64, target_dtype="float32", draft_dtype="float32")
+    pair = load_pair(PairSpec(target=folder, drafts={"same": folder}, runner=runner))
+    chain = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": MOST}}
+    own = proposer(pair, chain, tmp_path, monkeypatch)
+    ids = np.arange(2 * 128, dtype=np.int32).reshape(2, 128)
+    short, long = own.propose([[9], [127 + 80]], np.array([10, 80]), ids)
+    assert short
+    assert long == []
+
+
+def test_what_the_target_can_hold_here_limits_no_candidates(
+    longrope_folder: Path, tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its positions change at 64 tokens, which this engine does not do."""
+    other = tiny_pair.spec.model_copy(update={"target": str(longrope_folder)})
+    chain = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": MOST}}
+    for drafter in (chain, {"kind": "prompt_lookup"}):
+        own = proposer(replace(tiny_pair, spec=other), drafter, tmp_path, monkeypatch)
+        ids = np.resize(np.arange(7, 12, dtype=np.int32), (1, 128))
+        [candidates] = own.propose([[int(ids[0, 79])]], np.array([80]), ids)
+        assert candidates
+
+
+@pytest.mark.parametrize("drafter", [HYBRID, CHAIN], ids=["hybrid", "chain"])
+def test_requests_are_found_by_their_texts(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafter: dict[str, Any]
+) -> None:
+    outputs, expected = decoded(tiny_pair, drafter)
+    assert sum(len(own) for own in expected.values()) < 4 * NEW
+    own = proposer(tiny_pair, drafter, tmp_path, monkeypatch)
+    assert rounds(own, outputs, in_turns()) == expected
+    # The places of the first requests serve the next; those that pause are read anew.
+    assert rounds(own, outputs, with_pauses()) == expected
+
+
+@pytest.mark.parametrize("kind", ["svip", "specdecpp"])
+def test_policies_stop_where_the_engines_do(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    save_random_head(tiny_pair, "specdecpp", tmp_path / "head")
+    policy = {"kind": "svip", "threshold": 1.5, "max_tokens": MOST}
+    if kind == "specdecpp":
+        policy |= {"kind": kind, "threshold": 0.7, "head": str(tmp_path / "head")}
+    drafter = CHAIN | {"policy": policy}
+    outputs, expected = decoded(tiny_pair, drafter)
+    assert sum(len(own) for own in expected.values()) < 4 * NEW
+    own = proposer(tiny_pair, drafter, tmp_path, monkeypatch)
+    assert rounds(own, outputs, in_turns()) == expected
+    assert rounds(own, outputs, with_pauses()) == expected
+
+
+def test_a_schedule_drafts_by_how_many_texts_there_are(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = {"kind": "schedule", "ranges": {1: CHAIN, 3: None}}
+    outputs, expected = decoded(tiny_pair, CHAIN)
+    own = proposer(tiny_pair, schedule, tmp_path, monkeypatch)
+    many = rounds(own, outputs, iter([[0, 1, 2, 3]] * NEW))
+    assert many == {n: [1] * NEW for n in outputs}
+    few = {n: outputs[n] for n in (1, 3)}
+    assert rounds(own, few, iter([[1, 3]] * NEW)) == {n: expected[n] for n in few}
+
+
+PRE_CUT = CHAIN | {"policy": {"kind": "pre_cut", "target_cost": 4, "max_tokens": MOST}}
+BANDIT = {"kind": "bandit", "arms": [{"kind": "prompt_lookup", "max_tokens": MOST}, CHAIN]}
+
+
+@pytest.mark.parametrize("drafter", [PRE_CUT, BANDIT], ids=["pre_cut", "bandit"])
+def test_what_learns_from_round_to_round_drafts_what_is_accepted(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafter: dict[str, Any]
+) -> None:
+    """The order of the rows decides who learns first, so the rounds are not the engine's."""
+    outputs, _ = decoded(tiny_pair, drafter)
+    own = proposer(tiny_pair, drafter, tmp_path, monkeypatch)
+    for orders in (in_turns(), with_pauses()):
+        added = rounds(own, outputs, orders)
+        assert {n: sum(each) for n, each in added.items()} == {n: NEW for n in outputs}
+        assert sum(len(each) for each in added.values()) < 4 * NEW
+
+
+def test_what_was_learned_from_earlier_requests_is_forgotten(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = {"kind": "suffix", "memory": "all", "max_tokens": MOST}
+    outputs = {1: list(range(40, 40 + NEW))}  # nothing in it repeats
+    own = proposer(tiny_pair, shared, tmp_path, monkeypatch)
+    first, again = (len(rounds(own, outputs, iter([[1]] * 99))[1]) for _ in range(2))
+    own.forget()
+    assert len(rounds(own, outputs, iter([[1]] * 99))[1]) == first == NEW
+    assert again < first
+
+
+@pytest.mark.parametrize(
+    ("drafter", "reason"),
+    [
+        ({"kind": "tree"}, "drafts trees, vLLM verifies chains alone"),
+        ({"kind": "token_cache", "phrases": 1}, "after rejected candidates"),
+        (CHAIN | {"policy": {"kind": "pre_cut"}}, "target_cost: profile: vLLM has no profile"),
+    ],
+)
+def test_what_the_plug_in_cannot_draft_by_is_refused(
+    tiny_pair: Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: dict[str, Any],
+    reason: str,
+) -> None:
+    with pytest.raises(UserError, match=reason):
+        proposer(tiny_pair, drafter, tmp_path, monkeypatch)
+
+
+def test_heads_and_a_missing_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="EAGLE head reads the target's features"):
+        plug_in.check(configured(CHAIN), ["bundled:smollm2-eagle"])
+    monkeypatch.delenv(plug_in.VARIABLE, raising=False)
+    with pytest.raises(UserError, match="SPECDEC_CONFIGURATION must name the file"):
+        plug_in.Proposer(None)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not (VENV / "bin" / "python").exists(), reason="vLLM is not installed")
+def test_vllm_writes_the_same_with_the_plug_in() -> None:
+    runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
+    pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}, runner=runner))
+    [reference, *_] = peers_of(pair, "transformers")
+    server = SERVERS["vllm"]
+    [peer] = server.peers(pair, [server.plug_in_mode(configured(HYBRID), "hybrid")])
+    texts = [tuple(text) for text in TEXTS[:2]]
+    with reference, peer:
+        for text in texts:
+            assert peer.decode(text, 32) == reference.decode(text, 32)
+            assert peer.steps is not None
+            assert max(peer.steps) > 1
+        peer.forget()
+        assert peer.decode(texts[0], 32) == reference.decode(texts[0], 32)

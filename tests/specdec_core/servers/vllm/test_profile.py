@@ -1,0 +1,66 @@
+"""A profile of vLLM says what its steps took."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.models.pair import Pair
+from specdec_core.servers.table import SERVERS
+from specdec_core.servers.vllm import profile as vllm_profile
+from specdec_core.servers.vllm.profile import LENGTHS, assembled
+
+OVERHEAD, LOOKUP, BEGUN, EACH, DRAFT_READS = 2e-3, 4e-4, 1e-3, 5e-4, 2e-5
+SHAPES = [(rows, context) for rows in (1, 4) for context in (64, 256)]
+
+
+def step(rows: int, context: int, width: int) -> float:
+    """Seconds of a step of the target in this made-up engine."""
+    return OVERHEAD + 4e-3 + 2e-4 * rows * width + 1e-6 * rows * context
+
+
+def reading(tokens: int) -> float:
+    """Seconds of the step that reads a prompt."""
+    return OVERHEAD + 4e-3 + 1e-4 * tokens
+
+
+def test_times_of_steps_are_split_and_put_together_again(tiny_pair: Pair) -> None:
+    widths = (1, 2, 3, 5, 8)
+    steps = {
+        vllm_profile._PLAIN: {(r, c, 0): step(r, c, 1) for r, c in SHAPES},
+        vllm_profile._NGRAM: {
+            (r, c, w - 1): step(r, c, w) + LOOKUP for r, c in SHAPES for w in widths
+        },
+        "draft": {
+            (r, c, k): step(r, c, 1 + k) + BEGUN + EACH * k for r, c in SHAPES for k in LENGTHS
+        },
+    }
+    prompts = {
+        vllm_profile._PLAIN: {tokens: reading(tokens) for tokens in (32, 128)},
+        "draft": {t: reading(t) + DRAFT_READS * t + BEGUN + EACH for t in (32, 128)},
+    }
+    profile = assembled(tiny_pair, steps, prompts, OVERHEAD, "vllm 0.32.0")
+    assert profile.device == "cpu, vllm 0.32.0"
+    assert profile.whole_chains
+    drafting = profile.prefill_seconds([64], ["draft"]) - profile.prefill_seconds([64])
+    assert drafting == pytest.approx(64 * DRAFT_READS, rel=1e-3)
+    first = profile.t_target() + OVERHEAD
+    assert profile.prefill_seconds([64]) + first == pytest.approx(reading(64), rel=1e-3)
+    chain = DraftModelSettings(draft="draft", policy=FixedSettings(max_tokens=4))
+    for drafter, seconds in (
+        (chain, step(1, 256, 5) + BEGUN + 4 * EACH),
+        (PromptLookupSettings(), step(1, 256, 5) + LOOKUP),
+    ):
+        under = profile.under(Configuration(drafter=drafter))
+        forwards = 4 if drafter is chain else 0
+        assert under.round_seconds(4, forwards, forwards, "draft", 256) == pytest.approx(seconds)
+    assert profile.autoregressive_seconds(10, 64) == pytest.approx(10 * step(1, 64, 1))
+
+
+def test_contexts_that_do_not_fit_are_refused_before_vllm_starts(tiny_pair: Pair) -> None:
+    with pytest.raises(UserError, match="more than the"):
+        SERVERS["vllm"].profile(tiny_pair, contexts=(tiny_pair.max_length,))
