@@ -2,10 +2,12 @@
 
 On real prompts no text comes twice, so texts cannot be counted. But each sampled token y has a
 known distribution p, the target's given the text before it, and for a function f in [0, 1] that is
-chosen before y is known, f(y) − E_p f is a martingale difference of known variance. Their sum over
-all tokens of all texts, in units of its standard deviation, is normal (the martingale central limit
-theorem) where sampling is lossless. For the indicator of a set of tokens the mean difference is by
-how much too often they are sampled: at most the total variation from p.
+chosen before y is known, f(y) − E_p f is a martingale difference of known variance. For the
+indicator of a set of tokens the mean difference is by how much too often they are sampled: at most
+the total variation from p. How often tokens of the set were sampled is compared with the law of a
+sum of independent indicators with these expectations (Poisson binomial), which has the sum's mean
+and variance where sampling is lossless, and unlike a normal law its skewness, too: sets that are
+rarely drawn would exceed a normal law's limits too often.
 
 The sets are those that a fault of verification would favour: what a draft proposes more often than
 the target would (for a law (1 − λ)p + λq their shift is all of λ TV(p, q)), what a lookup
@@ -18,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 
+import numpy as np
 import torch
 from scipy.stats import norm
 from torch import Tensor
@@ -34,6 +37,7 @@ from specdec_core.tokens.text_warper import TextRules, TextWarper
 LEVEL = 1e-3  # false alarms of all sets together
 _POWER = 0.99
 _MATCH = 3  # tokens that a copied one comes after, at most
+_NEGLIGIBLE = 1e-15  # of the probabilities of counts
 _SLACK = 1e-3  # of top-p and min-p: rounding decides at their border
 
 Text = tuple[tuple[int, ...], list[int]]  # a prompt and its output
@@ -96,30 +100,39 @@ def compare(
 
 @dataclass
 class _Sum:
-    """Of the indicators of a set over all tokens: how often it was drawn beyond its probability,
-    and the variance of that."""
+    """Of the indicators of a set over all tokens: their expectations, and how many of the tokens
+    that were drawn are in the set."""
 
-    excess: float = 0.0
-    variance: float = field(default=0.0)
+    expected: list[float] = field(default_factory=list)
+    drawn: int = 0
 
     def add(self, members: Tensor, probs: Tensor, drawn: Tensor) -> None:
         expected = (probs * members).sum(dim=-1) / probs.sum(dim=-1)
-        self.excess += float((members.gather(1, drawn)[:, 0].double() - expected).sum())
-        self.variance += float((expected * (1 - expected)).clamp(min=0).sum())
+        self.expected += expected.clamp(0, 1).tolist()
+        self.drawn += int(members.gather(1, drawn).sum())
 
     def favour(self, kind: str, tokens: int, sets: int) -> Favour:
-        deviation = sqrt(self.variance)
-        # Nothing can be found where the set is never in doubt.
-        p_value = 2 * float(norm.sf(abs(self.excess) / deviation)) if deviation else 1.0
+        deviation = sqrt(sum(p * (1 - p) for p in self.expected))
         found = float(norm.isf(LEVEL / sets / 2) + norm.ppf(_POWER)) * deviation
         count = max(tokens, 1)
         return Favour(
             kind=kind,
-            shift=self.excess / count,
+            shift=(self.drawn - sum(self.expected)) / count,
             error=deviation / count,
-            p_value=p_value,
+            p_value=_p_value(self.drawn, self.expected),
             detectable=found / count,
         )
+
+
+def _p_value(count: int, expected: Sequence[float]) -> float:
+    """The two-sided p-value of `count` under the law of a sum of independent indicators."""
+    law, least = np.ones(1), 0  # law[n]: the probability of least + n
+    for p in expected:
+        law = np.convolve(law, (1 - p, p))
+        kept = np.flatnonzero(law > _NEGLIGIBLE)
+        law, least = law[kept[0] : kept[-1] + 1], least + int(kept[0])
+    counts = least + np.arange(len(law))
+    return min(1.0, 2 * float(min(law[counts <= count].sum(), law[counts >= count].sum())))
 
 
 def _kinds(pair: Pair, sampling: Sampling) -> dict[str, Favoured]:
