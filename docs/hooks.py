@@ -93,10 +93,10 @@ def keys() -> str:
     )
     from specdec_core.config.kinds import DRAFTERS, POLICIES, KindSettings, kinds_of
     from specdec_core.cost.hardware import Hardware, TargetSeconds
-    from specdec_core.cost.steps import EngineTerms, ForwardTerms, StepTimes
+    from specdec_core.prompts.source import PromptSource
     from specdec_core.search.load.trace import TraceRequest
     from specdec_core.search.load.workload import LiveSettings, Slo, Workload
-    from specdec_core.search.plan import Plan, ProfileSettings, PromptSource, RaceSettings
+    from specdec_core.search.plan import Plan, ProfileSettings, RaceSettings
     from specdec_core.search.space import Trees
 
     parts = ["## A pair and a configuration", _model(PairConfiguration)]
@@ -115,8 +115,7 @@ def keys() -> str:
         f"### {kind}\n\n{_model(settings)}"
         for kind, settings in kinds_of(DRAFTERS, KindSettings).items()
     ]
-    parts += ["## Step times", _model(StepTimes), "### Forward terms", _model(ForwardTerms)]
-    parts += ["### Engine terms", _model(EngineTerms), "## Length policies"]
+    parts += ["## Length policies"]
     parts += [
         f"### {kind}\n\n{_model(settings)}"
         for kind, settings in kinds_of(POLICIES, KindSettings).items()

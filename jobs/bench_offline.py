@@ -67,10 +67,6 @@ def main(
     compile: Graphs = None,
     threads: Threads = None,
     dtype: DType = None,
-    baseline: Annotated[
-        Path | None,
-        Option(help="Spec-Bench answer file to compare its tasks' speeds with."),
-    ] = None,
     only: Only = None,
     quick: Annotated[
         bool, Option("--quick", help="A first look: 4 prompts, 32 new tokens, once.")
@@ -79,9 +75,9 @@ def main(
     fresh: MeasureAgain = False,
 ) -> None:
     """Decode the same prompts with this engine, transformers and vLLM, interleaved. Report the
-    speedups, whether each writes what the target model alone would write, and how close this engine
-    comes to the physical limit. Interrupted, the same command resumes with the repeat that it was
-    at. Run it on an otherwise idle machine."""
+    speedups, whether each writes what the target model alone would write, and where this engine's
+    time goes. Interrupted, the same command resumes with the repeat that it was at. Run it on an
+    otherwise idle machine."""
     options = plan_options(
         config,
         target,
@@ -105,11 +101,10 @@ def main(
     from dashboards.reports.bench import report
     from specdec_core.evidence.bench.benchmark import BenchPlan, open_peers, run_bench
     from specdec_core.evidence.bench.result import Take
-    from specdec_core.evidence.bench.spec_bench import read_answers, write_answers
+    from specdec_core.evidence.bench.spec_bench import write_answers
 
     plan = BenchPlan.load(rows or ROWS, **merged(QUICK if quick else {}, options))
     folder = result_folder(name, plan)
-    answers = read_answers(baseline) if baseline is not None else None
     pair, asked = load(plan, plan.prompts.limit)
     with measuring(plan, folder, pair, asked, name, Take, fresh) as under_way:
         pair, modes = under_way.pair, under_way.our_modes
@@ -126,7 +121,7 @@ def main(
         def write_spec_bench(place: Path, result: BenchResult = result) -> None:
             write_answers(result, place, decode)
 
-        deliver(result, report(result, answers), asked, folder, write_spec_bench)
+        deliver(result, report(result), asked, folder, write_spec_bench)
     end(len(result.unequal()))
 
 

@@ -10,16 +10,13 @@ from typer import Option
 
 from jobs.choice import choose
 from jobs.console import console, deliver, run
-from jobs.options import Config, Name, check_name, sizes
+from jobs.options import Config, Hardware, Name, ProfileFile, check_name, check_times, sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import PairConfiguration
 from specdec_core.search.load.workload import Slo
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from specdec_core.recordings.replay import Replay
     from specdec_core.recordings.schema import Recording
 
 SHARE = 0.95
@@ -45,13 +42,8 @@ def main(
     ] = None,
     share: Annotated[float, Option(help="Of the requests that must keep the limits.")] = SHARE,
     config: Config = None,
-    hardware: Annotated[
-        Path | None,
-        Option(
-            help="Step times, or forward times of another machine (YAML); unset, the workspace's,"
-            " measured if missing."
-        ),
-    ] = None,
+    hardware: Hardware = None,
+    profile: ProfileFile = None,
     slots: Annotated[int, Option(min=1, help="Requests that a replica decodes together.")] = 16,
     step_tokens: Annotated[int, Option(min=1, help="Tokens that a replica's step feeds.")] = 256,
     cache_tokens: Annotated[
@@ -70,25 +62,14 @@ def main(
     seconds: Annotated[
         float, Option(min=1, help="Seconds of arrivals to simulate, at least.")
     ] = 20.0,
-    check: Annotated[
-        bool,
-        Option(
-            "--check",
-            help="Also decode live, with 1, 4, … clients and at 50 and 80 % of the rate that all"
-            " slots answer, and compare.",
-        ),
-    ] = False,
-    check_requests: Annotated[
-        int | None, Option(min=1, help="With --check: requests at each rate; unset, 200.")
-    ] = None,
     name: Name = None,
 ) -> None:
     """Simulate requests that come at a rate, and find the fewest replicas that answer them within
     the limits; or find the rate that a number of replicas carries.
 
     Replayed rounds take the place of models (of a configuration that cannot be replayed, rounds
-    that are decoded live once), fitted step times that of the machine, and the scheduler is the
-    live engine's.
+    that are decoded live once), the pair's forward times that of the machine, and the scheduler is
+    the live engine's.
     """
     check_name(name)
     objective = Slo.read(slo, "--slo")
@@ -104,19 +85,16 @@ def main(
     numbers = sizes(replicas, "--replicas") if replicas is not None else ()
     routing = _one_of(router, "--router", ("two_choices", "least_loaded", "round_robin"))
     gaps = _one_of(arrivals, "--arrivals", ("poisson", "constant"))
+    check_times(hardware, profile)
     chosen, source = choose(config)
-    if check_requests is not None and not check:
-        raise UserError("--check-requests needs --check")
-    if hardware is not None and check:
-        raise UserError("--check compares with this machine, not with --hardware")
 
     # torch and MLflow take seconds to import.
     from dashboards.progress import ConsoleProgress
     from dashboards.reports.capacity import report
     from dashboards.sections import ReportOrigin
-    from specdec_core.cost.steps import load_step_times
+    from specdec_core.cost.steps import StepTimes
     from specdec_core.engine.scheduler import Limits
-    from specdec_core.measure.step_times import step_times
+    from specdec_core.measure.forward_times import forward_times, origin
     from specdec_core.recordings.replay import Replay
     from specdec_core.search.load.answers import replayed_answers
     from specdec_core.search.load.capacity import (
@@ -126,7 +104,7 @@ def main(
         mean_rate,
     )
     from specdec_core.search.load.decoded import decoded_live, with_live
-    from specdec_core.search.load.simulator import Router, asks_of, asks_of_trace
+    from specdec_core.search.load.simulator import Router, shapes_of, shapes_of_trace
     from specdec_core.search.load.traffic import read_requests
 
     recording = _recording(traces, chosen)
@@ -139,17 +117,16 @@ def main(
         chosen = chosen.model_copy(update={"configuration": own})
     replay = Replay(recording, hidden=bool(chosen.configuration.heads), drawn=True)
     with ConsoleProgress(console) as progress:
-        if hardware is not None:
-            times = load_step_times(hardware, list(pair.drafts))
-        else:
-            times = step_times(pair, workspace() / "steps.json", slots, progress)
-        chosen = chosen.model_copy(update={"configuration": chosen.configuration.priced(times)})
+        weights = recording.header.fingerprints
+        known = forward_times(pair, [chosen.configuration], hardware, profile, progress, weights)
+        chosen = chosen.model_copy(update={"configuration": chosen.configuration.priced(known)})
+        times = StepTimes.of(known.under(chosen.configuration))
         replay = with_live(replay, [chosen.configuration], progress)
     answers = replayed_answers(replay, chosen.configuration)
     limits = Limits(slots, step_tokens, cache_tokens).verifying(chosen.configuration.candidates)
-    asked = asks_of_trace(answers, requests, recording.header.max_new_tokens)
-    asked = asked or asks_of(answers, len(answers))
-    longest = max(ask.prompt_tokens + ask.most for ask in asked)
+    asked = shapes_of_trace(answers, requests, recording.header.max_new_tokens)
+    asked = asked or shapes_of(answers, len(answers))
+    longest = max(shape.prompt_tokens + shape.most for shape in asked)
     if not limits.holds(longest):
         raise UserError(
             f"--cache-tokens {cache_tokens}: too few for the longest prompt and answer, which take"
@@ -164,9 +141,6 @@ def main(
             results = [least_replicas(service, rate, objective, share)]
         else:
             results = [greatest_rate(service, n, objective, share) for n in numbers]
-        checked = []
-        if check:
-            checked = _check(chosen, replay, limits, check_requests, progress)
 
     folder = workspace() / "capacity" / (name or recording.folder.name)
     coming = f"{gaps} arrivals, {results[0].seconds:.3g} s of them"
@@ -180,7 +154,7 @@ def main(
         f" tokens and answers of {mean(a.most for a in asked):.0f}, on average",
         f"replicas of {slots} slots, routed {routing.replace('_', ' ')}"
         + (f", {routers} × {router_ms:g} ms a request" if router_ms else ""),
-        f"step times: {hardware or times.device}",
+        origin(known, hardware),
     ]
     params: dict[str, Any] = {
         "recording": recording.folder.name,
@@ -195,9 +169,8 @@ def main(
         "router_ms": router_ms,
         "routers": routers,
     }
-    origin = ReportOrigin(name=folder.name, pair=pair.name, notes=notes, params=params)
-    files = [] if hardware else [workspace() / "steps.json"]
-    deliver(report(results, checked, chosen.configuration, origin), folder, "capacity", files)
+    place = ReportOrigin(name=folder.name, pair=pair.name, notes=notes, params=params)
+    deliver(report(results, chosen.configuration, place), folder, "capacity")
 
 
 def _recording(traces: str | None, chosen: PairConfiguration) -> Recording:
@@ -216,24 +189,6 @@ def _recording(traces: str | None, chosen: PairConfiguration) -> Recording:
             " whose rounds are simulated: `specdec record` makes one"
         )
     return recording
-
-
-def _check(
-    chosen: PairConfiguration,
-    replay: Replay,
-    limits: Any,
-    requests: int | None,
-    progress: Any,
-) -> list[pd.DataFrame]:
-    """The tables of live and simulated measures: with clients, and at rates."""
-    from specdec_core.models.pair import load_pair
-    from specdec_core.search.load.check import CLIENTS, REQUESTS, LoadChecker
-
-    clients = [n for n in CLIENTS if n <= limits.slots]
-    pair = load_pair(replay.header.pair)
-    checker = LoadChecker(pair, replay, [chosen.configuration], limits, progress)
-    closed, opened = checker.with_clients(clients), checker.at_rates(number=requests or REQUESTS)
-    return [closed, opened]
 
 
 def _one_of(value: str, option: str, values: tuple[str, ...]) -> Any:

@@ -35,9 +35,9 @@ def main(
         fetch(model)
 
     # Ray and torch take seconds to import.
-    from cluster.recording import RecordingPlan
     from cluster.session import ray_session
     from jobs.record import record
+    from specdec_core.recordings.plan import RecordingPlan
     from specdec_core.search.plan import load_plan
 
     config = SWEEPS[model]

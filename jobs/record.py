@@ -26,7 +26,7 @@ from specdec_core.config import PairSpec, Sampling, parse
 from specdec_core.prompts.chat import AUTO
 
 if TYPE_CHECKING:
-    from cluster.recording import RecordingPlan
+    from specdec_core.recordings.plan import RecordingPlan
     from specdec_core.recordings.schema import Recording
     from specdec_core.search.plan import ResolvedPlan
 
@@ -112,7 +112,7 @@ def main(
     if profile is not None:
         raise UserError("--profile goes with --from-vllm: a recording has no times")
     # Ray and torch take seconds to import.
-    from cluster.recording import RecordingPlan
+    from specdec_core.recordings.plan import RecordingPlan
     from specdec_core.search.plan import load_plan
 
     plan = None if config is None else load_plan(config)

@@ -9,9 +9,8 @@ import pytest
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine
-from specdec_core.evidence.bench.limits import ForwardClock, oracle_limits, widths_of
 from specdec_core.evidence.bench.race import EngineContestant, PeerContestant, race
-from specdec_core.evidence.bench.result import BenchResult, BenchRow
+from specdec_core.evidence.bench.result import BenchResult
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
@@ -37,7 +36,6 @@ def bench_result(tiny_pair: Pair, bench_prompts: list[Prompt]) -> BenchResult:
     sampled."""
     asked = conversations(bench_prompts, tiny_pair.tokenizer, NEW_TOKENS, tiny_pair.max_length)
     engine = Engine(tiny_pair)
-    clock = ForwardClock(tiny_pair, context=20)
     first, assisted, *_, lookup = peers_of(tiny_pair, "transformers")
     peers = [first, assisted, lookup]
     for peer in peers:
@@ -47,18 +45,10 @@ def bench_result(tiny_pair: Pair, bench_prompts: list[Prompt]) -> BenchResult:
         EngineContestant(engine, CHAIN, "specdec"),
         *(PeerContestant(peer, "transformers", not n) for n, peer in enumerate(peers)),
     ]
-
-    def between(rows: list[BenchRow]) -> None:
-        clock.measure(widths_of([row for row in rows if row.ours], tiny_pair), times=3)
-
-    rows = []
-    for temperature in (0.0, 1.0):
-        sampling = Sampling(temperature=temperature)
-        rows += race(contestants, asked, NEW_TOKENS, sampling, 2, on_repeat=between)
+    samplings = [Sampling(temperature=temperature) for temperature in (0.0, 1.0)]
+    rows = race(contestants, asked, NEW_TOKENS, samplings, 2)
     for peer in peers:
         peer.close()
-    texts = [(c.tokens([]), t.written) for c, t in zip(asked, rows[0].takes[0], strict=True)]
-    forwards = clock.forwards()
     return BenchResult(
         name="tiny",
         started=datetime(2026, 1, 2, tzinfo=UTC),
@@ -70,6 +60,4 @@ def bench_result(tiny_pair: Pair, bench_prompts: list[Prompt]) -> BenchResult:
         max_new_tokens=NEW_TOKENS,
         repeats=2,
         rows=rows,
-        forwards=forwards,
-        oracles=oracle_limits(tiny_pair, texts, forwards),
     )

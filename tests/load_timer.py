@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from specdec_core.config import Configuration
-from specdec_core.cost.steps import ForwardTerms, StepTimes
+from specdec_core.cost.forward import ForwardTerms
+from specdec_core.cost.steps import StepTimes
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording

@@ -18,12 +18,10 @@ from specdec_core.base.environment import environment
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.cost import Profile
-from specdec_core.cost.steps import StepTimes
 from specdec_core.drafting.drafter import Drafter
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.turns import requests_of
 from specdec_core.measure.profiling import measure_policies, profile_pair
-from specdec_core.measure.step_times import measure_steps
 from specdec_core.models.alignment import Trajectory, measure_alignment
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.conversation import Conversation
@@ -122,10 +120,6 @@ class Bench:
         return perf_counter() - start, generation
 
     # A workload (:class:`specdec_core.search.load.race.LoadTimer`).
-
-    def step_times(self, slots: int) -> StepTimes:
-        """Measure the times of steps over up to `slots` requests."""
-        return measure_steps(self.pair, slots).times
 
     def take_workload(self, traffic: Traffic) -> None:
         """Get ready to answer a workload's requests."""

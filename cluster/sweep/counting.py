@@ -111,7 +111,7 @@ class _Counting:
         Every process that the cluster has room for gets one trial with its share of them: Tune
         gives further trials to the processes that are free, and stops those that still start. Each
         configuration has its own trial if the scheduler may stop it early, and if it was lost
-        before: the configuration that ends its process must not take others with it."""
+        before: a configuration that ends its process must not end other trials."""
         for attempt in range(ATTEMPTS):
             if not configurations:
                 return

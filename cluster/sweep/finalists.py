@@ -10,7 +10,6 @@ import pandas as pd
 
 from cluster.session import Remote
 from cluster.sweep.racing import FinalistRace
-from cluster.sweep.times import InterleavedTimes
 from cluster.sweep.trial import assess
 from specdec_core.config import Configuration
 from specdec_core.engine import Request
@@ -38,8 +37,7 @@ def time_finalists(
     autoregressive decoding. Fills `result.timings`, `.race`, `.champion` and, without a recording,
     `.oracles`. Returns the rounds of finalists that had only been replayed."""
     baseline = plan.autoregressive
-    finalists = _finalists(plan, result, observer)
-    contestants = [baseline, *finalists]
+    contestants = [baseline, *_finalists(plan, result, observer)]
     race = FinalistRace(contestants, requests, further, bench, plan.race)
 
     def challengers(taken: Mapping[str, float]) -> list[Configuration]:
@@ -50,18 +48,16 @@ def time_finalists(
     result.champion = summary.champion
     _count(race, result, folder, observer)
     correct(result.trials, race.taken())
-    watch, finalists = race.times(), race.contestants[1:]
-    result.autoregressive = watch.timing(baseline, baseline)
-    result.timings = [watch.timing(finalist, baseline) for finalist in finalists]
+    result.autoregressive, *result.timings = map(race.timing, race.contestants)
     for timing in (result.autoregressive, *result.timings):
         tied = timing.config_id in summary.in_question
         timing.tied_with_champion = tied and timing.config_id != summary.champion
     split = plan.cluster is not None and plan.cluster.target.devices > 1
     if plan.sampling.greedy and not result.oracles and not split:  # it needs a whole target
         observer.stage("oracle")
-        outputs = watch.outputs(baseline)
+        outputs = [generation.tokens for generation in race.generations(baseline)]
         result.oracles = bench.oracles(result.profile, requests, outputs)
-    return _compare(watch, finalists, result, observer)
+    return _compare(race, result, observer)
 
 
 def _finalists(
@@ -82,9 +78,9 @@ def _count(
 ) -> None:
     """Count the configurations that only the race decodes: autoregressive decoding and asynchronous
     drafting."""
-    watch, counted = race.times(), {trial.id for trial in result.trials}
+    counted = {trial.id for trial in result.trials}
     for uncounted in (c for c in race.contestants if c.id not in counted):
-        generations = watch.generations[uncounted.id]
+        generations = race.generations(uncounted)
         trial = assess(uncounted, generations, result.profile)
         observer.trial_finished(trial)
         folder.add_trial(trial, RoundTable.of(rounds_frame(generations, config_id=trial.id)))
@@ -96,16 +92,13 @@ def _forwards(counts: Counts) -> int:
 
 
 def _compare(
-    watch: InterleavedTimes,
-    finalists: Sequence[Configuration],
-    result: SweepResult,
-    observer: SweepObserver,
+    race: FinalistRace, result: SweepResult, observer: SweepObserver
 ) -> dict[str, pd.DataFrame]:
     """Compare the live counts of replayed finalists with their replayed counts; fills
     `result.replay`. Returns their rounds."""
-    replayed = [c for c in finalists if result.trial(c.id).replayed]
+    replayed = [c for c in race.contestants if result.trial(c.id).replayed]
     expected = {c: Counts(**result.trial(c.id).counts) for c in replayed}
-    live = {c: Counts.of(watch.generations[c.id]) for c in replayed}
+    live = {c: Counts.of(race.generations(c)) for c in replayed}
     deviations = {
         c: abs(_forwards(live[c]) / max(_forwards(expected[c]), 1) - 1)
         for c in replayed
@@ -122,7 +115,7 @@ def _compare(
             f"replayed and live counts differ for {', '.join(c.label for c in doubtful)}; is the "
             "recording of these models and this machine?"
         )
-    return {c.id: rounds_frame(watch.generations[c.id], config_id=c.id) for c in replayed}
+    return {c.id: rounds_frame(race.generations(c), config_id=c.id) for c in replayed}
 
 
 def choose_finalists(

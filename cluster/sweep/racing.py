@@ -5,21 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil, isfinite
 from time import perf_counter
+from typing import Protocol
 
 import numpy as np
 
-from cluster.sweep.times import InterleavedTimes, Timer, in_turn
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.engine import Request
+from specdec_core.measure.comparison import interleaved
 from specdec_core.search.plan import RaceSettings
 from specdec_core.search.race import Race
-from specdec_core.search.results import RaceSummary
+from specdec_core.search.results import RaceSummary, Timing
 from specdec_core.tokens.statistics import Generation
 
 # From the seconds of the timed configurations, by id: the configurations that may be faster than
 # all timed ones, the likeliest first.
 Challengers = Callable[[Mapping[str, float]], Sequence[Configuration]]
+
+
+class Timer(Protocol):
+    """Decodes requests alone, one after the other, under one configuration or another."""
+
+    def prepare(self, configurations: Sequence[Configuration], request: Request) -> None:
+        """Run each configuration for a moment, untimed."""
+
+    def decode(self, configuration: Configuration, request: Request) -> tuple[float, Generation]:
+        """Seconds and output of a request; a drafter keeps what it learns from it."""
+
+    def forget(self) -> None:
+        """Drop everything that drafters have learned."""
 
 
 class FinalistRace:
@@ -46,9 +60,7 @@ class FinalistRace:
         self.race = Race([c.id for c in contestants], settings.challengers)
         self.laps = 0
         self._pass = 0  # over requests
-        # Seconds by pass, and the first generation, by configuration id and seed.
-        self._seconds: dict[str, dict[int, dict[int, float]]] = {}
-        self._generations: dict[str, dict[int, Generation]] = {}
+        self._generations: dict[str, dict[int, Generation]] = {}  # the first, by id and seed
 
     def run(self, challengers: Challengers, repeats: int, observer: Observer) -> RaceSummary:
         """Run until the choice is good enough, the time is used or everything has been decoded
@@ -79,20 +91,27 @@ class FinalistRace:
     def taken(self) -> dict[str, float]:
         """Seconds that the sweep's prompts took, by configuration id."""
         return {
-            config_id: float(sum(np.median([*times[r.seed].values()]) for r in self.requests))
-            for config_id, times in self._seconds.items()
+            config_id: float(np.median([*self._seconds(config_id).values()], axis=0).sum())
+            for config_id in self._generations
         }
 
-    def times(self) -> InterleavedTimes:
+    def generations(self, configuration: Configuration) -> list[Generation]:
+        """The first generations of the sweep's prompts."""
+        by_seed = self._generations[configuration.id]
+        return [by_seed[request.seed] for request in self.requests]
+
+    def timing(self, configuration: Configuration) -> Timing:
         """The times on the sweep's prompts."""
-        seeds = [request.seed for request in self.requests]
-        seconds, generations, passes = {}, {}, {}
-        for config_id, by_seed in self._seconds.items():
-            common = sorted(set.intersection(*(set(by_seed[seed]) for seed in seeds)))
-            passes[config_id] = common
-            seconds[config_id] = [[by_seed[seed][n] for seed in seeds] for n in common]
-            generations[config_id] = [self._generations[config_id][seed] for seed in seeds]
-        return InterleavedTimes(seconds, generations, passes=passes)
+        baseline, generations = self.contestants[0], self.generations(configuration)
+        seconds = self._seconds(configuration.id)
+        if configuration == baseline:
+            return Timing.of(configuration, seconds, generations)
+        against = self.timing(baseline), self.generations(baseline)
+        return Timing.of(configuration, seconds, generations, against)
+
+    def _seconds(self, config_id: str) -> dict[int, list[float]]:
+        """Seconds on the sweep's prompts by pass."""
+        return self.race.seconds(config_id, [request.seed for request in self.requests])
 
     def _expected(self, known: Iterable[str], new: int) -> float:
         """The expected seconds of a pass with `known` configurations and `new` further ones, which
@@ -119,21 +138,12 @@ class FinalistRace:
     def _lap(
         self, configurations: Sequence[Configuration], request: Request, observer: Observer
     ) -> None:
-        turns = in_turn(self.timer, configurations, request, self.laps)
-        for configuration, seconds, generation in turns:
-            config_id = configuration.id
-            self.race.add(
-                config_id,
-                request.seed,
-                seconds,
-                len(generation.tokens),
-                self._pass,
-                generation.prefill_seconds,
-            )
-            self._seconds.setdefault(config_id, {}).setdefault(request.seed, {})[self._pass] = (
-                seconds
-            )
-            self._generations.setdefault(config_id, {}).setdefault(request.seed, generation)
+        for configuration in interleaved(configurations, self.laps):
+            seconds, generation = self.timer.decode(configuration, request)
+            tokens, prefill = len(generation.tokens), generation.prefill_seconds
+            name, seed = configuration.id, request.seed
+            self.race.add(name, seed, seconds, tokens, self._pass, prefill)
+            self._generations.setdefault(name, {}).setdefault(seed, generation)
         self.laps += 1
         observer.step()
 

@@ -38,7 +38,7 @@ from specdec_core.drafting.datastores.datastore import check_datastores
 from specdec_core.drafting.trained import trained_digests, weights_here
 from specdec_core.engine import Request
 from specdec_core.models.pair import check_pair
-from specdec_core.prompts.prompt_sets import Prompt, PromptSet, load_prompts
+from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
@@ -77,10 +77,9 @@ def run_sweep(
     tokenizer = check_pair(plan.pair)
     check_datastores(plan.samples, tokenizer)
     asked = plan.prompts
-    most = None if asked.limit is None else asked.limit + plan.race.further
-    loaded = load_prompts(asked.source, most, tokenizer, asked.chat_template)
+    loaded = asked.load(tokenizer, plan.race.further)
     prompts, further = loaded[: asked.limit], loaded[len(loaded[: asked.limit]) :]
-    prompt_set = PromptSet.of(asked.source, prompts, asked.chat_template)
+    prompt_set = asked.described(prompts)
     identity = plan.digest(prompt_set.digest)
     name = name or f"{plan.pair.name}-{identity[:8]}"
     folder = SweepFolder.claim(home / "sweeps", name, identity, fresh)

@@ -9,7 +9,7 @@ import pandas as pd
 from cluster.session import Remote
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration
-from specdec_core.cost.steps import StepTimes, load_step_times
+from specdec_core.cost.steps import StepTimes
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.load.answers import configurations_by_load
@@ -48,16 +48,12 @@ def choose_for_workload(
         observer.warned(f"not simulated, so chosen for no load: {', '.join(left_out)}")
     if all(each.drafter is None for each in candidates):
         return
-    if bench is None:
-        times = StepTimes.of(result.profile)
-    else:
-        traffic = Traffic.of(plan.workload, replay.recording)
-        times = _step_times(bench, traffic.limits.slots, result, folder, observer)
-        bench.take_workload(traffic)
+    if bench is not None:
+        bench.take_workload(Traffic.of(plan.workload, replay.recording))
     choice, simulated = choose_for_load(
         candidates,
         replay,
-        times,
+        StepTimes.of(result.profile),
         plan.workload,
         plan.live,
         bench,
@@ -107,20 +103,3 @@ def _with_decoded(
         return kept(configuration)
 
     return with_decoded(replay, candidates, rounds, observer)
-
-
-def _step_times(
-    bench: Remote,
-    slots: int,
-    result: SweepResult,
-    folder: SweepFolder,
-    observer: SweepObserver,
-) -> StepTimes:
-    """The step times, measured once, on the bench."""
-    path = folder.path / "steps.json"
-    if path.exists():
-        return load_step_times(path, list(result.pair.drafts))
-    observer.stage("measuring steps")
-    times: StepTimes = bench.step_times(slots)
-    times.save(path)
-    return times

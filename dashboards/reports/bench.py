@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
@@ -28,11 +27,10 @@ from dashboards.reports.contestants import (
 )
 from dashboards.reports.sentences import sentences
 from dashboards.sections import LoggedRun, Report, Section
-from specdec_core.evidence.bench import spec_bench
-from specdec_core.evidence.bench.limits import PARTS, limits, limits_frame
 from specdec_core.evidence.bench.result import (
+    PARTS,
     BenchResult,
-    BenchRow,
+    parts_frame,
     summary_frame,
     times_frame,
 )
@@ -46,23 +44,16 @@ OF_SET = {
     OVER: OVER_OURS,
     "MAT": cells.number("mean_accepted", ".2f"),
 }
-LIMITS = {
-    **CONTESTANT,
-    "ms a token": cells.number("ms_per_token", ".2f"),
-    "of its forwards' speed": cells.number("of_forwards", ".0%"),
-    "of the oracle's": cells.number("of_oracle", ".0%"),
-    "of a round, no forward": cells.number("beside_forwards", ".0%"),
-}
 
 
-def report(result: BenchResult, baseline: Sequence[spec_bench.Answer] | None = None) -> Report:
-    """`baseline` are Spec-Bench answers to compare with, instead of our autoregressive ones."""
+def report(result: BenchResult) -> Report:
+    """The report of a benchmark."""
     return Report(
         command="bench offline",
         title=f"Benchmark of {result.pair.name}",
         origin=origin(result, how_measured(result)),
         findings=findings(result),
-        parts=sections(result, baseline),
+        parts=sections(result),
         frames={"times": times_frame(result), "summary": summary_frame(result)},
         metrics={
             name: value
@@ -74,15 +65,11 @@ def report(result: BenchResult, baseline: Sequence[spec_bench.Answer] | None = N
     )
 
 
-def sections(
-    result: BenchResult, baseline: Sequence[spec_bench.Answer] | None = None
-) -> list[Section]:
+def sections(result: BenchResult) -> list[Section]:
     """The benchmark's tables."""
-    by_temperature = (_speed, _sets, _limits)
+    by_temperature = (_speed, _sets, _parts)
     return [
         *(part for of in by_temperature for t in result.temperatures for part in of(result, t)),
-        *([_tasks(result, baseline)] if any(result.categories) else []),
-        *_forwards(result),
         contestants(result.rows),
         sentences((row.name, row.configuration) for row in result.rows if row.configuration),
     ]
@@ -95,7 +82,7 @@ def findings(result: BenchResult) -> list[str]:
     """The results in sentences."""
     return [
         *_against_peers(result),
-        *_against_limits(result),
+        *_over_autoregressive(result),
         *_unequal(result),
     ]
 
@@ -109,7 +96,7 @@ def _against_peers(result: BenchResult) -> Iterator[str]:
         )
 
 
-def _against_limits(result: BenchResult) -> Iterator[str]:
+def _over_autoregressive(result: BenchResult) -> Iterator[str]:
     for temperature in result.temperatures:
         row, baseline = result.best(temperature, OURS), result.autoregressive(temperature)
         if row is None or baseline is None:
@@ -118,11 +105,8 @@ def _against_limits(result: BenchResult) -> Iterator[str]:
             f"temperature {temperature:g}: {row.name} writes {row.tokens_per_second:.0f} tokens/s,"
             f" {cells.of_ratio(over(row, baseline))} our autoregressive decoding"
         )
-        parts, oracle = limits(result, row)
-        if parts is not None:
-            line += f"; {parts.of_forwards:.0%} of what its forwards alone would allow"
-            line += f" and {oracle:.0%} of the oracle's speed" if oracle is not None else ""
-            shares = {heading: parts.parts[n] / parts.whole for n, heading in PARTS.items()}
+        if parts := row.seconds_by_part():
+            shares = {title: parts[n] / sum(parts.values()) for n, title in PARTS.items()}
             shown = sorted(shares.items(), key=lambda item: -item[1])
             line += f"; its time: {', '.join(f'{h} {share:.0%}' for h, share in shown)}"
         yield line
@@ -252,79 +236,21 @@ def _sets(result: BenchResult, temperature: float) -> Iterator[Section]:
     )
 
 
-def _limits(result: BenchResult, temperature: float) -> Iterator[Section]:
-    """How close our rows come to the physical limit, and where the rest of the time goes."""
-    frame = limits_frame(result, temperature)
+def _parts(result: BenchResult, temperature: float) -> Iterator[Section]:
+    """Where a token's time goes in our rows."""
+    frame = parts_frame(result, temperature)
     if not len(frame):
         return
     shares = frame[[f"{name}_ms" for name in PARTS]].div(frame["ms_per_token"], axis=0)
-    columns = {heading: cells.number(f"{name}_ms", ".0%") for name, heading in PARTS.items()}
+    columns = {title: cells.number(f"{name}_ms", ".0%") for name, title in PARTS.items()}
+    whole = {**CONTESTANT, "ms a token": cells.number("ms_per_token", ".2f")}
     yield Section(
-        key=f"limits_{temperature:g}",
-        title=f"Against the physical limit, temperature {temperature:g}",
-        note="Speed as a share of what its forwards alone would allow (forwards of the same widths,"
-        f" timed separately in this run at {result.forwards['target'].context} tokens of context,"
-        " and the prefill) and of the oracle's (SpecDec++, Thm 4.1: a chain that always stops"
-        " before its next rejection, at the cost of its forwards alone; a drafter that also copies"
-        " from the sequence can be faster); the part of a round that is no forward; and where a"
-        " token's time went.",
+        key=f"parts_{temperature:g}",
+        title=f"Where a token's time goes, temperature {temperature:g}",
+        note="Milliseconds of an output token, and the share of each part of a round, of the"
+        " prefill, and of what is outside rounds: opening and closing requests, text.",
         frame=frame,
-        shown=pd.concat([cells.table(frame, LIMITS), cells.table(shares, columns)], axis=1),
-        brief=list(LIMITS),
-    )
-
-
-def _tasks(result: BenchResult, baseline: Sequence[spec_bench.Answer] | None) -> Section:
-    """Spec-Bench's figures: speedup and mean accepted tokens of each task."""
-    frame = spec_bench.tasks_frame(result, baseline)
-    several = len(result.temperatures) > 1
-    rows: dict[tuple[str, float], dict[str, str]] = {}
-    for row in frame.to_dict("records"):
-        name, temperature = row["contestant"], row["temperature"]
-        label = f"{name}, T={temperature:g}" if several else name
-        shown = rows.setdefault((name, temperature), {"": label})
-        accepted = cells.as_number(row["mean_accepted"], ".2f")
-        task = row["task"] or "other"  # of prompts without a category
-        shown[task] = cells.as_number(row["speedup"], ".2f×")
-        shown[task] += f" ({accepted})" if accepted != cells.NONE else ""
-        if row["task"] == spec_bench.OVERALL:
-            shown["tokens/s"] = cells.as_number(row["tokens_per_second"], ".0f")
-    reference = "the given answers" if baseline is not None else "our autoregressive decoding"
-    return Section(
-        key="tasks",
-        title="Spec-Bench's tasks",
-        note=f"By the definitions of Spec-Bench's script: speedup over {reference} (ratio of the"
-        " means over questions of tokens a second) and, in brackets, mean accepted tokens (of all"
-        " target forwards). A baseline's tokens are those it reports; the script counts its text"
-        " again, less one a turn.",
-        frame=frame,
-        shown=pd.DataFrame([*rows.values()], dtype=object),
-    )
-
-
-def _forwards(result: BenchResult) -> Iterator[Section]:
-    """Milliseconds of the forwards by width."""
-    frame = pd.DataFrame(
-        {"model": model, "width": width, "context": times.context, "milliseconds": 1e3 * seconds}
-        for model, times in result.forwards.items()
-        for width, seconds in times.seconds.items()
-    )
-    if not len(frame):
-        return
-    wide = frame.pivot(index="model", columns="width", values="milliseconds")
-    wide = wide.loc[list(result.forwards)]
-    widths = {str(width): cells.number(width, ".2f") for width in wide.columns}
-    wide["share"] = wide[1] / wide[1].get("target", math.nan)
-    columns = {"": cells.text("model"), **widths, "÷ target": cells.number("share", ".3f")}
-    yield Section(
-        key="forwards",
-        title="Forwards",
-        note="Medians, milliseconds, by the number of tokens in the forward, measured between the"
-        " repeats; and a forward of one token as a share of the target's. A chain of K takes a"
-        " draft K forwards.",
-        frame=frame,
-        shown=cells.table(wide.reset_index(), columns),
-        on_console=False,
+        shown=pd.concat([cells.table(frame, whole), cells.table(shares, columns)], axis=1),
     )
 
 
@@ -339,19 +265,10 @@ def _rows(result: BenchResult) -> Iterator[LoggedRun]:
             for name, value in values.items()
             if isinstance(value, int | float) and not isinstance(value, bool) and not pd.isna(value)
         }
+        parts = {f"{name}_ms": 1e3 * seconds for name, seconds in row.seconds_by_part().items()}
         yield LoggedRun(
             name=f"{row.group}: {row.name}, T={row.temperature:g}",
             params=row.settings,
-            metrics=numbers | _limit_metrics(result, row),
+            metrics={**numbers, **parts},
             tags=row_tags(row, row.temperature),
         )
-
-
-def _limit_metrics(result: BenchResult, row: BenchRow) -> dict[str, float]:
-    parts, oracle = limits(result, row)
-    metrics = {} if oracle is None else {"of_oracle": oracle}
-    if parts is not None:
-        metrics["of_forwards"] = parts.of_forwards
-        metrics["beside_forwards"] = parts.beyond_forwards_share
-        metrics |= {f"{name}_ms": 1e3 * parts.parts[name] for name in PARTS}
-    return metrics

@@ -1,4 +1,4 @@
-"""How many replicas a load needs, or what load they carry, and how well the simulation does."""
+"""How many replicas a load needs, or what load they carry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.reports.sentences import limited, sentences
-from dashboards.reports.simulated import TPOT, TTFT, Measure, simulated
 from dashboards.sections import Report, ReportOrigin, Section
 from specdec_core.config import Configuration
 from specdec_core.search.load.capacity import Capacity, Tried
@@ -28,17 +27,14 @@ COLUMNS = {
     "router busy": cells.number("router_busy", ".0%"),
     "messages/s": cells.count("messages"),
 }
-TOKENS = Measure("tokens/s", ".0f")
 
 
 def report(
     results: Sequence[Capacity],
-    checked: Sequence[pd.DataFrame],
     configuration: Configuration,
     origin: ReportOrigin,
 ) -> Report:
-    """What was found, everything that was simulated, and what was checked live: nothing, or with
-    clients and at rates, the tables of :mod:`specdec_core.search.load.check`."""
+    """What was found, and everything that was simulated."""
     frame = pd.concat([result.frame() for result in results], ignore_index=True)
     shown = [result.chosen for result in results if result.chosen is not None]
     parts = [] if frame.empty else [_tried(results, frame)]
@@ -49,7 +45,6 @@ def report(
         findings=[*map(found_line, results), *map(latencies, shown)],
         parts=[
             *parts,
-            *(_checked(*checked) if checked else []),
             sentences([(configuration.label, configuration)]),
         ],
         metrics={
@@ -116,37 +111,3 @@ def _tried(results: Sequence[Capacity], frame: pd.DataFrame) -> Section:
         ruled=cells.group_ends(frame["replicas"]) if len(results) > 1 else (),
         brief=[*COLUMNS][:9],
     )
-
-
-def _checked(clients: pd.DataFrame, rates: pd.DataFrame) -> list[Section]:
-    configuration = {"configuration": cells.text("configuration")}
-    shares = {"share": cells.number("share", ".0%"), "requests/s": cells.number("rate", ".2f")}
-    return [
-        simulated(
-            clients,
-            {
-                "tokens_per_second": TOKENS,
-                "tpot": TPOT,
-                "ttft": TTFT._replace(heading="TTFT p50, ms"),
-            },
-            {"clients": cells.text("clients")} | configuration,
-            "clients",
-            key="checked",
-            title="Live and simulated",
-            note="The same requests, by a number of clients that each wait for their answer,"
-            " decoded by the live engine and simulated, with step times whose measurement was"
-            " interleaved with the live runs.",
-            ruled=cells.group_ends(clients["clients"]),
-        ),
-        simulated(
-            rates,
-            {"tokens_per_second": TOKENS, "tpot": TPOT, "ttft_p95": TTFT},
-            shares | configuration,
-            "share",
-            key="checked_rates",
-            title="Live and simulated, at rates",
-            note=f"{rates['requests'].max()} requests that arrive at random, at a share of the rate"
-            " that all slots together answered live, at the same times for both.",
-            ruled=cells.group_ends(rates["configuration"]),
-        ),
-    ]

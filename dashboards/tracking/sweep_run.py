@@ -48,7 +48,7 @@ Metrics = dict[str, float | dict[int, float]]
 _THREADS = 8
 FILES = (  # of a sweep's folder, those that there are
     *("sweep.json", "plan.yaml", "rounds.parquet"),
-    *("schedule.yaml", "simulated.csv", "steps.json"),
+    *("schedule.yaml", "simulated.csv"),
 )
 
 

@@ -32,7 +32,7 @@ from specdec_core.config import (
 from specdec_core.engine import Engine, Request
 from specdec_core.evidence.bench.benchmark import BenchPlan
 from specdec_core.models.pair import Pair
-from specdec_core.search.plan import PromptSource
+from specdec_core.prompts.source import PromptSource
 from specdec_core.tokens.sampling import tempered
 from specdec_core.tokens.statistics import Generation, paired_ratio, rounds_frame
 

@@ -310,18 +310,13 @@ class PaperPlan(Value):
             if not any(configuration.drafts for configuration in configurations):
                 yield Method(row.name + suffix, tuple(configurations), row.reported)
                 continue
-            self._check_drafts(configurations, where)
+            for configuration in configurations:
+                configuration.check_drafts(self.pair.drafts, where)
             drafts = list(self.pair.drafts)
             for draft in drafts if table.each_draft else drafts[table.draft - 1 :][:1]:
                 named = f", {draft}" if table.each_draft else ""
                 complete = tuple(c.with_draft(draft) for c in configurations)
                 yield Method(row.name + named + suffix, complete, row.reported)
-
-    def _check_drafts(self, configurations: Sequence[Configuration], where: str) -> None:
-        for configuration in configurations:
-            if (name := configuration.foreign_draft(self.pair.drafts)) is not None:
-                known = ", ".join(self.pair.drafts) or "none"
-                raise UserError(f"{where}: the pair has no draft {name!r} (it has: {known})")
 
 
 def _filled(value: Any, name: str | None, filling: Scalar | None) -> Any:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -26,11 +26,10 @@ from typing import Self
 
 from pydantic import TypeAdapter
 
-from cluster.recording import Planned, RecordingPlan, planned, run_recordings
+from cluster.recording import run_recording
 from cluster.session import Remote, ray_session, resources
 from cluster.sweep.alone import alone
 from cluster.sweep.bench import start_bench
-from cluster.sweep.times import InterleavedTimes, in_turn
 from research.long_form.study import (
     LongForm,
     LongFormPlan,
@@ -61,18 +60,31 @@ from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.trained import head_digest, trained_digests, weights_here
 from specdec_core.engine import Request
 from specdec_core.engine.turns import requests_of
+from specdec_core.measure.comparison import interleaved
 from specdec_core.measure.forward_times import forward_times
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.models.loading import load_tokenizer
 from specdec_core.models.pair import check_pair, eagle_heads_of, load_pair
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
+from specdec_core.prompts.source import PromptSource
 from specdec_core.recordings.observer import RecordingObserver
+from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
-from specdec_core.search.plan import PromptSource
 from specdec_core.search.results import Timing
+from specdec_core.tokens.statistics import Generation
 
-_TIMES = TypeAdapter(InterleavedTimes)
+
+@dataclass
+class Block:
+    """A repeat of a prompt set: seconds and, of the first repeat, generations [prompt], by
+    configuration id."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    generations: dict[str, list[Generation]] = field(default_factory=dict)
+
+
+_BLOCK = TypeAdapter(Block)
 
 
 @dataclass(frozen=True)
@@ -106,11 +118,11 @@ class PapersFolder(SweepFolder):
         name = re.sub(r"[^\w.-]+", "-", prompts)
         return self.path / "blocks" / f"{name}-{repeat}.json"
 
-    def save_block(self, prompts: str, repeat: int, watch: InterleavedTimes) -> None:
-        write_atomically(self.block(prompts, repeat), _TIMES.dump_json(watch, indent=None).decode())
+    def save_block(self, prompts: str, repeat: int, block: Block) -> None:
+        write_atomically(self.block(prompts, repeat), _BLOCK.dump_json(block).decode())
 
-    def load_block(self, prompts: str, repeat: int) -> InterleavedTimes:
-        return _TIMES.validate_json(self.block(prompts, repeat).read_text())
+    def load_block(self, prompts: str, repeat: int) -> Block:
+        return _BLOCK.validate_json(self.block(prompts, repeat).read_text())
 
 
 def run_papers(
@@ -270,21 +282,20 @@ def _write_long(plan: LongFormPlan, home: Path, observer: Observer) -> LongForm:
 def _record(
     plan: PaperPlan, asked: Mapping[str, RecordingNeeded], home: Path, observer: RecordingObserver
 ) -> dict[str, dict[str, Recording]]:
-    """The recordings by the names of what is `asked` for and of its sets, all made together."""
-    wanted: dict[tuple[str, str], Planned] = {}
+    """The recordings by the names of what is `asked` for and of its sets."""
+    made: dict[str, dict[str, Recording]] = {}
     for key, recorded in asked.items():
         for name in recorded.prompts:
             try:
-                wanted[key, name] = planned(recording_plan(plan, recorded, name, home), home)
+                recording = run_recording(
+                    recording_plan(plan, recorded, name, home), home, observer=observer
+                )
             except UserError as error:
                 if not plan.prompts[name].optional:
                     raise
                 observer.warned(f"{name} is not recorded ({error})")
-    made: dict[str, dict[str, Recording]] = {}
-    for (key, name), recording in zip(
-        wanted, run_recordings(list(wanted.values()), observer), strict=True
-    ):
-        made.setdefault(key, {})[name] = recording
+            else:
+                made.setdefault(key, {})[name] = recording
     return made
 
 
@@ -331,44 +342,42 @@ def _measure(
     for key, repeat in missing:
         # Counts do not change with the repeat: untimed configurations are decoded once.
         taken = [c for c, times in work[key].items() if repeat < max(times, 1)]
-        watch = InterleavedTimes()
+        block = Block()
         bench.forget()
         for turn, request in enumerate(requests[key] if taken else (), repeat * len(requests[key])):
-            for configuration, seconds, generation in in_turn(bench, taken, request, turn):
-                watch.seconds.setdefault(configuration.id, [[]])[0].append(seconds)
-                watch.generations.setdefault(configuration.id, []).append(generation)
-            observer.step()
-        if repeat:
-            watch.generations.clear()  # as in the first repeat
-        for generations in watch.generations.values():
-            for generation in generations:
+            for configuration in interleaved(taken, turn):
+                seconds, generation = bench.decode(configuration, request)
                 generation.token_seconds = []
-        folder.save_block(key, repeat, watch)
+                block.seconds.setdefault(configuration.id, []).append(seconds)
+                if not repeat:  # further repeats generate the same
+                    block.generations.setdefault(configuration.id, []).append(generation)
+            observer.step()
+        folder.save_block(key, repeat, block)
 
 
 def _read(folder: PapersFolder, key: str, work: Mapping[Configuration, int]) -> list[Measured]:
     """The measurements in the blocks of a prompt set."""
-    first = folder.load_block(key, 0)
-    blocks = [first]
+    blocks: list[Block] = []
     while folder.block(key, len(blocks)).exists():
         blocks.append(folder.load_block(key, len(blocks)))
-    watch = InterleavedTimes(generations=first.generations)
-    for configuration, times in work.items():
-        decoded = blocks[: max(times, 1)]
-        watch.seconds[configuration.id] = [block.seconds[configuration.id][0] for block in decoded]
     return [
         Measured.of(
             key,
             configuration,
-            watch.generations[configuration.id],
-            _timing(watch, configuration, times) if times else None,
+            blocks[0].generations[configuration.id],
+            _timing(blocks[:times], configuration) if times else None,
         )
         for configuration, times in work.items()
     ]
 
 
-def _timing(watch: InterleavedTimes, configuration: Configuration, times: int) -> Timing:
+def _timing(blocks: Sequence[Block], configuration: Configuration) -> Timing:
     """Against autoregressive decoding in the same repeats."""
     baseline = Configuration(sampling=configuration.sampling)
-    seconds = {c.id: watch.seconds[c.id][:times] for c in (configuration, baseline)}
-    return InterleavedTimes(seconds, watch.generations).timing(configuration, baseline)
+    ours, theirs = (
+        {repeat: block.seconds[each.id] for repeat, block in enumerate(blocks)}
+        for each in (configuration, baseline)
+    )
+    outputs, expected = (blocks[0].generations[each.id] for each in (configuration, baseline))
+    against = Timing.of(baseline, theirs, expected), expected
+    return Timing.of(configuration, ours, outputs, against)

@@ -36,11 +36,7 @@ class PairConfiguration(Value):
         """Raises :class:`UserError`, naming `source`, where the pair lacks a draft model that the
         configuration needs."""
         known = self.pair.drafts
-        if (draft := self.configuration.foreign_draft(known)) is not None:
-            raise UserError(
-                f"{source}: configuration: the pair has no draft {draft!r} (it has:"
-                f" {', '.join(known) or 'none'})"
-            )
+        self.configuration.check_drafts(known, f"{source}: configuration")
         if self.configuration.drafts and not known:
             raise UserError(
                 f"{source}: configuration: it needs a draft model, and the pair has none: give one"

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import model_validator
 
+from specdec_core.base.errors import UserError
 from specdec_core.config.base import Value, identity
 from specdec_core.config.drafters import AnyDrafter, DrafterSettings
 from specdec_core.config.policies import PROFILE, Costs, PolicySettings, PricedSettings
@@ -154,6 +155,12 @@ class Configuration(Value):
     def foreign_draft(self, names: Collection[str]) -> str | None:
         """A draft model that it names and that is not among `names`, or None."""
         return next((draft for draft in self.drafts if draft not in (None, *names)), None)
+
+    def check_drafts(self, names: Collection[str], where: str) -> None:
+        """Raises :class:`UserError`, naming `where`, for a draft model that `names` lacks."""
+        if (draft := self.foreign_draft(names)) is not None:
+            known = ", ".join(names) or "none"
+            raise UserError(f"{where}: the pair has no draft {draft!r} (it has: {known})")
 
     @property
     def candidates(self) -> int:

@@ -3,20 +3,19 @@
 Reading a profile needs neither torch nor transformers.
 """
 
-from specdec_core.cost.equations import latency, oracle_counts
-from specdec_core.cost.forward import ForwardCost, ForwardKind, Measurement, Terms
+from specdec_core.cost.forward import ForwardCost, ForwardKind, ForwardTerms, Measurement, Work
 from specdec_core.cost.hardware import Hardware, load_hardware
-from specdec_core.cost.profile import Profile, draft_key, policy_key
+from specdec_core.cost.profile import Profile, draft_key, oracle_counts, policy_key
 
 __all__ = [
     "ForwardCost",
     "ForwardKind",
+    "ForwardTerms",
     "Hardware",
     "Measurement",
     "Profile",
-    "Terms",
+    "Work",
     "draft_key",
-    "latency",
     "load_hardware",
     "oracle_counts",
     "policy_key",

@@ -1,17 +1,109 @@
-"""The cost of one model's forward passes as a function of width, context and batch."""
+"""The cost of a model's forward passes, of rows of any lengths or by width, context and batch."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
 from specdec_core.config import Value
 from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
+
+FEW = 16  # tokens of a row that, up to fewer than these, read keys and values for few queries
+
+# Tokens of a forward from which on arithmetic may dominate; a fit chooses one of them.
+KNEES = (4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512)
+
+
+class Work(NamedTuple):
+    """What a packed forward does, summed over its rows."""
+
+    rows: float = 0
+    tokens: float = 0  # fed
+    cached: float = 0  # in the cache before
+    pairs: float = 0  # of a token fed and a token cached before it
+    few_pairs: float = 0  # pairs in rows of fewer than FEW tokens
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[int, int]]) -> Work:
+        """The work of rows, (tokens, context) each."""
+        rows = list(rows)
+        pairs = [tokens * (context + (tokens - 1) / 2) for tokens, context in rows]
+        few = (each for each, (tokens, _) in zip(pairs, rows, strict=True) if tokens < FEW)
+        return cls(
+            len(rows),
+            sum(tokens for tokens, _ in rows),
+            sum(context for _, context in rows),
+            sum(pairs),
+            sum(few),
+        )
+
+    @classmethod
+    def uniform(cls, width: float, context: float, batch: int) -> Work:
+        """The work of `batch` rows alike, with one number of pairs for each token: affine in the
+        width, so that forwards take as long as forwards of their mean width."""
+        tokens = width * batch
+        return cls(batch, tokens, context * batch, tokens * context)
+
+
+class ForwardTerms(Value):
+    """t = fixed + per_row · rows + per_token · tokens + per_cached · cached + per_pair · pairs
+    + per_few_pair · few_pairs + per_token_beyond · max(tokens − knee, 0): seconds of a forward's
+    :class:`Work`.
+
+    The weights are read once (fixed). Up to some number of tokens they are waited for, and more
+    tokens cost little; beyond that knee arithmetic sets the pace. Keys and values are read once a
+    row (per_cached). Attention's arithmetic grows with the pairs of tokens fed and seen; where few
+    queries share what is read, a pair costs more than in a chunk of a prompt (per_few_pair).
+    """
+
+    fixed: float = Field(default=0.0, ge=0)
+    per_row: float = Field(default=0.0, ge=0)
+    per_token: float = Field(default=0.0, ge=0)
+    per_cached: float = Field(default=0.0, ge=0)
+    per_pair: float = Field(default=0.0, ge=0)
+    per_few_pair: float = Field(
+        default=0.0, ge=0, description=f"the more in rows of fewer than {FEW} tokens"
+    )
+    per_token_beyond: float = Field(default=0.0, ge=0)
+    knee: int = Field(default=0, ge=0, description="tokens from which on `per_token_beyond` counts")
+
+    @classmethod
+    def fit(
+        cls, works: Sequence[Work], seconds: Sequence[float], knees: Sequence[int] = KNEES
+    ) -> ForwardTerms:
+        """Non-negative least squares of the relative error, so that the cheap forwards, which are
+        the most frequent, count as much as the large ones; with the knee that fits best, if any.
+        Raises ValueError without measurements."""
+        if not works:
+            raise ValueError("no measurements to fit")
+        names = [name for name in cls.model_fields if name != "knee"]
+        work, measured = np.array(works, dtype=float), np.array(seconds)
+        best, least = cls(), np.inf
+        for knee in (0, *knees):
+            beyond = np.maximum(work[:, 1] - knee, 0) if knee else np.zeros(len(work))
+            columns = np.column_stack([np.ones(len(work)), work, beyond]) / measured[:, None]
+            terms = nonnegative_least_squares(columns, np.ones(len(work)))
+            error = float(np.square(columns @ terms - 1).sum())
+            if error < least * (1 - 1e-6):
+                values: dict[str, Any] = dict(zip(names, terms, strict=True))
+                best, least = cls(**values, knee=knee), error
+        return best
+
+    def seconds(self, work: Work) -> float:
+        return (
+            self.fixed
+            + self.per_row * work.rows
+            + self.per_token * work.tokens
+            + self.per_cached * work.cached
+            + self.per_pair * work.pairs
+            + self.per_few_pair * work.few_pairs
+            + self.per_token_beyond * max(work.tokens - self.knee, 0)
+        )
 
 
 class Measurement(Value):
@@ -22,40 +114,9 @@ class Measurement(Value):
     batch: int
     seconds: float  # median over the repeats
 
-
-class Terms(Value):
-    """t(n, c, b) = fixed + per_token · n·b + per_cached · c·b + per_pair · n·c·b  for width n,
-    context c and batch b.
-
-    The weights are read once whatever is fed in (fixed), the layers' arithmetic grows with the
-    tokens fed in, reading keys and values with the tokens cached, and attention's arithmetic with
-    the pairs of both. No coefficient is negative: more work is never faster, even where the fit
-    extrapolates. As t is affine in n, rounds take as long as rounds of their mean width.
-    """
-
-    fixed: float
-    per_token: float
-    per_cached: float
-    per_pair: float
-
-    @classmethod
-    def fit(cls, measurements: Sequence[Measurement]) -> Terms:
-        """Least squares of the relative error, so that the cheap forwards, which are the most
-        frequent, count as much as the large ones."""
-        shapes = np.array([(m.width, m.context, m.batch) for m in measurements], dtype=float)
-        seconds = np.array([m.seconds for m in measurements])
-        columns = np.stack(_products(*shapes.T), axis=1)
-        terms = nonnegative_least_squares(columns / seconds[:, None], np.ones(len(seconds)))
-        return cls(**dict(zip(cls.model_fields, terms, strict=True)))
-
-    def seconds(self, width: float, context: float, batch: int) -> float:
-        products = _products(width, context, batch)
-        coefficients = (self.fixed, self.per_token, self.per_cached, self.per_pair)
-        return float(sum(c * p for c, p in zip(coefficients, products, strict=True)))
-
-
-def _products(width: Any, context: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
-    return batch / batch, width * batch, context * batch, width * context * batch
+    @property
+    def work(self) -> Work:
+        return Work.uniform(self.width, self.context, self.batch)
 
 
 class ForwardKind(StrEnum):
@@ -88,9 +149,9 @@ class ForwardCost(Value):
     """
 
     measurements: list[Measurement]
-    terms: dict[ForwardKind, Terms]
+    terms: dict[ForwardKind, ForwardTerms]
     r2: float
-    prefill: Terms | None = None
+    prefill: ForwardTerms | None = None
     steps: dict[ForwardKind, dict[int, float]] = Field(default={})
 
     @classmethod
@@ -101,13 +162,13 @@ class ForwardCost(Value):
         groups: dict[ForwardKind, list[Measurement]] = {}
         for m in measurements:
             groups.setdefault(ForwardKind.of(m.width, m.batch), []).append(m)
-        terms = {kind: Terms.fit(group) for kind, group in groups.items()}
+        terms = {kind: _affine(group) for kind, group in groups.items()}
         return cls(measurements=list(measurements), terms=terms, r2=0.0)._judged()
 
     @classmethod
     def constant(cls, seconds: float) -> ForwardCost:
         """The same time whatever is fed in."""
-        flat = Terms(fixed=seconds, per_token=0, per_cached=0, per_pair=0)
+        flat = ForwardTerms(fixed=seconds)
         one = Measurement(width=1, context=0, batch=1, seconds=seconds)
         return cls(measurements=[one], terms={ForwardKind.TOKEN: flat}, r2=1.0)
 
@@ -150,12 +211,14 @@ class ForwardCost(Value):
             Measurement(width=tokens, context=tokens // 2, batch=1, seconds=taken)
             for tokens, taken in seconds.items()
         ]
-        return self.model_copy(update={"prefill": Terms.fit(measured)})
+        return self.model_copy(update={"prefill": _affine(measured)})
 
     def prefill_seconds(self, tokens: int) -> float:
         """Seconds of the prefill of a prompt of `tokens` tokens; each token sees half of the prompt
         on average. 0 where prefill was not measured."""
-        return self.prefill.seconds(tokens, tokens // 2, 1) if self.prefill and tokens else 0.0
+        if self.prefill is None or not tokens:
+            return 0.0
+        return self.prefill.seconds(Work.uniform(tokens, tokens // 2, 1))
 
     def seconds(self, width: float = 1, context: float | None = None, batch: int = 1) -> float:
         """Seconds of one forward. `width` may be a mean over forwards; one between 1 and 2 is a
@@ -165,7 +228,12 @@ class ForwardCost(Value):
             one, two = self.seconds(1, context, batch), self.seconds(2, context, batch)
             return one + (width - 1) * (two - one)
         kind = next(k for k in _STAND_IN[ForwardKind.of(width, batch)] if k in self.terms)
-        seconds = self.terms[kind].seconds(width, context, batch)
+        seconds = self.terms[kind].seconds(Work.uniform(width, context, batch))
         if steps := self.steps.get(kind):
             seconds *= float(np.interp(width * batch, list(steps), list(steps.values())))
         return seconds
+
+
+def _affine(measured: Sequence[Measurement]) -> ForwardTerms:
+    """A fit that is affine in the width: without a knee."""
+    return ForwardTerms.fit([m.work for m in measured], [m.seconds for m in measured], knees=())

@@ -7,7 +7,7 @@ configuration (SpecDec++, Eq. 3.1, 3.2 and 5.1) without running it. All times ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -15,7 +15,6 @@ from pydantic import Field, ValidationError
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import CANDIDATES, Configuration, PolicySettings, Value, describe
-from specdec_core.cost.equations import oracle_counts
 from specdec_core.cost.forward import ForwardCost
 from specdec_core.tokens.statistics import Counts
 
@@ -24,7 +23,9 @@ class Profile(Value):
     """What forwards of a pair cost on one machine.
 
     `round_overhead` and `draft_overhead` are seconds that the engine adds to a round and to a
-    drafting step around the forwards themselves. `autoregressive_forward` is the target's forward
+    drafting step around the forwards themselves, and `row_overhead` to a step for each further
+    request that decodes in it; `mixes` says whether a forward of the target has prompts and
+    candidates together. `autoregressive_forward` is the target's forward
     when decoding without drafting, where it is known to differ from a round's; unset, it is that
     of one token. `policies` are seconds that a length policy takes for a candidate token, by
     :func:`policy_key`. `proposals` are seconds that a round takes longer where something proposes,
@@ -41,6 +42,8 @@ class Profile(Value):
     threads: int = 1
     round_overhead: float = 0.0
     draft_overhead: dict[str, float] = Field(default_factory=dict)
+    row_overhead: float = 0.0
+    mixes: bool = True
     autoregressive_forward: float | None = None
     policies: dict[str, float] = Field(default_factory=dict)
     proposals: dict[str, float] = Field(default_factory=dict)
@@ -73,16 +76,12 @@ class Profile(Value):
         }
         return self.model_copy(update={"draft_overhead": {**self.draft_overhead, **overhead}})
 
-    def t_target(self, width: float = 1, context: float | None = None, batch: int = 1) -> float:
+    def t_target(self, width: float = 1, context: float | None = None) -> float:
         """Seconds of a target forward of `width` tokens."""
-        return self.target.seconds(width, context, batch)
+        return self.target.seconds(width, context)
 
     def t_draft(
-        self,
-        draft: str | None = None,
-        context: float | None = None,
-        batch: int = 1,
-        width: float = 1,
+        self, draft: str | None = None, context: float | None = None, width: float = 1
     ) -> float:
         """Seconds of a drafting step: a forward of `width` tokens, one in a chain, and what
         surrounds it. `draft` unset is the pair's first draft."""
@@ -93,7 +92,7 @@ class Profile(Value):
             raise ValueError(
                 f"no draft {draft!r} in the profile (it has: {', '.join(self.drafts)})"
             )
-        forward = self.drafts[draft].seconds(width, context, batch)
+        forward = self.drafts[draft].seconds(width, context)
         return forward + self.draft_overhead.get(draft, 0.0)
 
     def target_cost(self, draft: str | None = None, context: float | None = None) -> float:
@@ -109,27 +108,28 @@ class Profile(Value):
         return float(f"{seconds / (self.t_draft(draft) + place):.3g}")
 
     def estimate_seconds(
-        self,
-        counts: Counts | Mapping[str, int],
-        draft: str | None = None,
-        context: float | None = None,
-        batch: int = 1,
+        self, counts: Counts, draft: str | None = None, context: float | None = None
     ) -> float:
         """Eq. 3.1, t_draft·N_draft + t_target·N_target, with the cost of verifying several tokens.
 
         A verification feeds the round's candidates and the token before them, so its width is
         1 + drafted on average, and that of a drafting step the places at which it gives a
         distribution: one in a chain, more in a tree. Counts without a drafted token are
-        autoregressive decoding's. A batch shares each forward among its rows, taken to be all busy.
-        Prefill is not included.
+        autoregressive decoding's. Prefill is not included.
         """
-        counts = _counts(counts)
         if not counts.n_target:
             return 0.0
-        seconds = counts.n_target * self._verification(counts, context, batch)
+        if counts.n_drafted:
+            width = 1 + counts.n_drafted / counts.n_target
+            seconds = self.t_target(width, context) + self.round_overhead
+        else:
+            seconds = self.autoregressive_seconds(1, context)
+        seconds = counts.n_target * (seconds + self.proposing)
         if counts.n_draft:
-            seconds += counts.n_draft * self.t_draft(draft, context, batch, _draft_width(counts))
-        return seconds / batch
+            # 1, a chain's, where the counts lack it.
+            width = max(counts.n_draft_tokens / counts.n_draft, 1.0)
+            seconds += counts.n_draft * self.t_draft(draft, context, width)
+        return seconds
 
     def seconds_by_arm(
         self,
@@ -170,27 +170,21 @@ class Profile(Value):
         )
         return self.estimate_seconds(counts, draft, context)
 
-    def autoregressive_seconds(
-        self, tokens: int, context: float | None = None, batch: int = 1
-    ) -> float:
+    def autoregressive_seconds(self, tokens: int, context: float | None = None) -> float:
         """Seconds of decoding `tokens` tokens without drafting."""
-        return tokens * self._autoregressive(context, batch) / batch
+        forward = self.autoregressive_forward
+        forward = self.t_target(1, context) if forward is None else forward
+        return tokens * (forward + self.round_overhead)
 
     def speedup(
-        self,
-        counts: Counts | Mapping[str, int],
-        draft: str | None = None,
-        context: float | None = None,
-        batch: int = 1,
+        self, counts: Counts, draft: str | None = None, context: float | None = None
     ) -> float:
         """Predicted improvement factor over autoregressive decoding of the same N tokens; 1 when
         nothing was generated."""
-        counts = _counts(counts)
         if not counts.n:
             return 1.0
-        return self.autoregressive_seconds(counts.n, context, batch) / self.estimate_seconds(
-            counts, draft, context, batch
-        )
+        alone = self.autoregressive_seconds(counts.n, context)
+        return alone / self.estimate_seconds(counts, draft, context)
 
     def prefill_seconds(self, prompts: Iterable[int], drafts: Iterable[str | None] = ()) -> float:
         """Seconds that the prefill of `prompts` (their numbers of tokens) by the target and by
@@ -225,19 +219,6 @@ class Profile(Value):
         except ValidationError as error:
             raise UserError(f"{path}: not a profile: {describe(error)}") from None
 
-    def _autoregressive(self, context: float | None, batch: int) -> float:
-        """Seconds of a step that only decodes."""
-        if self.autoregressive_forward is not None:
-            return self.autoregressive_forward + self.round_overhead
-        return self.t_target(1, context, batch) + self.round_overhead
-
-    def _verification(self, counts: Counts, context: float | None, batch: int) -> float:
-        """Seconds of a round without its drafting steps."""
-        if not counts.n_drafted:
-            return self._autoregressive(context, batch) + self.proposing
-        width = 1 + counts.n_drafted / counts.n_target
-        return self.t_target(width, context, batch) + self.round_overhead + self.proposing
-
 
 def policy_key(draft: str, policy: PolicySettings) -> str:
     """Identifies what the time of a policy's decision depends on: not its thresholds."""
@@ -255,10 +236,27 @@ def draft_key(draft: str) -> str:
     return f"draft {draft}"
 
 
-def _draft_width(counts: Counts) -> float:
-    """Mean width of a drafting step; 1, a chain's, where the counts lack it."""
-    return max(counts.n_draft_tokens / counts.n_draft, 1.0) if counts.n_draft else 1.0
+def oracle_counts(disagreements: Sequence[int], lengths: Sequence[int]) -> Counts:
+    """SpecDec++, Thm 4.1: a draft that always stops just before its next rejection.
 
-
-def _counts(counts: Counts | Mapping[str, int]) -> Counts:
-    return counts if isinstance(counts, Counts) else Counts(**counts)
+    For each prompt, `disagreements` is |S|, the greedy positions at which draft and target differ,
+    and `lengths` is N. N_target = |S| + 1 (at most N), N_discarded = 0, and every other token is
+    drafted and accepted.
+    """
+    n = n_target = 0
+    for differing, length in zip(disagreements, lengths, strict=True):
+        if not 0 <= differing <= length:
+            raise ValueError(f"{differing} disagreements in {length} tokens")
+        n += length
+        n_target += min(differing + 1, length)
+    drafted = n - n_target
+    return Counts(
+        requests=len(lengths),
+        n=n,
+        n_draft=drafted,
+        n_target=n_target,
+        n_discarded=0,
+        n_drafted=drafted,
+        n_accepted=drafted,
+        n_target_tokens=n_target,
+    )

@@ -34,19 +34,19 @@ def described(
     plan: Value,
     weights: Mapping[str, str],
     prompts: PromptSet,
-    told: Sequence[Any],
+    exported: Sequence[Any],
     environment: Mapping[str, str],
     **more: Any,
 ) -> dict[str, Any]:
     """The identity of a comparison; an interrupted one is resumed by a run with the same: the
     `name` that was given, if any, the plan, the `weights` by their digests, the prompts, the
-    settings of ours that other libraries get (`told`), and the machine and code."""
+    settings of ours that other libraries get (`exported`), and the machine and code."""
     return {
         "name": name,
         "plan": plan.model_dump(mode="json"),
         "weights": dict(weights),
         "prompts": prompts.digest,
-        "told": list(told),
+        "exported": list(exported),
         "environment": dict(environment),
         **more,
     }
@@ -91,14 +91,14 @@ class Parts(Generic[Item]):
         write_atomically(path, resolved.model_dump_json(indent=1))
         return resolved
 
-    def get(self, turn: int, who: Contender) -> list[Item] | None:
+    def get(self, turn: int, contestant: Contender) -> list[Item] | None:
         """A run that was kept; None of one that was not."""
-        path = self._path(turn, who)
+        path = self._path(turn, contestant)
         return self._content.validate_json(path.read_bytes()) if path.exists() else None
 
-    def keep(self, turn: int, who: Contender, run: Sequence[Item]) -> None:
+    def keep(self, turn: int, contestant: Contender, run: Sequence[Item]) -> None:
         """Keep a run."""
-        write_atomically(self._path(turn, who), self._content.dump_json(list(run)).decode())
+        write_atomically(self._path(turn, contestant), self._content.dump_json(list(run)).decode())
 
     @property
     def notes(self) -> list[str]:
@@ -125,8 +125,9 @@ class Parts(Generic[Item]):
     def _runs(self) -> list[Path]:
         return list(self.folder.glob("[0-9]*-*.json"))
 
-    def _path(self, turn: int, who: Contender) -> Path:
-        return self.folder / f"{turn}-{_digest(f'{who.group} {who.name} {who.version}')}.json"
+    def _path(self, turn: int, contestant: Contender) -> Path:
+        facts = f"{contestant.group} {contestant.name} {contestant.version}"
+        return self.folder / f"{turn}-{_digest(facts)}.json"
 
 
 def _digest(text: str) -> str:

@@ -154,9 +154,8 @@ def run_scan(
             plain = trial.configuration.drafter is None
             contestants.append(PeerContestant(opened.enter_context(peer), server.name, plain))
             observer.step()
-        steps = len(contestants) * len(texts) * repeats
-        observer.stage(f"{len(contestants)} settings, interleaved", steps)
-        rows = race(contestants, texts, header.max_new_tokens, Sampling(), repeats, observer.step)
+        new_tokens = header.max_new_tokens
+        rows = race(contestants, texts, new_tokens, [Sampling()], repeats, observer)
     return ScanResult(
         name=name,
         started=datetime.now(UTC),

@@ -1,1 +1,1 @@
-"""Everything that uses a clock: profiles, step times, interleaved timing, paired comparison."""
+"""Everything that uses a clock: profiles, interleaved timing, paired comparison."""

@@ -1,4 +1,4 @@
-"""The forward times that a study models with: another machine's, a saved profile's, or measured."""
+"""The forward times of a pair: another machine's, a saved profile's, or measured."""
 
 from __future__ import annotations
 

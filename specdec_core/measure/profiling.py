@@ -9,6 +9,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.tokens.statistics import Round
 
 if TYPE_CHECKING:
+    from specdec_core.engine import Request
     from specdec_core.models.pair import Pair
 
 WIDTHS = (1, 2, 3, 5, 8, 12, 16, 24, 33)  # up to a tree of 32 candidates
@@ -97,8 +99,10 @@ def profile_pair(
         target_dtype=_dtype(pair.target),
         draft_dtype=_dtype(next(iter(pair.drafts.values()), pair.target)),
         threads=pair.spec.runner.threads,
+        mixes=runners[_TARGET].mixes,
     )
-    return profile.model_copy(update=_overheads(profile, pair))
+    profile = profile.model_copy(update=_overheads(profile, pair))
+    return profile.model_copy(update={"row_overhead": _row_overhead(profile, pair, max(batches))})
 
 
 def _check_sizes(
@@ -222,17 +226,46 @@ def _wait(runner: ModelRunner) -> None:
         torch.cuda.synchronize(runner.device)
 
 
+def _row_overhead(profile: Profile, pair: Pair, rows: int) -> float:
+    """Seconds that autoregressive steps of `rows` requests take beyond their forward and a step's
+    overhead, for each request after the first."""
+    from specdec_core.engine import Engine
+
+    if rows == 1:
+        return 0.0
+    engine, beyond = Engine(pair, slots=rows), list[float]()
+    request, context = _short_request(pair)
+    for number in range(rows):
+        engine.add(replace(request, id=str(number)))
+    while not engine.idle:
+        start = time.perf_counter()
+        engine.step(texts=False)
+        seconds = time.perf_counter() - start
+        if len(engine.last.decoding) == rows and not engine.last.reading:
+            beyond.append(seconds - profile.target.seconds(1, context, rows))
+    if not beyond:
+        return 0.0
+    return max(statistics.median(beyond) - profile.round_overhead, 0.0) / (rows - 1)
+
+
+def _short_request(pair: Pair) -> tuple[Request, float]:
+    """A request whose rounds tell what the engine adds, and its tokens in the cache half-way."""
+    from specdec_core.engine import Request
+
+    prompt, tokens = min(64, pair.max_length // 2), min(32, pair.max_length // 2)
+    request = Request("profile", (1,) * prompt, tokens, ignore_eos=True)
+    return request, prompt + tokens / 2
+
+
 def _overheads(profile: Profile, pair: Pair, repeats: int = 3) -> dict[str, Any]:
     """`round_overhead` and `draft_overhead` from short runs of the engine.
 
     A round's is what autoregressive rounds take beyond their forwards; a drafting step's is what
     remains of drafting rounds after all forwards and the rounds' overhead.
     """
-    from specdec_core.engine import Engine, Request
+    from specdec_core.engine import Engine
 
-    prompt = min(64, pair.max_length // 2)
-    tokens = min(32, pair.max_length // 2)
-    request = Request("profile", (1,) * prompt, tokens, ignore_eos=True)
+    request, context = _short_request(pair)
     policy = FixedSettings(max_tokens=4)
     runs = {_TARGET: AUTOREGRESSIVE} | {
         name: Configuration(drafter=DraftModelSettings(draft=name, policy=policy))
@@ -245,7 +278,6 @@ def _overheads(profile: Profile, pair: Pair, repeats: int = 3) -> dict[str, Any]
             engine.configure(configuration)
             (generation,) = engine.generate([request])
             rounds[name] += generation.rounds[1:]  # the first one prefills
-    context = prompt + tokens / 2
 
     def beyond_target(r: Round) -> float:
         seconds = r.draft_seconds + r.target_seconds + r.other_seconds

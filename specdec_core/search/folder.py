@@ -8,7 +8,6 @@
                       replayed: a replay yields them at any time
     optuna.db         what Optuna has learned
     timed.json        the result without the choice for a workload's loads, while that is made
-    steps.json        what steps over many requests take
     live/*.parquet    requests of a run under load: <clients>-<turn>-<configuration>
     simulated.csv     every configuration simulated at every load
     sweep.json        the result

@@ -35,23 +35,12 @@ from specdec_core.config.drafters import read_arm
 from specdec_core.config.kinds import DRAFTERS, POLICIES, kinds_of
 from specdec_core.cost import Profile
 from specdec_core.cost.hardware import Hardware, load_hardware
-from specdec_core.prompts.chat import AUTO, ChatTemplate
+from specdec_core.prompts.source import PromptSource
 from specdec_core.search.load.trace import read_trace
 from specdec_core.search.load.workload import LiveSettings, Workload
 from specdec_core.search.space import Search
 
 EVERY = "*"  # in the name of a head: all trained heads with matching names, as in a shell
-
-
-class PromptSource(Value):
-    """Prompts, and how they are rendered."""
-
-    source: str = Field(
-        default="bundled:held_out",
-        description="JSONL file, hub id or bundled:<name>; several, separated by commas, are mixed",
-    )
-    limit: PositiveInt | None = Field(default=None, description="the first n; unset, all")
-    chat_template: ChatTemplate = AUTO
 
 
 class ProfileSettings(Value):
@@ -75,7 +64,7 @@ class RaceSettings(Value):
         default=0.01, gt=0, description="stop when the choice costs at most this share of the time"
     )
     seconds: float = Field(
-        default=120, ge=0, description="stop after so many seconds beyond each prompt's first run"
+        default=120, ge=0, description="stop this many seconds after each prompt's first run"
     )
     further: NonNegativeInt = Field(
         default=64, description="prompts of the source, beyond the limit, that may be timed too"
@@ -229,12 +218,7 @@ class ResolvedPlan(SweepSettings):
                 f"{source}: search: sampling {configuration.sampling.model_dump()} is not the "
                 "sweep's own; a sweep compares configurations of one sampling, given at the top"
             )
-        if (draft := configuration.foreign_draft(self.pair.drafts)) is not None:
-            known = ", ".join(self.pair.drafts) or "none"
-            raise UserError(
-                f"{source}: search: drafter.draft: the pair has no draft {draft!r} "
-                f"(it has: {known})"
-            )
+        configuration.check_drafts(self.pair.drafts, f"{source}: search: drafter.draft")
 
 
 class Plan(SweepSettings):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, exp, inf, log, sqrt
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,6 @@ from specdec_core.tokens.statistics import Ratio, as_long
 
 TIGHTEST = 24  # prompts at which the intervals are narrowest for what they promise
 DRAWS = 2000
-
-Name = TypeVar("Name", bound=Hashable)
 
 
 def width(n: int, alpha: float) -> float:
@@ -40,10 +38,10 @@ def width(n: int, alpha: float) -> float:
 
 
 class _Time(NamedTuple):
-    """What an output took, `reading` of it to its first token."""
+    """What an output took, `prefill` of it to its first token."""
 
     seconds: float
-    reading: float
+    prefill: float
     tokens: int
 
     def for_tokens(self, length: int, pace: float) -> float:
@@ -54,35 +52,33 @@ class _Time(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Standing(Generic[Name]):
+class Standing:
     """How a race stands.
 
     `loss` is how much longer than the fastest the champion is expected to take, `at_most` what that
     can be at the most, with the race's confidence; both as shares of the fastest's time.
     """
 
-    champion: Name
-    in_question: tuple[Name, ...]
+    champion: str
+    in_question: tuple[str, ...]
     loss: float
     at_most: float
 
 
-class Race(Generic[Name]):
+class Race:
     """Times of some contestants on the same prompts. All intervals hold together with probability
     `confidence`, also with up to `newcomers` contestants that enter later."""
 
     def __init__(
-        self, contestants: Sequence[Name], newcomers: int = 0, confidence: float = 0.95
+        self, contestants: Sequence[str], newcomers: int = 0, confidence: float = 0.95
     ) -> None:
         self.contestants = tuple(contestants)
         self.alpha = (1 - confidence) / max(comb(len(self.contestants) + newcomers, 2), 1)
         # By prompt and turn.
-        self._times: dict[Name, dict[Hashable, dict[int, _Time]]] = {
-            c: {} for c in self.contestants
-        }
+        self._times: dict[str, dict[Hashable, dict[int, _Time]]] = {c: {} for c in contestants}
         self._lengths: dict[Hashable, int] = {}  # of each prompt's first output
 
-    def enter(self, newcomers: Sequence[Name]) -> None:
+    def enter(self, newcomers: Sequence[str]) -> None:
         """Let further contestants take part."""
         self.contestants += tuple(newcomers)
         self._times |= {newcomer: {} for newcomer in newcomers}
@@ -94,22 +90,29 @@ class Race(Generic[Name]):
 
     def add(
         self,
-        contestant: Name,
+        contestant: str,
         prompt: Hashable,
         seconds: float,
         tokens: int,
         turn: int | None = None,
-        reading: float = 0.0,
+        prefill: float = 0.0,
     ) -> None:
-        """Decoding `tokens` tokens after a prompt took `seconds`, `reading` of them to the first
+        """Decoding `tokens` tokens after a prompt took `seconds`, `prefill` of them to the first
         token (0: unknown), in a turn of the prompt; unset, the contestant's next. Only times of the
         same turn are compared, because the machine may be slower in another."""
         self._lengths.setdefault(prompt, max(tokens, 1))
         times = self._times[contestant].setdefault(prompt, {})
-        time = _Time(seconds, min(reading, seconds), max(tokens, 1))
+        time = _Time(seconds, min(prefill, seconds), max(tokens, 1))
         times[len(times) if turn is None else turn] = time
 
-    def ratio(self, candidate: Name, baseline: Name) -> Ratio:
+    def seconds(self, contestant: str, prompts: Collection[Hashable]) -> dict[int, list[float]]:
+        """Seconds of each of `prompts`, by the turns in which the contestant decoded all of
+        them."""
+        times = [self._times[contestant][prompt] for prompt in prompts]
+        turns = sorted(set.intersection(*map(set, times)))
+        return {turn: [of_prompt[turn].seconds for of_prompt in times] for turn in turns}
+
+    def ratio(self, candidate: str, baseline: str) -> Ratio:
         """How many times faster `candidate` is than `baseline` on the prompts that both decoded in
         the same turns.
 
@@ -129,11 +132,11 @@ class Race(Generic[Name]):
         return Ratio(value, value * exp(-half), value * exp(half))
 
     @property
-    def in_question(self) -> tuple[Name, ...]:
+    def in_question(self) -> tuple[str, ...]:
         """The contestants that no other one is shown to be faster than."""
         return tuple(unbeaten(self.contestants, self.ratio))
 
-    def standing(self) -> Standing[Name]:
+    def standing(self) -> Standing:
         """The choice at this point, and its cost."""
         question = self.in_question
         losses = self._losses(question)
@@ -141,7 +144,7 @@ class Race(Generic[Name]):
         highest = max(self.ratio(c, champion).high for c in question)
         return Standing(champion, question, losses[champion], highest - 1)
 
-    def _losses(self, question: Collection[Name]) -> Mapping[Name, float]:
+    def _losses(self, question: Collection[str]) -> Mapping[str, float]:
         """E[T_c / min T − 1] for each contestant in question, by the Bayesian bootstrap over the
         prompts that all of them decoded in the same turns (Rubin, 1981)."""
         times = self._together(question)
@@ -152,7 +155,7 @@ class Race(Generic[Name]):
         losses = (totals / totals.min(axis=1, keepdims=True) - 1).mean(axis=0)
         return dict(zip(question, map(float, losses), strict=True))
 
-    def _together(self, contestants: Collection[Name]) -> np.ndarray:
+    def _together(self, contestants: Collection[str]) -> np.ndarray:
         """The median seconds of each for as many tokens as the prompt's first output has, by
         prompt, in the turns of it that all of them took: shape (contestants, prompts)."""
         columns = []
@@ -168,8 +171,8 @@ class Race(Generic[Name]):
                 )
         return np.array(columns).reshape(-1, len(contestants)).T
 
-    def _pace(self, contestant: Name) -> float:
+    def _pace(self, contestant: str) -> float:
         """Its seconds a token behind the first ones, of all that it has decoded."""
         times = [time for turns in self._times[contestant].values() for time in turns.values()]
-        tokens = sum(time.tokens - (time.reading > 0) for time in times)
-        return sum(time.seconds - time.reading for time in times) / max(tokens, 1)
+        tokens = sum(time.tokens - (time.prefill > 0) for time in times)
+        return sum(time.seconds - time.prefill for time in times) / max(tokens, 1)

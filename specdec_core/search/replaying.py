@@ -19,8 +19,6 @@ from specdec_core.recordings.schema import Recording
 from specdec_core.search.plan import ResolvedPlan
 from specdec_core.search.results import OraclePoint
 
-Head = tuple[str, str]  # draft, name
-
 
 def recording_of(plan: ResolvedPlan, home: Path, prompts_digest: str) -> Recording | None:
     """The recording that the plan names: a folder, or the name of one in the workspace. Raises
@@ -110,7 +108,10 @@ def open_replay(
     Raises :class:`UserError` for a recording of other weights, and for a head that is missing or
     of another pair.
     """
-    heads = _heads(plan.samples, pair, fingerprints)
+    heads = LoadedHeads(fingerprints)
+    for configuration in plan.samples:
+        for draft, head in configuration.heads:
+            heads(draft or next(iter(pair.drafts)), head)
     if not plan.replay:
         return None
     recording = named or _find(plan, home, pair, fingerprints, prompts_digest)
@@ -123,7 +124,7 @@ def open_replay(
         raise UserError(
             f"{recording.folder}: has {len(recording.prompts.ids)} of the sweep's {prompts} prompts"
         )
-    replay = Replay(recording, LoadedHeads(heads, fingerprints), hidden=bool(heads))
+    replay = Replay(recording, heads, hidden=bool(heads.heads))
     for draft in recording.header.pair.drafts:
         if draft in pair.drafts:
             replay.track(draft)
@@ -152,12 +153,14 @@ def other_forwards(recording: Recording) -> str:
 
 
 class LoadedHeads:
-    """Heads that are loaded already, so that actors on other nodes need not find them on disk."""
+    """Heads, each loaded once: actors on other nodes need not find them on disk."""
 
-    def __init__(self, heads: Mapping[Head, LoadedHead], fingerprints: Mapping[str, str]) -> None:
-        self.heads, self.fingerprints = dict(heads), dict(fingerprints)
+    def __init__(self, fingerprints: Mapping[str, str]) -> None:
+        self.fingerprints = dict(fingerprints)
+        self.heads: dict[tuple[str, str], LoadedHead] = {}  # by draft and name
 
     def __call__(self, draft: str, head: str) -> LoadedHead:
+        """A head; raises :class:`UserError` for one that is missing or of another pair."""
         if (draft, head) not in self.heads:
             prints = self.fingerprints
             self.heads[draft, head] = load_head(head, prints[draft], prints[TARGET])
@@ -189,19 +192,6 @@ def split(
         can = replay is not None and replay.can(configuration)
         (replayed if can else decoded).append(configuration)
     return replayed, decoded
-
-
-def _heads(
-    configurations: Iterable[Configuration], pair: PairSpec, fingerprints: Mapping[str, str]
-) -> dict[Head, LoadedHead]:
-    """The configurations' heads; raises :class:`UserError` for one that cannot be used here."""
-    heads: dict[Head, LoadedHead] = {}
-    for configuration in configurations:
-        for draft, name in configuration.heads:
-            draft = draft or next(iter(pair.drafts))
-            if (draft, name) not in heads:
-                heads[draft, name] = load_head(name, fingerprints[draft], fingerprints[TARGET])
-    return heads
 
 
 def _brief(value: object) -> object:

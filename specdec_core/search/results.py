@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from specdec_core.cost import Profile
 from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.load.result import LoadChoice
-from specdec_core.tokens.statistics import Counts, Ratio, as_long, paired_ratio
+from specdec_core.tokens.statistics import Counts, Generation, Ratio, as_long, paired_ratio
 
 METRIC = "estimated_speedup"
 SECONDS = "estimated_seconds"
@@ -66,14 +66,9 @@ class Trial(Document):
     def id(self) -> str:
         return self.configuration.id
 
-    @property
-    def eligible(self) -> bool:
-        """Whether it could be champion: counted in full, lossless, and not the oracle, which only a
-        replay can follow."""
-        return self.may_win(())
-
-    def may_win(self, allowed: Collection[str]) -> bool:
-        """Whether it could be champion if the lossy methods `allowed`, by name, may win."""
+    def may_win(self, allowed: Collection[str] = ()) -> bool:
+        """Whether it could be champion if the lossy methods `allowed`, by name, may win: counted in
+        full, otherwise lossless, and not the oracle, which only a replay can follow."""
         return self.finished and may_win(self.configuration, allowed)
 
 
@@ -89,55 +84,72 @@ def by_estimate(trials: Iterable[Trial]) -> list[Trial]:
 
 
 class Timing(Document):
-    """A finalist timed alone, interleaved with autoregressive decoding on the same prompts."""
+    """A configuration timed alone. Repeats of one pass over the prompts were interleaved with those
+    of other configurations; without `passes`, all configurations had the same repeats."""
 
     config_id: str
     seconds: list[list[float]]  # [repeat][prompt]
-    # The pass of each repeat; times of one pass were interleaved.
-    passes: list[int] = Field(default=[])
+    passes: list[int] = Field(default=[])  # [repeat]
     tokens: list[int]  # [prompt]
-    reading: list[float] = Field(default=[])  # seconds to the first token [prompt]; earlier unknown
-    speedup: float  # over autoregressive; 1 for autoregressive itself
-    low: float
-    high: float
+    prefill: list[float] = Field(default=[])  # seconds to the first token [prompt], where known
+    speedup: float = 1.0  # over autoregressive decoding
+    low: float = 1.0
+    high: float = 1.0
     tokens_per_second: float
     tied_with_champion: bool = False
     differing_outputs: int = 0  # greedy outputs unequal to autoregressive (bfloat16 near-ties)
 
+    @classmethod
+    def of(
+        cls,
+        configuration: Configuration,
+        seconds: Mapping[int, Sequence[float]],
+        generations: Sequence[Generation],
+        baseline: tuple[Timing, Sequence[Generation]] | None = None,
+    ) -> Timing:
+        """`seconds` of each prompt by pass, and the generations of the first pass; with the speedup
+        over the timing and generations of `baseline`, autoregressive decoding's."""
+        tokens = [len(generation.tokens) for generation in generations]
+        timing = cls(
+            config_id=configuration.id,
+            seconds=[list(of_pass) for of_pass in seconds.values()],
+            passes=list(seconds),
+            tokens=tokens,
+            prefill=[generation.prefill_seconds for generation in generations],
+            tokens_per_second=sum(tokens) / float(np.median([*seconds.values()], axis=0).sum()),
+        )
+        if baseline is not None:
+            ratio = timing.over(baseline[0])
+            timing.speedup, timing.low, timing.high = ratio.value, ratio.low, ratio.high
+            if configuration.sampling.greedy:
+                pairs = zip(generations, baseline[1], strict=True)
+                timing.differing_outputs = sum(own.tokens != ar.tokens for own, ar in pairs)
+        return timing
+
     def over(self, other: Timing) -> Ratio:
-        """How many times faster it is than another timing of the same prompts, for the same number
-        of tokens: in the passes that both took part in, or without one by what both are over
-        autoregressive decoding, with the sum of both intervals."""
-        ours, theirs = timed_together(self.seconds, self.passes, other.seconds, other.passes)
-        if not len(ours):
+        """How many times faster it is than another timing of the same prompts, for as many tokens
+        as the other has: in the passes of both, or without one by what both are over autoregressive
+        decoding, with the sum of both intervals."""
+        ours, theirs = (
+            dict(zip(each.passes or range(len(each.seconds)), each.seconds, strict=True))
+            for each in (self, other)
+        )
+        both = [number for number in ours if number in theirs]
+        if not both:
             value, low, high = self.speedup / other.speedup, self.low / other.high, self.high
             return Ratio(value, low, high / other.low)
-        return paired_ratio(
-            theirs, for_as_many_tokens(ours, self.reading, self.tokens, other.tokens)
-        )
-
-
-def timed_together(
-    first: Sequence[Sequence[float]],
-    first_passes: Sequence[int],
-    second: Sequence[Sequence[float]],
-    second_passes: Sequence[int],
-) -> tuple[np.ndarray, np.ndarray]:
-    """The seconds of two, [repeat][prompt], in the passes that both took part in. Without passes
-    repeats were made one after the other by both."""
-    ours = dict(zip(first_passes or range(len(first)), first, strict=True))
-    theirs = dict(zip(second_passes or range(len(second)), second, strict=True))
-    both = [number for number in ours if number in theirs]
-    return np.array([ours[n] for n in both]), np.array([theirs[n] for n in both])
+        seconds = np.array([ours[number] for number in both])
+        seconds = for_as_many_tokens(seconds, self.prefill, self.tokens, other.tokens)
+        return paired_ratio(np.array([theirs[number] for number in both]), seconds)
 
 
 def for_as_many_tokens(
-    seconds: np.ndarray, reading: Sequence[float], tokens: Sequence[int], wanted: Sequence[int]
+    seconds: np.ndarray, prefill: Sequence[float], tokens: Sequence[int], wanted: Sequence[int]
 ) -> np.ndarray:
     """The seconds (repeats, prompts) that outputs of `tokens` each would have taken with `wanted`
-    tokens each, at the mean pace of all where they are longer; `reading` are the seconds to the
+    tokens each, at the mean pace of all where they are longer; `prefill` are the seconds to the
     first token, where they are known (see :func:`as_long`)."""
-    read = np.minimum(np.array(reading or np.zeros(len(tokens))), seconds)
+    read = np.minimum(np.array(prefill or np.zeros(len(tokens))), seconds)
     written = np.maximum(tokens, 1)
     pace = (seconds - read).sum() / max((written - (read > 0)).sum(), 1)
     return np.asarray(as_long(seconds, read, written, np.maximum(wanted, 1), float(pace)))
@@ -170,12 +182,12 @@ class ReplaySummary(Document):
 
 
 class RaceSummary(Document):
-    """How finalists were told apart (:mod:`specdec_core.search.race`)."""
+    """How a race of finalists ended (:mod:`specdec_core.search.race`)."""
 
     champion: str  # config_id
     in_question: list[str]  # configuration ids that none is shown to be faster than
     prompts: int  # that were timed, further ones included
-    laps: int  # a lap is a prompt under everyone in question
+    laps: int  # a lap is a prompt under every configuration in question
     within: float  # the cost at which the race stops, as a share of the fastest's time, …
     loss: float  # … its expected cost, …
     at_most: float | None  # … and the most that it costs (95 %), where that is known

@@ -16,15 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import cluster.recording
-from cluster.recording import (
-    SHARD,
-    RecordingPlan,
-    RecordingWorker,
-    _writing,
-    planned,
-    run_recording,
-    run_recordings,
-)
+from cluster.recording import RecordingWorker, _writing, run_recording
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import locked
 from specdec_core.config import PairSpec, Sampling
@@ -32,11 +24,12 @@ from specdec_core.engine import Request
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import save_head
 from specdec_core.models.pair import Pair
+from specdec_core.prompts.source import PromptSource
 from specdec_core.recordings.find import find_recording
 from specdec_core.recordings.observer import RecordingObserver
+from specdec_core.recordings.plan import SHARD, RecordingPlan
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import Header, Recording, save_header, shard_file
-from specdec_core.search.plan import PromptSource
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
 pytestmark = pytest.mark.usefixtures("ray_running")
@@ -203,43 +196,6 @@ def test_killed_actors_are_started_again_with_their_shards(
     assert tables(recording.folder) == tables(recorded[0].folder)
 
 
-def test_several_recordings_are_made_by_the_same_actors(
-    plan: RecordingPlan,
-    recorded: tuple[Recording, Heard],
-    copy: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    home, heard, loads = copy.parents[1], Heard(), tmp_path / "loads"
-    loads.mkdir()
-
-    class Counting(RecordingWorker):
-        def load(self, spec: PairSpec) -> Pair:
-            before, pair = self.pair, super().load(spec)
-            if pair is not before:
-                (loads / f"{os.getpid()}-{len(list(loads.iterdir()))}").touch()
-            return pair
-
-    monkeypatch.setattr(cluster.recording, "RecordingWorker", Counting)
-    few = plan.model_copy(update={"prompts": plan.prompts.model_copy(update={"limit": 3})})
-    sampled = few.model_copy(update={"sampling": Sampling(temperature=1)})
-    wanted = [planned(each, home) for each in (plan, few, sampled, few)]
-    made = run_recordings(wanted, heard)
-    assert heard.stages == ["connecting to Ray, loading the pair", "recording 6"]
-    assert heard.prompts == 6  # the first is there, and the last is asked for twice
-    workers = [file.name.split("-")[0] for file in loads.iterdir()]
-    assert len(set(workers)) == len(workers)  # each loads the pair once
-    assert [each.folder for each in made] == [each.folder for each in wanted]
-    assert made[2].header.sampling.temperature == 1
-    assert all(planned(each, home).finished for each in (plan, few, sampled))
-    monkeypatch.undo()
-    alone = run_recording(sampled, tmp_path / "alone")
-    for part in PARTS:
-        assert pq.read_table(shard_file(made[2].folder, part, 0)) == pq.read_table(
-            shard_file(alone.folder, part, 0)
-        )
-
-
 def test_an_actor_that_comes_too_late_for_work_is_not_told_of(
     plan: RecordingPlan,
     tmp_path: Path,
@@ -247,11 +203,11 @@ def test_an_actor_that_comes_too_late_for_work_is_not_told_of(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     class Late(RecordingWorker):
-        def ready(self, spec: PairSpec, header: Header) -> None:
-            if self.pair is None:  # the first one has loaded it by now
+        def ready(self, header: Header) -> None:
+            if "pair" not in self.__dict__:  # the first one has loaded it by now
                 (tmp_path / "late").touch()
                 time.sleep(600)
-            super().ready(spec, header)
+            super().ready(header)
 
     class Waits(Heard):
         def recorded(self, prompts: int, tokens: int) -> None:

@@ -25,6 +25,7 @@ from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.search.results import SweepResult, Trial
+from specdec_core.tokens.statistics import Counts
 
 
 @pytest.fixture
@@ -231,7 +232,7 @@ def test_time_of_a_token_adds_up_to_the_estimate(result):
         for config, milliseconds in zip(bar.y, bar.x, strict=True):
             total[config] = total.get(config, 0) + milliseconds
     trial = result.champion_trial
-    seconds = result.profile.estimate_seconds(trial.counts, "draft") / trial.counts["n"]
+    seconds = result.profile.estimate_seconds(Counts(**trial.counts), "draft") / trial.counts["n"]
     assert total[result.champion] == pytest.approx(1e3 * seconds)
 
 

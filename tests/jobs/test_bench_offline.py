@@ -75,7 +75,7 @@ def test_a_bench_is_shown_written_and_logged(
     size = ("--max-new-tokens", "8", "--repeats", "2", "--name", "mine")
     assert call(monkeypatch, files, "--prompts", str(files["prompts"]), *size) == 0
     output = capsys.readouterr().out
-    for shown in ("tokens/s", DRAFTED, "prompt lookup", "Spec-Bench's tasks", "report  "):
+    for shown in ("tokens/s", DRAFTED, "prompt lookup", "Where a token's time goes", "report  "):
         assert shown in output
     folder = files["home"] / "bench" / "mine"
     result = BenchResult.load(folder)
@@ -158,7 +158,6 @@ def test_turns_are_asked_where_a_template_renders_them(
         (["--max-length", "140"], r"more than the 140 that the pair holds"),
         (["--chat-template", "always"], r"chat template always: the tokenizer has none"),
         (["--dtype", "int8"], r"pair.runner.target_dtype: "),
-        (["--baseline", "none.jsonl"], r"none.jsonl: no such file"),
     ],
 )
 def test_what_is_wrong_is_one_line(

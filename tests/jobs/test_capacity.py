@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from jobs import capacity
-from specdec_core.cost.steps import ForwardTerms, StepTimes
+from specdec_core.cost import ForwardCost, Measurement, Profile
 from specdec_core.models.pair import Pair
 from tests.commands import Command
 from tests.jobs.conftest import record_prompts
@@ -23,22 +23,29 @@ TREE = {"kind": "dynamic_tree", "policy": {"kind": "fixed", "max_tokens": 3}}
 
 @pytest.fixture(scope="module")
 def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with a recording, a configuration, step times and forward times."""
+    """A workspace with a recording, a configuration, a profile and a hardware file."""
     home = tmp_path_factory.mktemp("home")
     prompts = home / "texts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in TEXTS))
     record_prompts(tiny_pair, prompts, home / "traces" / "some", 16)
     config = {"pair": tiny_pair.spec.model_dump(), "configuration": {"drafter": FIXED}}
     (home / "c.yaml").write_text(json.dumps(config))
-    terms = ForwardTerms(fixed=0.01, per_row=0.001)
-    StepTimes(target=terms, drafts={"draft": terms}, device="far away").save(home / "steps.yaml")
+    forwards = [
+        Measurement(width=width, context=64, batch=batch, seconds=0.01 + 0.001 * batch)
+        for width in (1, 4)
+        for batch in (1, 8)
+    ]
+    cost, types = ForwardCost.fit(forwards), {"target_dtype": "float32", "draft_dtype": "float32"}
+    profile = Profile(target=cost, drafts={"draft": cost}, device="far away", **types)
+    profile.save(home / "profile.json")
     hardware = {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}}
     (home / "h.yaml").write_text(json.dumps(hardware))
     return home
 
 
-def given(home: Path, hardware: str = "steps.yaml") -> list[object]:
-    files = ["--config", home / "c.yaml", "--hardware", home / hardware]
+def given(home: Path, hardware: str | None = None) -> list[object]:
+    times = ["--hardware", home / hardware] if hardware else ["--profile", home / "profile.json"]
+    files = ["--config", home / "c.yaml", *times]
     return ["--traces", "some", "--seconds", 2, *files]
 
 
@@ -98,7 +105,7 @@ def test_a_draft_that_is_not_named_is_the_configurations_own(
 def test_without_a_name_the_pairs_latest_recording_is_simulated(
     command: Command, home: Path, tmp_path: Path
 ) -> None:
-    arguments = ["--config", home / "c.yaml", "--hardware", home / "steps.yaml"]
+    arguments = ["--config", home / "c.yaml", "--profile", home / "profile.json"]
     arguments += ["--seconds", 2, "--rate", 60, "--slo", "ttft=1"]
     done = command(capacity.main, home, *arguments)
     assert done.returncode == 0, done.stderr
@@ -159,8 +166,6 @@ def test_limits_out_of_reach_are_one_clear_line(command: Command, home: Path) ->
         (["--slo", "ttft=1", "--rate", 0], "--rate 0: expected requests a second"),
         (["--slo", "ttft=1", "--rate", 1, "--share", 2], "--share 2: expected a share"),
         (["--slo", "ttft=1", "--rate", 1, "--router", "x"], "--router x: expected two_choices or"),
-        (["--slo", "ttft=1", "--rate", 1, "--check"], "--check compares with this machine"),
-        (["--slo", "ttft=1", "--rate", 1, "--check-requests", 9], "--check-requests needs --check"),
         (
             ["--slo", "ttft=1", "--rate", 1, "--cache-tokens", 130],
             "--cache-tokens 130: too few for the longest prompt",
@@ -174,27 +179,3 @@ def test_bad_input_is_one_line(
     done = command(capacity.main, home, *given(home), *arguments)
     assert done.returncode == 2
     assert message in " ".join(done.stderr.split())
-
-
-@pytest.mark.usefixtures("home")
-@pytest.mark.long
-def test_the_check_shows_live_and_simulated_side_by_side(command: Command, home: Path) -> None:
-    arguments = ["--traces", "some", "--config", home / "c.yaml", "--seconds", 1]
-    done = command(
-        capacity.main,
-        home,
-        *arguments,
-        *("--replicas", 1, "--slo", "latency=60", "--slots", 2, "--name", "checked"),
-        *("--check", "--check-requests", 12),
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Live and simulated, at rates" in done.stdout
-    checked = pd.read_csv(home / "capacity" / "checked" / "checked.csv")
-    assert set(checked["configuration"]) == {"autoregressive", "draft, K=3"}
-    assert checked["tokens_per_second_error"].notna().all()
-    rates = pd.read_csv(home / "capacity" / "checked" / "checked_rates.csv")
-    assert list(rates["share"]) == [0.5, 0.8, 0.5, 0.8]
-    assert set(rates["requests"]) == {12}
-    assert rates[["tpot_error", "ttft_p95_error"]].notna().all(axis=None)
-    assert (rates["rate"] > 0).all()
-    assert (home / "steps.json").exists()  # measured once, then kept

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from cluster.recording import RecordingPlan
 from jobs.cli import COMMANDS, app, studies
 from jobs.cli import command as command_of
+from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.schema import Header
 from tests.commands import Command
 

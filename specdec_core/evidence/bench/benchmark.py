@@ -1,4 +1,4 @@
-"""The benchmark from plan to result: load, race at every temperature, measure the limits.
+"""The benchmark from plan to result: load, and race at every temperature.
 
 It runs in the calling process, on a laptop or as the driver of a Ray job: one process decodes
 alone, so there is nothing to distribute."""
@@ -30,20 +30,19 @@ from specdec_core.config import (
 )
 from specdec_core.drafting.trained import trained_digests
 from specdec_core.engine import Engine
-from specdec_core.evidence.bench.limits import ForwardClock, oracle_limits, widths_of
 from specdec_core.evidence.bench.race import (
     BenchContestant,
     EngineContestant,
     PeerContestant,
-    WarmUp,
     race,
 )
-from specdec_core.evidence.bench.result import BenchResult, BenchRow, Take
+from specdec_core.evidence.bench.result import BenchResult, Take
 from specdec_core.evidence.parts import Parts
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import Conversation, conversations
-from specdec_core.prompts.prompt_sets import Prompt, PromptSet
-from specdec_core.search.plan import Plan, PromptSource
+from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.prompts.source import PromptSource
+from specdec_core.search.plan import Plan
 from specdec_core.servers.plug_in_drafter import check_chains
 from specdec_core.servers.server import Mode
 from specdec_core.servers.table import names_of, server_of
@@ -128,12 +127,7 @@ class BenchPlan(Value):
                     f"{source}: {configuration.label} is lossy; a benchmark compares what writes"
                     " the same (`specdec lab drift` measures how far lossy drafting drifts)"
                 )
-            if (draft := configuration.foreign_draft(self.pair.drafts)) is not None:
-                known = ", ".join(self.pair.drafts) or "none"
-                raise UserError(
-                    f"{source}: {configuration.label}: the pair has no draft {draft!r}"
-                    f" (it has: {known})"
-                )
+            configuration.check_drafts(self.pair.drafts, f"{source}: {configuration.label}")
         return list(greedy)
 
 
@@ -152,50 +146,33 @@ def run_bench(
 
     Raises :class:`UserError` for prompts that do not fit.
     """
-    observer = observer or Observer()
     texts = conversations(prompts, pair.tokenizer, plan.max_new_tokens, pair.max_length)
     facts = environment()
     engine = Engine(pair)
     version = f"specdec {facts.get('specdec', '')} {facts.get('git_commit', '')[:10]}".strip()
     ours = [EngineContestant(engine, c, version, name) for name, c in plan.wanted().items()]
-    contestants: list[BenchContestant] = [*ours, *peers]
-    clock = ForwardClock(pair, _typical_context(texts, plan.max_new_tokens))
-    warm_up = WarmUp(contestants, texts, plan.max_new_tokens)
-    rows: list[BenchRow] = []
-    resumed = parts.notes if parts else []
-    for number, temperature in enumerate(plan.temperatures):
-        at = f" at temperature {temperature:g}" if len(plan.temperatures) > 1 else ""
-        steps = len(contestants) * len(texts) * plan.repeats
-        observer.stage(f"{len(contestants)} contestants in turns{at}", steps)
-        rows += race(
-            contestants,
-            texts,
-            plan.max_new_tokens,
-            Sampling(temperature=temperature),
-            plan.repeats,
-            observer.step,
-            lambda so_far: clock.measure(widths_of([r for r in so_far if r.ours], pair)),
-            parts,
-            number * plan.repeats,
-            warm_up,
-        )
-    forwards = clock.forwards()
-    observer.stage("measuring the oracle")
-    greedy = next((r for r in rows if r.ours and r.autoregressive and not r.temperature), None)
+    notes = [*_notes(texts), *(parts.notes if parts else [])]  # before further repeats are kept
+    rows = race(
+        [*ours, *peers],
+        texts,
+        plan.max_new_tokens,
+        [Sampling(temperature=temperature) for temperature in plan.temperatures],
+        plan.repeats,
+        observer,
+        parts,
+    )
     return BenchResult(
         name=name,
         started=datetime.now(UTC),
         command=command,
         pair=pair.spec,
-        prompts=PromptSet.of(plan.prompts.source, prompts, plan.prompts.chat_template),
+        prompts=plan.prompts.described(prompts),
         ids=[prompt.id for prompt in prompts],
         categories=[prompt.category for prompt in prompts],
         max_new_tokens=plan.max_new_tokens,
         repeats=plan.repeats,
         rows=rows,
-        forwards=forwards,
-        oracles=oracle_limits(pair, _outputs(texts, greedy), forwards) if greedy else [],
-        notes=[*_notes(texts), *resumed],
+        notes=notes,
         environment=facts,
     )
 
@@ -247,25 +224,6 @@ def open_peers(
                     contestants.append(PeerContestant(ready, group, mode.autoregressive))
                 observer.step()
         yield contestants
-
-
-def _typical_context(texts: Sequence[Conversation], new_tokens: int) -> int:
-    """Tokens in the cache half-way through a first turn's output."""
-    lengths = [len(conversation.tokens()) for conversation in texts]
-    return max(round(sum(lengths) / len(lengths) + new_tokens / 2), 1)
-
-
-def _outputs(
-    texts: Sequence[Conversation], row: BenchRow
-) -> list[tuple[tuple[int, ...], list[int]]]:
-    """Prompt and output of every turn in a row's first repeat."""
-    turns = []
-    for conversation, taken in zip(texts, row.takes[0], strict=True):
-        answers: list[str] = []
-        for output in taken.outputs:
-            turns.append((conversation.tokens(answers), output))
-            answers.append(conversation.answer(output))
-    return turns
 
 
 def _notes(texts: Sequence[Conversation]) -> list[str]:

@@ -1,4 +1,5 @@
-"""A benchmark's result, and what follows from it: ratios, equal outputs, the best."""
+"""A benchmark's result, and what follows from it: ratios, equal outputs, the best, where the
+time went."""
 
 from __future__ import annotations
 
@@ -12,27 +13,25 @@ from pydantic import Field
 from specdec_core.config import Document
 from specdec_core.measure.comparison import EVERYTHING, OURS, Comparison, Contender
 
-
-class Effort(Document):
-    """This engine's work for one prompt: seconds of the prefill and of each part of its rounds (as
-    :class:`specdec_core.tokens.statistics.Round` names them), and the forwards. `widths` counts the
-    target's forwards by their input tokens; the draft model ran `draft_forwards`, with
-    `draft_tokens` distributions together."""
-
-    seconds: dict[str, float]
-    widths: dict[int, int]
-    draft_forwards: int = 0
-    draft_tokens: int = 0
+PARTS_OF_A_ROUND = {  # as :class:`specdec_core.tokens.statistics.Round` names them, and titles
+    "target_forward": "target forwards",
+    "draft_forward": "draft forwards",
+    "policy": "policy",
+    "verify": "verification",
+    "bookkeeping": "bookkeeping",
+}
+PARTS = {**PARTS_OF_A_ROUND, "prefill": "prefill", "outside": "outside rounds"}  # of a token's time
 
 
 class Take(Document):
-    """One contestant decodes one prompt, once: seconds and tokens of each of its turns. `steps`
-    are the tokens that each target forward of each turn added, where known."""
+    """One contestant decodes one prompt, once: seconds and tokens of each turn of the prompt.
+    `steps` are the tokens that each target forward of each turn added, and `parts` the seconds of
+    the prefill and of each of :data:`PARTS_OF_A_ROUND`, where known."""
 
     seconds: list[float]
     outputs: list[list[int]]
     steps: list[list[int]] | None = None
-    effort: Effort | None = None
+    parts: dict[str, float] | None = None
 
     @property
     def tokens(self) -> int:
@@ -79,12 +78,6 @@ class BenchRow(Contender):
         return self.seconds_per_token
 
     @property
-    def efforts(self) -> list[Effort]:
-        """Of all takes of ours."""
-        takes = (take for repeat in self.takes for take in repeat)
-        return [take.effort for take in takes if take.effort is not None]
-
-    @property
     def tokens(self) -> int:
         """Of all takes."""
         return max(sum(take.tokens for repeat in self.takes for take in repeat), 1)
@@ -113,32 +106,20 @@ class BenchRow(Contender):
             first=min(positions, default=None),
         )
 
+    def seconds_by_part(self) -> dict[str, float]:
+        """Seconds of an output token by each of :data:`PARTS`; together they are the token's whole
+        time. `outside` rounds, requests are opened and closed, and tokens become text. Empty for a
+        row of another library."""
+        known = [take.parts for repeat in self.takes for take in repeat if take.parts is not None]
+        if not known:
+            return {}
+        parts = {name: sum(of[name] for of in known) / self.tokens for name in known[0]}
+        return {**parts, "outside": self.seconds / self.tokens - sum(parts.values())}
+
     def mean_accepted(self) -> float | None:
         """Tokens a target forward, over all repeats; None where unknown."""
         steps = [n for repeat in self.takes for take in repeat for n in take.accepted]
         return float(np.mean(steps)) if steps else None
-
-
-class ForwardMilliseconds(Document):
-    """Median seconds of one model's forwards by width, measured alone between the repeats with
-    `context` tokens in the cache."""
-
-    context: int
-    seconds: dict[int, float]
-
-    def at(self, width: float) -> float:
-        """Seconds at `width`, interpolated linearly."""
-        widths = sorted(self.seconds)
-        return float(np.interp(width, widths, [self.seconds[w] for w in widths]))
-
-
-class OracleLimit(Document):
-    """SpecDec++ Thm 4.1 on this run's outputs with a draft: a chain that always stops before its
-    next rejection, at the cost of its forwards alone."""
-
-    draft: str
-    verification_rate: float
-    seconds_per_token: float
 
 
 class BenchResult(Comparison[BenchRow]):
@@ -149,9 +130,6 @@ class BenchResult(Comparison[BenchRow]):
 
     ids: list[str]  # [prompt]
     categories: list[str | None]  # [prompt]
-    forwards: dict[str, ForwardMilliseconds] = Field(default={})  # by "target" and drafts' names
-    oracles: list[OracleLimit] = Field(default=[])
-    mlflow_run_id: str | None = None
 
     @property
     def temperatures(self) -> list[float]:
@@ -245,3 +223,16 @@ def summary_frame(result: BenchResult) -> pd.DataFrame:
             }
         rows.append(summary)
     return pd.DataFrame(rows)
+
+
+def parts_frame(result: BenchResult, temperature: float) -> pd.DataFrame:
+    """One row for each of our rows at a temperature, the fastest first: milliseconds of a token,
+    and by each of :data:`PARTS` (`<part>_ms`)."""
+    rows = []
+    for row in result.at(temperature, OURS):
+        if parts := row.seconds_by_part():
+            milliseconds = {f"{name}_ms": 1e3 * parts[name] for name in PARTS}
+            place = {"contestant": row.name, "temperature": temperature}
+            rows.append({**place, "ms_per_token": sum(milliseconds.values()), **milliseconds})
+    frame = pd.DataFrame(rows)
+    return frame.sort_values("ms_per_token").reset_index(drop=True) if rows else frame

@@ -7,15 +7,22 @@ from collections.abc import Sequence
 import pandas as pd
 
 from specdec_core.evidence.bench.result import BenchResult, summary_frame
-from specdec_core.evidence.bench.spec_bench import task_of
 
 OTHER = "other"  # prompts without a category
+MT_BENCH = "mt_bench"
+# MT-Bench's categories, which Spec-Bench counts as one task.
+_OF_MT_BENCH = frozenset(
+    ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+)
 
 
 def by_set(result: BenchResult) -> dict[str, BenchResult]:
-    """The race on the prompts of each set alone, by the set's name: a prompt's category, which of
-    a mixture is its source, and MT-Bench's as one. Empty where all prompts are of one set."""
-    sets = [task_of(category or OTHER) for category in result.categories]
+    """The result on the prompts of each set alone, by the set's name: the category of its prompts
+    (in a mixture, their source), or MT-Bench. Empty where all prompts are of one set."""
+    sets = [
+        MT_BENCH if category in _OF_MT_BENCH else category or OTHER
+        for category in result.categories
+    ]
     names = list(dict.fromkeys(sets))
     if len(names) < 2:
         return {}
@@ -23,19 +30,18 @@ def by_set(result: BenchResult) -> dict[str, BenchResult]:
 
 
 def sets_frame(result: BenchResult) -> pd.DataFrame:
-    """:func:`summary_frame` of each set, with the columns `set` and `prompts`; a group's best is
-    that on the set."""
+    """:func:`summary_frame` of each set, with the columns `set` and `prompts`. A group's best is
+    its best on the set."""
     parts = by_set(result).items()
     frames = [summary_frame(part).assign(set=name, prompts=len(part.ids)) for name, part in parts]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
 def _on(result: BenchResult, prompts: Sequence[int]) -> BenchResult:
-    """The race on some of its prompts. The oracle is known for all of them only."""
+    """The result on some of its prompts."""
     rows = [
         row.model_copy(update={"takes": [[takes[n] for n in prompts] for takes in row.takes]})
         for row in result.rows
     ]
     ids, categories = ([of[n] for n in prompts] for of in (result.ids, result.categories))
-    changes = {"ids": ids, "categories": categories, "rows": rows, "oracles": []}
-    return result.model_copy(update=changes)
+    return result.model_copy(update={"ids": ids, "categories": categories, "rows": rows})

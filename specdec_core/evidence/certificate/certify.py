@@ -12,6 +12,7 @@ from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.turns import requests_of
 from specdec_core.evidence.bench.race import EngineContestant, race
+from specdec_core.evidence.bench.result import first_difference
 from specdec_core.evidence.certificate.certificate import Checks, GreedyIdentity, LiveSpeed
 from specdec_core.evidence.certificate.decoding import Links, decoded, here_alone, opened
 from specdec_core.evidence.certificate.distribution import check_distribution
@@ -81,9 +82,8 @@ def time_live(
     engine, sampling = opened(pair, configuration, 1, links), configuration.sampling
     contestants = [EngineContestant(engine, c, "") for c in (AUTOREGRESSIVE, configuration)]
     asked = conversations(prompts, pair.tokenizer, extent.max_new_tokens, pair.max_length)
-    observer.stage("timed, interleaved with autoregressive", 2 * len(asked) * extent.repeats)
     baseline, ours = race(
-        contestants, asked, extent.max_new_tokens, sampling, extent.repeats, observer.step
+        contestants, asked, extent.max_new_tokens, [sampling], extent.repeats, observer
     )
     ratio = paired_ratio(baseline.seconds_per_token, ours.seconds_per_token)
     return LiveSpeed(
@@ -134,9 +134,8 @@ def check_greedy(
 def _difference(pair: Pair, request: Request, ours: Sequence[int], theirs: Sequence[int]) -> str:
     """Where two texts begin to differ, and by how much the target prefers its own token: next to
     nothing tells of a tie that rounding decides, and not of a fault."""
-    pairs = zip(ours, theirs, strict=False)
-    at = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
-    if at == min(len(ours), len(theirs)):
+    at = first_difference(ours, theirs)
+    if at is None or at == min(len(ours), len(theirs)):
         return f"prompt {request.id}, after token {at}: one of the texts ends there"
     text = torch.tensor([[*request.tokens, *theirs[:at]]], device=pair.target.device)
     logits = pair.target(input_ids=text).logits[0, -1].float()

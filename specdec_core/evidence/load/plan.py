@@ -14,8 +14,8 @@ from specdec_core.evidence.load.requests import LoadRequest
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.prompts.source import PromptSource
 from specdec_core.search.load.workload import Load, Slo, arrival_times
-from specdec_core.search.plan import PromptSource
 from specdec_core.servers.table import names_of
 
 GREEDY = (0.0,)

@@ -43,30 +43,3 @@ class LoadRecord(Document):
         """When its times begin: its arrival in an open loop, however late the client sent it, for
         a delay of the client delays the answer; else when it was sent."""
         return self.sent if self.arrival is None else self.arrival
-
-    @property
-    def seconds(self) -> float:
-        """From the request's beginning to the end of its text; NaN for one that failed."""
-        return self._until(self.last)
-
-    @property
-    def ttft(self) -> float:
-        """Time to first token: from the request's beginning to its first text; NaN for one that
-        failed."""
-        return self._until(self.first)
-
-    @property
-    def tpot(self) -> float:
-        """Time per output token after the first: (last - first) / (tokens - 1); NaN for a request
-        that failed and for a single token."""
-        if self.error is not None or self.first is None or self.last is None or self.tokens < 2:
-            return float("nan")
-        return (self.last - self.first) / (self.tokens - 1)
-
-    @property
-    def seconds_per_token(self) -> float:
-        """Everything included; NaN for a request that failed."""
-        return self.seconds / max(self.tokens, 1)
-
-    def _until(self, moment: float | None) -> float:
-        return float("nan") if self.error is not None or moment is None else moment - self.begun

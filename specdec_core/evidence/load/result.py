@@ -18,7 +18,7 @@ from pydantic import Field
 
 from specdec_core.evidence.load.requests import LoadRecord
 from specdec_core.measure.comparison import EVERYTHING, OURS, Comparison, Contender
-from specdec_core.search.load.measures import LoadMeasures, measure
+from specdec_core.search.load.measures import LoadMeasures, measure, measured
 from specdec_core.search.load.workload import Load, Slo
 
 
@@ -30,12 +30,14 @@ class LoadRow(Contender):
     def of(self, load: Load) -> list[list[LoadRecord]]:
         return self.runs[load.key]
 
-    def values(self, load: Load, of: Callable[[LoadRecord], float]) -> np.ndarray:
-        """A number of each request, shape (repeats, requests)."""
-        return np.array([[of(record) for record in run] for run in self.of(load)])
+    def values(self, load: Load, measure: str) -> np.ndarray:
+        """A measure of each request (:func:`~specdec_core.search.load.measures.measured`), shape
+        (repeats, requests); NaN where it failed."""
+        return np.array([measured(records_frame(run))[measure] for run in self.of(load)])
 
     def paces(self, at: Any = None) -> np.ndarray:
-        return self.values(at, lambda record: record.seconds_per_token)
+        tokens = np.maximum(self.values(at, "tokens"), 1)
+        return np.asarray(self.values(at, "latency") / tokens)
 
     def mean_seconds(self, load: Load, requests: slice = EVERYTHING) -> float:
         """Mean seconds a token of some of the requests; NaN where all failed."""
@@ -189,9 +191,9 @@ def summary_frame(result: LoadResult) -> pd.DataFrame:
                 "goodput": row.median(load, lambda run: run.goodput, result.slo),
                 "good_share": row.good_share(load, result.slo),
                 "candidates": row.candidates(load),
-                **_percentiles("ttft", row.values(load, lambda record: record.ttft)),
-                **_percentiles("tpot", row.values(load, lambda record: record.tpot)),
-                **_percentiles("latency", row.values(load, lambda record: record.seconds)),
+                **_percentiles("ttft", row.values(load, "ttft")),
+                **_percentiles("tpot", row.values(load, "tpot")),
+                **_percentiles("latency", row.values(load, "latency")),
                 **result.ratios(row, load, baseline),
                 "equal": equal[0],
                 "compared": equal[1],

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from specdec_core.config import Configuration, DrafterSettings, LookupSettings
+from specdec_core.config import Configuration, DrafterSettings
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.by_batch import ByBatchSettings
@@ -48,9 +48,8 @@ class Answers:
     or with `by_position` one from each position of the answer. `prompts` has the number of tokens
     of each prompt. `draft` is the draft model that proposes, if any; a round may name another one.
     A `lazy` draft prefills a sequence only when it proposes after it, as each of several drafts
-    does. Rounds look sequences up where `lookups[n]`, n being the greatest key up to the number of
-    requests that decode. `texts` has the tokens of prompts with their answers, where they are
-    known: prompts that begin alike share that part.
+    does. `texts` has the tokens of prompts with their answers, where they are known: prompts that
+    begin alike share that part.
     """
 
     prompts: Sequence[int]
@@ -58,7 +57,6 @@ class Answers:
     draft: str | None = None
     by_position: bool = False
     lazy: bool = False
-    lookups: Mapping[int, bool] = field(default_factory=dict)
     texts: Sequence[Sequence[int]] | None = None
 
     def __len__(self) -> int:
@@ -78,20 +76,15 @@ class Answers:
         proposing = (r.draft or self.draft for r in each if r.draft_forwards)
         return [name for name in dict.fromkeys((self.draft, *proposing)) if name is not None]
 
-    def looks_up(self, decoding: int) -> bool:
-        """Whether rounds look sequences up when `decoding` requests decode."""
-        least = max((n for n in self.lookups if n <= decoding), default=None)
-        return least is not None and self.lookups[least]
-
     def least(self, decoding: int) -> int:
         """The fewest requests that have the same rounds as `decoding` requests."""
-        return max(n for n in (*self.rounds, *self.lookups) if n <= decoding)
+        return max(n for n in self.rounds if n <= decoding)
 
     def round(self, answer: int, position: int, number: int, decoding: int) -> SimulatedRound:
         """The round `number` (from 0) of an answer, after `position` tokens, when `decoding`
         requests decode. An answer longer than the recorded one begins it again after its first
         token: there is only one first round."""
-        rounds = self.rounds[max(n for n in self.rounds if n <= decoding)][answer]
+        rounds = self.rounds[self.least(decoding)][answer]
         place, size = (position if self.by_position else number), len(rounds)
         if place >= size:
             place = min(1 + (place - 1) % max(size - 1, 1), size - 1)
@@ -155,13 +148,8 @@ def replayed_answers(replay: Replay, configuration: Configuration) -> Answers:
         draft=draft,
         by_position=len(by_load) > 1,
         lazy=draft is not None and _rests(replay, configuration, draft),
-        lookups={least: _looks_up(drafter) for least, drafter in by_load.items()},
         texts=[(*prompt.tolist(), *output.tolist()) for prompt, output in pairs],
     )
-
-
-def _looks_up(drafter: DrafterSettings | None) -> bool:
-    return drafter is not None and any(isinstance(p, LookupSettings) for p in drafter.walk())
 
 
 def _in_order(

@@ -15,8 +15,8 @@ from specdec_core.search.load.measures import LoadMeasures, measure
 from specdec_core.search.load.simulator import (
     Router,
     Simulation,
-    asks_of,
-    asks_of_trace,
+    shapes_of,
+    shapes_of_trace,
     simulate_arrivals,
     simulate_clients,
 )
@@ -57,17 +57,17 @@ class ServedTraffic:
         """Requests that arrive at `rate` a second, for `seconds` where these are given; or as the
         trace says."""
         if self.trace:
-            asks, arrivals = self._asks(), [request.arrival for request in self.trace]
+            shapes, arrivals = self._shapes(), [request.arrival for request in self.trace]
         else:
-            asks = self._asks(max(round(rate * (seconds or self.seconds)), _LEAST))
-            arrivals = arrival_times(rate, len(asks), self.arrivals).tolist()
-        return simulate_arrivals(self.costs, asks, arrivals, self.limits, replicas, self.router)
+            shapes = self._shapes(max(round(rate * (seconds or self.seconds)), _LEAST))
+            arrivals = arrival_times(rate, len(shapes), self.arrivals).tolist()
+        return simulate_arrivals(self.costs, shapes, arrivals, self.limits, replicas, self.router)
 
     @cached_property
     def alone(self) -> Simulation:
         """Each request has a replica to itself, with an empty cache."""
         limits = replace(self.limits, share_prefixes=False)
-        return simulate_clients(self.costs, self._asks(), 1, limits)
+        return simulate_clients(self.costs, self._shapes(), 1, limits)
 
     @cached_property
     def alone_seconds(self) -> float:
@@ -77,9 +77,9 @@ class ServedTraffic:
     @cached_property
     def full_rate(self) -> float:
         """Requests a second that a replica answers while its slots are never empty."""
-        asks = asks_of(self.answers, max(_WAVES * self.limits.slots, _LEAST))
-        full = simulate_arrivals(self.costs, asks, [0.0] * len(asks), self.limits)
-        return len(asks) / full.seconds
+        shapes = shapes_of(self.answers, max(_WAVES * self.limits.slots, _LEAST))
+        full = simulate_arrivals(self.costs, shapes, [0.0] * len(shapes), self.limits)
+        return len(shapes) / full.seconds
 
     @cached_property
     def longest(self) -> float:
@@ -108,11 +108,11 @@ class ServedTraffic:
         steady: pd.DataFrame = records[counts]
         return steady
 
-    def _asks(self, number: int = _LEAST) -> list[RequestShape]:
+    def _shapes(self, number: int = _LEAST) -> list[RequestShape]:
         """The trace's requests, or `number` requests."""
         if self.trace:
-            return asks_of_trace(self.answers, self.trace, self.new_tokens)
-        return asks_of(self.answers, number)
+            return shapes_of_trace(self.answers, self.trace, self.new_tokens)
+        return shapes_of(self.answers, number)
 
 
 @dataclass(frozen=True)
@@ -175,15 +175,25 @@ class Tried:
 
 @dataclass
 class Capacity:
-    """The result of a search: `chosen`, if anything keeps the objective; `alone`, for requests that
-    each have a replica to themselves; and everything tried."""
+    """A search, and its result: `chosen`, if anything keeps the objective; `alone`, for requests
+    that each have a replica to themselves; and everything tried."""
 
+    service: ServedTraffic
     slo: Slo
     share: float
     alone: Tried
     chosen: Tried | None = None
     tried: list[Tried] = field(default_factory=list)
-    seconds: float = 0.0  # of arrivals that a try simulates; 0: the trace's
+
+    @property
+    def possible(self) -> bool:
+        """Whether requests that are alone on a replica keep the objective."""
+        return self.alone.measures.good_share >= self.share
+
+    @property
+    def seconds(self) -> float:
+        """Of arrivals that a try simulates; 0: the trace's."""
+        return 0.0 if self.service.trace else self.service.span
 
     @property
     def pace(self) -> float:
@@ -196,25 +206,50 @@ class Capacity:
         rows = sorted(self.tried, key=lambda each: (each.replicas, each.rate))
         return pd.DataFrame([each.row for each in rows])
 
+    def good(self, replicas: int, rate: float) -> bool:
+        """Whether the replicas keep the objective, and keep up: limits may exclude waiting, or be
+        longer than the simulation, while a queue grows. A trace ends: where waiting has a limit,
+        its queue may grow until then."""
+        service, tried = self.service, self.at(replicas, rate)
+        if tried.measures.good_share < self.share:
+            return False
+        if not service.trace:
+            return rate < replicas * service.full_rate and service.router.load(rate) < 1
+        waits = self.slo.ttft is not None or self.slo.latency is not None
+        return waits or tried.waiting <= replicas * service.limits.slots
+
+    def at(self, replicas: int, rate: float) -> Tried:
+        """A number of replicas at a rate, simulated once."""
+        for each in self.tried:
+            if (each.replicas, each.rate) == (replicas, rate):
+                return each
+        simulation = self.service.simulate(rate, replicas, self.service.span)
+        steady = self.service.steady(simulation.records)
+        self.tried.append(Tried.of(self.service, simulation, steady, self.slo, replicas, rate))
+        return self.tried[-1]
+
+
+def _search(service: ServedTraffic, rate: float, slo: Slo, share: float) -> Capacity:
+    alone = Tried.of(service, service.alone, service.alone.records, slo, 0, rate)
+    return Capacity(service, slo, share, alone)
+
 
 def least_replicas(service: ServedTraffic, rate: float, slo: Slo, share: float = SHARE) -> Capacity:
     """The fewest replicas with which a share of the requests keep `slo`: doubled until they do,
     then bisected."""
-    search = _Search(service, slo, share, rate)
+    search = _search(service, rate, slo, share)
     if not search.possible:
-        return search.result
+        return search
     enough, few = 1, 0
     while not search.good(enough, rate):
         if enough > service.most(rate):  # the routers are too slow, whatever the replicas
-            return search.result
+            return search
         enough, few = 2 * enough, enough
     while enough - few > 1:
         middle = (enough + few) // 2
-        if search.good(middle, rate):
-            enough = middle
-        else:
-            few = middle
-    return search.found(enough, rate)
+        enough, few = (middle, few) if search.good(middle, rate) else (enough, middle)
+    search.chosen = search.at(enough, rate)
+    return search
 
 
 def greatest_rate(
@@ -223,9 +258,9 @@ def greatest_rate(
     """The highest rate at which `replicas` replicas answer a share of requests within `slo`, to
     some 2 %."""
     low = high = rate = replicas / service.alone_seconds
-    search = _Search(service, slo, share, rate)
+    search = _search(service, rate, slo, share)
     if not search.possible:
-        return search.result
+        return search
     if search.good(replicas, rate):
         while search.good(replicas, high := 2 * low):
             low = high
@@ -233,56 +268,12 @@ def greatest_rate(
         while not search.good(replicas, low := high / 2):
             high = low
             if high < rate / _FEW:  # a router that takes longer than the limits
-                return search.result
+                return search
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        if search.good(replicas, middle):
-            low = middle
-        else:
-            high = middle
-    return search.found(replicas, low)
-
-
-class _Search:
-    """Simulations, each made once."""
-
-    def __init__(self, service: ServedTraffic, slo: Slo, share: float, rate: float) -> None:
-        self.service = service
-        alone = Tried.of(service, service.alone, service.alone.records, slo, 0, rate)
-        seconds = 0.0 if service.trace else service.span
-        self.result = Capacity(slo, share, alone, seconds=seconds)
-
-    @property
-    def possible(self) -> bool:
-        """Whether requests that are alone on a replica keep the objective."""
-        return self.result.alone.measures.good_share >= self.result.share
-
-    def found(self, replicas: int, rate: float) -> Capacity:
-        self.result.chosen = self._try(replicas, rate)
-        return self.result
-
-    def good(self, replicas: int, rate: float) -> bool:
-        """Whether the replicas keep the objective, and keep up: limits may exclude waiting, or be
-        longer than the simulation, while a queue grows. A trace ends: where waiting has a limit,
-        its queue may grow until then."""
-        service, slo = self.service, self.result.slo
-        tried = self._try(replicas, rate)
-        if tried.measures.good_share < self.result.share:
-            return False
-        if not service.trace:
-            return rate < replicas * service.full_rate and service.router.load(rate) < 1
-        waits = slo.ttft is not None or slo.latency is not None
-        return waits or tried.waiting <= replicas * service.limits.slots
-
-    def _try(self, replicas: int, rate: float) -> Tried:
-        for each in self.result.tried:
-            if (each.replicas, each.rate) == (replicas, rate):
-                return each
-        simulation = self.service.simulate(rate, replicas, self.service.span)
-        steady = self.service.steady(simulation.records)
-        tried = Tried.of(self.service, simulation, steady, self.result.slo, replicas, rate)
-        self.result.tried.append(tried)
-        return tried
+        low, high = (middle, high) if search.good(replicas, middle) else (low, middle)
+    search.chosen = search.at(replicas, low)
+    return search
 
 
 def mean_rate(trace: Sequence[TraceRequest]) -> float:

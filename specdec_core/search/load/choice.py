@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -38,14 +39,13 @@ def choose_for_load(
 ) -> tuple[LoadChoice, pd.DataFrame]:
     """Choose among `candidates`, with known rounds, and autoregressive decoding, by live runs
     that are kept in `folder`; without a timer the simulation decides. Also returns the table of all
-    simulations (:func:`specdec_core.search.load.schedule.simulate_each`)."""
-    settings, observer = live or LiveSettings(), observer or Observer()
+    simulations (:class:`~specdec_core.search.load.simulated.Simulated`)."""
+    live, observer = live or LiveSettings(), observer or Observer()
     simulated = Simulated(candidates, replay, times, workload, observer)
-    if timer is None or folder is None or not settings.finalists:
-        return _by_simulation(simulated, settings), simulated.table
-    by, slo = simulated.by, workload.slo
-    race = LiveRace(settings, timer, folder, observer, by, slo)
-    return _ByLiveRuns(simulated, race).run(), simulated.table
+    race = None
+    if timer is not None and folder is not None and live.finalists:
+        race = LiveRace(live, timer, folder, observer, simulated.by, workload.slo)
+    return _Choice(simulated, live, race, observer).made(), simulated.table
 
 
 def finalists_at(
@@ -67,62 +67,51 @@ def finalists_at(
     return list(dict.fromkeys([*chosen, *leaders.values(), *near]))[: live.finalists]
 
 
-def _by_simulation(simulated: Simulated, live: LiveSettings) -> LoadChoice:
-    """What the simulation chooses, and the best few that it did not."""
-    best: dict[Load, Configuration] = {}
-    rows = []
-    for load in simulated.traffic.loads:
-        values = simulated.values(load)
-        best[load] = choice = simulated.choice(load)
-        near = finalists_at(values, simulated.known.values(), choice.id, live)
-        alone = values[simulated.baseline.id]
-        for each in dict.fromkeys([simulated.baseline, choice, *near, simulated.schedule]):
-            measures = simulated.measures(each, load)
-            speedup = values[each.id] / alone if alone else None
-            rows.append(Compared(load=load, config_id=each.id, simulated=measures, speedup=speedup))
-    verdicts = [LoadVerdict(load=load, config_id=choice.id) for load, choice in best.items()]
-    return _result(simulated, best, rows, verdicts)
-
-
 @dataclass
-class _ByLiveRuns:
-    """A choice while it is made."""
+class _Choice:
+    """A choice while it is made: by live runs, or without a `race` by simulation."""
 
     simulated: Simulated
-    race: LiveRace
+    live: LiveSettings
+    race: LiveRace | None
+    observer: Observer
     best: dict[Load, Configuration] = field(default_factory=dict)
     rows: list[Compared] = field(default_factory=list)
     verdicts: list[LoadVerdict] = field(default_factory=list)
 
-    def run(self) -> LoadChoice:
-        """Time the finalists at each load and choose; then what that makes of all loads."""
-        live = self.race.live
-        for load in self.simulated.traffic.live_loads(live):
+    def made(self) -> LoadChoice:
+        """Choose for each load, and then compare what that makes of all loads."""
+        traffic = self.simulated.traffic
+        for load in traffic.live_loads(self.live) if self.race else traffic.loads:
             self._choose(load)
         chosen = _together(self.best)
-        if chosen not in self.best.values():
+        if self.race is not None and chosen not in self.best.values():
             for load in self.best:
-                self.race.observer.stage(f"timing {load.label}, all together")
+                self.observer.stage(f"timing {load.label}, all together")
                 contestants = [self.simulated.baseline, chosen]
-                self._add_rows(load, [chosen], self.race.run(load, contestants, live.repeats))
-        return _result(self.simulated, self.best, self.rows, self.verdicts)
+                comparison = self.race.run(load, contestants, self.live.repeats)
+                self._add_rows(load, [chosen], comparison)
+        return self._result(chosen)
 
     def _choose(self, load: Load) -> None:
         simulated = self.simulated
-        values, known = simulated.values(load), simulated.known
-        first = simulated.choice(load)
-        finalists = finalists_at(values, known.values(), first.id, self.race.live)
-        # A schedule can be the choice for an open loop alone; for clients it drafts as their best.
-        schedule = [simulated.schedule] if simulated.schedule.id in known else []
-        contestants = list(dict.fromkeys([simulated.baseline, *finalists, *schedule]))
-        self.race.observer.stage(f"timing {load.label}")
-        before = [each.id for each in self.best.values()]
-        kept = before[-1] if before else None
-        comparison = self.race.run(load, contestants)
-        choice, cost = comparison.decision(kept, TOLERANCE, self.race.live.cost)
-        self.best[load] = known[choice]
-        self.verdicts.append(
-            LoadVerdict(
+        known, schedule, first = simulated.known, simulated.schedule, simulated.choice(load)
+        near = finalists_at(simulated.values(load), known.values(), first.id, self.live)
+        comparison = None
+        if self.race is None:
+            self.best[load] = first
+            verdict = LoadVerdict(load=load, config_id=first.id)
+            contestants = [simulated.baseline, first, *near, schedule]
+        else:
+            # A schedule can be the choice for an open loop alone; for clients it drafts as their
+            # best.
+            contestants = [simulated.baseline, *near, *([schedule] if schedule.id in known else [])]
+            self.observer.stage(f"timing {load.label}")
+            comparison = self.race.run(load, list(dict.fromkeys(contestants)))
+            kept = next((each.id for each in reversed(self.best.values())), None)
+            choice, cost = comparison.decision(kept, TOLERANCE, self.live.cost)
+            self.best[load] = known[choice]
+            verdict = LoadVerdict(
                 load=load,
                 config_id=choice,
                 in_question=comparison.in_question(comparison.racing),
@@ -130,22 +119,44 @@ class _ByLiveRuns:
                 low=cost.low,
                 at_most=cost.high,
             )
-        )
+        self.verdicts.append(verdict)
         self._add_rows(load, contestants, comparison)
 
     def _add_rows(
-        self, load: Load, contestants: Sequence[Configuration], comparison: LoadComparison
+        self,
+        load: Load,
+        configurations: Iterable[Configuration],
+        comparison: LoadComparison | None = None,
     ) -> None:
-        for each in contestants:
-            self.rows.append(
-                Compared(
-                    load=load,
-                    config_id=each.id,
-                    simulated=self.simulated.measures(each, load),
-                    live=[measure(run, self.race.slo) for run in comparison.runs[each.id]],
-                    **finite(comparison.ratio(each.id, self.simulated.baseline.id)),
-                )
-            )
+        simulated, baseline = self.simulated, self.simulated.baseline.id
+        for each in dict.fromkeys(configurations):
+            live: dict[str, Any]
+            if comparison is None:
+                values = simulated.values(load)
+                alone = values[baseline]
+                live = {"speedup": values[each.id] / alone if alone else None}
+            else:
+                slo = simulated.workload.slo
+                runs = [measure(run, slo) for run in comparison.runs[each.id]]
+                live = {"live": runs, **finite(comparison.ratio(each.id, baseline))}
+            measures = simulated.measures(each, load)
+            self.rows.append(Compared(load=load, config_id=each.id, simulated=measures, **live))
+
+    def _result(self, chosen: Configuration) -> LoadChoice:
+        simulated, loads = self.simulated, list(self.best)
+        known = {**simulated.known, simulated.schedule.id: simulated.schedule, chosen.id: chosen}
+        shown = dict.fromkeys([simulated.baseline.id, *(row.config_id for row in self.rows)])
+        return LoadChoice(
+            by=simulated.by,
+            slo=simulated.workload.slo,
+            chosen=chosen,
+            configurations=[known[config_id] for config_id in shown],
+            rows=sorted(self.rows, key=lambda row: loads.index(row.load)),
+            verdicts=self.verdicts,
+            simulated=len(simulated.known),
+            decoded=[each for each in shown if decoded_live(simulated.replay, known[each])],
+            pace=simulated.table["seconds"].sum() / simulated.table["took"].sum(),
+        )
 
 
 def _together(best: Mapping[Load, Configuration]) -> Configuration:
@@ -154,25 +165,3 @@ def _together(best: Mapping[Load, Configuration]) -> Configuration:
     if None in by_clients:
         return by_clients[None]
     return scheduled({clients: each for clients, each in by_clients.items() if clients})
-
-
-def _result(
-    simulated: Simulated,
-    best: Mapping[Load, Configuration],
-    rows: Sequence[Compared],
-    verdicts: Sequence[LoadVerdict],
-) -> LoadChoice:
-    chosen, loads = _together(best), list(best)
-    known = {**simulated.known, simulated.schedule.id: simulated.schedule, chosen.id: chosen}
-    shown = dict.fromkeys([simulated.baseline.id, *(row.config_id for row in rows)])
-    return LoadChoice(
-        by=simulated.by,
-        slo=simulated.workload.slo,
-        chosen=chosen,
-        configurations=[known[config_id] for config_id in shown],
-        rows=sorted(rows, key=lambda row: loads.index(row.load)),
-        verdicts=list(verdicts),
-        simulated=len(simulated.known),
-        decoded=[each for each in shown if decoded_live(simulated.replay, known[each])],
-        pace=simulated.table["seconds"].sum() / simulated.table["took"].sum(),
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from time import perf_counter, sleep
 from typing import Any
@@ -14,12 +13,10 @@ import pandas as pd
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.engine import Engine, Request
-from specdec_core.engine.scheduler import StepPlan
 from specdec_core.models.pair import Pair
 from specdec_core.search.load.measures import COLUMNS
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import Load
-from specdec_core.tokens.statistics import Generation
 
 _WARM_UP = 2  # untimed requests, at least
 
@@ -28,29 +25,9 @@ _WARM_UP = 2  # untimed requests, at least
 Arriving = Callable[[float, int | None], Iterable[Request]]
 
 
-@dataclass
-class LiveRun:
-    """A run of the live engine: one row a request, and what each step did."""
-
-    rows: list[tuple[Any, ...]] = field(default_factory=list)
-    steps: list[StepPlan] = field(default_factory=list)
-    decoded: list[list[str]] = field(default_factory=list)  # request ids of each step
-    generations: dict[str, Generation] = field(default_factory=dict)  # by request id
-
-    @property
-    def records(self) -> pd.DataFrame:
-        """As in :mod:`specdec_core.search.load.measures`."""
-        return pd.DataFrame(sorted(self.rows), columns=list(COLUMNS))
-
-    @property
-    def candidates(self) -> list[list[int]]:
-        """The number of candidates of each request in each step."""
-        rounds = {name: iter(each.rounds) for name, each in self.generations.items()}
-        return [[next(rounds[name]).drafted for name in step] for step in self.decoded]
-
-
-def run_clients(engine: Engine, requests: Sequence[Request], clients: int) -> LiveRun:
-    """A closed loop: each of `clients` clients sends its next request when the last is answered."""
+def run_clients(engine: Engine, requests: Sequence[Request], clients: int) -> pd.DataFrame:
+    """A closed loop: each of `clients` clients sends its next request when the last is answered.
+    Returns records as in :mod:`specdec_core.search.load.measures`."""
     unsent = iter(requests)
     sent: dict[str, float] = {}
 
@@ -62,9 +39,11 @@ def run_clients(engine: Engine, requests: Sequence[Request], clients: int) -> Li
     return _run(engine, requests, arriving, sent)
 
 
-def run_arrivals(engine: Engine, requests: Sequence[Request], arrivals: Sequence[float]) -> LiveRun:
+def run_arrivals(
+    engine: Engine, requests: Sequence[Request], arrivals: Sequence[float]
+) -> pd.DataFrame:
     """An open loop: each request arrives at its second of `arrivals`, however busy the engine is.
-    Its times count from then, also where the engine was in a step."""
+    Its times count from then, also where the engine was in a step. Returns records."""
     pending = list(zip(arrivals, requests, strict=True))
     sent = {request.id: at for at, request in pending}
 
@@ -83,30 +62,26 @@ def _run(
     requests: Sequence[Request],
     arriving: Arriving,
     sent: Mapping[str, float],
-) -> LiveRun:
+) -> pd.DataFrame:
     """Step until every request is answered. `sent` has the time of each request that arrived."""
-    run = LiveRun()
     numbered = {request.id: (n, len(request.tokens)) for n, request in enumerate(requests)}
+    rows: list[tuple[Any, ...]] = []
     first: dict[str, float] = {}
     began, finished = perf_counter(), None
-    while len(run.rows) < len(requests):
+    while len(rows) < len(requests):
         for request in arriving(perf_counter() - began, finished):
             engine.add(request)
         chunks = engine.step(texts=False)
-        end = perf_counter() - began
-        run.steps.append(engine.last)
-        run.decoded.append([chunk.request_id for chunk in chunks])
-        finished = 0
+        end, finished = perf_counter() - began, 0
         for chunk in chunks:
             name = chunk.request_id
             first.setdefault(name, end)
             if chunk.finished is not None:
                 finished += 1
-                run.generations[name] = chunk.finished
                 number, prompt = numbered[name]
                 times = sent[name], first[name], end
-                run.rows.append((number, *times, prompt, len(chunk.finished.tokens), None))
-    return run
+                rows.append((number, *times, prompt, len(chunk.finished.tokens), None))
+    return pd.DataFrame(sorted(rows), columns=list(COLUMNS))
 
 
 class EngineTimer:
@@ -130,8 +105,8 @@ class EngineTimer:
         self.engine.configure(configuration)
         requests = self._of(load)
         if load.clients is not None:
-            return run_clients(self.engine, requests, load.clients).records
-        return run_arrivals(self.engine, requests, self.traffic.arrivals(load)).records
+            return run_clients(self.engine, requests, load.clients)
+        return run_arrivals(self.engine, requests, self.traffic.arrivals(load))
 
     def _of(self, load: Load) -> list[Request]:
         """Raises :class:`UserError` for a request that the pair cannot take."""

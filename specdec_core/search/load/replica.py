@@ -17,7 +17,7 @@ class SimulatedRequest:
 
     index: int
     name: str
-    ask: RequestShape
+    shape: RequestShape
     sent: float
     state: State
     first: float | None = None
@@ -25,7 +25,7 @@ class SimulatedRequest:
     @property
     def tokens(self) -> int:
         """Of its sequence."""
-        return self.ask.prompt_tokens + self.state.generated
+        return self.shape.prompt_tokens + self.state.generated
 
     def cached(self, held: int, read: tuple[int, ...]) -> None:
         """Set the tokens of its sequence in the caches of the target and of each draft."""
@@ -87,7 +87,6 @@ class Replica:
         ends = set(plan.decoding)
         reading = [(slots[slot], n) for slot, n in plan.reading.items() if slot not in ends]
         seconds = self._follow([slot for slot in before.reading if slot not in plan.entering])
-        drafting = seconds > 0
         shares = [costs.prefill_share(count, request.state.held) for request, count in reading]
         if decoding and not (costs.mixes or plan.running == 1):
             # A forward before the verification prefills all but the last token, which that feeds.
@@ -95,13 +94,12 @@ class Replica:
                 if (missing := request.tokens - 1 - request.state.held) > 0:
                     shares.append(costs.prefill_share(missing, request.state.held))
                     request.cached(request.tokens - 1, request.state.read)
-            seconds += costs.prefill(shares, drafting) if shares else 0.0
+            seconds += costs.prefill(shares) if shares else 0.0
             shares = []
         least = self._least[len(decoding)]
-        self._rounds = [(each, costs.round(each.ask, least, each.state)) for each in decoding]
+        self._rounds = [(each, costs.round(each.shape, least, each.state)) for each in decoding]
         shares += [cost.share for _, cost in self._rounds]
-        seconds += costs.seconds(shares, drafting)
-        seconds += costs.beginning(sum(plan.reading.values()), len(plan.entering))
+        seconds += costs.seconds(shares)
         for request, count in reading:
             request.cached(request.state.held + count, request.state.read)
         return now + seconds
@@ -120,7 +118,7 @@ class Replica:
             request.state = cost.after
             if request.first is None:
                 request.first = now
-            if request.state.generated >= request.ask.most:
+            if request.state.generated >= request.shape.most:
                 # Nothing that the last round wrote is in the drafts' caches.
                 request.cached(request.state.held, tuple(min(n, before) for n in cost.after.read))
                 self.prefixes.left(self.scheduler.running[request.name].slot)
@@ -154,7 +152,7 @@ class Replica:
     def _place(self, name: str, free: Sequence[int]) -> tuple[int, int]:
         """The slot for a waiting request, and how much of its prompt a slot holds already; the
         engine chooses alike."""
-        prompt = self._sequence(self._waiting[name])[: self._waiting[name].ask.prompt_tokens]
+        prompt = self._sequence(self._waiting[name])[: self._waiting[name].shape.prompt_tokens]
         slot, source, count = self.prefixes.find(prompt, self._held(), free)
         self._begun[slot] = source, count
         return slot, count
@@ -174,7 +172,7 @@ class Replica:
 
     def _sequence(self, request: SimulatedRequest) -> Sequence[int]:
         """A request's whole sequence; empty where a trace has another prompt length."""
-        ask, texts = request.ask, self._answers.texts
-        if texts is None or ask.prompt_tokens != self._answers.prompts[ask.answer]:
+        shape, texts = request.shape, self._answers.texts
+        if texts is None or shape.prompt_tokens != self._answers.prompts[shape.answer]:
             return ()
-        return texts[ask.answer]
+        return texts[shape.answer]

@@ -1,78 +1,28 @@
-"""Configurations simulated at each load, and a drafter for each range of load."""
+"""A schedule: a drafter for each range of load."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
-from specdec_core.base.observer import Observer
-from specdec_core.config import AUTOREGRESSIVE, Configuration, DrafterSettings
-from specdec_core.cost.steps import StepTimes
+from specdec_core.config import Configuration, DrafterSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
-from specdec_core.recordings.replay import Replay
-from specdec_core.search.load.answers import replayed_answers
-from specdec_core.search.load.decoded import decoded_live
-from specdec_core.search.load.step_costs import StepCosts
-from specdec_core.search.load.traffic import Traffic
-from specdec_core.search.load.workload import Objective, Workload
+from specdec_core.search.load.workload import Objective
 
 TOLERANCE = 0.01  # a change of configuration has to gain more than this share
 
 
-def simulate_each(
-    replay: Replay,
-    configurations: Sequence[Configuration],
-    times: StepTimes,
-    workload: Workload,
-    observer: Observer | None = None,
-) -> pd.DataFrame:
-    """Every configuration, and autoregressive decoding, at every load of a workload. One row each:
-    `load`, its label; `clients`, 0 of an open loop; `config_id`; `decoded_live`, whether its rounds
-    were decoded rather than replayed; `tokens_per_second`, `request_speed`, `goodput` and medians
-    of `ttft` and `tpot` (see :class:`~specdec_core.search.load.measures.LoadMeasures`), the
-    `seconds` that were simulated and those that it `took`. Raises :class:`UserError` for a
-    configuration without known rounds."""
-    traffic = Traffic.of(workload, replay.recording)
-    baseline = AUTOREGRESSIVE.model_copy(update={"sampling": replay.header.sampling})
-    distinct = {each.id: each for each in (baseline, *configurations)}
-    observer = observer or Observer()
-    observer.stage("simulating load", len(distinct))
-    rows = []
-    for config_id, configuration in distinct.items():
-        costs = StepCosts(replayed_answers(replay, configuration), times)
-        live = decoded_live(replay, configuration)
-        for load in traffic.loads:
-            simulation = traffic.simulate(costs, load)
-            measures = simulation.measure(workload.slo)
-            rows.append(
-                {
-                    "load": load.label,
-                    "clients": load.clients or 0,
-                    "config_id": config_id,
-                    "decoded_live": live,
-                    "tokens_per_second": measures.tokens_per_second,
-                    "request_speed": measures.request_speed,
-                    "goodput": measures.goodput,
-                    "ttft": measures.value("ttft", 50),
-                    "tpot": measures.value("tpot", 50) if measures.tpot else float("nan"),
-                    "seconds": simulation.seconds,
-                    "took": simulation.took,
-                }
-            )
-        observer.step()
-    return pd.DataFrame(rows)
-
-
 def choose_schedule(
     simulated: pd.DataFrame,
-    configurations: Sequence[Configuration],
+    configurations: Iterable[Configuration],
     by: Objective = "tokens_per_second",
     tolerance: float = TOLERANCE,
 ) -> Configuration:
-    """The best configuration for each number of clients in what :func:`simulate_each` returns, as
-    one that can be served (:func:`scheduled`). The one for fewer clients is kept where no other
-    gains more than `tolerance`."""
+    """The best configuration for each number of clients in a table of simulations
+    (:class:`~specdec_core.search.load.simulated.Simulated`), as one that can be served
+    (:func:`scheduled`). The one for fewer clients is kept where no other gains more than
+    `tolerance`."""
     known = {each.id: each for each in configurations}
     best: dict[int, Configuration] = {}
     kept: str | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 
 import pandas as pd
 
@@ -11,17 +12,28 @@ from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.cost.steps import StepTimes
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.answers import replayed_answers
+from specdec_core.search.load.decoded import decoded_live
 from specdec_core.search.load.measures import LoadMeasures
-from specdec_core.search.load.schedule import choose_schedule, drafter_at, simulate_each
+from specdec_core.search.load.schedule import choose_schedule, drafter_at
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import CLIENTS, Load, Workload
+
+_RECENT = 16  # configurations whose rounds are kept
 
 
 class Simulated:
     """The simulation of `candidates`, of autoregressive decoding (`baseline`) and of the `schedule`
     that it would choose. `known` are those that may be chosen for one load, by id; for an open
-    loop, which has no other, the schedule is among them. `table` is as of :func:`simulate_each`."""
+    loop, which has no other, the schedule is among them. Raises :class:`UserError` for a candidate
+    without known rounds.
+
+    `table` has a row for each configuration and load: `load`, its label; `clients`, 0 of an open
+    loop; `config_id`; `decoded_live`, whether its rounds were decoded rather than replayed;
+    `tokens_per_second`, `request_speed`, `goodput` and medians of `ttft` and `tpot` (see
+    :class:`~specdec_core.search.load.measures.LoadMeasures`); the `seconds` that were simulated and
+    those that it `took`.
+    """
 
     def __init__(
         self,
@@ -35,22 +47,19 @@ class Simulated:
         self.traffic = Traffic.of(workload, replay.recording)
         self.by = workload.objective
         self.baseline = AUTOREGRESSIVE.model_copy(update={"sampling": replay.header.sampling})
-        self.known = {c.id: c for c in (self.baseline, *candidates)}
-        self._costs: dict[str, StepCosts] = {}
-        singles = list(self.known.values())
+        self.known = {each.id: each for each in (self.baseline, *candidates)}
+        self._costs = lru_cache(_RECENT)(self._replayed)
         # A schedule is made of numbers of clients, also for requests that come at a rate.
         closed = workload if workload.closed else Workload(clients=CLIENTS)
-        simulated = simulate_each(replay, singles, times, closed, observer)
-        self.schedule = choose_schedule(simulated, singles, closed.objective)
-        parts = [simulated]
+        traffic = Traffic.of(closed, replay.recording)
+        rows = self._simulate(self.known.values(), traffic, observer)
+        table = pd.DataFrame(rows)
+        self.schedule = choose_schedule(table, self.known.values(), closed.objective)
+        further = [] if self.schedule.id in self.known else [self.schedule]
         if not workload.closed:
             self.known[self.schedule.id] = self.schedule
-            everyone = list(self.known.values())
-            parts.append(simulate_each(replay, everyone, times, workload, observer))
-        elif self.schedule.id not in self.known:
-            whole = simulate_each(replay, [self.schedule], times, workload, observer)
-            parts.append(whole[whole["config_id"] == self.schedule.id])
-        self.table = pd.concat(parts, ignore_index=True)
+            further = list(self.known.values())
+        self.table = pd.DataFrame(rows + self._simulate(further, self.traffic, observer))
 
     def values(self, load: Load) -> pd.Series:
         """The objective at a load, by id."""
@@ -66,8 +75,37 @@ class Simulated:
 
     def measures(self, configuration: Configuration, load: Load) -> LoadMeasures:
         """What the requests of a load experience, of as many requests as that has."""
-        if configuration.id not in self._costs:
-            answers = replayed_answers(self.replay, configuration)
-            self._costs[configuration.id] = StepCosts(answers, self.times)
-        simulation = self.traffic.simulate(self._costs[configuration.id], load)
+        simulation = self.traffic.simulate(self._costs(configuration), load)
         return simulation.measure(self.workload.slo)
+
+    def _replayed(self, configuration: Configuration) -> StepCosts:
+        return StepCosts(replayed_answers(self.replay, configuration), self.times)
+
+    def _simulate(
+        self, configurations: Collection[Configuration], traffic: Traffic, observer: Observer
+    ) -> list[dict[str, object]]:
+        """Rows of :attr:`table`."""
+        observer.stage("simulating load", len(configurations))
+        rows: list[dict[str, object]] = []
+        for configuration in configurations:
+            costs, live = self._costs(configuration), decoded_live(self.replay, configuration)
+            for load in traffic.loads:
+                simulation = traffic.simulate(costs, load)
+                measures = simulation.measure(self.workload.slo)
+                rows.append(
+                    {
+                        "load": load.label,
+                        "clients": load.clients or 0,
+                        "config_id": configuration.id,
+                        "decoded_live": live,
+                        "tokens_per_second": measures.tokens_per_second,
+                        "request_speed": measures.request_speed,
+                        "goodput": measures.goodput,
+                        "ttft": measures.value("ttft", 50),
+                        "tpot": measures.tpot.get(50, float("nan")),
+                        "seconds": simulation.seconds,
+                        "took": simulation.took,
+                    }
+                )
+            observer.step()
+        return rows

@@ -34,13 +34,13 @@ _END, _ARRIVES, _ROUTED, _BEGIN = range(4)
 
 @dataclass(frozen=True)
 class Router:
-    """Sends each request to a replica: to each in turn, to the one with the fewest unfinished
-    requests, or to the better of two random ones (as Ray Serve does). Routing takes `seconds` a
-    request, one request after another. The replicas' loads are known at once."""
+    """Sends each request to a replica: to each one after the other, to the one with the fewest
+    unfinished requests, or to the better of two random ones (as Ray Serve does). Routing takes
+    `seconds` a request, one request after another. The replicas' loads are known at once."""
 
     routing: Routing = "round_robin"
     seconds: float = 0.0
-    number: int = 1  # of such routers, which requests reach in turn
+    number: int = 1  # of such routers; requests go to one after the other
 
     def load(self, rate: float) -> float:
         """The share of the routers' time that `rate` requests a second take; above 1 they queue."""
@@ -65,55 +65,55 @@ class Simulation:
         return measure(self.records, slo)
 
 
-def asks_of(answers: Answers, number: int) -> list[RequestShape]:
+def shapes_of(answers: Answers, number: int) -> list[RequestShape]:
     """`number` requests: the recorded prompts in their order, repeated."""
     places = [n % len(answers) for n in range(number)]
     return [RequestShape(n, answers.prompts[n], answers.lengths[n]) for n in places]
 
 
-def asks_of_trace(
+def shapes_of_trace(
     answers: Answers, trace: Sequence[TraceRequest], new_tokens: int
 ) -> list[RequestShape]:
     """The requests of a trace, each with its prompt's length and the recorded answers in their
     order. Where the trace does not give an answer's length, a recorded answer that ended before the
     `new_tokens` that were recorded at most has the recorded length."""
-    asks = []
-    for ask, request in zip(asks_of(answers, len(trace)), trace, strict=True):
+    shapes = []
+    for shape, request in zip(shapes_of(answers, len(trace)), trace, strict=True):
         most = request.most_tokens(new_tokens)
-        if request.output_tokens is None and ask.most < new_tokens:
-            most = min(most, ask.most)
+        if request.output_tokens is None and shape.most < new_tokens:
+            most = min(most, shape.most)
         assert request.prompt_tokens is not None
-        asks.append(RequestShape(ask.answer, request.prompt_tokens, most))
-    return asks
+        shapes.append(RequestShape(shape.answer, request.prompt_tokens, most))
+    return shapes
 
 
 def simulate_clients(
     costs: StepCosts,
-    asks: Sequence[RequestShape],
+    shapes: Sequence[RequestShape],
     clients: int,
     limits: Limits,
     replicas: int = 1,
     router: Router | None = None,
     log: bool = False,
 ) -> Simulation:
-    """A closed loop: each of `clients` clients sends the next of `asks` when its last request is
+    """A closed loop: each of `clients` clients sends the next of `shapes` when its last request is
     answered."""
     loop = _EventLoop(costs, limits, replicas, router or Router(), log)
-    return loop.run(asks, [0.0] * min(clients, len(asks)), closed=True)
+    return loop.run(shapes, [0.0] * min(clients, len(shapes)), closed=True)
 
 
 def simulate_arrivals(
     costs: StepCosts,
-    asks: Sequence[RequestShape],
+    shapes: Sequence[RequestShape],
     arrivals: Sequence[float],
     limits: Limits,
     replicas: int = 1,
     router: Router | None = None,
     log: bool = False,
 ) -> Simulation:
-    """An open loop: each of `asks` arrives at its second of `arrivals`, in increasing order."""
+    """An open loop: each of `shapes` arrives at its second of `arrivals`, in increasing order."""
     loop = _EventLoop(costs, limits, replicas, router or Router(), log)
-    return loop.run(asks, arrivals, closed=False)
+    return loop.run(shapes, arrivals, closed=False)
 
 
 class _EventLoop:
@@ -136,13 +136,13 @@ class _EventLoop:
         self.rounds = 0
 
     def run(
-        self, asks: Sequence[RequestShape], arrivals: Sequence[float], closed: bool
+        self, shapes: Sequence[RequestShape], arrivals: Sequence[float], closed: bool
     ) -> Simulation:
         """Simulate until every request is answered. In a closed loop the requests after the first
         `arrivals` arrive as earlier ones finish."""
         began, now = perf_counter(), 0.0
         requests: dict[int, SimulatedRequest] = {}
-        unsent = enumerate(asks)
+        unsent = enumerate(shapes)
         for at in arrivals:
             self._push(at, _ARRIVES)
         while self.events:
@@ -161,9 +161,9 @@ class _EventLoop:
             elif what == _ARRIVES:
                 if (sent := next(unsent, None)) is None:
                     continue
-                index, ask = sent
+                index, shape = sent
                 state = State(generated=0, rounds=0, held=0, read=self.costs.unread)
-                request = SimulatedRequest(index, str(index), ask, now, state)
+                request = SimulatedRequest(index, str(index), shape, now, state)
                 if self.router.seconds:
                     requests[index] = request
                     self._push(self._routed_at(now), _ROUTED, index)
@@ -184,7 +184,7 @@ class _EventLoop:
             self._push(now, _BEGIN, number)
 
     def _routed_at(self, now: float) -> float:
-        """When the next router in turn has routed a request that arrives now."""
+        """When the next router has routed a request that arrives now."""
         at = max(self.routers[0], now) + self.router.seconds
         self.routers.popleft()
         self.routers.append(at)
@@ -207,7 +207,9 @@ class _EventLoop:
     def _record(self, request: SimulatedRequest, now: float) -> None:
         times, state = (request.sent, request.first, now), request.state
         self.rounds += state.rounds
-        self.rows.append((request.index, *times, request.ask.prompt_tokens, state.generated, None))
+        self.rows.append(
+            (request.index, *times, request.shape.prompt_tokens, state.generated, None)
+        )
 
     def _result(self, seconds: float, took: float) -> Simulation:
         records = pd.DataFrame(sorted(self.rows), columns=list(COLUMNS))

@@ -11,20 +11,21 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from specdec_core.cost.steps import FEW, StepTimes, Work
+from specdec_core.cost.forward import FEW, Work
+from specdec_core.cost.steps import StepTimes
 from specdec_core.search.load.answers import Answers
 
 _KNOWN = 2**17  # rounds that are kept
 
 # What a row adds to a step. For each draft: its forwards, tokens fed, seconds, and further seconds
 # where rows have few tokens. For the target: tokens fed, candidates, and the seconds by each of the
-# terms that may apply (without candidates, with candidates, after a draft's forward).
+# terms that may apply (without candidates, with candidates).
 Share = tuple[float, ...]
 _OF_DRAFT = 4
 
 
 class RequestShape(NamedTuple):
-    """What a request asks for: a recorded answer, after a prompt of `prompt_tokens` tokens, up to
+    """The shape of a request: a recorded answer, after a prompt of `prompt_tokens` tokens, up to
     `most` tokens of it."""
 
     answer: int
@@ -72,22 +73,12 @@ class StepCosts:
         self.reads_along = answers.draft is not None and not answers.lazy
         self.round = lru_cache(_KNOWN)(self._round)
         self._draft_terms = [times.draft(name) for name in self.drafts]
-        self._target_terms = [
-            times.verifying(False, candidates=False),
-            times.verifying(False),
-            times.verifying(True),
-        ]
-        self._engine = times.engine
+        self._target_terms = [times.verifying(candidates) for candidates in (False, True)]
         self._tokens = _OF_DRAFT * len(self.drafts)  # the column of the target's tokens
         # For each step; a field of a pydantic model takes several times as long.
-        self._per_step = times.engine.per_step
+        self._per_step, self._per_row = times.per_step, times.per_row
         self._proposing = [
-            _Forward(
-                _OF_DRAFT * n,
-                terms.fixed + times.engine.per_draft_forward,
-                terms.knee,
-                terms.per_token_beyond,
-            )
+            _Forward(_OF_DRAFT * n, terms.fixed, terms.knee, terms.per_token_beyond)
             for n, terms in enumerate(self._draft_terms)
         ]
         self._verifying = [
@@ -99,36 +90,30 @@ class StepCosts:
         """The share of a row that prefills `tokens` tokens after the `held` ones in the cache."""
         return (0.0,) * self._tokens + self._verified(tokens, held)
 
-    def seconds(self, shares: Sequence[Share], drafting: bool = False) -> float:
-        """Seconds of a step of rows with these shares; `drafting` if a draft has had a forward in
-        it before. What prefilling and entering add is not counted (:meth:`beginning`)."""
+    def seconds(self, shares: Sequence[Share]) -> float:
+        """Seconds of a step of rows with these shares."""
         columns = list(zip(*shares, strict=True))
         sums = list(map(sum, columns))
         seconds = self._per_step
         for first, fixed, knee, per_token_beyond in self._proposing:
             if forwards := max(columns[first]):
-                drafting = True
                 rows, tokens, added, few = sums[first : first + _OF_DRAFT]
                 seconds += forwards * fixed + added
                 seconds += per_token_beyond * max(tokens - forwards * knee, 0)
                 seconds += few if tokens < FEW * rows else 0.0
-        return seconds + self._verify(sums, drafting)
+        return seconds + self._verify(sums)
 
-    def prefill(self, shares: Sequence[Share], drafting: bool) -> float:
+    def prefill(self, shares: Sequence[Share]) -> float:
         """Seconds of a forward of the target that only prefills rows."""
-        return self._verify(list(map(sum, zip(*shares, strict=True))), drafting)
+        return self._verify(list(map(sum, zip(*shares, strict=True))))
 
     def following(self, rows: Iterable[tuple[int, int]]) -> float:
         """Seconds in which the first draft prefills rows, (tokens, context) each."""
         return self._draft_terms[0].seconds(Work.of(rows))
 
-    def beginning(self, tokens: int, entering: int) -> float:
-        """Seconds that the engine adds for `tokens` prefilled tokens and `entering` requests."""
-        return self._engine.per_read * tokens + self._engine.per_entering * entering
-
-    def _round(self, ask: RequestShape, least: int, state: State) -> RoundCost:
+    def _round(self, shape: RequestShape, least: int, state: State) -> RoundCost:
         """The next round of a request while at least `least` requests decode."""
-        answer, prompt, most = ask
+        answer, prompt, most = shape
         left, answers = most - state.generated, self.answers
         each = answers.round(answer, state.generated, state.rounds, least)
         # Rounds of a whole recorded answer were drafted within its length.
@@ -147,12 +132,8 @@ class StepCosts:
                 place, each.draft_forwards, tokens, before + each.draft_forwards // 2
             )
             read[place] = sequence - 1 + min(each.generated, each.draft_forwards)
-        engine = self._engine
-        added = engine.per_row + engine.per_candidate * each.drafted
-        if state.rounds and answers.looks_up(least):
-            added += engine.per_lookup
         fed = sequence - state.held + each.drafted
-        verified = self._verified(fed, state.held, each.drafted, added)
+        verified = self._verified(fed, state.held, each.drafted, self._per_row)
         generated = state.generated + each.generated
         after = State(generated, state.rounds + 1, prompt + generated - 1, tuple(read))
         return RoundCost(each.drafted, (*share, *verified), after)
@@ -176,9 +157,9 @@ class StepCosts:
         )
         return (tokens, candidates, *by_terms)
 
-    def _verify(self, sums: Sequence[float], drafting: bool) -> float:
+    def _verify(self, sums: Sequence[float]) -> float:
         """Seconds of the target's forward over rows with these sums of shares."""
-        kind = 2 if drafting else 1 if sums[self._tokens + 1] else 0
-        column, fixed, knee, per_token_beyond = self._verifying[kind]
+        candidates = sums[self._tokens + 1] > 0
+        column, fixed, knee, per_token_beyond = self._verifying[candidates]
         beyond = max(sums[self._tokens] - knee, 0)
         return fixed + sums[column] + per_token_beyond * beyond

@@ -17,8 +17,8 @@ from specdec_core.prompts.prompt import Prompt
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.simulator import (
     Simulation,
-    asks_of,
-    asks_of_trace,
+    shapes_of,
+    shapes_of_trace,
     simulate_arrivals,
     simulate_clients,
 )
@@ -75,12 +75,12 @@ class Traffic:
     def simulate(self, costs: StepCosts, load: Load) -> Simulation:
         """The requests of a load by simulation."""
         if self.trace:
-            asks = asks_of_trace(costs.answers, self.trace[: load.requests], self.new_tokens)
+            shapes = shapes_of_trace(costs.answers, self.trace[: load.requests], self.new_tokens)
         else:
-            asks = asks_of(costs.answers, load.requests)
+            shapes = shapes_of(costs.answers, load.requests)
         if load.clients is not None:
-            return simulate_clients(costs, asks, load.clients, self.limits)
-        return simulate_arrivals(costs, asks, self.arrivals(load), self.limits)
+            return simulate_clients(costs, shapes, load.clients, self.limits)
+        return simulate_arrivals(costs, shapes, self.arrivals(load), self.limits)
 
     def requests(self, load: Load, tokenizer: Any) -> list[Request]:
         """The requests of a load for the live engine. Texts and chats of a trace are its own; where

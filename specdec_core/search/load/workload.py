@@ -1,4 +1,4 @@
-"""A workload: which requests come when, and what they ask for.
+"""A workload: the requests that are sent, and when.
 
 ```yaml
 workload: {clients: [1, 4, 16]}                # closed loop: each client waits for its answer
@@ -176,7 +176,7 @@ class LiveSettings(Value):
     )
     repeats: PositiveInt = Field(
         default=3,
-        description="runs of each at most, in turns; beyond two, of those still in question",
+        description="runs of each at most, interleaved; beyond two, of those still in question",
     )
     cost: float = Field(
         default=0.01,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.recording import RecordingPlan, run_recording
+from cluster.recording import run_recording
 from cluster.sweep.run import run_sweep
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec
@@ -15,6 +15,7 @@ from specdec_core.engine.turns import requests_of
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.recordings.observer import RecordingObserver
+from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.schema import Recording, shard_file
 from specdec_core.search.plan import Plan, ResolvedPlan
 

@@ -89,7 +89,7 @@ def test_the_fastest_is_champion_and_only_those_in_question_are_decoded_again() 
     assert all(decoded[AUTOREGRESSIVE.id, seed] == 1 for seed in range(12))
     assert decoded[AUTOREGRESSIVE.id, 51] == 0
     assert decoded[summary.champion, 51] > 0
-    timing = raced.race.times().timing(LOOKUP, AUTOREGRESSIVE)
+    timing = raced.race.timing(LOOKUP)
     assert timing.speedup == pytest.approx(1.25, rel=0.05)
     assert summary.loss < 0.02
     assert summary.prompts == 52
@@ -121,8 +121,7 @@ def test_a_machine_that_got_slower_makes_no_latecomer_look_slower(
     means = {AUTOREGRESSIVE: 1.0, FIXED: 0.7, LOOKUP: 0.8, CONFIDENT: 0.6}
     raced = Raced(means, late=(CONFIDENT,))
     assert raced.summary.champion == CONFIDENT.id
-    times = raced.race.times()
-    late, fixed, lookup = (times.timing(c, AUTOREGRESSIVE) for c in (CONFIDENT, FIXED, LOOKUP))
+    late, fixed, lookup = map(raced.race.timing, (CONFIDENT, FIXED, LOOKUP))
     assert late.speedup == pytest.approx(1 / 0.6, rel=0.05)
     assert late.over(fixed).value == pytest.approx(0.7 / 0.6, rel=0.05)
     # The lookup had left the race: by what both are over autoregressive decoding.

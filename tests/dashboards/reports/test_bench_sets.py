@@ -24,12 +24,3 @@ def test_every_prompt_set_has_its_speeds_ratios_and_accepted_lengths(
     assert svip.startswith("| SVIP | 20 | 4.00× |")
     (fastest,) = (line for line in table.splitlines() if line.startswith("| other draft |"))
     assert "| **20.00×** |" in fastest
-
-
-def test_a_draft_s_forward_is_told_as_a_share_of_the_target_s(bench_result: BenchResult) -> None:
-    (forwards,) = (section for section in sections(bench_result) if section.key == "forwards")
-    (target, draft) = forwards.shown["÷ target"]
-    times = bench_result.forwards
-    (name,) = bench_result.pair.drafts
-    assert target == "1.000"
-    assert draft == f"{times[name].seconds[1] / times['target'].seconds[1]:.3f}"

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import itertools
 
-from specdec_core.cost import ForwardKind, Measurement, Terms
+from specdec_core.cost import ForwardKind, ForwardTerms, Measurement, Work
 from specdec_core.tokens.statistics import Counts
 
-TOKEN = Terms(fixed=3e-3, per_token=0, per_cached=2e-6, per_pair=0)
-ROWS = Terms(fixed=4e-3, per_token=3e-4, per_cached=4e-6, per_pair=0)
-WIDE = Terms(fixed=2.5e-3, per_token=2e-4, per_cached=1e-6, per_pair=5e-8)
+TOKEN = ForwardTerms(fixed=3e-3, per_cached=2e-6)
+ROWS = ForwardTerms(fixed=4e-3, per_token=3e-4, per_cached=4e-6)
+WIDE = ForwardTerms(fixed=2.5e-3, per_token=2e-4, per_cached=1e-6, per_pair=5e-8)
 TRUTH = {ForwardKind.TOKEN: TOKEN, ForwardKind.ROWS: ROWS, ForwardKind.WIDE: WIDE}
+
+
+def truth(width: float, context: float, batch: int = 1) -> float:
+    """Seconds of a forward."""
+    return TRUTH[ForwardKind.of(width, batch)].seconds(Work.uniform(width, context, batch))
 
 
 def measure(widths: tuple[int, ...], contexts: tuple[int, ...], batches: tuple[int, ...]):
     return [
-        Measurement(
-            width=w, context=c, batch=b, seconds=TRUTH[ForwardKind.of(w, b)].seconds(w, c, b)
-        )
+        Measurement(width=w, context=c, batch=b, seconds=truth(w, c, b))
         for w, c, b in itertools.product(widths, contexts, batches)
     ]
 

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from specdec_core.cost import ForwardCost, ForwardKind, Measurement
+from specdec_core.cost import ForwardCost, Measurement
 from specdec_core.cost.fitting import nonnegative_least_squares
-from tests.specdec_core.cost.examples import TRUTH, measure
+from tests.specdec_core.cost.examples import measure, truth
 
 
 class TestLeastSquares:
@@ -32,8 +32,7 @@ class TestForwardCost:
         assert cost.r2 == pytest.approx(1)
         assert cost.worst_error < 1e-6
         for w, c, b in [(1, 1000, 1), (1, 300, 8), (9, 128, 2), (40, 2000, 16)]:
-            truth = TRUTH[ForwardKind.of(w, b)].seconds(w, c, b)
-            assert cost.seconds(w, c, b) == pytest.approx(truth)
+            assert cost.seconds(w, c, b) == pytest.approx(truth(w, c, b))
 
     def test_noise_lowers_r2_and_shows_in_the_worst_error(self):
         rng = np.random.default_rng(0)

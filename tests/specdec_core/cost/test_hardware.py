@@ -51,8 +51,8 @@ class TestProfile:
 
     def test_time_does_not_depend_on_shape(self, hardware):
         profile = hardware.profile(["small"])
-        assert profile.t_target(1, 10, 1) == profile.t_target(20, 4000, 8) == 0.2
-        assert profile.t_draft("small", 10, 1) == profile.t_draft("small", 4000, 8) == 0.01
+        assert profile.t_target(1, 10) == profile.t_target(20, 4000) == 0.2
+        assert profile.t_draft("small", 10) == profile.t_draft("small", 4000) == 0.01
 
     def test_the_star_stands_for_drafts_that_are_not_named(self, hardware):
         profile = hardware.profile(["other", "small"])

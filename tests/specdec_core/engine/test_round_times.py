@@ -16,7 +16,7 @@ from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
-from specdec_core.evidence.bench.race import PARTS_OF_A_ROUND
+from specdec_core.evidence.bench.result import PARTS_OF_A_ROUND
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair
 

@@ -13,7 +13,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.prompts.chat import end_of_turn
 from specdec_core.prompts.conversation import Conversation
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
-from specdec_core.search.plan import PromptSource
+from specdec_core.prompts.source import PromptSource
 from tests.conftest import chat_tokenizer, tiny_tokenizer
 
 QUESTION = {"messages": [{"role": "user", "content": "Why?"}]}

@@ -11,7 +11,7 @@ from specdec_core.search.race import Race
 LAPS = 50
 
 
-def lap(rng: np.random.Generator, race: Race[str], prompt: int, means: dict[str, float]) -> None:
+def lap(rng: np.random.Generator, race: Race, prompt: int, means: dict[str, float]) -> None:
     """One prompt under everyone: prompts differ threefold, and each contestant by prompt."""
     size = rng.lognormal(0, 0.5)
     for name, mean in means.items():
@@ -83,8 +83,8 @@ def test_a_text_that_ends_at_once_is_not_charged_its_prompt_for_every_token() ->
     race = Race(["a", "b"])
     for prompt in range(20):
         short = prompt % 10 == 0
-        race.add("a", prompt, 6.0, 51, reading=1.0)
-        race.add("b", prompt, *((1.0, 1) if short else (6.0, 51)), reading=1.0)
+        race.add("a", prompt, 6.0, 51, prefill=1.0)
+        race.add("b", prompt, *((1.0, 1) if short else (6.0, 51)), prefill=1.0)
     assert race.ratio("b", "a").value == pytest.approx(1.0)
 
 

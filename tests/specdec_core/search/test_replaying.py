@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from cluster.recording import RecordingPlan, run_recording
+from cluster.recording import run_recording
 from cluster.sweep.run import run_sweep
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, Sampling
@@ -17,6 +17,7 @@ from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
 from specdec_core.models.pair import fingerprints
+from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
@@ -271,7 +272,7 @@ def test_another_machine_ranks_without_timing_anything(
         assert result.autoregressive is None
     # Where drafting is free the surest way to few verifications wins, where it is dear no draft.
     fewest = min(
-        (t for t in cheap.trials if t.eligible), key=lambda t: t.metrics["verification_rate"]
+        (t for t in cheap.trials if t.may_win()), key=lambda t: t.metrics["verification_rate"]
     )
     assert cheap.champion == fewest.id
     assert dear.champion_trial.counts["n_draft"] == 0

@@ -11,7 +11,8 @@ from cluster.sweep.trial import assess, replayed
 from research.policies.study import replay_search
 from specdec_core.config import Configuration, PairSpec, RunnerSettings, parse
 from specdec_core.cost import Hardware
-from specdec_core.cost.steps import ForwardTerms, StepTimes
+from specdec_core.cost.forward import ForwardTerms
+from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair, load_pair
@@ -19,7 +20,7 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.rounds import ReplayedRounds
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.answers import replayed_answers
-from specdec_core.search.load.simulator import asks_of, simulate_clients
+from specdec_core.search.load.simulator import shapes_of, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.nearest import estimated
 from specdec_core.search.results import SECONDS, for_as_many_tokens
@@ -96,9 +97,9 @@ def test_a_bandits_estimate_is_the_sum_over_its_arms(replay: Replay, pair: Pair)
 def test_a_simulated_bandit_takes_what_its_arms_take(replay: Replay) -> None:
     answers = replayed_answers(replay, BANDIT)
     assert answers.lazy, "each draft model reads a text when it drafts"
-    asks = asks_of(answers, len(answers))
+    shapes = shapes_of(answers, len(answers))
     times = StepTimes.of(PROFILE.model_copy(update={"autoregressive_forward": None}))
-    simulated = simulate_clients(StepCosts(answers, times), asks, 1, Limits(1))
+    simulated = simulate_clients(StepCosts(answers, times), shapes, 1, Limits(1))
     rounds = replay.run(BANDIT)
     assert simulated.seconds == pytest.approx(0.02 * len(rounds.prompt) + drafting(rounds))
 
@@ -112,8 +113,8 @@ def test_a_schedule_simulated_at_8_clients_is_its_second_range_alone(replay: Rep
     seconds = {}
     for configuration in (schedule, *(configured(**chain(name)) for name in DRAFTS)):
         answers = replayed_answers(replay, configuration)
-        asks = asks_of(answers, 1) * 8  # which begin and end together
-        simulated = simulate_clients(StepCosts(answers, times), asks, 8, Limits(8))
+        shapes = shapes_of(answers, 1) * 8  # which begin and end together
+        simulated = simulate_clients(StepCosts(answers, times), shapes, 8, Limits(8))
         seconds[configuration.draft, configuration == schedule] = simulated.seconds
     assert seconds["medium", True] == pytest.approx(seconds["small", False])
     assert seconds["medium", False] > 2 * seconds["small", False]

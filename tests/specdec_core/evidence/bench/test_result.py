@@ -1,31 +1,22 @@
-"""Ratios, the best of each, and the limits follow from the takes."""
+"""Ratios, the best of each, and where the time went follow from the takes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE
-from specdec_core.evidence.bench.limits import limits, split, widths_of
 from specdec_core.evidence.bench.result import (
+    PARTS_OF_A_ROUND,
     BenchResult,
     BenchRow,
-    Effort,
-    ForwardMilliseconds,
-    OracleLimit,
     Take,
     first_difference,
     summary_frame,
     times_frame,
 )
 from specdec_core.measure.comparison import over
-from specdec_core.models.pair import Pair
-from tests.bench_race import CHAIN
-
-PARTS = ("target_forward", "draft_forward", "policy", "verify", "bookkeeping")
 
 
 def row(name: str, group: str, seconds: list[float], tokens: int = 10, **more: object) -> BenchRow:
@@ -37,7 +28,7 @@ def row(name: str, group: str, seconds: list[float], tokens: int = 10, **more: o
 def result_of(template: BenchResult, rows: list[BenchRow]) -> BenchResult:
     prompts = len(rows[0].takes[0])
     changes = {"rows": rows, "ids": [*map(str, range(prompts))], "categories": [None] * prompts}
-    return template.model_copy(update={**changes, "oracles": [], "forwards": {}, "repeats": 1})
+    return template.model_copy(update={**changes, "repeats": 1})
 
 
 def test_speeds_and_ratios_are_by_the_token() -> None:
@@ -113,50 +104,13 @@ def test_a_result_is_read_as_it_was_written(bench_result: BenchResult, tmp_path:
         BenchResult.load(tmp_path / "elsewhere")
 
 
-def test_a_split_adds_up_and_its_limit_is_what_the_forwards_take(
-    bench_result: BenchResult,
-) -> None:
-    effort = Effort(
-        seconds={
-            "prefill": 1.0, **dict(zip(PARTS, (4.0, 2.0, 0.5, 0.3, 0.2), strict=True)),
-        },
-        widths={1: 1, 3: 2},
-        draft_forwards=4,
-        draft_tokens=6,
-    )  # fmt: skip
-    take = Take(seconds=[10.0], outputs=[[0] * 5], effort=effort)
-    own = BenchRow(name="x", group="specdec", temperature=0, takes=[[take]], configuration=CHAIN)
-    forwards = {
-        "target": ForwardMilliseconds(context=9, seconds={1: 0.5, 2: 0.7, 4: 1.1}),
-        "draft": ForwardMilliseconds(context=9, seconds={1: 0.2, 2: 0.4}),
-    }
-    parts = split(own, forwards, "draft")
-    assert parts.whole == pytest.approx(10 / 5)
-    assert parts.parts["outside"] == pytest.approx(2 / 5)
-    assert parts.beyond_forwards_share == pytest.approx(1 / 7)
-    # 0.5 + 2 × 0.9 for the target, 4 × 0.3 for the draft at 1.5 places, and the prefill
-    assert parts.alone == pytest.approx((1 + 2.3 + 1.2) / 5)
-    assert parts.of_forwards == pytest.approx(0.45)
-    assert split(own, {"target": forwards["target"]}, "draft") is None
-    oracle = OracleLimit(draft="draft", verification_rate=0.2, seconds_per_token=0.8)
-    result = bench_result.model_copy(update={"oracles": [oracle]})
-    assert limits(result, own)[1] == pytest.approx((0.8 + 0.2) / 2)
-    alone = own.model_copy(update={"configuration": AUTOREGRESSIVE})
-    assert limits(result, alone)[1] is None
-
-
-def test_the_limits_of_a_run_are_known_for_each_of_our_rows(
-    bench_result: BenchResult, tiny_pair: Pair
-) -> None:
-    drafts = tiny_pair.drafts
-    for own in bench_result.at(0.0, "specdec"):
-        draft = own.configuration.draft_of(drafts)
-        parts = split(own, bench_result.forwards, draft)
-        assert parts.whole == pytest.approx(np.sum([
-            sum(t.seconds) for takes in own.takes for t in takes
-        ]) / 60)  # fmt: skip
-    assert draft == "draft"
-    assert [oracle.draft for oracle in bench_result.oracles] == ["draft"]
-    assert 0.1 <= bench_result.oracles[0].verification_rate < 1
-    widths = widths_of(bench_result.at(0.0, "specdec"), tiny_pair)
-    assert set(bench_result.forwards["target"].seconds) >= widths["target"] > {1, 2}
+def test_the_parts_of_a_token_add_up_to_its_time(bench_result: BenchResult) -> None:
+    parts = dict(zip(PARTS_OF_A_ROUND, (4.0, 2.0, 0.5, 0.3, 0.2), strict=True)) | {"prefill": 1.0}
+    take = Take(seconds=[10.0], outputs=[[0] * 5], parts=parts)
+    own = BenchRow(name="x", group="specdec", temperature=0, takes=[[take]])
+    assert own.seconds_by_part()["target_forward"] == pytest.approx(4 / 5)
+    assert own.seconds_by_part()["outside"] == pytest.approx(2 / 5)
+    for measured in bench_result.at(0.0, "specdec"):
+        seconds = sum(sum(take.seconds) for takes in measured.takes for take in takes)
+        assert sum(measured.seconds_by_part().values()) == pytest.approx(seconds / 60)
+    assert not bench_result.at(0.0, "transformers")[0].seconds_by_part()

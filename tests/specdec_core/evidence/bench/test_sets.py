@@ -20,7 +20,7 @@ def race(template: BenchResult) -> BenchResult:
         row("other draft", "specdec", [0.1] * 8),
     ]
     changes = {"rows": rows, "ids": [*map(str, range(8))], "categories": SETS}
-    return template.model_copy(update={**changes, "oracles": [], "forwards": {}, "repeats": 1})
+    return template.model_copy(update={**changes, "repeats": 1})
 
 
 def test_a_race_falls_into_its_prompt_sets(bench_result: BenchResult) -> None:

@@ -12,23 +12,16 @@ from specdec_core.evidence.load.requests import LoadRecord
 from specdec_core.evidence.load.result import (
     LoadResult,
     arms_frame,
+    records_frame,
     requests_frame,
     summary_frame,
 )
 from specdec_core.measure.comparison import over
+from specdec_core.search.load.measures import measured
 from specdec_core.search.load.workload import Load
 from tests.load_result import REQUESTS, TOKENS, load_result, load_row, open_result
 
 ONE, FOUR = (Load(clients=n, requests=REQUESTS) for n in (1, 4))
-
-
-def test_times_are_from_sending_and_between_first_and_last_text() -> None:
-    record = LoadRecord(index=0, sent=2.0, first=2.5, last=4.5, tokens=5)
-    assert (record.ttft, record.tpot, record.seconds) == (0.5, 0.5, 2.5)
-    assert record.seconds_per_token == 0.5
-    assert math.isnan(record.model_copy(update={"tokens": 1}).tpot)
-    failed = record.model_copy(update={"error": "status 500"})
-    assert all(math.isnan(x) for x in (failed.ttft, failed.tpot, failed.seconds_per_token))
 
 
 def test_speed_is_what_waiting_clients_are_written_together() -> None:
@@ -61,7 +54,8 @@ def test_ratios_are_those_of_paired_requests() -> None:
 
 def test_at_a_rate_latencies_begin_with_the_arrival_and_goodput_has_limits() -> None:
     late = LoadRecord(index=0, sent=2.5, arrival=2.0, first=3.0, last=4.0, tokens=5)
-    assert (late.ttft, late.seconds) == (1.0, 2.0)
+    (times,) = measured(records_frame([late])).to_dict("records")
+    assert (times["ttft"], times["latency"], times["tpot"]) == (1.0, 2.0, 0.25)
     result = open_result()
     (load,) = result.loads
     ours, chain = result.rows

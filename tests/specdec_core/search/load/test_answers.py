@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 
 from specdec_core.config import Configuration, parse
-from specdec_core.cost.steps import ForwardTerms, StepTimes
+from specdec_core.cost.forward import ForwardTerms
+from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.answers import drafters_by_load, replayed_answers
-from specdec_core.search.load.live import run_clients
-from specdec_core.search.load.simulator import asks_of, simulate_clients
+from specdec_core.search.load.simulator import shapes_of, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
 from tests.jobs.conftest import record_prompts
+from tests.live_steps import LiveSteps
 
 TIMES = StepTimes(target=ForwardTerms(fixed=0.01), drafts={"draft": ForwardTerms(fixed=0.001)})
 NEW_TOKENS = 24
@@ -73,13 +74,13 @@ def test_the_steps_are_the_live_engines(
         else parse(Configuration, {"drafter": BY_BATCH}, "test")
     )
     answers = replayed_answers(replay, configuration)
-    asks = asks_of(answers, len(answers))
+    shapes = shapes_of(answers, len(answers))
     used: set[int | None] = set()
     for clients in (1, 2, 5):
         engine = Engine(tiny_pair, configuration, limits=limits)
-        live = run_clients(engine, requests(replay), clients)
-        simulated = simulate_clients(StepCosts(answers, TIMES), asks, clients, limits, log=True)
-        assert [step.plan for step in simulated.log] == live.steps
+        live = LiveSteps(engine, requests(replay), clients)
+        simulated = simulate_clients(StepCosts(answers, TIMES), shapes, clients, limits, log=True)
+        assert [step.plan for step in simulated.log] == live.plans
         assert [step.candidates for step in simulated.log] == live.candidates
         used |= {r.arm for g in live.generations.values() for r in g.rounds}
     assert kind == "by batch" or len(used) > 1
@@ -90,12 +91,12 @@ def test_a_drafter_with_memory_is_exact_while_it_drafts_alone(
 ) -> None:
     configuration = schedule({1: {"kind": "heuristic", "start": 3}, 2: None})
     answers = replayed_answers(replay, configuration)
-    asks = asks_of(answers, len(answers))
-    live = run_clients(Engine(tiny_pair, configuration, 2), requests(replay), 1)
-    simulated = simulate_clients(StepCosts(answers, TIMES), asks, 1, Limits(2), log=True)
+    shapes = shapes_of(answers, len(answers))
+    live = LiveSteps(Engine(tiny_pair, configuration, 2), requests(replay), 1)
+    simulated = simulate_clients(StepCosts(answers, TIMES), shapes, 1, Limits(2), log=True)
     assert [step.candidates for step in simulated.log] == live.candidates
     # With changes of the load it still answers everything.
-    simulated = simulate_clients(StepCosts(answers, TIMES), asks, 2, Limits(2))
+    simulated = simulate_clients(StepCosts(answers, TIMES), shapes, 2, Limits(2))
     assert simulated.records["tokens"].tolist() == list(answers.lengths)
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from specdec_core.cost.steps import ForwardTerms, StepTimes
+from specdec_core.cost.forward import ForwardTerms
+from specdec_core.cost.steps import StepTimes
 from specdec_core.engine.scheduler import Limits
 from specdec_core.search.load.answers import Answers, SimulatedRound
 from specdec_core.search.load.capacity import ServedTraffic, greatest_rate, least_replicas

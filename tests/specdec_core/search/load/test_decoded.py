@@ -12,7 +12,8 @@ import pytest
 from dashboards.reports.load_choice import loads
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, parse
-from specdec_core.cost.steps import ForwardTerms, StepTimes
+from specdec_core.cost.forward import ForwardTerms
+from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
@@ -28,12 +29,12 @@ from specdec_core.search.load.decoded import (
     recorded_requests,
     with_decoded,
 )
-from specdec_core.search.load.live import run_clients
 from specdec_core.search.load.schedule import drafter_at
-from specdec_core.search.load.simulator import Simulation, asks_of, simulate_clients
+from specdec_core.search.load.simulator import Simulation, shapes_of, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.workload import Workload
 from specdec_core.tokens.statistics import rounds_frame
+from tests.live_steps import LiveSteps
 from tests.load_timer import ALWAYS_FREE, recorded
 
 TREE = {"kind": "dynamic_tree", "policy": {"kind": "fixed", "max_tokens": 6}}
@@ -73,8 +74,8 @@ def drafting(drafter: dict[str, Any]) -> Configuration:
 def simulated(replay: Replay, configuration: Configuration, clients: int) -> Simulation:
     """Every prompt, asked once."""
     answers = replayed_answers(replay, configuration)
-    asks = asks_of(answers, len(answers))
-    return simulate_clients(StepCosts(answers, ALWAYS_FREE), asks, clients, Limits(4), log=True)
+    shapes = shapes_of(answers, len(answers))
+    return simulate_clients(StepCosts(answers, ALWAYS_FREE), shapes, clients, Limits(4), log=True)
 
 
 @pytest.mark.parametrize("name", REPLAYABLE)
@@ -97,9 +98,9 @@ def test_a_tree_is_simulated_as_the_engine_decodes_it(
     prompts = enumerate(recorded_requests(replay.recording))
     requests = [replace(request, id=str(n)) for n, request in prompts]
     for clients in (1, 4):
-        live = run_clients(Engine(tiny_pair, tree, limits=Limits(4)), requests, clients)
+        live = LiveSteps(Engine(tiny_pair, tree, limits=Limits(4)), requests, clients)
         log = simulated(known, tree, clients).log
-        assert [step.plan for step in log] == live.steps
+        assert [step.plan for step in log] == live.plans
         assert [step.candidates for step in log] == live.candidates
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
-from specdec_core.cost.steps import ForwardTerms, StepTimes
+from specdec_core.cost.forward import ForwardTerms
+from specdec_core.cost.steps import StepTimes
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
@@ -21,8 +23,8 @@ from specdec_core.search.load.schedule import (
     choose_schedule,
     drafter_at,
     scheduled,
-    simulate_each,
 )
+from specdec_core.search.load.simulated import Simulated
 from specdec_core.search.load.workload import CLIENTS, Workload
 from tests.jobs.conftest import record_prompts
 
@@ -85,19 +87,16 @@ def test_where_tokens_cost_more_with_load_the_schedule_stops_drafting(
     # Nearly free verification up to a dozen tokens, and then none that is free.
     target = ForwardTerms(fixed=0.01, per_token_beyond=0.003, knee=12)
     times = StepTimes(target=target, drafts={"draft": ForwardTerms(fixed=0.001)})
-    simulated = simulate_each(replay, [SIX, TWO], times, Workload(clients=CLIENTS))
-    assert set(simulated["config_id"]) == {AUTOREGRESSIVE.id, SIX.id, TWO.id}
-    known = [AUTOREGRESSIVE, SIX, TWO]
-    chosen = choose_schedule(simulated, known)
+    simulated = Simulated([SIX, TWO], replay, times, Workload(clients=CLIENTS), Observer())
+    known, chosen = list(simulated.known.values()), simulated.schedule
+    assert known == [AUTOREGRESSIVE, SIX, TWO]
     assert drafter_at(chosen, 1) is not None
     assert drafter_at(chosen, 16) is None
-    by_load = simulated.set_index(["clients", "config_id"])["tokens_per_second"]
+    by_load = simulated.table.set_index(["clients", "config_id"])["tokens_per_second"]
     for clients in (1, 2, 4, 8, 16):
         drafter = drafter_at(chosen, clients)
         [best] = [each.id for each in known if each.drafter == drafter]
         assert by_load[clients, best] >= 0.99 * by_load[clients].max()
-    # As a whole it can be simulated, too: one client never meets another.
-    whole = simulate_each(replay, [chosen], times, Workload(clients=CLIENTS))
-    whole = whole.set_index(["clients", "config_id"])
+    # As a whole it is simulated, too: one client never meets another.
     [alone] = [each.id for each in known if each.drafter == drafter_at(chosen, 1)]
-    assert whole["tokens_per_second"][1, chosen.id] == pytest.approx(by_load[1, alone])
+    assert by_load[1, chosen.id] == pytest.approx(by_load[1, alone])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from specdec_core.cost import Hardware
-from specdec_core.cost.steps import FEW, EngineTerms, EngineWork, ForwardTerms, StepTimes, Work
+from specdec_core.cost.forward import FEW, ForwardTerms, Work
+from specdec_core.cost.steps import StepTimes
 from specdec_core.engine.scheduler import STEP_TOKENS, Limits
 from specdec_core.search.load.answers import Answers, SimulatedRound
 from specdec_core.search.load.simulator import (
@@ -13,8 +14,8 @@ from specdec_core.search.load.simulator import (
     Router,
     Routing,
     Simulation,
-    asks_of,
-    asks_of_trace,
+    shapes_of,
+    shapes_of_trace,
     simulate_arrivals,
     simulate_clients,
 )
@@ -41,7 +42,7 @@ def drafted(prompt: int = 10, rounds: int = 3) -> Answers:
 
 def clients(answers: Answers, number: int, count: int, **limits: int) -> Simulation:
     limit = Limits(**{"slots": 4, **limits})
-    return simulate_clients(StepCosts(answers, CONSTANT), asks_of(answers, count), number, limit)
+    return simulate_clients(StepCosts(answers, CONSTANT), shapes_of(answers, count), number, limit)
 
 
 def times(simulation: Simulation) -> Rows:
@@ -62,8 +63,8 @@ def test_one_forward_reads_a_prompt_to_its_end_unless_rows_are_padded_to_it() ->
     answers = autoregressive()
     for mixes, together, first in ((True, 1, T), (False, 1, T), (True, 2, T), (False, 2, 2 * T)):
         costs = CONSTANT.model_copy(update={"mixes": mixes})
-        asks = asks_of(answers, together)
-        simulation = simulate_clients(StepCosts(answers, costs), asks, together, Limits(together))
+        shapes = shapes_of(answers, together)
+        simulation = simulate_clients(StepCosts(answers, costs), shapes, together, Limits(together))
         assert times(simulation) == [pytest.approx([0, first, first + 4 * T])] * together
 
 
@@ -88,30 +89,19 @@ def test_the_drafts_forwards_are_shared_by_all_rows() -> None:
 
 
 def test_what_the_engine_adds_is_counted() -> None:
-    engine = EngineTerms(
-        per_step=1,
-        per_row=10,
-        per_draft_forward=100,
-        per_candidate=1000,
-        per_lookup=10_000,
-        per_read=100_000,
-        per_entering=1e7,
-    )
-    costs = CONSTANT.model_copy(update={"engine": engine})
+    costs = CONSTANT.model_copy(update={"per_step": 1, "per_row": 10})
     answers = drafted(rounds=1)
     forwards = 2 * T + 4 * T / 10  # of which one of each model reads the prompts
-    added = 2 * (1 + 2 * 10) + 3 * 100 + 6 * 1000 + 2 * (answers.prompts[0] * 100_000 + 1e7)
-    # The first round has no candidates, so that nothing is looked up.
-    for lookups, more in (({}, 0), ({1: True}, 2 * 10_000), ({1: True, 2: False}, 0)):
-        answers.lookups = lookups
-        simulation = simulate_clients(StepCosts(answers, costs), asks_of(answers, 2), 2, Limits(2))
-        assert simulation.seconds == pytest.approx(forwards + added + more)
+    simulation = simulate_clients(StepCosts(answers, costs), shapes_of(answers, 2), 2, Limits(2))
+    assert simulation.seconds == pytest.approx(forwards + 2 * (1 + 2 * 10))
 
 
-def test_the_target_alone_has_a_time_of_its_own() -> None:
-    costs = CONSTANT.model_copy(update={"alone": ForwardTerms(fixed=T / 2)})
+def test_steps_without_candidates_have_a_time_of_their_own() -> None:
+    costs = CONSTANT.model_copy(update={"autoregressive": ForwardTerms(fixed=T / 2)})
     for answers, seconds in ((autoregressive(), 5 * T / 2), (drafted(rounds=1), T / 2 + 1.4 * T)):
-        simulation = simulate_clients(StepCosts(answers, costs), asks_of(answers, 1), 1, Limits(2))
+        simulation = simulate_clients(
+            StepCosts(answers, costs), shapes_of(answers, 1), 1, Limits(2)
+        )
         assert simulation.seconds == pytest.approx(seconds)
 
 
@@ -123,7 +113,9 @@ def test_another_machines_time_alone_is_that_of_steps_without_candidates() -> No
     for rounds in ([ALONE] * 5, [ALONE, lookup, ALONE, lookup], [ALONE, FOUR, FOUR]):
         answers = Answers([10], {1: [rounds]}, "draft")
         answers.lazy = True  # no forward of its own reads the prompt
-        simulation = simulate_clients(StepCosts(answers, costs), asks_of(answers, 1), 1, Limits(2))
+        simulation = simulate_clients(
+            StepCosts(answers, costs), shapes_of(answers, 1), 1, Limits(2)
+        )
         expected = [profile.round_seconds(r.drafted, r.draft_forwards, 0, "draft") for r in rounds]
         assert simulation.seconds == pytest.approx(sum(expected))
     assert profile.autoregressive_seconds(5) == pytest.approx(5 * 0.1)
@@ -134,13 +126,13 @@ def test_each_of_several_drafts_takes_its_own_time() -> None:
     rounds = [[ALONE, MEDIUM, SMALL], [ALONE, SMALL, SMALL]]
     answers = Answers([10, 10], {1: rounds}, "medium")
     answers.lazy = True
-    for asks, draft_seconds in (
+    for shapes, draft_seconds in (
         ([RequestShape(0, 10, 9)], 3 * 0.1 + 3 * 0.001),
         ([RequestShape(1, 10, 9)], 6 * 0.001),
         # The drafts of a step take turns.
         ([RequestShape(0, 10, 9), RequestShape(1, 10, 9)], 3 * 0.1 + 6 * 0.001),
     ):
-        simulation = simulate_clients(StepCosts(answers, costs), asks, len(asks), Limits(2))
+        simulation = simulate_clients(StepCosts(answers, costs), shapes, len(shapes), Limits(2))
         assert simulation.seconds == pytest.approx(3 * T + draft_seconds)
 
 
@@ -151,7 +143,7 @@ def test_a_schedule_takes_the_times_of_the_range_that_drafts() -> None:
     for number, alone in ((8, small), (7, medium)):
         taken = [
             simulate_clients(
-                StepCosts(each, costs), asks_of(each, 2 * number), number, Limits(8)
+                StepCosts(each, costs), shapes_of(each, 2 * number), number, Limits(8)
             ).seconds
             for each in (
                 schedule,
@@ -176,7 +168,7 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
     answers = autoregressive()
     arrivals = [0.0, 1.0, 1.0, 1.005]
     simulation = simulate_arrivals(
-        StepCosts(answers, CONSTANT), asks_of(answers, 4), arrivals, Limits(4)
+        StepCosts(answers, CONSTANT), shapes_of(answers, 4), arrivals, Limits(4)
     )
     assert simulation.records["sent"].tolist() == arrivals
     # One that comes within a step is served from the next one on.
@@ -190,8 +182,8 @@ def test_an_overloaded_engine_queues() -> None:
 
     def waits(rate: float) -> float:
         arrivals = arrival_times(rate, 200).tolist()
-        asks = asks_of(answers, 200)
-        simulation = simulate_arrivals(StepCosts(answers, CONSTANT), asks, arrivals, Limits(2))
+        shapes = shapes_of(answers, 200)
+        simulation = simulate_arrivals(StepCosts(answers, CONSTANT), shapes, arrivals, Limits(2))
         return simulation.measure().value("ttft", 99)
 
     assert waits(0.5 * capacity) < 10 * T
@@ -214,10 +206,10 @@ def test_an_answer_longer_than_the_recorded_one_begins_it_again() -> None:
         TraceRequest(arrival=0, prompt_tokens=10, max_new_tokens=2),
         TraceRequest(arrival=0, prompt_tokens=10),
     ]
-    asks = asks_of_trace(answers, trace, new_tokens=64)
-    assert asks == [RequestShape(0, 99, 12), RequestShape(0, 10, 2), RequestShape(0, 10, 5)]
+    shapes = shapes_of_trace(answers, trace, new_tokens=64)
+    assert shapes == [RequestShape(0, 99, 12), RequestShape(0, 10, 2), RequestShape(0, 10, 5)]
     simulation = simulate_arrivals(
-        StepCosts(answers, CONSTANT), asks, [0.0] * 3, Limits(4), log=True
+        StepCosts(answers, CONSTANT), shapes, [0.0] * 3, Limits(4), log=True
     )
     assert simulation.records["tokens"].tolist() == [12, 2, 5]
     assert simulation.rounds == 4 + 2 + 2, "there is but one first round"
@@ -226,10 +218,10 @@ def test_an_answer_longer_than_the_recorded_one_begins_it_again() -> None:
 def test_an_answer_that_ended_by_itself_ends_there_in_a_trace_too() -> None:
     recorded = autoregressive(tokens=5)
     for most, told, tokens in ((30, None, 5), (3, None, 3), (30, 12, 12), (8, 12, 8)):
-        [ask] = asks_of_trace(recorded, [request(most, told)], new_tokens=64)
-        assert ask.most == tokens
+        [shape] = shapes_of_trace(recorded, [request(most, told)], new_tokens=64)
+        assert shape.most == tokens
     # One that was cut where the recording ends goes on as far as it may.
-    [cut] = asks_of_trace(recorded, [request(30)], new_tokens=5)
+    [cut] = shapes_of_trace(recorded, [request(30)], new_tokens=5)
     assert cut.most == 30
 
 
@@ -241,10 +233,10 @@ def test_who_drafts_follows_how_many_decode() -> None:
     ranges = {1: [[ALONE, *[FOUR] * 8]], 2: [[ALONE] * 9]}
     answers = Answers([10], ranges, "draft", by_position=True, lazy=True)
     one = simulate_clients(
-        StepCosts(answers, CONSTANT), asks_of(answers, 1), 1, Limits(2), log=True
+        StepCosts(answers, CONSTANT), shapes_of(answers, 1), 1, Limits(2), log=True
     )
     two = simulate_clients(
-        StepCosts(answers, CONSTANT), asks_of(answers, 2), 2, Limits(2), log=True
+        StepCosts(answers, CONSTANT), shapes_of(answers, 2), 2, Limits(2), log=True
     )
     assert [step.candidates for step in one.log] == [[0], [3], [3]]
     assert [step.candidates for step in two.log] == [[0, 0]] * 9
@@ -264,7 +256,12 @@ def test_routers_spread_requests(routing: Routing) -> None:
     answers = autoregressive()
     arrivals = arrival_times(100, 300).tolist()
     simulation = simulate_arrivals(
-        StepCosts(answers, CONSTANT), asks_of(answers, 300), arrivals, Limits(2), 4, Router(routing)
+        StepCosts(answers, CONSTANT),
+        shapes_of(answers, 300),
+        arrivals,
+        Limits(2),
+        4,
+        Router(routing),
     )
     assert len(simulation.records) == 300
     assert len(simulation.busy) == 4
@@ -273,12 +270,12 @@ def test_routers_spread_requests(routing: Routing) -> None:
 
 def test_the_least_loaded_replica_is_the_better_choice() -> None:
     answers = Answers([10, 10], {1: [[ALONE] * 2, [ALONE] * 60]}, None)
-    asks = asks_of(answers, 200)  # in turn short and long: a round robin sends all long to one
+    shapes = shapes_of(answers, 200)  # in turn short and long: a round robin sends all long to one
 
     def latency(routing: Routing) -> float:
         arrivals = arrival_times(3, 200).tolist()
         simulation = simulate_arrivals(
-            StepCosts(answers, CONSTANT), asks, arrivals, Limits(1), 2, Router(routing)
+            StepCosts(answers, CONSTANT), shapes, arrivals, Limits(1), 2, Router(routing)
         )
         return simulation.measure().value("ttft", 95)
 
@@ -289,7 +286,7 @@ def test_a_router_passes_one_request_on_after_the_other() -> None:
     answers = autoregressive(tokens=1)
     simulation = simulate_arrivals(
         StepCosts(answers, CONSTANT),
-        asks_of(answers, 3),
+        shapes_of(answers, 3),
         [0.0] * 3,
         Limits(4),
         3,
@@ -305,7 +302,7 @@ def test_a_simulation_is_the_same_every_time() -> None:
     runs = [
         simulate_arrivals(
             StepCosts(answers, CONSTANT),
-            asks_of(answers, 100),
+            shapes_of(answers, 100),
             arrivals,
             Limits(2),
             3,
@@ -329,10 +326,10 @@ TERMS = ForwardTerms(
 )
 UNEVEN = StepTimes(
     target=TERMS,
-    alone=TERMS.model_copy(update={"fixed": 0.008}),
     autoregressive=TERMS.model_copy(update={"fixed": 0.007}),
     drafts={name: TERMS.model_copy(update={"fixed": 0.001}) for name in ("medium", "small")},
-    engine=EngineTerms(per_step=1e-4, per_row=1e-5, per_candidate=1e-5, per_lookup=1e-5),
+    per_step=1e-4,
+    per_row=1e-5,
 )
 
 
@@ -354,11 +351,11 @@ def test_a_step_costs_what_its_rows_add_up_to() -> None:
         + (TERMS.per_few_pair * (length + 3) if length + 3 < 3 * FEW else 0)
         for length in (40, 300)
     )
-    engine = UNEVEN.engine.seconds(EngineWork(rows=2, candidates=6))
+    engine = 1e-4 + 2 * 1e-5
     assert costs.seconds([medium.share, small.share]) == pytest.approx(target + drafts + engine)
     reading = [costs.prefill_share(*row) for row in ((7, 0), (20, 64))]
-    assert costs.prefill(reading, drafting=True) == pytest.approx(
-        UNEVEN.target.seconds(Work.of([(7, 0), (20, 64)]))
+    assert costs.prefill(reading) == pytest.approx(
+        UNEVEN.verifying(candidates=False).seconds(Work.of([(7, 0), (20, 64)]))
     )
 
 
@@ -366,7 +363,7 @@ def test_a_limit_that_nothing_reaches_changes_nothing() -> None:
     answers = autoregressive(prompt=60, tokens=130)
     costs = StepCosts(answers, UNEVEN)
     limited, free = (
-        simulate_clients(costs, asks_of(answers, 3), 1, Limits(1, cache_tokens=tokens))
+        simulate_clients(costs, shapes_of(answers, 3), 1, Limits(1, cache_tokens=tokens))
         for tokens in (320, None)
     )
     assert limited.preemptions == 0
@@ -377,6 +374,6 @@ def test_a_prompt_that_is_read_apart_is_not_in_the_cache_before() -> None:
     target = ForwardTerms(per_cached=1.0)
     answers = autoregressive(prompt=10, tokens=1)
     costs = StepCosts(answers, CONSTANT.model_copy(update={"target": target, "mixes": False}))
-    simulation = simulate_clients(costs, asks_of(answers, 2), 2, Limits(2))
+    simulation = simulate_clients(costs, shapes_of(answers, 2), 2, Limits(2))
     # A forward reads nine tokens of each, and one the last.
     assert simulation.seconds == pytest.approx(2 * 9)

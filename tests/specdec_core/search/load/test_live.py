@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-import pandas as pd
 import pytest
 
 from specdec_core.config import Configuration
-from specdec_core.cost.steps import ForwardTerms, StepTimes
+from specdec_core.cost.forward import ForwardTerms
+from specdec_core.cost.steps import StepTimes
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
@@ -16,12 +16,11 @@ from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
 from specdec_core.search.load.answers import Answers, SimulatedRound
-from specdec_core.search.load.check import OF_RATES, simulation_errors
-from specdec_core.search.load.live import run_arrivals, run_clients
-from specdec_core.search.load.measures import COLUMNS, measure
+from specdec_core.search.load.live import run_arrivals
 from specdec_core.search.load.simulator import RequestShape, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.tokens.statistics import Generation
+from tests.live_steps import LiveSteps
 
 TIMES = StepTimes(target=ForwardTerms(fixed=0.01), drafts={"draft": ForwardTerms(fixed=0.001)})
 CONFIGURATIONS = {
@@ -71,14 +70,14 @@ def test_the_steps_are_the_live_engines(kind: str, limits: str, tiny_pair: Pair)
     alone = Engine(tiny_pair, configuration).generate(requests)
     answers = answers_of(alone, "draft" if kind == "draft" else None)
     answers.texts = [(*r.tokens, *g.tokens) for r, g in zip(requests, alone, strict=True)]
-    asks = [RequestShape(n, len(r.tokens), len(alone[n].tokens)) for n, r in enumerate(requests)]
+    shapes = [RequestShape(n, len(r.tokens), len(alone[n].tokens)) for n, r in enumerate(requests)]
     for clients in (1, 4):
         engine = Engine(tiny_pair, configuration, limits=LIMITS[limits])
-        live = run_clients(engine, requests, clients)
+        live = LiveSteps(engine, requests, clients)
         simulated = simulate_clients(
-            StepCosts(answers, TIMES), asks, clients, LIMITS[limits], log=True
+            StepCosts(answers, TIMES), shapes, clients, LIMITS[limits], log=True
         )
-        assert [step.plan for step in simulated.log] == live.steps
+        assert [step.plan for step in simulated.log] == live.plans
         assert [step.candidates for step in simulated.log] == live.candidates
         ours, theirs = simulated.records, live.records
         assert ours["tokens"].tolist() == theirs["tokens"].tolist()
@@ -102,8 +101,8 @@ def test_texts_of_free_slots_leave_the_cache_to_those_that_run(tiny_pair: Pair) 
 
 
 def test_a_client_sends_its_next_request_before_the_step_after_its_answer(tiny_pair: Pair) -> None:
-    run = run_clients(Engine(tiny_pair, slots=4), some_requests(9), 3)
-    steps = [(n, name) for n, plan in enumerate(run.steps) for name in plan.entering.values()]
+    run = LiveSteps(Engine(tiny_pair, slots=4), some_requests(9), 3)
+    steps = [(n, name) for n, plan in enumerate(run.plans) for name in plan.entering.values()]
     entered = {name: step for step, name in steps}
     ended = {name: step for step, names in enumerate(run.decoded) for name in names}
     # Request n is sent after the (n - 3)rd answer.
@@ -115,20 +114,8 @@ def test_a_client_sends_its_next_request_before_the_step_after_its_answer(tiny_p
 def test_live_requests_of_an_open_loop_come_when_they_should(tiny_pair: Pair) -> None:
     requests = some_requests(6)
     arrivals = [0.0, 0.0, 0.01, 0.02, 0.3, 0.3]
-    run = run_arrivals(Engine(tiny_pair, slots=2), requests, arrivals)
-    records = run.records
+    records = run_arrivals(Engine(tiny_pair, slots=2), requests, arrivals)
     assert records["sent"].tolist() == arrivals
     assert (records["first"] > records["sent"]).all()
     assert (records["last"] >= records["first"]).all()
     assert records["error"].isna().all()
-
-
-def test_a_slow_moment_does_not_decide_how_far_the_simulation_is_off() -> None:
-    def run(first: float, last: float) -> pd.DataFrame:
-        return pd.DataFrame([(0, 0.0, first, last, 5, 11, None)], columns=list(COLUMNS))
-
-    live = [measure(run(*at)) for at in ((1.0, 2.0), (9.0, 99.0), (0.5, 2.5))]
-    row = simulation_errors(measure(run(1.5, 3.0)), live, OF_RATES)
-    assert (row["ttft_p95"], row["tpot"]) == (1.0, 0.2)
-    assert row["ttft_p95_error"] == pytest.approx(0.5)
-    assert row["tpot_error"] == pytest.approx(-0.25)
