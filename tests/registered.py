@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from dashboards.store import connect, experiment_id_of
 from dashboards.tracking.registry import SOURCE, appoint
@@ -74,3 +75,10 @@ def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )  # fmt: skip
     result.save(tmp_path / "sweeps" / SWEEP)
     return tmp_path
+
+
+def runs_in(home: Path) -> tuple[MlflowClient, list[Run]]:
+    """A client of the workspace's store, and all runs in it."""
+    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+    experiments = [e.experiment_id for e in client.search_experiments() if e.name != "Default"]
+    return client, client.search_runs(experiments)

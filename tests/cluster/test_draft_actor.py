@@ -1,7 +1,6 @@
 """The draft as an actor on a device of its own: its engine writes what the target would write,
 also when the actor is killed, and Ray brings the draft back; and a sweep times it beside others."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -19,6 +18,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.search.plan import Plan
 from specdec_core.tokens.statistics import TokenOrigin
+from tests.commands import prompts_file
 
 PEARL = Configuration.model_validate({"drafter": {"kind": "pearl", "window": 4, "wait": 2}})
 
@@ -90,8 +90,7 @@ SWEEP = {
 def test_a_sweep_times_pearl_on_its_devices(
     ray_running: None, tiny_pair: Pair, tmp_path: Path
 ) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"prompt": "def main():"}))
+    prompts = prompts_file(tmp_path, ["def main():"])
     pair, source = tiny_pair.spec.model_dump(), {"source": str(prompts)}
     plan = Plan.model_validate(
         {**SWEEP, "pair": pair, "prompts": source, "cluster": Placement()}

@@ -24,6 +24,7 @@ from ray.cluster_utils import Cluster
 
 from specdec_core.config import PairSpec
 from specdec_core.search.results import SweepResult
+from tests.commands import prompts_file
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATIONS = 16
@@ -84,8 +85,7 @@ with SweepRun() as tracking:
 def test_a_sweep_loses_nothing_with_a_killed_actor_and_a_lost_node(
     cluster: Cluster, tiny_spec: PairSpec, tmp_path: Path
 ) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i}"}) for i in range(12)))
+    prompts = prompts_file(tmp_path, (f"x{i} = {i}" for i in range(12)))
     lengths = list(range(1, CONFIGURATIONS + 1))
     plan = {
         "pair": tiny_spec.model_dump(),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cluster.head_training import train_heads
@@ -101,32 +100,16 @@ def test_a_full_disk_ends_a_training_in_one_line_and_with_room_it_goes_on(
     assert not [file for file in heads.rglob(".*") if file.is_file()]
 
 
-def descendants() -> list[tuple[int, str]]:
-    """Process id and title of everything that this process has started."""
-    parents, titles = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            stat, title = (folder / "stat").read_text(), (folder / "cmdline").read_text()
-        except OSError:
-            continue  # it has ended meanwhile
-        parents[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
-        titles[int(folder.name)] = title
-    found = {os.getpid()}
-    while grown := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= grown
-    return [(pid, titles[pid]) for pid in found if pid != os.getpid()]
-
-
 @pytest.mark.long
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds the workers in /proc")
 def test_a_head_whose_worker_is_killed_is_trained_again(tmp_path: Path) -> None:
     class Killer(Heard):
         def head_finished(self, head: FinishedHead) -> None:
             if not self.finished:  # the other worker is at work on the next one
-                workers = [pid for pid, title in descendants() if "train_head" in title]
+                found = psutil.Process().children(recursive=True)
+                workers = [p for p in found if "train_head" in " ".join(p.cmdline())]
                 assert workers
                 for worker in workers:
-                    os.kill(worker, signal.SIGKILL)
+                    worker.kill()
             super().head_finished(head)
 
     heard = Killer()

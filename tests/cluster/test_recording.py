@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import resource
 import shutil
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -30,6 +30,7 @@ from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.plan import SHARD, RecordingPlan
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import Header, Recording, save_header, shard_file
+from tests.commands import prompts_file
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
 pytestmark = pytest.mark.usefixtures("ray_running")
@@ -55,12 +56,6 @@ class Heard(RecordingObserver):
 
     def warned(self, message: str) -> None:
         self.warnings.append(message)
-
-
-def prompts_file(folder: Path, texts: list[str]) -> Path:
-    path = folder / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -94,16 +89,19 @@ def times(folder: Path) -> dict[Path, int]:
     return {file: file.stat().st_mtime_ns for file in folder.rglob("*.parquet")}
 
 
+def asked(recorder: Recorder, numbers: Iterable[int]) -> list[tuple[int, Request]]:
+    """The requests of these prompts."""
+    encode = recorder.engine.encode
+    return [(n, Request(f"prompts/{n}", encode(PROMPTS[n]), 12, seed=n)) for n in numbers]
+
+
 def test_shards_hold_what_one_process_records(
     recorded: tuple[Recording, Heard], tiny_pair: Pair
 ) -> None:
     recording, heard = recorded
     recorder = Recorder(tiny_pair, recording.header)
     numbers = [n for n in range(len(PROMPTS)) if n != 8]
-    requests = [
-        (n, Request(f"prompts/{n}", recorder.engine.encode(PROMPTS[n]), 12, seed=n))
-        for n in numbers
-    ]
+    requests = asked(recorder, numbers)
     found = tables(recording.folder)
     for shard in range(4):
         expected = recorder.record(requests[shard * SHARD : (shard + 1) * SHARD])
@@ -196,6 +194,7 @@ def test_killed_actors_are_started_again_with_their_shards(
     assert tables(recording.folder) == tables(recorded[0].folder)
 
 
+@pytest.mark.long
 def test_an_actor_that_comes_too_late_for_work_is_not_told_of(
     plan: RecordingPlan,
     tmp_path: Path,

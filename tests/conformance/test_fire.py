@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.app import build_app
 from cluster.serving.server_process import running
+from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine
@@ -17,6 +18,7 @@ from specdec_core.engine.engine import EngineStatus
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
 from tests.conformance import fire
+from tests.conformance.__main__ import main
 from tests.conformance.fire import Fire, JsonAnswers, json_answers, under_fire
 from tests.local_server import LocalServer, engine_server, service_of
 
@@ -80,3 +82,8 @@ def test_what_is_wrong_is_said() -> None:
     assert JsonAnswers(asked=500, ended=495).faults == []
     assert JsonAnswers(asked=500, ended=494).faults == ["494 of 500 ended"]
     assert JsonAnswers(1, 1, ["'{'"]).faults == ["1 invalid: '{'"]
+
+
+def test_the_command_names_what_it_needs() -> None:
+    with pytest.raises(UserError, match="give --leaving or --answers"):
+        main("http://127.0.0.1:9")

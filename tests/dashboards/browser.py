@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import shutil
@@ -12,6 +11,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 from urllib.request import Request, urlopen
+
+import pytest
 
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -26,12 +27,14 @@ def missing() -> str | None:
 
 
 class Browser:
-    """A context manager: one window on a profile of its own."""
+    """A context manager: one window on its own profile. Skips the test without the programs."""
 
     def __init__(self, width: int = 1280, height: int = 1000, *flags: str):
         self.flags = [*FLAGS, f"--window-size={width},{height}", *flags]
 
     def __enter__(self) -> Browser:
+        if program := missing():
+            pytest.skip(f"no {program} on PATH (Debian: apt-get install chromium chromium-driver)")
         self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self.driver = subprocess.Popen(
             ["chromedriver", "--port=0"],
@@ -99,10 +102,3 @@ class Browser:
             if event["method"] == "Network.requestWillBeSent"
             and event["params"]["documentURL"].startswith("file:")
         ]
-
-    def picture(self, selector: str, path: Path) -> Path:
-        """A PNG of one element."""
-        element = self._call("/element", {"using": "css selector", "value": selector})
-        shot = self._call(f"/element/{next(iter(element.values()))}/screenshot")
-        path.write_bytes(base64.b64decode(shot))
-        return path

@@ -119,6 +119,12 @@ def swept(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Sw
     return result, folder
 
 
+@pytest.fixture
+def result(swept: tuple[SweepResult, Path]) -> SweepResult:
+    """A copy of the result that may be changed."""
+    return swept[0].model_copy(deep=True)
+
+
 @pytest.fixture(scope="session")
 def under_load(
     swept: tuple[SweepResult, Path], tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory

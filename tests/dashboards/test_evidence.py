@@ -24,11 +24,6 @@ def replay(recorded: Path) -> Replay:
     return Replay(Recording.open(recorded))
 
 
-@pytest.fixture
-def result(swept: tuple[SweepResult, Path]) -> SweepResult:
-    return swept[0].model_copy(deep=True)
-
-
 def test_tokens_of_the_trajectory_are_accepted_where_the_draft_agrees(
     tiny_pair: Pair, replay: Replay
 ):

@@ -64,11 +64,7 @@ def test_report_and_console_name_it_and_do_not_put_it_first(
     assert "no: the champion is a lossy method, allowed by name" in page
 
 
-def test_mlflow_runs_and_versions_are_tagged(
-    result: SweepResult, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv("SPECDEC_HOME", str(folder))
+def test_mlflow_runs_and_versions_are_tagged(result: SweepResult, folder: Path, home: Path) -> None:
     with SweepRun() as tracking:
         tracking.begun(result, [Prompt("a", "x = 1")], folder)
         tracking.finish(result, folder)

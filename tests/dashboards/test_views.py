@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,11 +40,13 @@ def pair(
     swept: tuple[SweepResult, Path],
     bench_result: BenchResult,
     bench_prompts: list[Prompt],
+    empty_store: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[str, Path]]:
     """A pair's name and a workspace whose store has a sweep, a benchmark and a head of the pair."""
     result, folder = swept[0].model_copy(deep=True), swept[1]
     home = tmp_path_factory.mktemp("views")
+    shutil.copy(empty_store, home / "mlflow.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.setenv("SPECDEC_HOME", str(home))
@@ -79,9 +82,8 @@ def test_a_view_has_columns_that_its_runs_have(pair: tuple[str, Path], view: str
 
 
 def test_an_experiment_gets_the_tags_that_it_lacks_and_keeps_those_that_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path,
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     client = MlflowClient(tracking_uri())
     old = client.create_experiment("old")
     theirs = {KIND: "genai_development", NOTE: "ours, do not touch"}
@@ -112,8 +114,6 @@ def served(pair: tuple[str, Path]) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def window() -> Iterator[browser.Browser]:
     """Wide: the table leaves out what does not fit."""
-    if program := browser.missing():
-        pytest.skip(f"no {program} on PATH (Debian: apt-get install chromium chromium-driver)")
     with browser.Browser(2400, 1000) as opened:
         yield opened
 
@@ -136,6 +136,7 @@ def shows(window: browser.Browser, view: str, runs: int) -> None:
     assert window.wait(ready, 60), window.run("return location.href") + window.run(HEADINGS)
 
 
+@pytest.mark.long
 def test_the_address_that_a_command_prints_opens_the_table_of_runs(
     pair: tuple[str, Path],
     served: str,

@@ -12,7 +12,7 @@ from jobs import bench_serve
 from specdec_core.config import PairSpec
 from specdec_core.evidence.load.result import LoadResult
 from specdec_core.search.load.workload import Load
-from tests.commands import Command
+from tests.commands import Command, assert_refused
 
 pytestmark = pytest.mark.usefixtures("ray_running")  # with Ray's other tests: its servers start Ray
 
@@ -56,7 +56,6 @@ def test_a_server_is_measured_over_http(
     ("given", "message"),
     [
         (["--clients=0"], "--clients 0: expected positive numbers as 1,2,4"),
-        (["--clients=a"], "--clients a: expected positive numbers as 1,2,4"),
         (["--clients=4,4"], "--clients: a number of clients is given twice"),
         (["--requests=4"], "--clients or --rate says the load"),
         (
@@ -64,20 +63,14 @@ def test_a_server_is_measured_over_http(
             "--only x: no server's name contains it",
         ),
         (["--rate=0"], "--rate 0: expected requests a second as 2,4.5"),
-        (["--rate=a"], "--rate a: expected numbers as"),
         (["--rate=2,2"], "--rate: a rate is given twice"),
-        (["--rate=2", "--slo=fast"], "--slo fast: expected limits in seconds"),
         (["--clients=1", "--seed=1"], "--seed needs --rate"),
         (["--rate=2", "--requests=4"], "6 prompts, but 2 requests/s need 20"),
         (["--clients=1", "--peers=transformers"], "--peers transformers: it has no server"),
-        (["--clients=1", "--peers=tgi"], "--peers tgi: expected transformers, vllm or none"),
-        (["--clients=1", "--rows=none.yaml"], "none.yaml: no such file"),
         (["--clients=1", "--threads=999"], "--threads 999: this process may use"),
         (["--clients=8", "--requests=4"], "--requests 4: fewer than the 8 clients"),
         (["--clients=4", "--requests=4"], "6 prompts, but 4 clients need 8"),
-        (["--clients=1", "--requests=4", "--max-new-tokens=900"], "900 new ones are more than"),
         (["--clients=1", "--requests=4", "--peers=vllm"], "make bench-peers"),
-        (["--clients=1", "--name=a/b"], "--name a/b: expected a folder's name"),
     ],
 )
 def test_what_is_wrong_is_one_line(
@@ -90,7 +83,5 @@ def test_what_is_wrong_is_one_line(
 ) -> None:
     monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", tmp_path / "nowhere")
     done = command(bench_serve.main, tmp_path / "home", *arguments, *given)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert_refused(done, message)
     assert not any((tmp_path / "home" / "bench").rglob("*"))

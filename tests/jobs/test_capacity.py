@@ -12,7 +12,7 @@ import pytest
 from jobs import capacity
 from specdec_core.cost import ForwardCost, Measurement, Profile
 from specdec_core.models.pair import Pair
-from tests.commands import Command
+from tests.commands import Command, prompts_file
 from tests.jobs.conftest import record_prompts
 
 TEXTS = [*(f"x{i} = {i} + " for i in range(3)), "y = 2 + " * 15]
@@ -25,8 +25,7 @@ TREE = {"kind": "dynamic_tree", "policy": {"kind": "fixed", "max_tokens": 3}}
 def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with a recording, a configuration, a profile and a hardware file."""
     home = tmp_path_factory.mktemp("home")
-    prompts = home / "texts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in TEXTS))
+    prompts = prompts_file(home, TEXTS, "texts")
     record_prompts(tiny_pair, prompts, home / "traces" / "some", 16)
     config = {"pair": tiny_pair.spec.model_dump(), "configuration": {"drafter": FIXED}}
     (home / "c.yaml").write_text(json.dumps(config))
@@ -160,8 +159,6 @@ def test_limits_out_of_reach_are_one_clear_line(command: Command, home: Path) ->
     ("arguments", "message"),
     [
         (["--slo", "ttft=1"], "give --rate or --trace, to find how many replicas it needs"),
-        (["--slo", "ttft=1", "--rate", 1, "--replicas", 2], "give --rate or --trace"),
-        (["--slo", "ttft=1", "--trace", "none.jsonl"], "none.jsonl: no such file"),
         (["--slo", "fast", "--rate", 1], "--slo fast: expected limits in seconds"),
         (["--slo", "ttft=1", "--rate", 0], "--rate 0: expected requests a second"),
         (["--slo", "ttft=1", "--rate", 1, "--share", 2], "--share 2: expected a share"),

@@ -14,7 +14,7 @@ from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.target_tree.settings import TargetTreeSettings
 from specdec_core.evidence.certificate.certificate import LiveSpeed, find_certificate
-from tests.commands import Command
+from tests.commands import Command, assert_refused, prompts_file
 from tests.registered import SUFFIX
 
 CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
@@ -26,12 +26,11 @@ LOSSY = Configuration(drafter=TargetTreeSettings(branching=(2, 2, 1)))
 
 def written(folder: Path, spec: PairSpec, configuration: Configuration) -> tuple[Path, Path]:
     """Files of a configuration, and of prompts."""
-    config, prompts = folder / "config.yaml", folder / "prompts.jsonl"
+    config = folder / "config.yaml"
     content = {"pair": spec, "configuration": configuration}
     dumped = {key: value.model_dump(mode="json") for key, value in content.items()}
     config.write_text(yaml.safe_dump(dumped))
-    prompts.write_text('{"prompt": "def main("}\n{"prompt": "class A:"}\n{"prompt": "import os"}\n')
-    return config, prompts
+    return config, prompts_file(folder, ("def main(", "class A:", "import os"))
 
 
 @pytest.fixture(autouse=True)
@@ -52,15 +51,13 @@ def test_a_certificate_is_written(command: Command, tmp_path: Path, tiny_spec: P
     assert not (tmp_path / "mlflow.db").exists()  # nothing is registered there
 
 
+@pytest.mark.long
 def test_asynchronous_drafting_is_certified_on_devices_of_its_own(
     command: Command, tmp_path: Path, tiny_spec: PairSpec, ray_running: None
 ) -> None:
     config, prompts = written(tmp_path, tiny_spec, BESIDE)
-    asked = ("--config", config, "--prompts", prompts, "--quick")
-    done = command(certify.main, tmp_path, *asked)
-    assert done.returncode == 2
-    assert "say which, with --cluster" in done.stderr
-    done = command(certify.main, tmp_path, *asked, "--cluster", PLACEMENT)
+    options = ("--config", config, "--prompts", prompts, "--quick", "--cluster", PLACEMENT)
+    done = command(certify.main, tmp_path, *options)
     assert done.returncode == 0, done
     assert "0 differ" in done.stdout
     certificate = find_certificate(tiny_spec, BESIDE)
@@ -76,6 +73,10 @@ def test_devices_are_for_asynchronous_drafting_alone(
     done = command(certify.main, tmp_path, "--config", config, "--cluster", PLACEMENT)
     assert done.returncode == 2
     assert "needs no device of its own" in done.stderr
+    config, prompts = written(tmp_path, tiny_spec, BESIDE)
+    options = ("--config", config, "--prompts", prompts, "--quick")
+    done = command(certify.main, tmp_path, *options)
+    assert_refused(done, "say which, with --cluster")
 
 
 def test_a_lossy_configuration_gets_none(

@@ -23,7 +23,7 @@ from specdec_core.recordings.schema import HEADER
 from specdec_core.servers.model_files import models_of
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm.process import VENV, has_suffix, inherited_environment
-from tests.commands import Command, Done
+from tests.commands import Command, Done, assert_refused, prompts_file
 from tests.jobs.conftest import record_prompts
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
@@ -40,8 +40,7 @@ LOSSY = {"kind": "target_tree", "branching": [2, 1]}
 def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with a recording of the tiny pair."""
     home = tmp_path_factory.mktemp("home")
-    prompts = home / "sums.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i} + "}) for i in range(4)))
+    prompts = prompts_file(home, (f"x{i} = {i} + " for i in range(4)), "sums")
     (home / "h.yaml").write_text(json.dumps({"name": "far", "target": 0.1, "drafts": {"*": 0.001}}))
     record_prompts(tiny_pair, prompts, home / "traces" / "sums", 24)
     return home
@@ -284,9 +283,7 @@ def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(
 ) -> None:
     chosen = config(tiny_pair, drafter, tmp_path)
     done = command(export.main, tmp_path, "--config", chosen, *options)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert_refused(done, message)
     assert not (tmp_path / "export").exists()
 
 

@@ -11,7 +11,7 @@ from jobs import export
 from specdec_core.config import AUTOREGRESSIVE, PairConfiguration, Sampling
 from specdec_core.evidence.scan import ScanResult
 from specdec_core.models.pair import Pair
-from tests.commands import Command
+from tests.commands import Command, assert_refused, prompts_file
 from tests.jobs.conftest import record_prompts
 
 
@@ -24,8 +24,7 @@ def of_pair(pair: Pair, folder: Path) -> list[object]:
 def test_a_ranking_is_held_against_transformers(
     command: Command, tiny_pair: Pair, tmp_path: Path
 ) -> None:
-    prompts = tmp_path / "sums.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i} + "}) for i in range(2)))
+    prompts = prompts_file(tmp_path, (f"x{i} = {i} + " for i in range(2)), "sums")
     times = {"name": "far", "target": 0.1, "drafts": {"*": 0.001}}
     (tmp_path / "h.yaml").write_text(json.dumps(times))
     record_prompts(tiny_pair, prompts, tmp_path / "traces" / "sums", 12)
@@ -80,7 +79,5 @@ def test_what_cannot_be_scanned_is_one_line(
     command: Command, tiny_pair: Pair, tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
     done = command(export.main, tmp_path, "--check", *options, *of_pair(tiny_pair, tmp_path))
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert_refused(done, message)
     assert not (tmp_path / "scans").exists()

@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import pytest
 from mlflow import MlflowClient
 
 from specdec_core.base.uris import sqlite_uri
+from tests.commands import prompts_file, started
 
 pytestmark = pytest.mark.long
 
@@ -39,8 +39,7 @@ def commands(
 ) -> dict[str, list[str]]:
     """Short ones: two sweeps of different pairs, and the demo of the first pair."""
     folder = tmp_path_factory.mktemp("plans")
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i}"}) for i in range(2)))
+    prompts = prompts_file(folder, (f"x{i} = {i}" for i in range(2)))
     target, draft = map(str, (tiny_pair_folders["target"], tiny_pair_folders["draft"]))
     plan = {
         "prompts": {"source": str(prompts)},
@@ -58,31 +57,18 @@ def commands(
         files.append(folder / f"{name}.yaml")
         pair = {"target": models[0], "drafts": {"draft": models[1]}}
         files[-1].write_text(json.dumps({**plan, "pair": pair}))  # JSON is YAML
-    sweep = [sys.executable, "-m", "jobs.sweep", "--config"]
+    sweep = ["-m", "jobs.sweep", "--config"]
     return {
         "sweep": [*sweep, str(files[0])],
         "other": [*sweep, str(files[1])],
-        "demo": [sys.executable, "-c", DEMO, str(files[0])],
+        "demo": ["-c", DEMO, str(files[0])],
     }
-
-
-def start(command: list[str], home: Path) -> subprocess.Popen[str]:
-    kept = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**kept, "SPECDEC_HOME": str(home), "COLUMNS": "100"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
 
 
 def ends_well(command: list[str], home: Path) -> float:
     """Give the command; returns the seconds that it took."""
     begun = time.monotonic()
-    with start(command, home) as process:
+    with started(home, *command) as process:
         output = process.communicate()[0]
     assert process.returncode == 0, output
     assert "champion " in output
@@ -113,7 +99,7 @@ def test_a_command_that_was_interrupted_in_a_fresh_folder_ends_well(
 ) -> None:
     name = ("sweep", "demo")[number % 2]
     moment = random.Random(number).uniform(0, seconds[name])
-    with start(commands[name], home) as process:
+    with started(home, *commands[name]) as process:
         time.sleep(moment)
         os.killpg(process.pid, signal.SIGINT)
         try:
@@ -130,15 +116,15 @@ def test_commands_that_start_together_in_a_fresh_folder_end_well(
     number: int, commands: dict[str, list[str]], home: Path
 ) -> None:
     names = (("sweep", "other"), ("sweep", "sweep"), ("sweep", "demo"))[number % 3]
-    with start(commands[names[0]], home) as one:
+    with started(home, *commands[names[0]]) as one:
         time.sleep(random.Random(number).uniform(0, 2))
-        with start(commands[names[1]], home) as another:
+        with started(home, *commands[names[1]]) as another:
             outputs = one.communicate()[0], another.communicate()[0]
     codes = {one.returncode, another.returncode}
     # The same sweep runs once at a time: the later one is refused.
     assert codes == {0} or (codes == {0, 2} and "other" not in names), outputs
     assert not any("Traceback" in output for output in outputs), outputs
     for name in names:
-        with start(commands[name], home) as process:
+        with started(home, *commands[name]) as process:
             output = process.communicate()[0]
         assert process.returncode == 0, output

@@ -1,16 +1,13 @@
-"""`specdec serve` as a person uses it: ready line, curl, Ctrl-C; bad input is one line."""
+"""`specdec serve` says what it serves; bad input is one line."""
 
-import os
-import re
+from __future__ import annotations
+
 import shutil
-import signal
 import socket
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 import ray
@@ -18,100 +15,42 @@ import ray.serve
 import yaml
 
 from cluster.serving import deployment
-from cluster.serving.control import find_server
 from cluster.serving.served import Deployment
+from cluster.serving.server_process import free_port
 from jobs import serve
-from jobs.console import run
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from tests.cluster.serving.test_tls import certificate
+from tests.commands import Command, config_file
 
 ROOT = Path(__file__).parents[2]
+Refused = Callable[..., str]
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture
 def config(tiny_spec: PairSpec, tmp_path: Path) -> Path:
-    path = tmp_path / "served.yaml"
-    content = {
-        "pair": tiny_spec.model_dump(mode="json"),
-        "configuration": {"drafter": {"kind": "draft_model"}},
-    }
-    path.write_text(yaml.safe_dump(content))
-    return path
+    return config_file(tmp_path, tiny_spec, {"kind": "draft_model"})
 
 
 @pytest.fixture
-def refused(monkeypatch, capsys):
+def refused(command: Command, tmp_path: Path) -> Refused:
     """Run the command; returns the one line that it ends with."""
 
     def refuse(*arguments: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["serve", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit:
-            run(serve.main)
-        assert exit.value.code == 2
-        output = capsys.readouterr()
-        line, end = output.err.split("\n")
-        assert (output.out.strip(), end) == ("", "")
+        done = command(serve.main, tmp_path / "home", *arguments)
+        assert (done.returncode, done.stdout.strip()) == (2, "")
+        [line] = done.stderr.splitlines()
         return line
 
     return refuse
 
 
-def test_serves_encrypted_until_ctrl_c(config, tmp_path):
-    port, tls = free_port(), certificate(tmp_path / "tls")
-    command = [sys.executable, "-m", "jobs.serve", "--config", str(config), "--port", str(port)]
-    command += ["--no-track", "--tls-cert", str(tls.certificate), "--tls-key", str(tls.key)]
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "COLUMNS": "80"},
-    )
-    output = ""
-    try:
-        for line in process.stdout:
-            output += line
-            if "Ctrl-C" in line:
-                break
-        assert f"https://127.0.0.1:{port}" in output, output
-        health = find_server(f"https://127.0.0.1:{port}").health()
-        assert (health["ready"], health["source"]) == (True, config.name)  # no path of the server
-        assert ", K=5" in output
-        assert str(config) in output.replace("\n", "")  # a long path is broken into lines
-        curl = re.search(r"(curl .*?)\n\n", output, re.DOTALL)
-        answer = subprocess.run(
-            ["bash", "-c", curl[1]], capture_output=True, text=True, timeout=120
-        )
-        assert answer.stdout.endswith("data: [DONE]\n\n"), answer
-        os.killpg(process.pid, signal.SIGINT)  # what a terminal does
-        rest, _ = process.communicate(timeout=120)
-        assert (process.returncode, rest.strip()) == (0, "stopped")
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"http://127.0.0.1:{port}/health")
-
-
-def served_beside(config: Path) -> Path:
-    """`config` with a draft that drafts beside the target."""
-    content = yaml.safe_load(config.read_text())
-    content["configuration"] = {"drafter": {"kind": "pearl"}}
-    config.write_text(yaml.safe_dump(content))
-    return config
+def beside(folder: Path, spec: PairSpec) -> Path:
+    """A configuration whose draft drafts beside the target."""
+    return config_file(folder, spec, {"kind": "pearl"})
 
 
 def rayservice(config: Path, **more: Any) -> tuple[dict[str, Any], Any]:
@@ -125,10 +64,11 @@ def rayservice(config: Path, **more: Any) -> tuple[dict[str, Any], Any]:
 
 
 def test_the_rayservices_application_is_built_from_its_arguments(
-    config: Path, tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
+    tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config = beside(tmp_path, tiny_spec)
     monkeypatch.setattr(deployment, "application", lambda start, *_: start)
-    described, start = rayservice(served_beside(config))
+    described, start = rayservice(config)
     arguments = described["args"]
     assert (start.deployment.pair, start.limits.slots) == (tiny_spec, arguments["slots"])
     assert start.queue == 128
@@ -147,10 +87,10 @@ def test_the_rayservices_application_is_built_from_its_arguments(
 
 @pytest.mark.long
 def test_the_rayservices_application_serves_a_draft_beside_the_target(
-    config: Path, tiny_pair: Pair
+    tiny_pair: Pair, tmp_path: Path
 ) -> None:
     # The second replica that the manifest asks for would wait for devices that are not here.
-    described, built = rayservice(served_beside(config), replicas=1)
+    described, built = rayservice(beside(tmp_path, tiny_pair.spec), replicas=1)
     port = free_port()
     try:
         ray.serve.start(proxy_location="HeadOnly", http_options={"port": port})
@@ -167,44 +107,6 @@ def test_the_rayservices_application_serves_a_draft_beside_the_target(
             assert answer.choices[0].text == expected.text
     finally:
         ray.serve.shutdown()
-
-
-@pytest.mark.long
-def test_serves_a_draft_beside_the_target_until_ctrl_c(config: Path, tiny_pair: Pair) -> None:
-    port = free_port()
-    command = [sys.executable, "-m", "jobs.serve", "--config", str(served_beside(config))]
-    command += ["--cluster", "cluster/local-2.yaml", "--port", str(port), "--no-track"]
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"COLUMNS": "80"},
-    ) as process:
-        try:
-            output = ""
-            for line in process.stdout:
-                output += line
-                if "Ctrl-C" in line:
-                    break
-            assert f"http://127.0.0.1:{port}" in output, output
-            client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
-            model = client.models.list().data[0].id
-            engine = Engine(tiny_pair)
-            (expected,) = engine.generate([Request("", engine.encode("def main("), 60)])
-            for _ in range(200):  # until the draft is ready
-                answer = client.completions.create(model=model, prompt="def main(", max_tokens=60)
-                assert answer.choices[0].text == expected.text
-                if answer.specdec["accepted"]:
-                    break
-            assert answer.specdec["accepted"]
-            os.killpg(process.pid, signal.SIGINT)
-            assert process.wait(120) == 0
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.long
@@ -277,9 +179,7 @@ def test_ranges_of_load_beyond_the_slots_are_said(
         assert ("from 5 and 9 requests on never does; --slots 9" in printed) == (slots == 4)
 
 
-def test_no_champion_yet_is_one_line(refused, monkeypatch, tmp_path):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+def test_no_champion_yet_is_one_line(refused, tmp_path):
     assert "no champion" in refused()
     assert not list(tmp_path.iterdir())
 
@@ -288,10 +188,8 @@ def test_no_champion_yet_is_one_line(refused, monkeypatch, tmp_path):
     ("content", "message"),
     [
         (None, "no such file"),
-        ("pair: {", "not valid YAML"),
         ("configuration: {drafter: {kind: draft_model, polcy: {}}}", "polcy"),
         ("pair: {}", "configuration: Field required"),
-        ("- 1", "expected {pair: …}"),
         ("search: [{drafter: {kind: suffix}}]", "a sweep file, which `specdec sweep` takes"),
         ("drafter: {kind: suffix}", "expected `pair:` and `configuration:`"),
         (

@@ -1,9 +1,10 @@
-"""However `specdec serve` is stopped: it takes no more requests at once, answers under way have
-`--drain` seconds, and no process of it is left."""
+"""`specdec serve` in its own process. However it is stopped: it takes no more requests at once,
+answers under way have `--drain` seconds, and no process of it is left."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,12 +14,19 @@ from threading import Thread
 from time import monotonic, sleep
 
 import httpx
+import openai
 import psutil
 import pytest
 
+from cluster.serving.control import find_server
 from cluster.serving.server_process import free_port
-from tests.jobs.test_serve import ROOT, config  # noqa: F401 (a fixture)
+from specdec_core.config import PairSpec
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair
+from tests.cluster.serving.test_tls import certificate
+from tests.commands import config_file
 
+ROOT = Path(__file__).parents[2]
 DRAIN = 2.0  # seconds
 LATE = 5.0  # in which a busy machine notices that they are over
 ALL = "every process"
@@ -34,14 +42,14 @@ http = httpx.Client(timeout=5, trust_env=False)
 
 
 class Running:
-    """A server, with all of its processes in a workspace of its own."""
+    """A server, with all of its processes in a workspace of its own. `said` is what it printed
+    until it was ready."""
 
-    def __init__(self, config: Path, home: Path, before: tuple[str, ...] = ()) -> None:  # noqa: F811
-        self.home, self.port = home, free_port()
+    def __init__(self, home: Path, command: list[str]) -> None:
+        self.home, self.port, self.said = home, free_port(), ""
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "jobs.serve", "--config", str(config), "--no-track"]
         self.process = subprocess.Popen(
-            [*before, *command, "--port", str(self.port), "--drain", str(DRAIN), "--slots", "8"],
+            [*command, "--no-track", "--port", str(self.port), "--drain", str(DRAIN)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -49,15 +57,14 @@ class Running:
             text=True,
             start_new_session=True,
             env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
-            | {"SPECDEC_HOME": str(home)},
+            | {"SPECDEC_HOME": str(home), "COLUMNS": "80"},
         )
         assert self.process.stdout is not None
-        said = ""
         for line in self.process.stdout:
-            said += line
+            self.said += line
             if "Ctrl-C" in line:
                 return
-        raise AssertionError(said)
+        raise AssertionError(self.said)
 
     def processes(self, name: str = ALL) -> list[psutil.Process]:
         """Those that are alive: all, or those whose command has this in it."""
@@ -102,17 +109,64 @@ class Client(Thread):
 
 
 @pytest.fixture
-def start(config: Path, tmp_path: Path) -> Iterator[Callable[..., Running]]:  # noqa: F811
+def start(tiny_spec: PairSpec, tmp_path: Path) -> Iterator[Callable[..., Running]]:
     started = []
 
-    def start(*before: str) -> Running:
-        started.append(Running(config, tmp_path / "home", before))
+    def start(
+        *options: object, drafter: str = "draft_model", before: tuple[str, ...] = ()
+    ) -> Running:
+        config = config_file(tmp_path, tiny_spec, {"kind": drafter})
+        command = [*before, sys.executable, "-m", "jobs.serve", "--config", str(config)]
+        command += ["--slots", "8", *map(str, options)]
+        started.append(Running(tmp_path / "home", command))
         return started[-1]
 
     yield start
     for server in started:
         for process in server.processes():
             process.kill()
+
+
+def test_an_encrypted_server_answers_curl_until_every_process_of_it_is_stopped(
+    start: Callable[..., Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = certificate(tmp_path / "tls")
+    server = start("--tls-cert", tls.certificate, "--tls-key", tls.key)
+    url, config = f"https://127.0.0.1:{server.port}", tmp_path / "config.yaml"
+    assert url in server.said
+    assert ", K=5" in server.said
+    assert str(config) in server.said.replace("\n", "")  # a long path is broken into lines
+    monkeypatch.setenv("SPECDEC_HOME", str(server.home))
+    health = find_server(url).health()
+    assert (health["ready"], health["source"]) == (True, config.name)  # no path of the server
+    curl = re.search(r"(curl .*?)\n\n", server.said, re.DOTALL)
+    assert curl is not None
+    answer = subprocess.run(["bash", "-c", curl[1]], capture_output=True, text=True, timeout=120)
+    assert answer.stdout.endswith("data: [DONE]\n\n"), answer
+    for process in server.processes():  # as systemd does it
+        process.send_signal(signal.SIGTERM)
+    assert server.process.wait(90) == 0
+    assert server.processes() == []
+
+
+@pytest.mark.long
+def test_serves_a_draft_beside_the_target_until_ctrl_c(
+    start: Callable[..., Running], tiny_pair: Pair
+) -> None:
+    server = start("--cluster", "cluster/local-2.yaml", drafter="pearl")
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    model = client.models.list().data[0].id
+    engine = Engine(tiny_pair)
+    (expected,) = engine.generate([Request("", engine.encode("def main("), 60)])
+    for _ in range(200):  # until the draft is ready
+        answer = client.completions.create(model=model, prompt="def main(", max_tokens=60)
+        assert answer.choices[0].text == expected.text
+        if answer.specdec["accepted"]:
+            break
+    assert answer.specdec["accepted"]
+    os.killpg(server.process.pid, signal.SIGINT)  # what a terminal does
+    rest, _ = server.process.communicate(timeout=120)
+    assert (server.process.returncode, rest.strip()) == (0, "stopped")
 
 
 def asked(server: Running, clients: int) -> list[Client]:
@@ -132,19 +186,10 @@ def wait_until(done: Callable[[], object], seconds: float) -> None:
         sleep(0.02)
 
 
-@pytest.mark.parametrize("clients", [0, pytest.param(8, marks=pytest.mark.long)])
-@pytest.mark.parametrize(
-    ("number", "target"),
-    [
-        (signal.SIGTERM, ALL),  # as systemd does it
-        *(
-            pytest.param(number, target, marks=pytest.mark.long)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            for target in ("main", "group")
-        ),
-        pytest.param(signal.SIGHUP, ALL, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("clients", [0, 8])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("target", ["main", "group", ALL])
 def test_a_stop_drains_and_leaves_nothing(
     start: Callable[..., Running], number: signal.Signals, target: str, clients: int
 ) -> None:
@@ -173,7 +218,7 @@ def test_a_stop_drains_and_leaves_nothing(
 
 @pytest.mark.long
 def test_nohup_keeps_it_from_the_terminals_end_alone(start: Callable[..., Running]) -> None:
-    server = start("nohup")
+    server = start(before=("nohup",))
     os.killpg(server.process.pid, signal.SIGHUP)
     sleep(1)
     assert server.status() == 200

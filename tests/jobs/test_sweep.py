@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow import MlflowClient
 
 from jobs import sweep
 from jobs.options import parse_drafts
@@ -21,19 +16,10 @@ from specdec_core.base.errors import UserError
 from specdec_core.models.pair import Pair
 from specdec_core.search.plan import load_plan
 from specdec_core.search.results import SweepResult
-from tests.commands import Command
-from tests.jobs.conftest import record_prompts
+from tests.commands import Command, assert_refused, prompts_file, stopped
+from tests.registered import runs_in
 
 ROOT = Path(__file__).parents[2]
-
-
-def program(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "jobs.sweep", *map(str, arguments)]
-
-
-def environment(home: Path) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
-    return {**kept, "SPECDEC_HOME": str(home), "COLUMNS": "100"}
 
 
 def finished_trials(home: Path) -> dict[Path, int]:
@@ -41,33 +27,9 @@ def finished_trials(home: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in home.glob("sweeps/*/trials/*.json")}
 
 
-def stop_when(home: Path, arguments: list[str | Path], trials: int, how: signal.Signals) -> str:
-    """Start a sweep, send it `how` once `trials` are finished, and return what it printed."""
-    with subprocess.Popen(
-        program(*arguments),
-        cwd=ROOT,
-        env=environment(home),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as driver:
-        deadline = time.monotonic() + 240
-        while len(finished_trials(home)) < trials:
-            assert driver.poll() is None, driver.communicate()[0]
-            assert time.monotonic() < deadline, "no trial finished"
-            time.sleep(0.02)
-        driver.send_signal(how)
-        output = driver.communicate(timeout=60)[0]
-    assert driver.returncode == (130 if how == signal.SIGINT else -how)
-    return output
-
-
 def parents(home: Path) -> tuple[list, list]:
     """Parent and nested runs in the home's store."""
-    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
-    experiments = [e.experiment_id for e in client.search_experiments() if e.name != "Default"]
-    runs = client.search_runs(experiments)
+    _, runs = runs_in(home)
     nested = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
     return [run for run in runs if run not in nested], nested
 
@@ -76,8 +38,7 @@ def parents(home: Path) -> tuple[list, list]:
 def test_a_sweep_goes_on_after_ctrl_c_and_after_kill_9(
     command: Command, ray_running: None, tiny_pair_folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i}"}) for i in range(6)))
+    prompts = prompts_file(tmp_path, (f"x{i} = {i}" for i in range(6)))
     plan = {
         "max_new_tokens": 48,
         "search": [{"drafter": {"kind": "prompt_lookup", "max_tokens": list(range(1, 25))}}],
@@ -88,12 +49,13 @@ def test_a_sweep_goes_on_after_ctrl_c_and_after_kill_9(
     config = tmp_path / "sweep.yaml"
     config.write_text(json.dumps(plan))  # JSON is YAML
     home = tmp_path / "home"
-    arguments: list[str | Path] = [
+    arguments = [
         *("--config", config, "--target", tiny_pair_folders["target"]),
         *("--draft", f"draft={tiny_pair_folders['draft']}", "--prompts", prompts),
     ]
 
-    output = stop_when(home, arguments, 2, signal.SIGINT)
+    driver = ["-m", "jobs.sweep", *arguments]
+    output = stopped(home, driver, lambda: len(finished_trials(home)) >= 2, signal.SIGINT)
     assert "the same command resumes" in output
     assert "Traceback" not in output
     first = finished_trials(home)
@@ -101,7 +63,8 @@ def test_a_sweep_goes_on_after_ctrl_c_and_after_kill_9(
     assert parent.info.status == "KILLED"
     assert all(run.info.status != "RUNNING" for run in nested)
 
-    output = stop_when(home, arguments, len(first) + 2, signal.SIGKILL)
+    more = len(first) + 2
+    output = stopped(home, driver, lambda: len(finished_trials(home)) >= more, signal.SIGKILL)
     assert f"resuming: {len(first)} of 24 done" in output
     second = finished_trials(home)
     assert len(first) < len(second) < 24
@@ -143,10 +106,8 @@ def test_a_sweep_goes_on_after_ctrl_c_and_after_kill_9(
             r"bundled:held_out: chat template always: the tokenizer has",
         ),
         (["--max-length", "2"], r"pair\.runner\.max_length: .* \(got 2\)"),
-        (["--limit", "0"], r"prompts\.limit: .* \(got 0\)"),
         (["--trials", "-3"], r"trials: .* \(got -3\)"),
         (["--draft", "=x"], r"expected \[name=\]model"),
-        (["--hardware", "none.yaml"], r"none\.yaml: no such file"),
         (["--traces", "nowhere"], r"nowhere: no such folder, and no recording of that name"),
         (["--traces", "x", "--no-replay"], "give one"),
     ],
@@ -155,40 +116,8 @@ def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(
     command: Command, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     done = command(sweep.main, tmp_path, *arguments)
-    assert done.returncode == 2
-    assert re.fullmatch(rf"error: .*{message}.*\n", done.stderr)
+    assert_refused(done, message)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_recorded_sweep_is_replayed_and_says_what_that_saved(
-    command: Command, ray_running: None, tiny_pair: Pair, tmp_path: Path
-) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i}"}) for i in range(3)))
-    hardware = tmp_path / "h.yaml"
-    hardware.write_text('{name: far away, target: 0.1, drafts: {"*": 0.01}}')
-    policy = {"kind": "fixed", "max_tokens": [1, 2, 3, 4, 5, 6, 7, 8]}
-    plan = {
-        "pair": tiny_pair.spec.model_dump(),
-        "prompts": {"source": str(prompts)},
-        "max_new_tokens": 16,
-        "search": [{"drafter": {"kind": "draft_model", "policy": policy}}],
-    }
-    config = tmp_path / "sweep.yaml"
-    config.write_text(json.dumps(plan))
-    home = tmp_path / "home"
-    record_prompts(tiny_pair, prompts, home / "traces" / "mine", 16)
-
-    done = command(sweep.main, home, "--config", config, "--hardware", hardware)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = (home / "sweeps").iterdir()
-    result = SweepResult.load(folder)
-    assert result.replay.configurations == 9  # and autoregressive decoding
-    saved = f"saved {result.replay.n_draft:,} draft and {result.replay.n_target:,} target forwards"
-    for shown in ("replayed  9 configurations", "a second", saved, "estimated for far away"):
-        assert shown in done.stdout
-    assert "champion " not in done.stdout.replace("★ champion", "")
-    assert (folder / "report.html").exists()
 
 
 def test_what_is_to_be_recorded_first_is_of_the_sweeps_pair(tmp_path: Path) -> None:
@@ -217,8 +146,7 @@ def test_forwards_are_compiled_where_the_option_says_so(
 @pytest.fixture
 def with_pearl(tiny_pair: Pair, tmp_path: Path) -> Path:
     """A sweep file whose configurations draft in turns with the target, and beside it."""
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"prompt": "def main():"}))
+    prompts = prompts_file(tmp_path, ["def main():"])
     plan = {
         "pair": tiny_pair.spec.model_dump(),
         "prompts": {"source": str(prompts)},

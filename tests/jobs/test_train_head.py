@@ -20,13 +20,13 @@ from tests.specdec_core.training.heads.test_examples import PROMPTS, record
 
 
 @pytest.fixture(scope="module")
-def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(empty_store: Path, tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with a profile, a recording named `numbers`, and others to judge heads on."""
     home = tmp_path_factory.mktemp("home")
+    shutil.copy(empty_store, home / "mlflow.db")
     fingerprints = tiny_pair.fingerprints
     recordings: dict[str, tuple[int, dict]] = {
         "numbers": (len(PROMPTS), {}),
-        "sampled": (len(PROMPTS), {"sampling": Sampling(temperature=1)}),
         "bare": (2, {"continuations": False}),
         "short": (5, {"max_draft": 4}),
         "other": (2, {"fingerprints": {**fingerprints, "target": "x"}}),
@@ -47,24 +47,27 @@ def test_heads_are_trained_judged_and_not_trained_again(
 ) -> None:
     arguments = [
         *("--recording", "numbers", "--evaluate", "numbers", "--learning-rate", "1e-3"),
-        *("--depths", "0,1", "--w-rej", "1,6", "--kinds", "specdecpp,t2", "--set", "epochs=2"),
+        *("--depths", "0,1", "--w-rej", "6", "--kinds", "specdecpp,t2", "--set", "epochs=2"),
     ]
     first, second = (command(main, home, *arguments) for _ in range(2))
     assert first.returncode == 0, first.stderr
-    names = [f"draft-specdecpp-d{d}-w{w}" for w in (1, 6) for d in (0, 1)] + ["draft-t2"]
+    names = ["draft-specdecpp-d0-w6", "draft-specdecpp-d1-w6", "draft-t2"]
     for name in names:
         assert first.stdout.count(name) >= 2  # its fit, its best threshold
         assert load_card(home / "heads" / name).settings.epochs == 2
     for shown in ("eval/KL", "test/KL", "AUC", "fixed K", "confidence product", "over the product"):
         assert shown in first.stdout
-    assert "resuming: 5 of 5 done" in second.stdout
+    assert "resuming: 3 of 3 done" in second.stdout
     assert second.returncode == 0, second.stderr
 
 
 @pytest.mark.long
 def test_heads_are_judged_on_a_recording_of_rejection_sampling(
-    command: Command, ray_running: None, home: Path, tmp_path: Path
+    command: Command, ray_running: None, home: Path, tiny_pair: Pair, tmp_path: Path
 ) -> None:
+    fingerprints, sampling = tiny_pair.fingerprints, Sampling(temperature=1)
+    sampled = {"fingerprints": fingerprints, "sampling": sampling}
+    record(tiny_pair, home / "traces" / "sampled", range(len(PROMPTS)), **sampled)
     arguments = [
         *("--recording", "sampled", "--evaluate", "sampled", "--learning-rate", "1e-3"),
         *("--depths", "0", "--w-rej", "1", "--kinds", "specdecpp,t2", "--set", "epochs=1"),
@@ -94,8 +97,6 @@ def test_the_grid_is_every_depth_with_every_weight_and_the_other_kinds_once() ->
         ({"kinds": "specdecpp,t9"}, "kind: .*t9"),
         ({"depths": "1,deep"}, "--depths 1,deep: expected numbers"),
         ({"w_rej": "0"}, "w_rej: .*greater than 0"),
-        ({"setting": ["epochs=0"]}, "epochs: .*greater than or equal to 1"),
-        ({"evaluate": "nowhere"}, "no such folder, and no recording of that name"),
         ({"evaluate": "bare"}, "bare: cannot be replayed; that takes continuations"),
         ({"evaluate": "short"}, "short: .* at most 4 were recorded"),
         ({"evaluate": "other"}, "other and .*numbers: other target weights"),

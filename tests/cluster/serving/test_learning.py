@@ -22,6 +22,7 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.states import save_state
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
+from tests.cluster.serving.http.events import asked
 from tests.local_server import service_of
 
 BANDIT = Configuration(drafter=BanditSettings(rule="exp3", arms=[1, 4, {"kind": "prompt_lookup"}]))
@@ -35,18 +36,15 @@ def state_of(service: Service) -> dict[str, Any] | None:
 def session(service: Service, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Run the application as a server would; /health after each completion."""
 
-    async def main() -> list[dict[str, Any]]:
-        app, found = build_app(service), []
-        async with app.router.lifespan_context(app):
-            transport = httpx.ASGITransport(app=app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                for body in bodies:
-                    answer = await client.post("/v1/completions", json=body)
-                    assert answer.status_code == 200, answer.text
-                    found.append((await client.get("/health")).json())
+    async def story(http: httpx.AsyncClient) -> list[dict[str, Any]]:
+        found = []
+        for body in bodies:
+            answer = await http.post("/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            found.append((await http.get("/health")).json())
         return found
 
-    return asyncio.run(asyncio.wait_for(main(), timeout=60))
+    return asked(build_app(service), story)
 
 
 def test_the_arms_are_shown_and_what_was_learned_is_kept(tiny_pair: Pair, tmp_path: Path) -> None:
@@ -66,26 +64,7 @@ def test_the_arms_are_shown_and_what_was_learned_is_kept(tiny_pair: Pair, tmp_pa
     assert sum(arm["rounds"] for arm in more["arms"]) > rounds[1]
 
 
-def test_it_is_kept_now_and_then_as_well(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleet, "KEEP", 0.05)
-    path = tmp_path / "state.json"
-    service = service_of(Engine(tiny_pair, BANDIT), learned=path)
-
-    async def main() -> None:
-        app = build_app(service)
-        async with app.router.lifespan_context(app):
-            transport = httpx.ASGITransport(app=app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-                await client.post("/v1/completions", json=BODY)
-            while not path.exists() or json.loads(path.read_text()) != state_of(service):
-                await asyncio.sleep(0.02)
-
-    asyncio.run(asyncio.wait_for(main(), timeout=60))
-
-
-def test_one_failure_to_keep_it_is_not_the_last_time(
+def test_it_is_kept_now_and_then_also_after_a_failure(
     tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet, "KEEP", 0.01)
@@ -105,7 +84,7 @@ def test_one_failure_to_keep_it_is_not_the_last_time(
             stream = await service.submit([Request("r", (5, 6, 7), 8, ignore_eos=True)])
             async for _ in stream:
                 pass
-            while not path.exists():
+            while not path.exists() or json.loads(path.read_text()) != state_of(service):
                 await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(main(), timeout=20))

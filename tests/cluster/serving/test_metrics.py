@@ -22,6 +22,7 @@ from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.tokens.statistics import Generation, Round
 from specdec_core.tokens.token_tree import TokenOrigin
+from tests.cluster.serving.http.events import asked
 from tests.local_server import fleet_of, service_of
 from tests.specdec_core.engine.test_broken_logits import NAN, poison
 
@@ -64,14 +65,7 @@ def value(found: Samples, name: str, **labels: str) -> float:
 
 
 def serve(engine: Engine, story: Any) -> None:
-    async def main() -> None:
-        app = build_app(service_of(engine, queue=2))
-        transport = httpx.ASGITransport(app)
-        client = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60)
-        async with app.router.lifespan_context(app), client as http:
-            await story(Server(http))
-
-    asyncio.run(main())
+    asked(build_app(service_of(engine, queue=2)), lambda http: story(Server(http)))
 
 
 @pytest.fixture
@@ -114,6 +108,8 @@ def test_counts_are_those_of_the_answers(engine: Engine) -> None:
         other = value(found, "specdec:step_seconds_total", part="other")
         oracle = value(found, "specdec:oracle_seconds_total")
         assert parts[1] + other <= oracle < sum(parts) + other  # not all candidates were accepted
+        labels = {"configuration": FIXED.id, "label": FIXED.label, "lossless": "true"}
+        assert value(found, "specdec:configuration_info", certified="false", **labels) == 1
 
     serve(engine, story)
 
@@ -140,8 +136,8 @@ def test_an_oracle_drafts_up_to_the_last_accepted_candidate(engine: Engine) -> N
         return Chunk(str(drafted), "", [1], [TokenOrigin.BONUS], step)
 
     metrics = Metrics("tiny", fleet_of(engine))
-    for asked in (0, 2, 4):
-        metrics.submitted(Request(str(asked), (1,), 9))
+    for name in (0, 2, 4):
+        metrics.submitted(Request(str(name), (1,), 9))
     for chunks, seconds in (
         ([chunk(4, 1), chunk(2, 2)], 8.0 * 2 / 4 + 3.0),
         ([chunk(4, 0)], 3.0),
@@ -188,17 +184,6 @@ def test_the_first_tokens_time_is_not_that_of_a_round_before_it(tiny_pair: Pair)
         assert value(found, "vllm:time_to_first_token_seconds_count") == counted
         assert value(found, "vllm:prompt_tokens_total") == 3 * counted
         assert value(found, "vllm:inter_token_latency_seconds_count") == 0
-
-
-def test_the_configuration_is_named(engine: Engine) -> None:
-    async def story(server: Server) -> None:
-        found = await server.metrics()
-        labels = {"configuration": FIXED.id, "label": FIXED.label, "lossless": "true"}
-        labels["certified"] = "false"
-        assert value(found, "specdec:configuration_info", **labels) == 1
-        assert value(found, "vllm:num_requests_running") == 0
-
-    serve(engine, story)
 
 
 def test_running_waiting_refused_and_abandoned_requests_are_counted(engine: Engine) -> None:

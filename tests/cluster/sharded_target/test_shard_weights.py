@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -92,6 +93,20 @@ def test_two_parts_compute_what_the_whole_computes(family: str, split: str, tmp_
     together = torch.load(tmp_path / f"logits-{split}")
     for ours, theirs in zip(together, logits_of(EagerRunner(whole, 2, 128)), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("split", ["heads", "layers"])
+def test_weights_that_do_not_fit_are_refused_as_for_a_whole_model(
+    split: str, tmp_path: Path
+) -> None:
+    """Tensors of a layer of one rank are missing, others are of a layer of no rank."""
+    AutoModelForCausalLM.from_config(FAMILIES["llama"]).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.7.mlp.up_proj.weight"] = tensors.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    refused = r"UserError: .*: its weights do not fit .*unknown tensors: model\.layers\.7\.mlp\.up"
+    with pytest.raises(mp.ProcessRaisedException, match=refused):
+        mp.start_processes(part, (str(tmp_path), split, False), 2, start_method="fork")
 
 
 def test_a_split_that_the_model_does_not_allow_names_what_it_does() -> None:

@@ -27,6 +27,7 @@ from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import Plan, ResolvedPlan
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.tokens.statistics import Counts
+from tests.commands import prompts_file
 from tests.full_disk import SmallDisk
 from tests.jobs.conftest import record_prompts
 
@@ -55,9 +56,8 @@ class Heard(SweepObserver):
 
 
 @pytest.fixture(scope="module")
-def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": text}) for text in PROMPTS))
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = prompts_file(tmp_path_factory.mktemp("prompts"), PROMPTS)
     return path
 
 
@@ -78,11 +78,11 @@ def plan_for(spec: PairSpec, prompts: Path, **changes: object) -> ResolvedPlan:
 
 @pytest.fixture(scope="module")
 def swept(
-    tiny_spec: PairSpec, prompts_file: Path, tmp_path_factory: pytest.TempPathFactory
+    tiny_spec: PairSpec, prompts: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[SweepResult, SweepFolder, Heard]:
     heard = Heard()
     home = tmp_path_factory.mktemp("home")
-    return *run_sweep(plan_for(tiny_spec, prompts_file), home, observers=[heard]), heard
+    return *run_sweep(plan_for(tiny_spec, prompts), home, observers=[heard]), heard
 
 
 def test_counts_are_those_of_the_engine(
@@ -140,12 +140,12 @@ def test_nothing_verifies_less_than_the_oracle(
 
 
 def test_the_result_is_saved_and_read_again_without_running_anything(
-    swept: tuple[SweepResult, SweepFolder, Heard], tiny_spec: PairSpec, prompts_file: Path
+    swept: tuple[SweepResult, SweepFolder, Heard], tiny_spec: PairSpec, prompts: Path
 ) -> None:
     result, folder, heard = swept
     assert SweepResult.load(folder.path) == result
     assert sorted(heard.finished) == sorted(t.id for t in result.trials)
-    again, same = run_sweep(plan_for(tiny_spec, prompts_file), folder.path.parents[1])
+    again, same = run_sweep(plan_for(tiny_spec, prompts), folder.path.parents[1])
     assert (again, same) == (result, folder)
     assert find_trial(folder.path.parent, result.trials[0].id[:6])[1] == result.trials[0]
 
@@ -153,7 +153,7 @@ def test_the_result_is_saved_and_read_again_without_running_anything(
 def test_a_result_of_other_weights_is_not_delivered(
     swept: tuple[SweepResult, SweepFolder, Heard],
     tiny_spec: PairSpec,
-    prompts_file: Path,
+    prompts: Path,
     tmp_path: Path,
 ) -> None:
     _, folder, _ = swept
@@ -162,24 +162,24 @@ def test_a_result_of_other_weights_is_not_delivered(
     weights = copy.path / "weights.json"
     weights.write_text(json.dumps({**(copy.weights() or {}), "draft": "0" * 16}))
     with pytest.raises(UserError, match="begun with other weights of draft; give --fresh"):
-        run_sweep(plan_for(tiny_spec, prompts_file), tmp_path)
+        run_sweep(plan_for(tiny_spec, prompts), tmp_path)
     weights.unlink()  # a folder of before
-    assert run_sweep(plan_for(tiny_spec, prompts_file), tmp_path)[1] == copy
+    assert run_sweep(plan_for(tiny_spec, prompts), tmp_path)[1] == copy
 
 
 @pytest.mark.long
 def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
-    tiny_pair: Pair, prompts_file: Path, tmp_path: Path
+    tiny_pair: Pair, prompts: Path, tmp_path: Path
 ) -> None:
     class Stopped(Heard):
         def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
             if name == "timing 3 clients":
                 raise KeyboardInterrupt
 
-    record_prompts(tiny_pair, prompts_file, tmp_path / "traces" / "mine", 16)
+    record_prompts(tiny_pair, prompts, tmp_path / "traces" / "mine", 16)
     plan = plan_for(
         tiny_pair.spec,
-        prompts_file,
+        prompts,
         search=[*SEARCH, {"drafter": {"kind": "schedule", "ranges": {1: TREE, 2: None}}}],
         finalists=1,
         repeats=1,
@@ -210,20 +210,21 @@ def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
     assert SweepResult.load(folder.path) == result
 
 
+@pytest.mark.long
 def test_what_was_decoded_to_be_counted_competes_for_each_load(
-    tiny_pair: Pair, prompts_file: Path, tmp_path: Path
+    tiny_pair: Pair, prompts: Path, tmp_path: Path
 ) -> None:
     class Stopped(Heard):
         def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
             if name == "simulating load":
                 raise KeyboardInterrupt
 
-    record_prompts(tiny_pair, prompts_file, tmp_path / "traces" / "mine", 16)
+    record_prompts(tiny_pair, prompts, tmp_path / "traces" / "mine", 16)
     one = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 1}}
     by_load = {"kind": "schedule", "ranges": {1: {**TREE, "keep": 8}, 2: one}}
     plan = plan_for(
         tiny_pair.spec,
-        prompts_file,
+        prompts,
         search=[{"drafter": TREE}, {"drafter": one}, {"drafter": by_load}],
         hardware={"name": "far away", "target": 0.1, "drafts": {"*": 0.001}},
         workload={"clients": [1, 3], "requests": 4},
@@ -242,7 +243,7 @@ def test_what_was_decoded_to_be_counted_competes_for_each_load(
 
 @pytest.mark.long
 def test_optuna_proposes_and_asha_stops_and_a_resumed_study_is_not_repeated(
-    tiny_spec: PairSpec, prompts_file: Path, tmp_path: Path
+    tiny_spec: PairSpec, prompts: Path, tmp_path: Path
 ) -> None:
     search = [
         {
@@ -253,7 +254,7 @@ def test_optuna_proposes_and_asha_stops_and_a_resumed_study_is_not_repeated(
         }
     ]
     plan = plan_for(
-        tiny_spec, prompts_file, method="optuna", trials=6, early_stopping=True, search=search
+        tiny_spec, prompts, method="optuna", trials=6, early_stopping=True, search=search
     )
     heard = Heard()
     result, folder = run_sweep(plan, tmp_path, observers=[heard])
@@ -279,7 +280,7 @@ def test_optuna_proposes_and_asha_stops_and_a_resumed_study_is_not_repeated(
 
 @pytest.mark.long
 def test_a_full_disk_ends_a_sweep_in_one_line_and_with_room_it_goes_on(
-    tiny_spec: PairSpec, prompts_file: Path, small_disk: SmallDisk
+    tiny_spec: PairSpec, prompts: Path, small_disk: SmallDisk
 ) -> None:
     class Filler(Heard):
         def trial_finished(self, trial: Trial) -> None:
@@ -288,7 +289,7 @@ def test_a_full_disk_ends_a_sweep_in_one_line_and_with_room_it_goes_on(
                 small_disk.fill()
 
     hardware = {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}}
-    plan = plan_for(tiny_spec, prompts_file, hardware=hardware)
+    plan = plan_for(tiny_spec, prompts, hardware=hardware)
     with pytest.raises(
         UserError, match=rf"trials/\w+\.parquet: cannot .* {small_disk.reason}; make"
     ):
@@ -307,8 +308,7 @@ def test_a_full_disk_ends_a_sweep_in_one_line_and_with_room_it_goes_on(
 def test_a_prompt_that_does_not_fit_is_named_before_anything_is_written(
     tiny_spec: PairSpec, tmp_path: Path
 ) -> None:
-    prompts = tmp_path / "long.jsonl"
-    prompts.write_text(json.dumps({"prompt": "x = 1\n" * 500}))
+    prompts = prompts_file(tmp_path, ["x = 1\n" * 500], "long")
     with pytest.raises(UserError, match=r"prompt long/0: .*more than the 256 that the pair"):
         run_sweep(plan_for(tiny_spec, prompts), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["long.jsonl"]

@@ -33,8 +33,6 @@ PAGE = """
 
 
 def test_a_page_follows_a_sweep(swept: tuple[SweepResult, Path]) -> None:
-    if program := browser.missing():
-        pytest.skip(f"no {program} on PATH (Debian: apt-get install chromium chromium-driver)")
     result, folder = swept
     first, *others = result.trials
     running = result.model_copy(update={"trials": [first], "timings": [], "champion": None})

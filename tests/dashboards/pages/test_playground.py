@@ -47,13 +47,11 @@ def url(chat_pair: Pair) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="module", params=["light", "dark", "narrow"])
+@pytest.fixture(scope="module", params=["light", "dark"])
 def opened(url: str, request: pytest.FixtureRequest) -> Iterator[tuple[str, browser.Browser]]:
-    """The page in a headless Chromium."""
-    if program := browser.missing():
-        pytest.skip(f"no {program} on PATH (Debian: apt-get install chromium chromium-driver)")
+    """The page in a headless Chromium: wide and light, or narrow and dark."""
     flags = ["--blink-settings=preferredColorScheme=0"] if request.param == "dark" else []
-    with browser.Browser(500 if request.param == "narrow" else 1280, 1000, *flags) as window:
+    with browser.Browser(500 if flags else 1280, 1000, *flags) as window:
         window.open(f"{url}/")
         assert window.wait(READY)
         yield request.param, window
@@ -142,19 +140,6 @@ def test_a_token_tells_its_round_and_probabilities(window: browser.Browser) -> N
 
 
 @in_light
-def test_a_conversation_goes_on(window: browser.Browser) -> None:
-    window.run("document.querySelector('[value=chat]').click()")
-    ask(window, "hi", race="together")
-    ask(window, "and now?", race="together")
-    said = window.run(
-        "return [...document.querySelectorAll('.pane')].map(pane => "
-        "[...pane.querySelectorAll('.user')].map(user => user.textContent))"
-    )
-    assert said == [["hi", "and now?"]] * 2
-    window.run("document.querySelector('[value=completion]').click()")
-
-
-@in_light
 def test_escape_stops_and_a_refusal_is_shown(window: browser.Browser) -> None:
     window.run("""
         const form = document.querySelector("#ask");
@@ -170,26 +155,19 @@ def test_escape_stops_and_a_refusal_is_shown(window: browser.Browser) -> None:
     assert all("400" in entry["message"] for entry in window.log("browser"))
 
 
-# What becomes of the second request of a race.
-SPOILED = {
-    "refused": "body.max_tokens = 100000;",
-    "stopped": "document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}));",
-}
-
-
-@pytest.fixture(params=SPOILED)
-def spoiled(window: browser.Browser, request: pytest.FixtureRequest) -> Iterator[browser.Browser]:
+@pytest.fixture
+def spoiled(window: browser.Browser) -> Iterator[browser.Browser]:
     """A chat in which second answers fail, and `asked` has the bodies of all requests."""
     window.run("document.querySelector('[value=chat]').click()")
-    window.run(f"""
+    window.run("""
         window.asked = [];
         window.send = window.fetch;
-        window.fetch = (path, options) => {{
+        window.fetch = (path, options) => {
             const body = JSON.parse(options.body);
             asked.push(body);
-            if (!body.speculative.enabled) {{ {SPOILED[request.param]} }}
-            return send(path, {{...options, body: JSON.stringify(body)}});
-        }};
+            if (!body.speculative.enabled) body.max_tokens = 100000;
+            return send(path, {...options, body: JSON.stringify(body)});
+        };
     """)
     yield window
     window.run("window.fetch = window.send; document.querySelector('[value=completion]').click()")

@@ -18,13 +18,11 @@ from specdec_core.prompts.prompt_sets import Prompt
 
 
 def test_the_report_has_every_row_and_says_who_wins(
-    bench_result: BenchResult, bench_prompts: list[Prompt], tmp_path: Path, monkeypatch
+    bench_result: BenchResult, bench_prompts: list[Prompt], home: Path
 ) -> None:
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     whole = report(bench_result)
     shown = [section for section in whole.sections if section.frame is not None]
-    folder = tmp_path / "bench" / "tiny"
+    folder = home / "bench" / "tiny"
     bench_result.save(folder)
     write(whole, folder)
     write_answers(bench_result, folder, lambda tokens: " ".join(map(str, tokens)))
@@ -64,7 +62,7 @@ def test_the_report_has_every_row_and_says_who_wins(
 
     prompts = (bench_result.prompts, bench_prompts)
     run_id = log(whole, [folder], prompts=prompts)
-    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
     run = client.get_run(run_id)
     assert run.info.status == "FINISHED"
     (best, _) = bench_result.leads()

@@ -75,10 +75,8 @@ def test_what_drafts_is_drawn_over_the_load() -> None:
     assert drafting.lines == ["chain, 2 requests/s: 75% K=4, 25% nobody"]
 
 
-def test_it_is_written_and_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    result, folder = load_result(), tmp_path / "bench" / "tiny"
+def test_it_is_written_and_logged(home: Path) -> None:
+    result, folder = load_result(), home / "bench" / "tiny"
     whole = report(result)
     result.save(folder)
     write(whole, folder)
@@ -87,7 +85,7 @@ def test_it_is_written_and_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(pd.read_csv(folder / "requests.csv")) == 4 * 2 * 2 * REQUESTS
 
     run_id = log(whole, [folder], prompts=(result.prompts, [Prompt("1", "x")]))
-    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
     history = client.get_metric_history(run_id, "over_vllm")
     assert {metric.step: metric.value for metric in history} == {
         lead.at.clients: pytest.approx(lead.ratio) for lead in result.leads()

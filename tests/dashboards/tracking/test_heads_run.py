@@ -38,9 +38,7 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> list[FinishedHead]:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+def store(home: Path) -> MlflowClient:
     return MlflowClient(tracking_uri())
 
 
@@ -106,22 +104,6 @@ def test_other_settings_are_another_run(
     with HeadsRun(PairSpec(), "small", {**PARAMS, "source": "trajectory"}) as second:
         second.finish(tmp_path)
     assert first.run_id != second.run_id
-
-
-@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, "KILLED"), (OSError, "FAILED")])
-def test_a_training_that_breaks_off_is_marked(
-    heads: list[FinishedHead],
-    store: MlflowClient,
-    error: type[BaseException],
-    status: str,
-) -> None:
-    def broken() -> None:
-        run.head_finished(heads[0])
-        raise error
-
-    with pytest.raises(error), HeadsRun(PairSpec(), "small", PARAMS) as run:
-        broken()
-    assert store.get_run(run.run_id).info.status == status
 
 
 def delivered(client: MlflowClient, heads: list[FinishedHead]) -> bool:

@@ -28,11 +28,6 @@ PROMPTS = [Prompt("a", "def f(x):"), Prompt("b", "import os")]
 
 
 @pytest.fixture
-def result(swept: tuple[SweepResult, Path]) -> SweepResult:
-    return swept[0].model_copy(deep=True)
-
-
-@pytest.fixture
 def folder(swept: tuple[SweepResult, Path]) -> Path:
     return swept[1]
 
@@ -88,6 +83,8 @@ def test_a_sweep_is_a_parent_run_with_a_nested_run_for_each_configuration(
     timed = {r.data.tags["config_id"] for r in nested if "tokens_per_second" in r.data.metrics}
     assert timed == {t.config_id for t in (result.autoregressive, *result.timings) if t}
     assert mlflow.get_tracking_uri() == before  # the global store is left alone
+    log(result.model_copy(update={"mlflow_run_id": None}), folder)
+    assert len(runs(result)[0]) == 2  # run anew, it is another parent
 
 
 def test_runs_of_one_label_are_told_apart_by_their_ids(
@@ -182,14 +179,6 @@ def test_the_runs_of_a_killed_sweep_that_nobody_resumes_are_ended_by_the_next_on
         if run.data.tags["config_id"] == "x"
     }
     assert left == {runs_of[killed]: "KILLED", runs_of[alive]: "RUNNING"}
-
-
-def test_a_finished_sweep_run_anew_is_another_parent(
-    home: Path, result: SweepResult, folder: Path
-) -> None:
-    log(result, folder)
-    log(result.model_copy(update={"mlflow_run_id": None}), folder)
-    assert len(runs(result)[0]) == 2
 
 
 def test_a_store_that_cannot_be_used_is_one_line(

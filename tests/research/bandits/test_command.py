@@ -4,69 +4,64 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
-from mlflow import MlflowClient
 
-from jobs.console import run
 from research.bandits import __main__ as bandits
+from research.bandits.comparison import ArmsPlan
 from specdec_core.config import PairSpec, load_yaml, parse
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.find import FINISHED
+from tests.commands import Command, Done, assert_refused, prompts_file
 from tests.dashboards.conftest import record
+from tests.registered import runs_in
 
 ARMS = [1, 4, {"kind": "prompt_lookup"}]
 HARDWARE = {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}}
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_spec: PairSpec) -> Path:
+def home(home: Path, tiny_spec: PairSpec) -> Path:
     """A workspace with a plan, prompts and a hardware file."""
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv("COLUMNS", "100")
     plan = {
         "pair": tiny_spec.model_dump(mode="json"),
         "arms": ARMS,
         "bandits": [{}, {"rule": "exp3"}, {"reward": "time"}],
     }
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
-    (tmp_path / "h.yaml").write_text(json.dumps(HARDWARE))
+    (home / "plan.yaml").write_text(yaml.safe_dump(plan))
+    (home / "h.yaml").write_text(json.dumps(HARDWARE))
     for name in ("a", "b"):
-        lines = (json.dumps({"prompt": f"{name} {i} = {i}"}) for i in range(3))
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    return tmp_path
+        prompts_file(home, (f"{name} {i} = {i}" for i in range(3)), name)
+    return home
 
 
 @pytest.fixture
-def command(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    def call(*arguments: object) -> tuple[int, str, str]:
+def compared(command: Command, home: Path) -> Callable[..., Done]:
+    """Run the command, by the plan of the workspace unless another one is given."""
+
+    def call(*arguments: object) -> Done:
         given = [] if "--config" in arguments else ["--config", home / "plan.yaml"]
-        monkeypatch.setattr(sys, "argv", ["bandits", *map(str, [*arguments, *given])])
-        with pytest.raises(SystemExit) as exit:
-            run(bandits.main)
-        return exit.value.code, *capsys.readouterr()
+        return command(bandits.main, home, *arguments, *given)
 
     return call
 
 
-def test_prompts_of_several_sets_are_decoded_in_turn(command, home: Path) -> None:
-    code, output, error = command(
+def test_prompts_of_several_sets_are_decoded_in_turn(
+    compared: Callable[..., Done], home: Path
+) -> None:
+    done = compared(
         *("--prompts", home / "a.jsonl", "--prompts", home / "b.jsonl", "--limit", 2),
         *("--max-new-tokens", 16, "--repeats", 1, "--slots", 2, "--name", "mine"),
     )
-    assert code == 0, error
+    assert done.returncode == 0, done.stderr
     for shown in ("UCB of", "EXP3 of", "over the", "the best single arm", "4 prompts"):
-        assert shown in output
+        assert shown in done.stdout
     folder = home / "bandits" / "mine"
     table = pd.read_csv(folder / "table.csv").set_index("name")
     assert list(table["kind"]) == ["baseline", *["arm"] * 3, *["bandit"] * 3]
@@ -77,9 +72,7 @@ def test_prompts_of_several_sets_are_decoded_in_turn(command, home: Path) -> Non
     assert len(re.findall(r"\n\| (?:\*\*)?UCB of", text)) == 6  # two rules, in three tables
     assert "data-plot" in (folder / "bandits.html").read_text()
 
-    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
-    experiments = [e.experiment_id for e in client.search_experiments() if e.name != "Default"]
-    (logged,) = client.search_runs(experiments)
+    client, [logged] = runs_in(home)
     assert logged.info.status == "FINISHED"
     assert logged.data.tags["counted"] == "live"
     assert logged.data.metrics["UCB_of_3_arms.mat"] == pytest.approx(
@@ -89,37 +82,37 @@ def test_prompts_of_several_sets_are_decoded_in_turn(command, home: Path) -> Non
     assert {"bandits.html", "table.csv", "rounds.parquet", "figures"} <= files
 
     # what was learned is a state to start from
-    drafters = [BanditSettings(arms=ARMS), BanditSettings(arms=ARMS, rule="exp3")]
-    for drafter in drafters:
-        [state] = (
-            path
-            for path in folder.glob("*.json")
-            if json.loads(path.read_text())["rule"] == drafter.rule
-            and json.loads(path.read_text())["reward"] == "tokens"
+    states = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    for drafter in (BanditSettings(arms=ARMS), BanditSettings(arms=ARMS, rule="exp3")):
+        [stem] = (
+            stem
+            for stem, state in states.items()
+            if (state["rule"], state["reward"]) == (drafter.rule, "tokens")
         )
-        named = drafter.model_copy(update={"state": f"mine/{state.stem}"})
+        named = drafter.model_copy(update={"state": f"mine/{stem}"})
         assert sum(build_bandit(named).rounds) > 0
 
 
 def test_a_recording_is_replayed_with_the_times_of_other_hardware(
-    command, home: Path, tiny_pair: Pair
+    compared: Callable[..., Done], home: Path, tiny_pair: Pair
 ) -> None:
     folder = record(tiny_pair, home / "traces" / "known")
     (folder / FINISHED).touch()
-    code, output, error = command("--traces", folder, "--hardware", home / "h.yaml")
-    assert code == 0, error
-    assert "replayed, 4 prompts" in output
-    assert "far away" in output
+    done = compared("--traces", folder, "--hardware", home / "h.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "replayed, 4 prompts" in done.stdout
+    assert "far away" in done.stdout
     table = pd.read_csv(home / "bandits" / "plan-known" / "table.csv").set_index("name")
     assert table.loc["autoregressive", "tokens_per_second"] == pytest.approx(10)
     k4 = table.loc["draft, K=4"]
     assert k4["tokens_per_second"] < k4["mat"] / 0.1
     # by --traces alone nothing is decoded, and the recording is also found by its name
-    code, again, error = command("--traces", "known", "--hardware", home / "h.yaml")
-    assert code == 0, error
-    assert [line for line in again.splitlines() if "UCB of" in line] == [
-        line for line in output.splitlines() if "UCB of" in line
-    ]
+    again = compared("--traces", "known", "--hardware", home / "h.yaml")
+    assert again.returncode == 0, again.stderr
+    first, second = (
+        [line for line in each.stdout.splitlines() if "UCB of" in line] for each in (done, again)
+    )
+    assert first == second
 
 
 @pytest.mark.parametrize(
@@ -127,55 +120,35 @@ def test_a_recording_is_replayed_with_the_times_of_other_hardware(
     [
         (["--traces", "x", "--prompts", "y"], "replays its own prompts"),
         (["--traces", "x", "--slots", "2"], "replays its own prompts"),
-        (["--traces", "x", "--chat-template", "none"], "replays what was read"),
-        (["--traces", "x", "--max-length", "64"], "replays what was read"),
         (["--hardware", "h.yaml"], "give --traces too"),
         (["--traces", "x", "--hardware", "h", "--profile", "p"], "give one"),
-        (["--traces", "none"], "no such folder, and no recording of that name"),
-        (["--name", "a/b"], "expected a folder's name"),
-        (["--prompts", "none.jsonl"], "none.jsonl: no such file"),
-        (["--config", "none.yaml"], "none.yaml: no such file"),
     ],
 )
 def test_bad_input_is_one_line_with_exit_code_2(
-    command, home: Path, arguments: list[str], message: str
+    compared: Callable[..., Done], home: Path, arguments: list[str], message: str
 ) -> None:
-    code, _, error = command(*arguments)
-    assert code == 2
-    assert re.fullmatch(rf"error: .*{message}.*\n", error)
+    done = compared(*arguments)
+    assert_refused(done, message)
     assert not (home / "bandits").exists()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"arms": [4]}, "at least two arms"),
         ({"arms": [1, {"kind": "tree", "draft": "none"}]}, "none"),
         ({"bandits": [{"state": "nowhere"}]}, "no saved state can be read"),
-        (
-            {
-                "arms": [
-                    {"drafter": {"kind": "prompt_lookup"}, "sampling": {"temperature": 1.0}},
-                    {"drafter": {"kind": "suffix"}, "sampling": {"temperature": 0.5}},
-                ]
-            },
-            "different sampling settings",
-        ),
     ],
 )
 def test_a_plan_that_cannot_be_is_one_line(
-    command, home: Path, changes: dict, message: str
+    compared: Callable[..., Done], home: Path, changes: dict, message: str
 ) -> None:
     path = home / "bad.yaml"
     path.write_text(yaml.safe_dump(load_yaml(home / "plan.yaml") | changes))
-    code, _, error = command("--config", path, "--prompts", home / "a.jsonl")
-    assert code == 2
-    assert re.fullmatch(rf"error: .*{message}.*\n", error)
+    done = compared("--config", path, "--prompts", home / "a.jsonl")
+    assert_refused(done, message)
 
 
 def test_the_plans_that_come_along_are_read() -> None:
-    from research.bandits.comparison import ArmsPlan
-
     for name in ("bandits.yaml", "lengths.yaml"):
         path = bandits.BANDITS.with_name(name)
         plan = parse(ArmsPlan, load_yaml(path), str(path))

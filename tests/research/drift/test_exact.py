@@ -32,7 +32,7 @@ def drift(pair: Pair, branching: tuple[int, ...], sampling: Sampling, **options:
     return exact_divergence(written, exact_distribution(pair, sampling, 3))
 
 
-@pytest.mark.parametrize("branching", [(1,), (1, 1, 1), (1, 3, 2), (1, 4)])
+@pytest.mark.parametrize("branching", [(1, 1, 1), (1, 3, 2)])
 @pytest.mark.parametrize("sampling", WARPED)
 @pytest.mark.parametrize("replacement", [False, True])
 def test_width_one_is_the_targets_distribution_by_enumeration(
@@ -44,8 +44,7 @@ def test_width_one_is_the_targets_distribution_by_enumeration(
     assert variation == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize("sampling", WARPED)
-@pytest.mark.parametrize("draft", [NEAR, FAR])
+@pytest.mark.parametrize(("sampling", "draft"), [("plain", NEAR), ("top-k", FAR), ("top-p", FAR)])
 def test_it_drifts_further_with_every_token_to_begin_with(
     pair: Pair, draft: str, sampling: str
 ) -> None:
@@ -56,12 +55,6 @@ def test_it_drifts_further_with_every_token_to_begin_with(
 
 def test_without_candidates_to_prefer_a_beginning_for_nothing_drifts(pair: Pair) -> None:
     assert drift(pair, (3,), PLAIN, draft=FAR) == pytest.approx((0, 0), abs=1e-6)
-
-
-def test_a_draft_that_is_nearer_the_target_drifts_less(pair: Pair) -> None:
-    for width in (2, 3, 4):
-        near, far = (drift(pair, (width, 2, 2), PLAIN, draft=d) for d in (NEAR, FAR))
-        assert near[0] < 0.8 * far[0]
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,14 @@ import pandas as pd
 import pytest
 
 from research.overlap import __main__ as overlap
-from tests.commands import Command
+from tests.commands import Command, prompts_file
 
 
 @pytest.mark.long
 def test_a_comparison_is_written_with_its_trace_and_nobodys_output_differs(
     command: Command, ray_running: None, tiny_pair_folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"prompt": "def main():"}))
+    prompts = prompts_file(tmp_path, ["def main():"])
     done = command(
         overlap.main,
         tmp_path,

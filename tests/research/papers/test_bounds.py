@@ -133,12 +133,6 @@ class TestRatioFit:
         assert fit.reliability(fit.constant(0.9)) == pytest.approx(0.9)
         assert fit.constant(0.5) < fit.constant(0.9)
 
-    def test_the_density_is_that_of_the_shifted_gamma(self):
-        fit = RatioFit(shape=2.0, rate=1.3, fitted=100, left_out=0)
-        ratio = np.linspace(0.5, 30, 20_000)
-        assert (fit.density(ratio[ratio < 1]) == 0).all()
-        assert np.trapezoid(fit.density(ratio), ratio) == pytest.approx(1, abs=1e-3)
-
     def test_positions_that_have_no_ratio_are_counted_and_left_out(self):
         h, excess = np.array([1.0, 2.0, 0.5, 1.0]), np.array([0.2, 0.4, 0.1, 0.9])
         clean = RatioFit.of(h, (1 + excess) * h)

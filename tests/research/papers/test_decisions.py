@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pandas as pd
 import pytest
 
 from research.papers.decisions import immediate_costs, implied_delta, stopping_threshold
-from specdec_core.config import Configuration
+from specdec_core.config import Configuration, PolicySettings, Sampling
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.heuristic import HeuristicSettings
+from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts, Generation, Round, rounds_frame
-from tests.research.papers.runs import POLICIES, decode, drafting, frequent_token
 
 # Whole numbers, so that sums are exact.
 T_DRAFT, T_TARGET = 3, 20
 C1, C2 = T_DRAFT, T_TARGET - T_DRAFT
+POLICIES = [FixedSettings(max_tokens=4), HeuristicSettings(), SvipSettings(threshold=1.0)]
+
+
+def drafting(policy: PolicySettings, temperature: float = 0.0) -> Configuration:
+    return Configuration(
+        drafter=DraftModelSettings(policy=policy), sampling=Sampling(temperature=temperature)
+    )
+
+
+def decode(pair: Pair, configuration: Configuration, ignore_eos: bool = True) -> list[Generation]:
+    requests = [
+        Request(str(i), tuple(range(5 + i, 12 + 3 * i)), 17 + 4 * i, seed=i, ignore_eos=ignore_eos)
+        for i in range(4)
+    ]
+    return Engine(pair, configuration, slots=2).generate(requests)
 
 
 def round_of(drafted: int, accepted: int, generated: int, forwards: int | None = None) -> Round:
@@ -37,21 +59,19 @@ def assert_costs_are_the_time(generations: list[Generation]) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.label)
-class TestCostsOfRealRuns:
-    def test_requests_ended_by_their_length(self, tiny_pair, policy, temperature):
-        generations = decode(tiny_pair, drafting(policy, temperature), ignore_eos=True)
-        assert_costs_are_the_time(generations)
-        for generation in generations:
-            assert_costs_are_the_time([generation])
-
-    def test_requests_ended_by_an_end_token(self, tiny_pair, policy, temperature, monkeypatch):
-        configuration = drafting(policy, temperature)
-        end = frequent_token(decode(tiny_pair, configuration, ignore_eos=True))
-        monkeypatch.setattr(tiny_pair.target.generation_config, "eos_token_id", end)
-        generations = decode(tiny_pair, configuration)
-        assert any(g.finish_reason == "stop" for g in generations)
-        for generation in generations:
-            assert_costs_are_the_time([generation])
+def test_costs_of_real_runs_that_end_by_their_length_or_an_end_token(
+    tiny_pair, policy, temperature, monkeypatch
+):
+    configuration = drafting(policy, temperature)
+    generations = decode(tiny_pair, configuration)
+    assert_costs_are_the_time(generations)
+    tokens = Counter(token for g in generations for token in g.tokens)
+    [(end, _)] = tokens.most_common(1)
+    monkeypatch.setattr(tiny_pair.target.generation_config, "eos_token_id", end)
+    ended = decode(tiny_pair, configuration, ignore_eos=False)
+    assert any(g.finish_reason == "stop" for g in ended)
+    for generation in (*generations, *ended):
+        assert_costs_are_the_time([generation])
 
 
 class TestCostsOfDecisions:
@@ -91,7 +111,7 @@ class TestCostsOfDecisions:
         ]
 
     def test_a_frame_of_rounds_gives_the_same_costs(self, tiny_pair):
-        generations = decode(tiny_pair, drafting(POLICIES[1]), ignore_eos=True)
+        generations = decode(tiny_pair, drafting(POLICIES[1]))
         rounds = [r for g in generations for r in g.rounds]
         pd.testing.assert_frame_equal(
             immediate_costs(rounds_frame(generations, config_id="x"), 0.1, 1.0),
@@ -103,7 +123,7 @@ class TestCostsOfDecisions:
 
     def test_tokens_that_cost_no_draft_forward_are_refused(self, tiny_pair):
         lookup = Configuration(drafter=PromptLookupSettings())
-        generations = decode(tiny_pair, lookup, ignore_eos=True)
+        generations = decode(tiny_pair, lookup)
         with pytest.raises(ValueError, match="0 draft forwards"):
             immediate_costs(rounds_frame(generations), T_DRAFT, T_TARGET)
 

@@ -131,11 +131,3 @@ def test_phrases_that_come_again_are_those_of_decoding(tiny_pair: Pair, replay: 
     assert list(found["call"]) == list(expected["call"])
     assert list(found["calls"]) == list(expected["size"])
     np.testing.assert_allclose(found["share"], expected["mean"])
-
-
-def test_longer_phrases_come_again_less_often_and_rejected_ones_less_than_all(
-    replay: Replay,
-) -> None:
-    shares = recycled(replay, length=K).pivot_table("share", ["call", "tokens"], "of")
-    assert (shares[REJECTED] <= shares[DRAFTED]).all()
-    assert shares.loc[DRAFT_CALL, DRAFTED].iloc[0] > shares.loc[DRAFT_CALL, DRAFTED].iloc[-1]

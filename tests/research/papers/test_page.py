@@ -12,11 +12,8 @@ import pytest
 from dashboards import cells
 from dashboards.sections import Section
 from research.papers.__main__ import METHODS, PAPERS
-from research.papers.figures import paper_figure
 from research.papers.inputs import with_own_heads
 from research.papers.methods import (
-    Ours,
-    OursOfSection,
     Paper,
     load_methods,
     measured_range,
@@ -75,7 +72,6 @@ def test_every_method_has_its_code_its_test_and_its_row() -> None:
     [
         ("row: UCBSpec,", "row: UBCSpec,", "no row 'UBCSpec' in 'banditspec'"),
         ("tables: [svip-1, svip-2]", "tables: [svip-9]", "no table 'svip-9'"),
-        ("row: UCBSpec, quantity: mat", "row: UCBSpec, quantity: path_rate", "has no path_rate"),
         (
             "Table 5: [svip-t5]",
             "Table 5: [svip-t6]",
@@ -163,43 +159,6 @@ def test_a_section_has_both_numbers_its_setting_and_its_figure(
     text, figures = papers_page(result, [PAPER], "specdec lab papers", {}, [section])
     assert "| `test_lengths.py` | 9 | – |" in text
     assert "lengths-2.svg" not in figures
-
-
-def test_the_page_says_where_each_exhibit_is_or_why_it_is_not(
-    result: PapersResult,  # noqa: F811
-) -> None:
-    text, _ = papers_page(result, [PAPER], "specdec lab papers", {}, [])
-    assert "| A paper | Fig. 1 | not shown: a drawing |" in text
-    assert "| A paper | Fig. 2 | `lengths-2` (not made this time) |" in text
-    titles = [result.plan.tables[key].title for key in ("methods", "lengths")]
-    links = f"[{titles[0]}](#methods), [{titles[1]}](#lengths)"
-    assert f"| A paper | Table 1, Table 2 | {links} |" in text
-    assert f'<a id="lengths"></a>\n\n### {titles[1]}\n' in text
-
-
-def test_the_page_has_the_forward_times_behind_their_table(
-    frontier: PapersResult,  # noqa: F811
-) -> None:
-    fit = PAPER.methods[2].model_copy(update={"ours": OursOfSection(section="rates-forwards")})
-    paper = PAPER.model_copy(update={"tables": ("rates",), "methods": (fit,)})
-    text, _ = papers_page(frontier, [paper], "specdec lab papers")
-    assert text.index("### Rates") < text.index("### Forward times by regression: Rates")
-    assert "| t_draft, ms |" in text
-    assert "| 9 | R² 1.0000 |" in text
-
-
-def test_a_row_that_was_not_measured_has_no_number(result: PapersResult) -> None:  # noqa: F811
-    assert measured_range(result, Ours(table="gone", row="Chain", quantity="mat")) is None
-
-
-def test_a_heat_map_has_a_cell_for_each_row_and_value(result: PapersResult) -> None:  # noqa: F811
-    table = result.plan.tables["lengths"].model_copy(update={"heat": True})
-    plan = result.plan.model_copy(update={"tables": {**result.plan.tables, "lengths": table}})
-    drawn = paper_figure(result.model_copy(update={"plan": plan}), "lengths")
-    [cells] = drawn.data
-    [lines] = paper_figure(result, "lengths").data
-    assert cells.type == "heatmap"
-    assert list(cells.z[0]) == list(lines.y)
 
 
 def test_rows_with_the_head_of_another_pair_are_left_out() -> None:

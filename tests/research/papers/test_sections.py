@@ -70,36 +70,6 @@ def shown(key: str) -> Section:
     return section.section(TABLES[key])
 
 
-def test_lengths_are_told_with_the_share_of_rounds_on_either_side() -> None:
-    [row] = shown("post-use-f2a").shown.to_dict("records")
-    assert (row["rounds"], row["best fixed"]) == ("4", "3")
-    assert (row["shorter than fixed"], row["longer"]) == ("25%", "50%")
-
-
-def test_shares_of_phrases_are_by_call_length_and_what_they_are_of() -> None:
-    table = shown("post-use-f2b").shown
-    assert list(table["after a"]) == [DRAFT_CALL] * 2 + [TARGET_CALL] * 2
-    assert list(table["3 tokens"]) == ["20%", "10%"] * 2
-
-
-def test_acceptance_is_by_ranges_of_the_product() -> None:
-    [row] = shown("post-use-f2c").shown.to_dict("records")
-    assert [row[name] for name in ("from 0.0", "from 0.5", "from 0.9")] == ["10%", "50%", "90%"]
-
-
-def test_components_stand_beside_the_papers() -> None:
-    section = shown("post-use-9")
-    assert list(section.shown["paper, each"]) == ["21 ms", "152 ms", "< 0.1 ms", "–"]
-    assert "Of 8 drafted tokens, 4 (50%)" in section.lines[-1]
-    assert "of 20 tokens of the output, 5 (25%)" in section.lines[-1]
-
-
-def test_values_are_told_by_outcome() -> None:
-    [row] = shown("mcsd-f7").shown.to_dict("records")
-    assert (row["accepted, but stopped at"], row["rejected, but passed"]) == ("0%", "50%")
-    assert (row["AUC"], row["overlap"]) == ("0.750", "50%")
-
-
 @pytest.mark.parametrize("key", TABLES)
 def test_each_is_on_the_page_with_the_papers_finding_and_ours(key: str) -> None:
     [section] = [each for each in SECTIONS if each.key == key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -74,45 +75,28 @@ def test_each_table_is_a_stage_after_those_of_its_inputs(tmp_path: Path) -> None
     assert seen == ["making a", "computing double", "computing again"]
 
 
-def test_an_empty_table_is_no_section(tmp_path: Path) -> None:
+def too_few(number: int) -> pd.DataFrame:
+    raise UserError(f"{number} prompts are too few")
+
+
+@pytest.mark.parametrize(
+    ("needs", "measure", "reason"),
+    [
+        (("a",), lambda number: pd.DataFrame(), "its inputs are too small"),
+        (("a", "long"), Counted(), "no long"),
+        (("a",), too_few, "1 prompts are too few"),
+    ],
+)
+def test_what_cannot_be_computed_is_left_out_with_a_warning(
+    needs: tuple[str, ...], measure: Callable[..., pd.DataFrame], reason: str, tmp_path: Path
+) -> None:
     warnings = []
 
     class Watching(Observer):
         def warned(self, message: str) -> None:
             warnings.append(message)
 
-    study = Study("none", ("a",), lambda number: pd.DataFrame())
+    studies = [Study("one", needs, measure), Study("double", ("a",), Counted())]
     for _ in range(2):
-        assert not study_tables([study], inputs(a=1), tmp_path, observer=Watching())
-    assert warnings == ["none is left out: its inputs are too small"] * 2
-
-
-def test_what_lacks_an_input_is_left_out_with_a_warning(tmp_path: Path) -> None:
-    warnings = []
-
-    class Watching(Observer):
-        def warned(self, message: str) -> None:
-            warnings.append(message)
-
-    tables = study_tables(
-        [Study("double", ("a", "long"), Counted())], inputs(a=1), tmp_path, observer=Watching()
-    )
-    assert not tables
-    assert warnings == ["double is left out: no long"]
-
-
-def test_what_cannot_do_with_an_input_is_left_out_with_a_warning(tmp_path: Path) -> None:
-    warnings = []
-
-    class Watching(Observer):
-        def warned(self, message: str) -> None:
-            warnings.append(message)
-
-    def refuse(number: int) -> pd.DataFrame:
-        raise UserError(f"{number} prompts are too few")
-
-    studies = [Study("values", ("a",), refuse), Study("double", ("a",), Counted())]
-    tables = study_tables(studies, inputs(a=1), tmp_path, observer=Watching())
-    assert [*tables] == ["double"]
-    assert warnings == ["values is left out: 1 prompts are too few"]
-    assert [file.name.partition("-")[0] for file in tmp_path.iterdir()] == ["double"]
+        assert [*study_tables(studies, inputs(a=1), tmp_path, observer=Watching())] == ["double"]
+    assert warnings == [f"one is left out: {reason}"] * 2

@@ -217,6 +217,8 @@ def test_the_schema_allows_what_is_accepted_and_nothing_else(
         ("POST", COMPLETIONS, b'{"prompt": [3, 4.0], "max_tokens": 2.0}', 200),
         ("POST", COMPLETIONS, b'{"prompt": "' + 60 * b"x" + b'"}', 200),
         ("POST", COMPLETIONS, b"{", 400),
+        ("POST", COMPLETIONS, b"[1]", 400),
+        ("POST", COMPLETIONS, b"\xff", 400),
         ("POST", COMPLETIONS, b'{"prompt": "\\ud800"}', 400),
         ("POST", COMPLETIONS, b'{"prompt": "x", "model": "other"}', 404),
         ("POST", COMPLETIONS, b" " * (MAX_BODY_BYTES + 1), 413),
@@ -248,7 +250,8 @@ def test_what_is_answered_when_the_engine_has_failed_is_documented(
 
     monkeypatch.setattr(api.engine, "step", break_down)
     for status in (500, 503):  # the one that was running, and one that comes later
-        assert api.ask("POST", COMPLETIONS, json={"prompt": "x"}).status_code == status
+        answer = api.ask("POST", COMPLETIONS, json={"prompt": "x"})
+        assert (answer.status_code, "memory" in answer.text) == (status, False)
     assert api.ask("GET", "/health").status_code == 503
     assert api.ask("GET", "/ready").status_code == 503
 

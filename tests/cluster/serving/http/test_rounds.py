@@ -45,8 +45,7 @@ def test_rounds_have_the_texts_tokens_and_their_candidates(
     assert all(told["milliseconds"] > 0 for told in rounds)
 
 
-@pytest.mark.parametrize("end", ["stop_token_ids", "min_tokens"])
-@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize(("chat", "end"), [(False, "stop_token_ids"), (True, "min_tokens")])
 def test_the_rounds_texts_are_the_choices_wherever_it_ends(
     client: openai.OpenAI, chat: bool, end: str
 ) -> None:
