@@ -12,7 +12,7 @@ from jobs import generate
 from specdec_core.config import PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from tests.commands import Command, Done, config_file
+from tests.commands import Command, Done, assert_refused, config_file
 
 
 @pytest.fixture
@@ -94,18 +94,23 @@ def test_bad_input_is_one_line(
     assert message in done.stderr
 
 
+def test_a_placement_without_a_device_for_the_draft_is_refused(
+    command: Command, ray_running: None, tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    config, placement = config_file(tmp_path, tiny_spec, {"kind": "pearl"}), tmp_path / "p.yaml"
+    placement.write_text("draft: {devices: 0}")
+    done = command(generate.main, tmp_path, "x", "--config", config, "--cluster", placement)
+    assert_refused(done, "a placement that has one for the draft")
+
+
+@pytest.mark.long
 def test_models_may_be_on_devices_of_a_cluster(
     command: Command, ray_running: None, tiny_pair: Pair, tmp_path: Path
 ) -> None:
     config = config_file(tmp_path, tiny_pair.spec, {"kind": "pearl"})
     placement = tmp_path / "placement.yaml"
-    options = ("--config", config, "--cluster", placement)
-    placement.write_text("draft: {devices: 0}")
-    done = command(generate.main, tmp_path, "def main(", *options)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "a placement that has one for the draft" in done.stderr
-
     placement.write_text("draft: {devices: 1}")
-    done = command(generate.main, tmp_path, "def main(", "--max-new-tokens", 200, *options)
+    options = ("--max-new-tokens", 200, "--config", config, "--cluster", placement)
+    done = command(generate.main, tmp_path, "def main(", *options)
     assert done.returncode == 0
     assert expected(tiny_pair, 200) in printable(done.stdout)

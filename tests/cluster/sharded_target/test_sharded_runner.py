@@ -214,6 +214,7 @@ def test_a_killed_shard_costs_no_token_and_changes_none(both: Both) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("both", ["heads"], indirect=True)
 def test_a_shard_lost_between_forwards_costs_nothing_that_was_cut_since(both: Both) -> None:
     """Where it is missed when the runner is asked whether its rows mix."""

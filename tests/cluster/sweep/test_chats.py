@@ -88,6 +88,7 @@ def test_every_turn_is_recorded_as_every_job_asks_it(
     assert (header.prompts.count, header.prompts.chat_template) == (len(RECORDS), "auto")
 
 
+@pytest.mark.long
 def test_a_finished_recording_is_found_and_a_lost_shard_recorded_again(
     plan: RecordingPlan, recorded: tuple[Path, Recording]
 ) -> None:

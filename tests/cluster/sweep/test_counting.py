@@ -96,6 +96,7 @@ def test_a_configuration_that_ends_its_process_takes_no_other_with_it(
     assert f"/{DEADLY} failed: " in line
 
 
+@pytest.mark.long
 def test_a_full_disk_ends_counting_in_one_line_and_with_room_it_goes_on(
     ray_running: None, small_disk: SmallDisk
 ) -> None:

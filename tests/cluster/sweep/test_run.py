@@ -305,6 +305,7 @@ def test_a_full_disk_ends_a_sweep_in_one_line_and_with_room_it_goes_on(
     assert not list(folder.path.rglob(".*.parquet"))
 
 
+@pytest.mark.long
 def test_a_prompt_that_does_not_fit_is_named_before_anything_is_written(
     tiny_spec: PairSpec, tmp_path: Path
 ) -> None:

@@ -59,7 +59,7 @@ def test_without_candidates_to_prefer_a_beginning_for_nothing_drifts(pair: Pair)
 
 @pytest.mark.parametrize(
     ("branching", "sampling", "replacement"),
-    [((2, 2, 2), "plain", False), ((4, 2, 1), "plain", True), ((3, 3), "top-k", False)],
+    [((4, 2, 1), "plain", True), ((3, 3), "top-k", False)],
 )
 def test_the_engine_writes_what_was_enumerated(
     pair: Pair, branching: tuple[int, ...], sampling: str, replacement: bool

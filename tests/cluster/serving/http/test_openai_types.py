@@ -38,7 +38,7 @@ ROUTES = {
     ),
 }
 PLAIN = {str: "tiny", int: 1, float: 1.0, bool: True, object: {}, Any: {}, type(None): None}
-MOST = 8  # values of a field
+MOST = 5  # values of a field
 
 
 def values(kind: Any, depth: int = 0) -> Iterator[Any]:
