@@ -123,28 +123,20 @@ def test_a_head_that_was_trained_anew_is_measured_anew(
     assert begun[0] == begun[1] != begun[2]
 
 
-@pytest.mark.parametrize(
-    ("choice", "count", "note"),
-    [("auto", 2, "asked turn by turn in a chat template"), ("none", 1, "only the first is asked")],
-)
 def test_turns_are_asked_where_a_template_renders_them(
-    choice: str,
-    count: int,
-    note: str,
-    files: dict[str, Path],
-    chat_spec: PairSpec,
-    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, Path], chat_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = {"pair": chat_spec.model_dump(mode="json"), "configuration": {}}
     files["config"].write_text(yaml.safe_dump(content))
     size = ("--max-new-tokens", "8", "--repeats", "1", "--name", "mine")
-    asked = ("--prompts", str(files["prompts"]), "--chat-template", choice)
+    asked = ("--prompts", str(files["prompts"]))
     assert call(monkeypatch, files, *asked, *size) == 0
     folder = files["home"] / "bench" / "mine"
     result = BenchResult.load(folder)
-    assert {len(take.outputs) for row in result.rows for take in row.takes[0]} == {count}
-    assert note in (folder / "report.md").read_text()
-    assert result.prompts.label in (folder / "report.md").read_text()
+    assert {len(take.outputs) for row in result.rows for take in row.takes[0]} == {2}
+    report = (folder / "report.md").read_text()
+    assert "asked turn by turn in a chat template" in report
+    assert result.prompts.label in report
     assert not result.unequal()
 
 

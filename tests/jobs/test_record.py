@@ -129,7 +129,6 @@ def test_forwards_are_compiled_as_the_option_says(
     ("arguments", "message"),
     [
         (["--mixing", "1.5"], r"recording: mixing: .* \(got 1\.5\)"),
-        (["--max-new-tokens", "5000", "--limit", "1"], r"prompt stdlib/.*more than the 1024 that"),
         (
             ["--max-length", "40"],
             r"prompt stdlib/.* the 40 that the pair holds \(runner\.max_length",

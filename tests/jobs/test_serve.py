@@ -181,7 +181,7 @@ def test_ranges_of_load_beyond_the_slots_are_said(
 
 def test_no_champion_yet_is_one_line(refused, tmp_path):
     assert "no champion" in refused()
-    assert not list(tmp_path.iterdir())
+    assert not list((tmp_path / "home").rglob("*"))
 
 
 @pytest.mark.parametrize(
