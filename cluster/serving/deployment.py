@@ -27,8 +27,10 @@ from cluster.serving.tls import Tls
 from cluster.session import check_alive, ray_session, room, several_nodes, user_error
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Configuration, PairSpec, Placement, run_time
-from specdec_core.drafting.states import STATES, find_state, load_state
+from specdec_core.config import Configuration, PairSpec, Placement
+from specdec_core.drafting.bandit.drafter import build_bandit
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.drafting.states import STATES, load_state
 from specdec_core.drafting.trained import weights_here
 from specdec_core.evidence.certificate.certificate import find_certificate
 from specdec_core.models.pair import check_pair
@@ -81,8 +83,10 @@ def learned_state(spec: PairSpec, configuration: Configuration) -> Path | None:
     if drafter is None or not drafter.keeps_state:
         return None
     path = workspace() / STATES / f"serve-{spec.name}-{configuration.id}.json"
-    for file in (*map(find_state, drafter.states), *([path] if path.exists() else [])):
-        run_time(drafter).check_state(drafter, load_state(file), str(file))
+    if isinstance(drafter, BanditSettings):
+        bandit = build_bandit(drafter)  # from the state that the configuration names, if any
+        if path.exists():
+            bandit.restore(load_state(path), str(path))
     return path
 
 

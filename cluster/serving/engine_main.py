@@ -165,9 +165,9 @@ class _Inbox:
             # The other end may await a step that no longer comes.
             self._link.send(EngineStepped([], engine.status()))
         else:
-            assert engine.drafter is not None
+            # A method of what the drafter has learned.
             try:
-                self._link.send(EngineAnswer(getattr(engine.drafter, name)(*argument)))
+                self._link.send(EngineAnswer(getattr(engine.learned, name)(*argument)))
             except UserError as error:
                 self._link.send(EngineAnswer(str(error)))
 

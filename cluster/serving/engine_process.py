@@ -131,7 +131,9 @@ class EngineProcess:
         self._link.patience = max(patience, _START) if ready.spec.runner.compile else patience
         skeleton = load_skeleton(spec.target)
         self.pair = Pair(ready.spec, load_tokenizer(spec.target), skeleton)
-        self.drafter = None if configuration.drafter is None else _Drafter(self)
+        drafter = configuration.drafter
+        keeps = drafter is not None and drafter.keeps_state
+        self.learned = RemoteMemory(self) if keeps else None
 
     def another(
         self, spec: PairSpec | None = None, configuration: Configuration | None = None
@@ -188,7 +190,8 @@ class EngineProcess:
         return stepped.chunks
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """The result of the drafter's method `name`, called between two steps."""
+        """The result of the method `name` of what the drafter has learned, called between two
+        steps."""
         self._send((name, arguments))
         while not isinstance(message := self._receive(), EngineAnswer):
             self._stepped.append(message)
@@ -243,23 +246,28 @@ class EngineProcess:
         return message
 
 
-class _Drafter:
-    """What the engine's drafter has learned; see :class:`specdec_core.drafting.drafter.Drafter`."""
+class RemoteMemory:
+    """What the drafter of an engine's process has learned; see
+    :class:`specdec_core.drafting.states.DrafterMemory`."""
 
     def __init__(self, engine: EngineProcess) -> None:
         self._engine = engine
 
-    def state(self) -> dict[str, Any] | None:
-        state: dict[str, Any] | None = self._engine.ask("state")
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._engine.ask("state")
         return state
 
-    def load(self, state: dict[str, Any], source: str = "the state") -> None:
-        if (error := self._engine.ask("load", state, source)) is not None:
+    def restore(self, state: dict[str, Any], source: str = "the state") -> None:
+        if (error := self._engine.ask("restore", state, source)) is not None:
             raise UserError(error)
+
+    def gained(self) -> dict[str, Any]:
+        gain: dict[str, Any] = self._engine.ask("gained")
+        return gain
 
     def absorb(self, gain: Mapping[str, Any]) -> None:
         self._engine.ask("absorb", gain)
 
-    def learned(self) -> list[dict[str, Any]] | None:
-        rows: list[dict[str, Any]] | None = self._engine.ask("learned")
+    def rows(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self._engine.ask("rows")
         return rows

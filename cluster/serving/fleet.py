@@ -26,7 +26,6 @@ from cluster.serving.scaling import ONE, Replicas, Scaling
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from cluster.serving.stream import Stream
 from specdec_core.base.errors import UserError
-from specdec_core.drafting.bandit.gains import added
 from specdec_core.engine import Engine, Request
 from specdec_core.models.fingerprints import TARGET
 from specdec_core.models.pair import check_pair
@@ -439,19 +438,19 @@ class Fleet:
 
     async def share(self) -> None:
         """Have every replica's bandit learn what the other bandits have learned."""
-        drafter = self.deployment.configuration.drafter
-        if len(self.replicas) < 2 or drafter is None or not drafter.keeps_state:
+        if len(self.replicas) < 2:
             return
-        served = [replica.served for replica in self.replicas if self._current(replica)]
-        gains = [await each.loop.between_steps(each.gained) for each in served]
-        for each in served:
-            others = [
-                gain
-                for other, gain in zip(served, gains, strict=True)
-                if other is not each and gain
-            ]
-            if others:
-                await each.loop.between_steps(partial(each.absorb, added(others)))
+        loops = [replica.served.loop for replica in self.replicas if self._current(replica)]
+        learned = {loop: loop.engine.learned for loop in loops}
+        gains = {
+            loop: await loop.between_steps(memory.gained)
+            for loop, memory in learned.items()
+            if memory is not None
+        }
+        for loop, memory in learned.items():
+            for other, gain in gains.items():
+                if memory is not None and other is not loop:
+                    await loop.between_steps(partial(memory.absorb, gain))
 
     async def keep_learned(self) -> None:
         """Save what the bandits have learned, so that little is lost however the server ends. One

@@ -14,7 +14,6 @@ from cluster.serving.engine_process import EngineProcess
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, PairSpec, Value, parse_json
-from specdec_core.drafting.bandit.gains import added, gained
 from specdec_core.drafting.states import load_state, save_state
 from specdec_core.drafting.trained import weights_here
 
@@ -102,28 +101,15 @@ class Served:
     def __init__(self, loop: EngineLoop, deployment: Deployment) -> None:
         self.loop, self.deployment = loop, deployment
         self.since = int(time.time())
-        drafter, path = loop.engine.drafter, deployment.learned
-        if drafter is not None and path is not None and path.exists():
-            drafter.load(load_state(path), str(path))
+        learned, path = loop.engine.learned, deployment.learned
+        if learned is not None and path is not None and path.exists():
+            learned.restore(load_state(path), str(path))
         self._kept = self.state()  # what the file has
-        self._shared = self._kept  # what other replicas have as well
 
     def state(self) -> dict[str, Any] | None:
         """The drafter's state that lasts over requests."""
-        drafter = self.loop.engine.drafter
-        return None if drafter is None else drafter.state()
-
-    def gained(self) -> dict[str, list[float]] | None:
-        """What the drafter has learned from its own rounds since the last call."""
-        before, self._shared = self._shared, self.state()
-        return None if before is None or self._shared is None else gained(self._shared, before)
-
-    def absorb(self, gain: dict[str, list[float]]) -> None:
-        """Add what the drafters of the other replicas have learned."""
-        drafter = self.loop.engine.drafter
-        if drafter is not None and self._shared is not None:
-            drafter.absorb(gain)
-            self._shared = self._shared | added([self._shared, gain])
+        learned = self.loop.engine.learned
+        return None if learned is None else learned.state()
 
     def keep_learned(self) -> None:
         """Save what the drafter has learned since it was saved last."""

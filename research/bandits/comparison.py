@@ -333,7 +333,8 @@ def race(
             observer.step()
         if repeat == 0:
             for entrant in entrants:
-                entrant.state = entrant.drafter.state() if entrant.drafter else None
+                memory = entrant.drafter.memory if entrant.drafter else None
+                entrant.state = memory.state() if memory else None
     return ArmComparison(entrants)
 
 

@@ -12,7 +12,7 @@ from research.drift.exact import exact_divergence, written_distribution
 from research.drift.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, Sampling, parse
-from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.models.pair import Pair
 
 TOY_SAMPLING = Sampling(temperature=1.0)

@@ -16,7 +16,7 @@ import torch
 
 from research.drift.toy_pair import PROMPT, VOCABULARY
 from specdec_core.config import Sampling
-from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import warp
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -229,11 +229,6 @@ class ChainSettings(PolicyDrafterSettings):
 AnyDrafter = Annotated[DrafterSettings, OneOf(DRAFTERS)]
 AnyLookup = Annotated[LookupSettings, OneOf(DRAFTERS)]
 AnyChain = Annotated[ChainSettings, OneOf(DRAFTERS)]
-
-
-def shape(branching: Iterable[Any], joint: str = "-") -> str:
-    """A branching in a label or a sentence."""
-    return joint.join(map(str, branching))
 
 
 def read_arm(value: Any) -> Any:

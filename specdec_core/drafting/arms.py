@@ -43,20 +43,13 @@ class ArmsDrafter(Drafter):
         for number, runner in {n: r for runners in used for n, r in runners.items()}.items():
             runner.lazy = runner.lazy or not all(number in runners for runners in used)
         self.shapes = [shape for drafter in self.arms for shape in drafter.shapes]
-        self._drafters, self._policies = _joined(self.arms)
+        self._drafters, self._policies = _joined(self.arms)  # of each arm
+        self.parts = list(dict.fromkeys(self._drafters))
         self._pulls: dict[int, Pull] = {}  # by slot
 
     @abstractmethod
     def choose(self, sequence: SlotState) -> int | None:
         """The arm that drafts for a slot in this round; None: no drafter does."""
-
-    def prepare(self, seconds: float) -> bool:
-        until = perf_counter() + seconds
-        return all([arm.prepare(max(until - perf_counter(), 0.0)) for arm in self.arms])
-
-    def open(self, sequences: Sequence[SlotState]) -> None:
-        for drafter in dict.fromkeys(self._drafters):
-            drafter.open(sequences)
 
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         pulls = [Pull(self.choose(s), len(s.tokens)) for s in sequences]
@@ -88,19 +81,11 @@ class ArmsDrafter(Drafter):
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         arm = self._pulls[sequence.slot].arm  # not tree.arm: arms among the arms set that, too
-        for drafter in dict.fromkeys(self._drafters):
+        for drafter in self.parts:
             if arm is not None and drafter is self._drafters[arm]:
                 drafter.observe(sequence, outcome)
             else:
                 drafter.missed(sequence)
-
-    def missed(self, sequence: SlotState) -> None:
-        for drafter in dict.fromkeys(self._drafters):
-            drafter.missed(sequence)
-
-    def close(self, sequence: SlotState) -> None:
-        for drafter in dict.fromkeys(self._drafters):
-            drafter.close(sequence)
 
     def _groups(self, sequences: Sequence[SlotState]) -> dict[Drafter, list[int]]:
         """The places of the sequences that each drafter drafts for."""

@@ -102,6 +102,7 @@ class ChainDrafter(Drafter):
         likely tokens."""
 
     def open(self, sequences: Sequence[SlotState]) -> None:
+        super().open(sequences)
         for sequence in sequences:
             self.policy.reset(sequence.slot)
 
@@ -121,6 +122,7 @@ class ChainDrafter(Drafter):
         return [draft.tree for draft in drafts]
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
+        super().observe(sequence, outcome)
         length = self._lengths[sequence.slot]
         self.model.keep(sequence, outcome, length)
         if length:

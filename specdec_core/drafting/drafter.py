@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from specdec_core.base.round_clock import RoundClock
 from specdec_core.config import DrafterSettings, LookupSettings, PolicySettings, Sampling, run_time
 from specdec_core.drafting.policies.policy import LengthPolicy, build_policy
+from specdec_core.drafting.states import DrafterMemory
 from specdec_core.tokens.token_tree import TokenTree
 
 if TYPE_CHECKING:
@@ -49,7 +51,11 @@ class Outcome:
 class Drafter:
     """Proposes a token tree for each slot and learns from its outcome."""
 
-    shapes: Sequence[Sequence[int]] = ()  # the parents of trees that it grows, whole or cut
+    # The parents of trees that the target is fed, whole or cut. Their first node is the sequence's
+    # last token, unless the target has read that.
+    shapes: Sequence[Sequence[int]] = ()
+    memory: DrafterMemory | None = None  # what it has learned for later requests, if anything
+    parts: Sequence[Drafter] = ()  # the drafters that it is made of; they see the same requests
 
     def __init__(self, settings: Any, resources: Resources) -> None:
         """Built from the settings of its kind."""
@@ -61,18 +67,17 @@ class Drafter:
         other drafters: their own code is replayed."""
         return None
 
-    @classmethod
-    def check_state(cls, settings: Any, state: dict[str, Any], source: str) -> None:
-        """Raises :class:`UserError`, naming `source`, unless `state` is one of such a drafter."""
-
     def prepare(self, seconds: float) -> bool:
         """Wait at most `seconds` for a part in another process; returns whether it is ready. This
         is optional: a part that is not ready proposes nothing. Raises :class:`UserError` where it
         cannot become ready."""
-        return True
+        until = perf_counter() + seconds
+        return all([part.prepare(max(until - perf_counter(), 0.0)) for part in self.parts])
 
     def open(self, sequences: Sequence[SlotState]) -> None:
         """Requests enter their slots."""
+        for part in self.parts:
+            part.open(sequences)
 
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         """A tree for each slot, at most `sequence.room` tokens deep; it may be empty. The target
@@ -86,31 +91,20 @@ class Drafter:
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
         """The round is committed and the request continues: `sequence.tokens` now ends in the
         path's tokens and one of the target's own."""
+        for part in self.parts:
+            part.observe(sequence, outcome)
 
     def missed(self, sequence: SlotState) -> None:
         """The same for a round in which this drafter did not propose: another one did, or none, as
         in a request's first round."""
+        for part in self.parts:
+            part.missed(sequence)
 
     def close(self, sequence: SlotState) -> None:
         """The request leaves its slot, finished or cancelled. `sequence.tokens` is all its
         sequence."""
-
-    def state(self) -> dict[str, Any] | None:
-        """The learned state for later requests, as JSON values; None for a drafter that learns
-        nothing."""
-        return None
-
-    def load(self, state: dict[str, Any], source: str = "the state") -> None:
-        """Continue from a :meth:`state`. Raises :class:`UserError`, naming `source`, for the state
-        of another drafter."""
-
-    def absorb(self, gain: Mapping[str, Any]) -> None:
-        """Add what equal drafters of other replicas have learned meanwhile."""
-
-    def learned(self) -> list[dict[str, Any]] | None:
-        """A readable table of its state, a row for each drafter that it chooses among; None where
-        it keeps no state."""
-        return None
+        for part in self.parts:
+            part.close(sequence)
 
 
 @dataclass(slots=True)

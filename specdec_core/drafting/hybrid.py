@@ -70,14 +70,8 @@ class HybridDrafter(Drafter):
         self.settings = settings
         self.lookup = resources.lookup(settings.lookup)
         self.otherwise = resources.build(settings.otherwise)
+        self.parts = self.lookup, self.otherwise
         self._drafted: dict[int, TokenTree] = {}  # the other drafter's trees of the round, by slot
-
-    def prepare(self, seconds: float) -> bool:
-        return self.otherwise.prepare(seconds)
-
-    def open(self, sequences: Sequence[SlotState]) -> None:
-        self.lookup.open(sequences)
-        self.otherwise.open(sequences)
 
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         copied = [self._find(sequence) for sequence in sequences]
@@ -120,14 +114,6 @@ class HybridDrafter(Drafter):
             self.otherwise.missed(sequence)
         else:
             self.otherwise.observe(*_without_lookup(sequence, outcome, drafted))
-
-    def missed(self, sequence: SlotState) -> None:
-        self.lookup.missed(sequence)
-        self.otherwise.missed(sequence)
-
-    def close(self, sequence: SlotState) -> None:
-        self.lookup.close(sequence)
-        self.otherwise.close(sequence)
 
     def _find_after(self, sequence: SlotState, drafted: TokenTree) -> tuple[int, TokenTree]:
         """A deepest node of `drafted` and the lookup's candidates after it."""

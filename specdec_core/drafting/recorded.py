@@ -168,12 +168,3 @@ class TableDrafter(Drafter):
         tree.parents[depth:] = [ROOT] * (nodes - depth)
         tree.draft_forwards, tree.draft_tokens = forwards, distributions
         return [tree for _ in sequences]
-
-
-class ShapedTree(Drafter):
-    """A drafter of trees that are all of one shape when greedy, `settings.children` of the draft
-    model's most likely tokens: a recording has their ranks."""
-
-    @classmethod
-    def recorded_rounds(cls, settings: Any, recorded: RecordedResources) -> KnownRounds:
-        return recorded.track(settings.draft).trees(settings.children)

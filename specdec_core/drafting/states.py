@@ -1,16 +1,38 @@
-"""What drafters have learned, on disk."""
+"""What drafters have learned for later requests, and its files."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.base.workspace import present_path, workspace
 
-STATES = "bandits"  # their folder in the workspace
+STATES = "bandits"  # the folder of saved states in the workspace
+
+
+class DrafterMemory(Protocol):
+    """What a drafter has learned for later requests: kept in a file, carried over to another
+    engine, and shared with equal drafters of other replicas."""
+
+    def state(self) -> dict[str, Any]:
+        """All of it, as JSON values."""
+
+    def restore(self, state: dict[str, Any], source: str = "the state") -> None:
+        """Continue from a :meth:`state`. Raises :class:`UserError`, naming `source`, for the state
+        of another drafter."""
+
+    def gained(self) -> dict[str, Any]:
+        """What the drafter's own rounds have added since the last call."""
+
+    def absorb(self, gain: Mapping[str, Any]) -> None:
+        """Add what an equal drafter of another replica has gained."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A readable table: a row for each drafter that it chooses among."""
 
 
 def find_state(name: str) -> Path:

@@ -28,7 +28,8 @@ from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.link import Link, no_link
-from specdec_core.drafting.target_started import TargetStarted
+from specdec_core.drafting.states import DrafterMemory
+from specdec_core.drafting.target_started.drafter import TargetStarted
 from specdec_core.engine.active_request import ActiveRequest, Addition
 from specdec_core.engine.draft_runners import DraftRunners
 from specdec_core.engine.forward_costs import ForwardCosts
@@ -138,7 +139,7 @@ class Engine:
             if isinstance(self.drafter, TargetStarted):
                 self._starter = self.drafter
             for shape in self.drafter.shapes:
-                self.target.expect(shape if self._starter else after_text(1, shape))
+                self.target.expect(shape)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The tokens of a prompt, with the special tokens that its tokenizer puts first."""
@@ -148,6 +149,11 @@ class Engine:
     def idle(self) -> bool:
         """Whether no request is active or waiting."""
         return not self._active and not self._waiting
+
+    @property
+    def learned(self) -> DrafterMemory | None:
+        """What the drafter has learned for later requests; None where it keeps nothing."""
+        return None if self.drafter is None else self.drafter.memory
 
     @property
     def vocab_size(self) -> int:
@@ -412,7 +418,7 @@ class Engine:
             return None
         if self._starter or self.configuration.asynchronous:
             return None
-        room = min(request.room, max(map(len, drafter.shapes), default=request.room))
+        room = min(request.room, max((len(s) - 1 for s in drafter.shapes), default=request.room))
         output = request.state.tokens[len(request.request.tokens) :]
         tokens = warper.matcher.forced(output, room) if room > 1 else []
         return TokenTree.chain(tokens, TokenOrigin.GRAMMAR) if len(tokens) > 1 else None
@@ -430,11 +436,8 @@ class Engine:
             [*(state.slot for state in states), *chunks],
             [*(text + tree.tokens for text, tree in rows), *chunks.values()],
             [*(after_text(len(text), tree.parents) for text, tree in rows), *[None] * len(chunks)],
-            # Of the sequence's last token, unless the target began the tree, and each candidate.
-            [
-                *(len(tree) + (not tree.begun) for tree in trees),
-                *[0] * len(chunks),
-            ],
+            # Of the sequence's last token, unless the target has read it, and each candidate.
+            [*(len(tree) + bool(text) for text, tree in rows), *[0] * len(chunks)],
         )
         begun = [n for n, request in enumerate(active) if request.begun]
         self.scheduler.fed([len(trees[n]) for n in begun])

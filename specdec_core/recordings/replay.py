@@ -257,7 +257,8 @@ class Replay:
                     drafter.missed(sequence)
                 else:
                     drafter.observe(sequence, _outcome(tree, path, rest, seconds(tree)))
-        state = drafter.state() if drafter is not None else None
+        memory = None if drafter is None else drafter.memory
+        state = None if memory is None else memory.state()
         return rounds.done(prompts.ids, state)
 
     def _clock(self, configuration: Configuration) -> Callable[[TokenTree], float]:

@@ -40,11 +40,6 @@ def k_configuration(branching: Iterable[int]) -> list[int]:
     return static_tree(children)
 
 
-def fork(width: int, depth: int) -> list[int]:
-    """The parents of `width` chains of `depth` nodes, numbered level by level."""
-    return k_configuration([width, *[1] * (depth - 1)])
-
-
 def after_text(count: int, parents: Iterable[int]) -> list[int]:
     """The parents when the sequence's last `count` tokens are fed with the tree, as first nodes."""
     return [*range(ROOT, count - 1), *(parent + count for parent in parents)]

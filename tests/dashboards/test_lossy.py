@@ -19,7 +19,7 @@ from dashboards.tracking.registry import register
 from dashboards.tracking.sweep_run import SweepRun
 from jobs.console import console
 from specdec_core.config import Configuration
-from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt

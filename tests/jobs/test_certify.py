@@ -12,7 +12,7 @@ from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.evidence.certificate.certificate import LiveSpeed, find_certificate
 from tests.commands import Command, assert_refused, prompts_file
 from tests.registered import SUFFIX

@@ -140,12 +140,12 @@ class Service:
 async def _learned(served: Served) -> list[Arm] | None:
     """What a bandit has learned; None where there is none, or its engine is busy with a long
     step."""
-    if (drafter := served.loop.engine.drafter) is None:
+    if (learned := served.loop.engine.learned) is None:
         return None
     with suppress(TimeoutError, RuntimeError):
         async with asyncio.timeout(_ARMS):
-            rows = await served.loop.between_steps(drafter.learned)
-        return None if rows is None else [Arm(**row) for row in rows]
+            rows = await served.loop.between_steps(learned.rows)
+        return [Arm(**row) for row in rows]
     return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -20,21 +20,22 @@ class BanditDrafter(ArmsDrafter):
 
     A K for each request, of arms that are chains of one draft model, is the paper's second setting.
     An arm learns from its own rounds only. With memory "all" one bandit, `bandit`, serves all slots
-    and all requests, else each request has its own.
+    and all requests. Otherwise each request has a copy of it.
 
-    A round's seconds are those of the target's forward, which the slots of a batch share, and of
-    drafting by the slot's arm. Of arms that drafted together, each counts its share by forwards.
+    A round's time is the time of the target's forward, which the slots of a batch share, and the
+    time that the slot's arm drafts. An arm that drafts together with other arms counts its share of
+    the forwards.
     """
 
     def __init__(self, settings: BanditSettings, resources: Resources) -> None:
         super().__init__(settings.arms, resources)
         self.bandit = build_bandit(settings)
-        self.shared = settings.memory == "all"
-        self._bandits: dict[int, Bandit] = {}  # by slot; empty if shared
+        self.memory = self.bandit if settings.memory == "all" else None
+        self._bandits: dict[int, Bandit] = {}  # by slot, where each request has its own
 
     def open(self, sequences: Sequence[SlotState]) -> None:
         super().open(sequences)
-        if not self.shared:
+        if self.memory is None:
             for sequence in sequences:
                 self._bandits[sequence.slot] = deepcopy(self.bandit)
 
@@ -49,30 +50,9 @@ class BanditDrafter(ArmsDrafter):
             self.of(slot).update(pull.arm, added, outcome.seconds - pull.other_seconds, slot)
         super().observe(sequence, outcome)
 
-    @classmethod
-    def check_state(cls, settings: BanditSettings, state: dict[str, Any], source: str) -> None:
-        build_bandit(settings).restore(state, source)
-
-    def state(self) -> dict[str, Any] | None:
-        return self.bandit.state() if self.shared else None
-
-    def load(self, state: dict[str, Any], source: str = "the state") -> None:
-        if self.shared:
-            self.bandit.restore(state, source)
-
-    def absorb(self, gain: Mapping[str, Any]) -> None:
-        if self.shared:
-            self.bandit.absorb(gain)
-
-    def learned(self) -> list[dict[str, Any]] | None:
-        if not self.shared:
-            return None
-        rows = self.bandit.frame().drop(columns="preference").to_dict("records")
-        return [{str(k): None if v != v else v for k, v in row.items()} for row in rows]
-
     def of(self, slot: int) -> Bandit:
         """The bandit that chooses for `slot`."""
-        return self.bandit if self.shared else self._bandits[slot]
+        return self._bandits[slot] if self.memory is None else self.bandit
 
 
 def build_bandit(settings: BanditSettings) -> Bandit:

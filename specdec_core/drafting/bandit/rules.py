@@ -12,16 +12,26 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import describe
-from specdec_core.drafting.bandit.gains import SUMS
 
-if TYPE_CHECKING:
-    import pandas as pd
+# Everything that a bandit learns are sums over rounds, one number an arm. So what several bandits
+# with the same arms have learned can be added: the result is what one bandit would have learned
+# from all their rounds. This holds for EXP3Spec's Σ Ẑ, too: each Ẑ is divided by the probability
+# with which its own bandit drew the arm, which makes it an unbiased estimate of the loss.
+SUMS = (
+    "rounds",
+    "tokens",
+    "seconds",
+    "losses",
+    "tokens_squared",
+    "products",
+    "seconds_squared",
+)
 
 Rule = Literal["ucb", "exp3", "thompson"]
 Reward = Literal["tokens", "time"]
@@ -76,14 +86,8 @@ class Bandit(ABC):
         names: Sequence[str] | None = None,
         ids: Sequence[str] | None = None,
     ) -> None:
-        if arms < 2:
-            raise UserError(f"a bandit chooses among at least two arms, got {arms}")
-        if longest < 1:
-            raise UserError(f"the longest proposal must have at least 1 token, got {longest}")
         self.names = list(names) if names is not None else [str(arm) for arm in range(arms)]
         self.ids = list(ids) if ids is not None else self.names
-        if not len(self.names) == len(self.ids) == arms:
-            raise ValueError(f"{len(self.names)} names and {len(self.ids)} ids for {arms} arms")
         self.arms, self.longest, self.reward = arms, longest, reward
         self.selections = 0
         self.rounds = [0] * arms
@@ -93,6 +97,7 @@ class Bandit(ABC):
         self.tokens_squared = [0.0] * arms
         self.products = [0.0] * arms
         self.seconds_squared = [0.0] * arms
+        self._shared = self._sums()  # what other bandits know as well
 
     @abstractmethod
     def select(self, slot: int = 0) -> int:
@@ -142,30 +147,25 @@ class Bandit(ABC):
             found = squared - tokens**2 / self.rounds[arm]
         return max(found, 0.0)  # rounding
 
-    def frame(self) -> pd.DataFrame:
-        """One row an arm: `arm`, `rounds`, their `share`, mean `tokens` of a round, tokens
-        `per_millisecond`, and the rule's `preference`. NaN where nothing is known."""
-        import pandas as pd  # decoding needs none
-
+    def rows(self) -> list[dict[str, Any]]:
+        """One row an arm: `arm`, `rounds`, their `share`, mean `tokens` of a round, and tokens
+        `per_millisecond`; None where nothing is known."""
         total = max(sum(self.rounds), 1)
-        return pd.DataFrame(
+        return [
             {
                 "arm": name,
                 "rounds": n,
                 "share": n / total,
-                "tokens": tokens / n if n else math.nan,
-                "per_millisecond": tokens / seconds / 1e3 if seconds else math.nan,
-                "preference": preference,
+                "tokens": tokens / n if n else None,
+                "per_millisecond": tokens / seconds / 1e3 if seconds else None,
             }
-            for name, n, tokens, seconds, preference in zip(
-                self.names,
-                self.rounds,
-                self.tokens,
-                self.seconds,
-                self.preferences(),
-                strict=True,
+            for name, n, tokens, seconds in zip(
+                self.names, self.rounds, self.tokens, self.seconds, strict=True
             )
-        )
+        ]
+
+    def _sums(self) -> dict[str, list[float]]:
+        return {name: list(getattr(self, name)) for name in SUMS}
 
     def state(self) -> dict[str, Any]:
         """Everything learned, as values that JSON can hold; see :class:`BanditState`."""
@@ -176,7 +176,7 @@ class Bandit(ABC):
             "names": list(self.names),
             "longest": self.longest,
             "selections": self.selections,
-            **{name: list(getattr(self, name)) for name in SUMS},
+            **self._sums(),
         }
 
     def restore(self, state: dict[str, Any], source: str = "the state") -> None:
@@ -192,8 +192,7 @@ class Bandit(ABC):
         saved_rule, rule = (f"{b.rule} by {b.reward}" for b in (saved, self))
         if saved_rule != rule:
             raise UserError(f"{source}: learned by {saved_rule}, the bandit is {rule}")
-        order = self._order(saved.arms)
-        if order is None or saved.longest != self.longest:
+        if sorted(saved.arms) != sorted(self.ids) or saved.longest != self.longest:
             raise UserError(
                 f"{source}: of other arms: {', '.join(saved.names)} (at most "
                 f"{saved.longest} tokens), the bandit's are {', '.join(self.names)} (at most "
@@ -202,20 +201,22 @@ class Bandit(ABC):
         self.selections = saved.selections
         for name in SUMS:
             values = getattr(saved, name)
-            setattr(self, name, [values[place] for place in order])
+            setattr(self, name, [values[saved.arms.index(arm)] for arm in self.ids])
+        self._shared = self._sums()
 
-    def absorb(self, gain: Mapping[str, Sequence[Any]]) -> None:
-        """Add what other bandits with the same arms have learned
-        (:mod:`specdec_core.drafting.bandit.gains`)."""
+    def gained(self) -> dict[str, Any]:
+        """What its own rounds have added to its sums since the last call."""
+        before, self._shared = self._shared, self._sums()
+        return {
+            name: [new - old for new, old in zip(self._shared[name], before[name], strict=True)]
+            for name in SUMS
+        }
+
+    def absorb(self, gain: Mapping[str, Any]) -> None:
+        """Add what another bandit with the same arms has gained."""
         for name in SUMS:
-            own = getattr(self, name)
-            setattr(self, name, [a + b for a, b in zip(own, gain[name], strict=True)])
-
-    def _order(self, arms: Sequence[str]) -> list[int] | None:
-        """The place of each arm in a state; None where the state has other arms."""
-        if sorted(arms) != sorted(self.ids):
-            return None
-        return [arms.index(arm) for arm in self.ids]
+            for sums in (getattr(self, name), self._shared[name]):
+                sums[:] = [a + b for a, b in zip(sums, gain[name], strict=True)]
 
 
 class UCBSpec(Bandit):
@@ -239,10 +240,6 @@ class UCBSpec(Bandit):
         **shared: Any,
     ) -> None:
         super().__init__(arms, longest, **shared)
-        if not 0 < confidence < 1:
-            raise UserError(f"confidence (δ) must be between 0 and 1, got {confidence:g}")
-        if exploration < 0:
-            raise UserError(f"exploration must be at least 0, got {exploration:g}")
         self.confidence, self.exploration = confidence, exploration
 
     def select(self, slot: int = 0) -> int:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from specdec_core.config import AnyPolicy, ChainSettings, RecordingFacts
+from specdec_core.config import (
+    AnyLookup,
+    AnyPolicy,
+    ChainSettings,
+    DrafterSettings,
+    LookupSettings,
+    RecordingFacts,
+)
 from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 
 
 class DraftModelSettings(ChainSettings):
@@ -24,3 +32,32 @@ class DraftModelSettings(ChainSettings):
 
     def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return self.unknown_chain(recording)
+
+
+class CascadeSettings(ChainSettings):
+    """A draft model's chain, itself sped up: cheap proposals are verified against the draft model
+    by the rule that the target applies, several tokens a forward."""
+
+    kind: Literal["cascade"] = "cascade"
+    policy: AnyPolicy = FixedSettings()
+    proposer: AnyLookup = PromptLookupSettings(max_tokens=4)
+
+    @property
+    def label(self) -> str:
+        lookup = self.proposer.kind.replace("_", " ")
+        return f"cascade {self.draft_name} + {lookup}, {self.policy.label}"
+
+    @property
+    def name(self) -> str:
+        return f"cascade {self.draft_name}"
+
+    @property
+    def parts(self) -> tuple[DrafterSettings, ...]:
+        return (self.proposer,)
+
+    @property
+    def guesses(self) -> LookupSettings:
+        return self.proposer
+
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        return self.unknown_chain(recording) or self.unknown_part(recording)

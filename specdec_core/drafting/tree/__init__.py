@@ -1,1 +1,1 @@
-"""Multi-candidate speculative decoding: a draft model grows a static tree (MCSD; Sequoia)."""
+"""A draft model grows a token tree of one shape: static trees, and forks (MCSD; Sequoia)."""

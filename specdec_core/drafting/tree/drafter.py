@@ -1,53 +1,91 @@
-"""Multi-candidate speculative decoding: a draft model grows a static tree (MCSD; Sequoia)."""
+"""A draft model grows a tree of one shape: multi-candidate speculative decoding (MCSD; Sequoia),
+and chains side by side, as deep as a length policy lets them be (improved MCSD, §3.2 and §3.3)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from specdec_core.drafting.context import DraftContext
-from specdec_core.drafting.drafter import Outcome, Resources, SlotState
-from specdec_core.drafting.growing import Growth
-from specdec_core.drafting.recorded import ShapedTree
-from specdec_core.drafting.tree.settings import TreeSettings
+from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
+from specdec_core.drafting.growing import Children, Growth, Level
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
+from specdec_core.drafting.policies.signals import Signals
+from specdec_core.drafting.recorded import KnownRounds, RecordedResources
 from specdec_core.tokens.token_tree import ROOT, TokenTree
-from specdec_core.tokens.topology import static_tree
+from specdec_core.tokens.topology import after_text, static_tree
 
 
-class TreeDrafter(ShapedTree):
-    """Grows the same tree every round, cut where the request ends. It grows on after a token that
-    would end the sequence, so that its shape does not depend on what is drafted.
+class TreeDrafter(Drafter):
+    """Grows the tree of `settings.children`, cut where the request ends and, if there is a length
+    policy, at the level after which the policy would stop every branch.
 
-    Under sampling a node has fewer children than in the shape where fewer tokens have any
-    probability.
+    The tree also grows after a token that would end the sequence, so that its shape does not depend
+    on the tokens. Under sampling a node has fewer children than in the shape where fewer tokens
+    have any probability.
+
+    Each branch is a separate slot to the policy. A policy that learns from its candidates observes
+    the outcome of each branch; a policy that learns from rounds, the outcome of the tree.
     """
 
-    def __init__(self, settings: TreeSettings, resources: Resources) -> None:
+    policy: LengthPolicy | None = None
+
+    def __init__(self, settings: Any, resources: Resources) -> None:
         self.settings = settings
         self.clock = resources.clock
-        self.context = DraftContext(resources.draft_runner(settings.draft))
+        runner = resources.draft_runner(settings.draft)
+        self.context = DraftContext(runner)
+        if settings.policies:
+            self.policy = resources.policy(settings.draft, settings.policy)
+            if self.policy.needs_hidden:
+                runner.watch_hidden(True)
         parents = static_tree(settings.children)
-        self.shapes = [parents]
+        self.shapes = [after_text(1, parents)]
         self._children: dict[int, list[int]] = {}  # of the shape's inner nodes
         for node, parent in enumerate(parents):
             self._children.setdefault(parent, []).append(node)
         # The draft model reads these, and no leaves.
         read = {node: n - 1 for n, node in enumerate(self._children)}
-        self.context.runner.expect([read[parents[node]] for node in read if node != ROOT])
+        runner.expect([read[parents[node]] for node in read if node != ROOT])
         self._cached: dict[int, dict[int, int]] = {}
+
+    @classmethod
+    def recorded_rounds(cls, settings: Any, recorded: RecordedResources) -> KnownRounds | None:
+        # When greedy, the children are the draft model's most likely tokens: their ranks are
+        # recorded.
+        return recorded.track(settings.draft).trees(settings.children)
+
+    def begin(self, tree: TokenTree, sequence: SlotState) -> list[int]:
+        """The nodes of an empty tree after which the draft model begins; they are added to it,
+        numbered as in the shape."""
+        return [ROOT]
+
+    def open(self, sequences: Sequence[SlotState]) -> None:
+        if self.policy is not None:
+            for sequence in sequences:
+                for branch in self._branches(sequence):
+                    self.policy.reset(branch)
 
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         growth = Growth(self.context, sequences)
-        shapes = [{ROOT: ROOT} for _ in sequences]  # which of the shape's nodes each node is
-        ends = [[ROOT] for _ in sequences]
-        for depth in range(self.settings.depth):
+        trees = zip(growth.trees, sequences, strict=True)
+        ends = {i: self.begin(tree, sequence) for i, (tree, sequence) in enumerate(trees)}
+        shapes = [{node: node for node in ends[i]} for i in ends]  # by tree: nodes of the shape
+        limits = [
+            min(self.context.room(sequence, tree.begun > 0), self._limit(sequence))
+            for tree, sequence in zip(growth.trees, sequences, strict=True)
+        ]
+        depth = 0
+        while True:
             wanted = {
-                i: [node for node in ends[i] if shapes[i][node] in self._children]
-                for i, sequence in enumerate(sequences)
-                if depth < self.context.room(sequence)
+                i: [node for node in nodes if shapes[i][node] in self._children]
+                for i, nodes in ends.items()
+                if depth < limits[i]
             }
             wanted = {i: nodes for i, nodes in wanted.items() if nodes}
             if not wanted:
@@ -57,14 +95,88 @@ class TreeDrafter(ShapedTree):
             places = zip(level.trees, level.nodes, strict=True)
             planned = [self._children[shapes[i][node]] for i, node in places]
             children = growth.branch(level, list(map(len, planned)), self.settings.replacement)
-            ends = [[] for _ in sequences]
+            depth += 1
+            ends = {i: [] for i in wanted}
             for i, shape, nodes in zip(level.trees, planned, children.nodes, strict=True):
                 shapes[i].update(zip(nodes, shape, strict=False))
                 ends[i] += nodes
+            if self.policy is not None:
+                open_ended = {i for i in ends if depth < limits[i]}
+                going = self._go_on(self.policy, growth, level, children, depth, open_ended)
+                ends = {i: nodes for i, nodes in ends.items() if i in going}
             self.clock.chose(returned, level.logits)
         for sequence, cached in zip(sequences, growth.cached, strict=True):
             self._cached[sequence.slot] = cached
         return growth.trees
 
     def observe(self, sequence: SlotState, outcome: Outcome) -> None:
+        tree = outcome.tree
         self.context.keep(sequence, outcome, self._cached[sequence.slot])
+        if self.policy is None or not tree:
+            return
+        begun = int(tree.begun > 0)
+        first = [node for node, depth in enumerate(tree.depths()) if depth == begun]
+        path, slots = outcome.path[begun:], self._branches(sequence)
+        if not first:
+            return
+        if not self.policy.learns:
+            accepted = [len(path)] * len(slots)
+        else:
+            accepted = [0] * len(first)
+            if path:
+                accepted[first.index(path[0])] = len(path)
+        for slot, count in zip(slots, accepted, strict=False):
+            result = PolicyOutcome(tree.depth - begun, count, tree.draft_forwards)
+            self.policy.observe(slot, result)
+
+    def _limit(self, sequence: SlotState) -> int:
+        """The most levels that the policy allows for in the coming round."""
+        if self.policy is None:
+            return self.settings.depth
+        limits = (self.policy.limit(b, sequence.batch) for b in self._branches(sequence))
+        return max(limits)
+
+    def _go_on(
+        self,
+        policy: LengthPolicy,
+        growth: Growth,
+        level: Level,
+        children: Children,
+        depth: int,
+        open_ended: set[int],
+    ) -> set[int]:
+        """The `open_ended` trees that grow further: those with a branch that the policy does not
+        stop. A policy that learns sees the candidates of the other trees as well."""
+        slots: list[int] = []
+        tokens: list[int] = []
+        places: list[int] = []
+        trees: list[int] = []
+        branches = [iter(self._branches(sequence)) for sequence in growth.sequences]
+        for place, (i, nodes) in enumerate(zip(level.trees, children.nodes, strict=True)):
+            if i in open_ended or policy.learns:
+                slots += islice(branches[i], len(nodes))
+                tokens += [growth.trees[i].tokens[node] for node in nodes]
+                places += [place] * len(nodes)
+                trees += [i] * len(nodes)
+        if not slots:
+            return set()
+        pick = slice(None) if places == list(range(len(level.nodes))) else places
+        signals = Signals(
+            slots,
+            tokens,
+            [depth] * len(slots),
+            level.logits[pick],
+            None if children.probs is None else children.probs[pick],
+            None if level.hidden is None else level.hidden[pick],
+        )
+        answers = zip(trees, policy.go_on(signals), strict=True)
+        return {i for i, go in answers if go and i in open_ended}
+
+    def _branches(self, sequence: SlotState) -> range:
+        """The policy's slots of the branches of a slot."""
+        count = self.settings.branches
+        return range(sequence.slot * count, (sequence.slot + 1) * count)
+
+
+class ForkDrafter(TreeDrafter):
+    """Chains that part at the first token."""

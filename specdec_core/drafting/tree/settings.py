@@ -1,15 +1,33 @@
-"""The settings of a static tree."""
+"""The settings of trees of one shape."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from specdec_core.config import ModelSettings, RecordingFacts
-from specdec_core.config.drafters import shape
+from specdec_core.config import (
+    AnyPolicy,
+    ModelSettings,
+    PolicyDrafterSettings,
+    RecordingFacts,
+    Width,
+)
+from specdec_core.drafting.policies.fixed import FixedSettings
 
 Shape = Annotated[tuple[int | tuple[int, ...], ...], Field(min_length=1)]
+Children = tuple[tuple[int, ...], ...]
+
+
+def levels(branching: Iterable[int | tuple[int, ...]]) -> Children:
+    """The number of children of each node of each level. Level 0 is the sequence's last token. A
+    number holds for all nodes of its level."""
+    children, width = [], 1
+    for counts in branching:
+        children.append(counts if isinstance(counts, tuple) else (counts,) * width)
+        width = sum(children[-1])
+    return tuple(children)
 
 
 class TreeSettings(ModelSettings):
@@ -41,22 +59,17 @@ class TreeSettings(ModelSettings):
         return tuple(levels)
 
     @property
-    def children(self) -> tuple[tuple[int, ...], ...]:
-        """How many children each node of each level has, the sequence's last token being level
-        0."""
-        levels, width = [], 1
-        for counts in self.branching:
-            levels.append(counts if isinstance(counts, tuple) else (counts,) * width)
-            width = sum(levels[-1])
-        return tuple(levels)
+    def children(self) -> Children:
+        """The number of children of each node, by level; see :func:`levels`."""
+        return levels(self.branching)
 
     @property
     def label(self) -> str:
         if any(isinstance(counts, tuple) for counts in self.branching):
-            levels = f"of {self.nodes}"
+            size = f"of {self.nodes}"
         else:
-            levels = shape(self.branching)
-        return f"tree {levels}, {self.draft_name}{', replaced' if self.replacement else ''}"
+            size = "-".join(map(str, self.branching))
+        return f"tree {size}, {self.draft_name}{', replaced' if self.replacement else ''}"
 
     @property
     def depth(self) -> int:
@@ -71,4 +84,42 @@ class TreeSettings(ModelSettings):
         return nodes
 
     def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        return self.unknown_tree(recording, whole)
+
+
+class ForkSettings(PolicyDrafterSettings):
+    """Chains, `width` of them, that part at the first token. All of them grow until the policy
+    would stop every one of them (improved MCSD, §3.2 and §3.3)."""
+
+    kind: Literal["fork"] = "fork"
+    policy: AnyPolicy = FixedSettings()
+    width: Width = 4
+    replacement: bool = False
+
+    @property
+    def label(self) -> str:
+        drawn = ", replaced" if self.replacement else ""
+        return f"fork {self.width}, {self.draft_name}, {self.policy.label}{drawn}"
+
+    @property
+    def children(self) -> Children:
+        """The number of children of each node at full depth, by level; see :func:`levels`."""
+        return levels((self.width, *(1,) * (self.depth - 1)))
+
+    @property
+    def branches(self) -> int:
+        """Chains side by side."""
+        return self.width
+
+    @property
+    def depth(self) -> int:
+        return self.policy.max_tokens
+
+    @property
+    def nodes(self) -> int:
+        return self.width * self.depth
+
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        if not isinstance(self.policy, FixedSettings):
+            return "a fork's policy looks at all branches, only the accepted one is recorded"
         return self.unknown_tree(recording, whole)

@@ -55,8 +55,8 @@ def test_it_answers_as_an_engine_here_does(engine: EngineProcess, tiny_pair: Pai
     while not engine.idle:
         answered |= {c.request_id: c.finished.tokens for c in engine.step() if c.finished}
     assert [answered[prompt] for prompt in prompts] == expected
-    assert engine.drafter is not None
-    assert sum(arm["rounds"] for arm in engine.drafter.learned() or []) > 0
+    assert engine.learned is not None
+    assert sum(arm["rounds"] for arm in engine.learned.rows()) > 0
     with pytest.raises(UserError, match="the prompt is empty"):
         engine.add(Request("empty", (), 4))
     assert engine.idle

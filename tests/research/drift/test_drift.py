@@ -10,7 +10,7 @@ from research.drift.drift import Written, divergence, scored, write
 from research.drift.exact import exact_divergence, written_distribution
 from research.drift.toy_pair import FAR, exact_distribution, sample_counts, toy_pair
 from specdec_core.config import Configuration, Sampling
-from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts

@@ -9,7 +9,7 @@ from research.drift.drift import goodness_of_fit
 from research.drift.exact import exact_divergence, written_distribution
 from research.drift.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
 from specdec_core.config import Configuration, Sampling
-from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.models.pair import Pair
 
 PLAIN = Sampling(temperature=1.0)

@@ -13,7 +13,7 @@ from research.drift.sandbox import check_sandbox
 from research.drift.tasks import GradedTask, last_number, load_task, program_of
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling
-from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
 

@@ -10,9 +10,9 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.cost import ForwardCost, Measurement, Profile
 from specdec_core.drafting.bandit.settings import BanditSettings
-from specdec_core.drafting.cascade.settings import CascadeSettings
+from specdec_core.drafting.draft_model.settings import CascadeSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.fork.settings import ForkSettings
+from specdec_core.drafting.tree.settings import ForkSettings
 from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
 from specdec_core.drafting.suffix import SuffixSettings

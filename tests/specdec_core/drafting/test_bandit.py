@@ -170,7 +170,7 @@ def test_memory_of_a_request_ends_with_it(tiny_pair: Pair) -> None:
 def test_a_saved_state_goes_on_in_another_engine(tiny_pair: Pair, tmp_path) -> None:
     drafter = BanditSettings(rule="exp3", arms=MIXED)
     engine, _ = decode(tiny_pair, drafter, slots=1)
-    path = save_state(engine.drafter.state(), tmp_path / "state.json")
+    path = save_state(engine.learned.state(), tmp_path / "state.json")
     _, expected = decode_again(engine)
     other = Engine(
         tiny_pair, Configuration(drafter=drafter.model_copy(update={"state": str(path)}))

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from specdec_core.drafting.bandit.gains import SUMS, added, gained
-from specdec_core.drafting.bandit.rules import Bandit, EXP3Spec, Thompson, UCBSpec
+from specdec_core.drafting.bandit.rules import SUMS, Bandit, EXP3Spec, Thompson, UCBSpec
 
 ARMS, LONGEST = 3, 4
 
@@ -21,14 +20,13 @@ def pulled(bandit: Bandit, rounds: int, seed: int) -> None:
         bandit.update(arm, tokens, 0.01 * (arm + 1))
 
 
-def exchanged(bandits: list[Bandit], told: list[dict]) -> None:
+def exchanged(bandits: list[Bandit]) -> None:
     """What replicas do from time to time."""
-    gains = []
+    gains = [bandit.gained() for bandit in bandits]
     for place, bandit in enumerate(bandits):
-        gains.append(gained(bandit.state(), told[place]))
-    for place, bandit in enumerate(bandits):
-        bandit.absorb(added([gain for other, gain in enumerate(gains) if other != place]))
-        told[place] = bandit.state()
+        for other, gain in enumerate(gains):
+            if other != place:
+                bandit.absorb(gain)
 
 
 @pytest.mark.parametrize("kind", [UCBSpec, EXP3Spec, Thompson])
@@ -39,13 +37,12 @@ def test_after_every_exchange_all_know_the_sums_of_what_each_has_seen(kind, rewa
     bandits = [kind(ARMS, LONGEST, reward=reward) for _ in range(3)]
     for bandit in bandits:
         bandit.restore(before.state())
-    told = [bandit.state() for bandit in bandits]
     own = [0, 0, 0]
     for turn in range(3):
         for place, bandit in enumerate(bandits):
             pulled(bandit, 5 * place + turn, seed=turn)
             own[place] += 5 * place + turn
-        exchanged(bandits, told)
+        exchanged(bandits)
         assert [sum(bandit.rounds) for bandit in bandits] == [20 + sum(own)] * 3
         for name in SUMS:
             first, *others = (getattr(bandit, name) for bandit in bandits)

@@ -121,8 +121,8 @@ def test_reward_in_time_is_the_ratio_of_sums() -> None:
     assert bandits["tokens"].preferences() == [4, 2]
     # in rounds of the faster arm, 6 ms: 8 tokens in 40 ms, 4 tokens in 12 ms
     assert bandits["time"].preferences() == pytest.approx([6 * 8 / 40, 6 * 4 / 12])
-    frame = bandits["time"].frame()
-    assert frame["per_millisecond"].tolist() == pytest.approx([8 / 40, 4 / 12])
+    rates = [row["per_millisecond"] for row in bandits["time"].rows()]
+    assert rates == pytest.approx([8 / 40, 4 / 12])
     assert bandits["time"].select() == 1
 
 

@@ -9,7 +9,7 @@ import torch
 
 from specdec_core.config import Configuration, DrafterSettings, PolicySettings, Sampling
 from specdec_core.drafting import chain
-from specdec_core.drafting.cascade.settings import CascadeSettings
+from specdec_core.drafting.draft_model.settings import CascadeSettings
 from specdec_core.drafting.chain import ChainDrafter
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import Resources, SlotState

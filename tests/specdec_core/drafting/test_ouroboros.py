@@ -7,7 +7,7 @@ import pytest
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import SlotState
-from specdec_core.drafting.ouroboros.settings import OuroborosSettings
+from specdec_core.drafting.post_use.settings import OuroborosSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair

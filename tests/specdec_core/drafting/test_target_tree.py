@@ -7,7 +7,7 @@ import pytest
 from research.drift.drift import goodness_of_fit
 from research.drift.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
-from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Generation, TokenOrigin

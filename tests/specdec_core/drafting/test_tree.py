@@ -7,7 +7,7 @@ import torch
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.fork.settings import ForkSettings
+from specdec_core.drafting.tree.settings import ForkSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
@@ -17,7 +17,7 @@ from specdec_core.tokens.coupling import SharedNoise
 from specdec_core.tokens.sampling import warp
 from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
-from specdec_core.tokens.topology import fork, k_configuration, static_tree
+from specdec_core.tokens.topology import k_configuration, static_tree
 
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
 SHAPES = {
@@ -164,7 +164,7 @@ def test_a_tree_costs_a_forward_a_level_and_is_cut_at_the_end(tiny_pair: Pair, s
         "1x3": k_configuration((1, 3)),
         "uneven": static_tree([(3,), (2, 0, 1), (1, 0, 2)]),
         "replaced": k_configuration((2, 2, 1)),
-        "fork": fork(3, 4),
+        "fork": k_configuration((3, 1, 1, 1)),
     }[shape]
     watched = Watched(tiny_pair, drafter, Sampling())
     watched.engine.generate(requests(9))

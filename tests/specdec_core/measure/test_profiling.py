@@ -10,7 +10,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.cost import ForwardKind, Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.fork.settings import ForkSettings
+from specdec_core.drafting.tree.settings import ForkSettings
 from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.policies.decision import DecisionSettings
 from specdec_core.drafting.policies.fixed import FixedSettings

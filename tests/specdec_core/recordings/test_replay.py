@@ -20,10 +20,10 @@ from specdec_core.config import (
 )
 from specdec_core.cost import Hardware, oracle_counts
 from specdec_core.drafting.bandit.settings import BanditSettings
-from specdec_core.drafting.cascade.settings import CascadeSettings
+from specdec_core.drafting.draft_model.settings import CascadeSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
-from specdec_core.drafting.fork.settings import ForkSettings
+from specdec_core.drafting.tree.settings import ForkSettings
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
@@ -45,7 +45,7 @@ from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.post_use.settings import PostUseSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.suffix import SuffixSettings
-from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request

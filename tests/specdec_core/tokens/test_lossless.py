@@ -22,7 +22,7 @@ from research.drift.toy_pair import VOCABULARY as VOCAB
 from research.drift.toy_pair import exact_distribution, sample_counts
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.fork.settings import ForkSettings
+from specdec_core.drafting.tree.settings import ForkSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_core.config import Configuration
-from specdec_core.drafting.fork.settings import ForkSettings
+from specdec_core.drafting.tree.settings import ForkSettings
 from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.token_tree import ROOT
-from specdec_core.tokens.topology import Topologies, after_text, fork, k_configuration, static_tree
+from specdec_core.tokens.topology import Topologies, after_text, k_configuration, static_tree
 
 POSITIONS = 80
 
@@ -109,9 +109,8 @@ def test_a_chain_is_the_tree_of_width_one_and_of_all_lengths_a_slice_of_one_mask
 
 def test_shapes_are_numbered_level_by_level() -> None:
     assert k_configuration((2, 2)) == [ROOT, ROOT, 0, 0, 1, 1]
-    assert fork(2, 3) == [ROOT, ROOT, 0, 1, 2, 3]
     assert static_tree([(3,), (2, 0, 1)]) == [ROOT, ROOT, ROOT, 0, 0, 2]
-    assert after_text(1, fork(2, 2)) == [ROOT, 0, 0, 1, 2]
+    assert after_text(1, k_configuration((2, 1))) == [ROOT, 0, 0, 1, 2]
     assert after_text(3, [ROOT, 0, 0]) == [ROOT, 0, 1, 2, 3, 3]
     assert after_text(0, [ROOT, ROOT, 1]) == [ROOT, ROOT, 1]
 

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.serving.http.app import build_app
 from specdec_core.config import Configuration
-from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.engine import Chunk, Engine
 from specdec_core.models.pair import Pair
 from tests.cluster.serving.http.events import asked, events_of

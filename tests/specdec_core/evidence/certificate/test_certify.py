@@ -15,7 +15,7 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.target_tree.settings import TargetTreeSettings
+from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.engine import Request
 from specdec_core.evidence.certificate.certificate import (
     Certificate,

@@ -10,25 +10,37 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec_core.drafting.drafter import Drafter, SlotState
+from specdec_core.drafting.drafter import Resources, SlotState
+from specdec_core.drafting.tree.drafter import TreeDrafter
 from specdec_core.tokens.acceptance import Places, VerifierOutput, rule_of
 from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
+from specdec_core.tokens.topology import static_tree
 from specdec_core.tokens.verification import Verdict, longest
 
 
-class TargetStarted(Drafter):
-    """A drafter of trees that begin with `width` tokens of the target's. The engine has it judge
-    its trees, in every round. With one token the output is lossless: the token is the target's own.
-    Of several the longest accepted path wins, which does not keep the target's distribution."""
+class TargetStarted(TreeDrafter):
+    """Grows trees that begin with `width` tokens of the target, one of which is always accepted. In
+    a request's first round, which has no candidates, the target only draws.
 
-    width: int
-    _starts: dict[int, list[int]]  # by slot: the tokens that begin the next tree
+    The engine has this drafter judge its trees, in every round. With one token the output is
+    lossless: the token is the target's own, and how deep the tree grows depends on draft tokens
+    alone. Of several tokens the longest accepted path wins, which does not keep the target's
+    distribution.
+    """
+
+    def __init__(self, settings: Any, resources: Resources) -> None:
+        super().__init__(settings, resources)
+        [self.width] = settings.children[0]
+        self.shapes = [static_tree(settings.children)]
+        self._starts: dict[int, list[int]] = {}  # by slot: the tokens that begin the next tree
 
     def open(self, sequences: Sequence[SlotState]) -> None:
+        super().open(sequences)
         for sequence in sequences:
             self._starts[sequence.slot] = []
 
@@ -36,7 +48,6 @@ class TargetStarted(Drafter):
         self._starts.pop(sequence.slot, None)
 
     def begin(self, tree: TokenTree, sequence: SlotState) -> list[int]:
-        """Add the target's tokens to an empty tree; returns their nodes."""
         tokens = self._starts[sequence.slot]
         tree.begun = len(tokens)
         return [tree.add(token, ROOT, TokenOrigin.TARGET) for token in tokens]
@@ -82,3 +93,11 @@ class TargetStarted(Drafter):
         at = Places([state.sampling], [state.random], [position], scores, likely)
         at.probs = None if reading.probs is None else reading.probs[end + 1 : end + 2]
         return [verdict.token, *rule_of(state.sampling).others(verdict, at, self.width - 1)]
+
+
+class TargetTreeDrafter(TargetStarted):
+    """Each of the target's tokens has a subtree of the same shape."""
+
+
+class TargetForkDrafter(TargetStarted):
+    """Each of the target's tokens is followed by chains."""

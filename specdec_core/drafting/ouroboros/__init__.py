@@ -1,1 +1,0 @@
-"""Ouroboros: phrases speed up and lengthen drafts (Zhao et al., 2024)."""
