@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.base.workspace import present_path, workspace
+from specdec_core.config import parse_json
 
 STATES = "bandits"  # the folder of saved states in the workspace
 
@@ -51,11 +52,6 @@ def save_state(state: dict[str, Any], path: Path) -> Path:
 def load_state(path: Path) -> dict[str, Any]:
     """What :func:`save_state` wrote. Raises :class:`UserError` where it cannot be read."""
     try:
-        state = json.loads(path.read_text())
+        return parse_json(dict[str, Any], path.read_bytes(), f"{path}: not a saved state")
     except OSError as error:
         raise UserError(f"{path}: no saved state can be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not a saved state: {error}") from None
-    if not isinstance(state, dict):
-        raise UserError(f"{path}: not a saved state")
-    return state

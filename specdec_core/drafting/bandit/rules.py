@@ -14,10 +14,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import describe
+from specdec_core.config import parse
 
 # Everything that a bandit learns are sums over rounds, one number an arm. So what several bandits
 # with the same arms have learned can be added: the result is what one bandit would have learned
@@ -185,10 +185,7 @@ class Bandit(ABC):
         Raises:
             UserError: it is not a bandit's state, or has another rule or other arms.
         """
-        try:
-            saved = BanditState.model_validate(state)
-        except ValidationError as error:
-            raise UserError(f"{source}: not a bandit's state: {describe(error)[:200]}") from None
+        saved = parse(BanditState, state, f"{source}: not a bandit's state")
         saved_rule, rule = (f"{b.rule} by {b.reward}" for b in (saved, self))
         if saved_rule != rule:
             raise UserError(f"{source}: learned by {saved_rule}, the bandit is {rule}")

@@ -9,21 +9,20 @@ starts.npy       (separator + 2,) how many suffixes begin with a smaller token
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from specdec_core.config import Value
 
-VERSION = 1
 CARD, TOKENS, SUFFIXES, STARTS = "datastore.json", "tokens.npy", "suffixes.npy", "starts.npy"
 
 
 class DatastoreCard(Value):
     """Everything about a datastore but its tokens."""
 
-    version: int = VERSION
+    version: Literal[1] = 1
     sources: tuple[str, ...] = Field(description="where the documents are from")
     tokenizer: str = Field(description="digest of the vocabulary")
     separator: int = Field(ge=1, description="ends each document; larger than every token")

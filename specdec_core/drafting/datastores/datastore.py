@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -11,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.workspace import present_path, workspace
-from specdec_core.config import Configuration, describe
+from specdec_core.config import Configuration
+from specdec_core.drafting.cards import find_folder, read_card
 from specdec_core.drafting.datastores.card import (
     CARD,
     STARTS,
     SUFFIXES,
     TOKENS,
-    VERSION,
     DatastoreCard,
     token_type,
 )
@@ -127,10 +124,7 @@ class Datastore:
 
 def resolve_datastore(name: str) -> Path:
     """The folder of a datastore: a path, or the name of one in the workspace."""
-    folder = Path(present_path(name))
-    if os.sep in name or (folder / CARD).exists():
-        return folder
-    return workspace() / DATASTORES / name
+    return find_folder(name, DATASTORES, CARD)
 
 
 def open_datastore(name: str | Path, tokenizer: str | None = None) -> Datastore:
@@ -140,7 +134,8 @@ def open_datastore(name: str | Path, tokenizer: str | None = None) -> Datastore:
         UserError: there is none, its files are broken, or it is of another tokenizer.
     """
     folder = resolve_datastore(str(name))
-    card = _load_card(str(name), folder)
+    made = "`specdec datastore` builds one"
+    card = read_card(DatastoreCard, folder / CARD, str(name), "datastore", made)
     if tokenizer is not None and card.tokenizer != tokenizer:
         raise UserError(
             f"datastore {name}: its tokens are of another tokenizer (vocabulary "
@@ -170,20 +165,3 @@ def check_datastores(configurations: Iterable[Configuration], tokenizer: Any) ->
     tokenizer."""
     for name in dict.fromkeys(name for c in configurations for name in c.datastores):
         open_datastore(name, tokenizer_digest(tokenizer))
-
-
-def _load_card(name: str, folder: Path) -> DatastoreCard:
-    file = folder / CARD
-    try:
-        card = DatastoreCard.model_validate_json(file.read_text())
-    except OSError:
-        others = sorted(path.parent.name for path in folder.parent.glob(f"*/{CARD}"))
-        there = f"; there are {', '.join(others)}" if others else "; `specdec datastore` builds one"
-        raise UserError(f"no datastore {name} ({folder}){there}") from None
-    except ValidationError as error:
-        raise UserError(f"{file}: not a datastore's card: {describe(error)}") from None
-    except ValueError as error:
-        raise UserError(f"{file}: not a datastore's card: {error}") from None
-    if card.version != VERSION:
-        raise UserError(f"{file}: format {card.version}, this program reads {VERSION}; build anew")
-    return card

@@ -6,15 +6,13 @@ and `test`. Cards without `test` rows are of an earlier version; their figures a
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from specdec_core.config import Sampling, Value
 from specdec_core.drafting.heads.metrics import ReliabilityBin
 from specdec_core.drafting.heads.modules import HeadKind
-
-VERSION = 1
 
 
 class HeadSpec(Value):
@@ -62,7 +60,7 @@ class Epoch(Value):
 class HeadCard(Value):
     """Everything about a head but its weights."""
 
-    version: int = VERSION
+    version: Literal[1] = 1
     kind: HeadKind
     draft: str = Field(description="name of the draft in the recorded pair")
     depth: int

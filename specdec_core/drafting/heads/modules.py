@@ -20,16 +20,17 @@ HeadKind = Literal["specdecpp", "t1", "t2", "joint"]
 class Head(nn.Module):
     """Features (n, f) in, logits (n,) out."""
 
-    residual = False
     dropout = 0.0  # in training, of hidden states and hidden layers
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, features: int, widths: list[int], hidden_size: int = 0) -> None:
-        """Hidden layers of `widths`, and a final linear layer to one logit. The first `hidden_size`
-        features are a hidden state."""
+    def __init__(
+        self, features: int, widths: list[int], hidden_size: int = 0, residual: bool = False
+    ) -> None:
+        """Hidden layers of `widths`, `residual` or not, and a final linear layer to one logit. The
+        first `hidden_size` features are a hidden state."""
         super().__init__()
-        self.hidden_size = hidden_size
+        self.hidden_size, self.residual = hidden_size, residual
         self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("scale", torch.ones(features))
         sizes = [features, *widths]
@@ -54,52 +55,31 @@ class Head(nn.Module):
         return logits.squeeze(-1)
 
 
-class AcceptanceHead(Head):
-    """SpecDec++'s (D + 1)-layer ResNet (§5.1): D blocks h ← h + SiLU(W h + b), each with weights
-    of its own, and a linear layer. It reads e_i, the draft's last hidden state of the candidate y_i
-    itself, (n, hidden_size)."""
-
-    residual = True
-
-    def __init__(self, hidden_size: int, depth: int) -> None:
-        super().__init__(hidden_size, [hidden_size] * depth, hidden_size)
-
-
-class HiddenDecision(Head):
-    """Improved MCSD's decision model T1 (§3.3): a three-layer MLP on the hidden state that y_i was
-    drawn from, (n, hidden_size)."""
-
-    def __init__(self, hidden_size: int, width: int) -> None:
-        super().__init__(hidden_size, [width, width], hidden_size)
-
-
-class DistributionDecision(Head):
-    """Improved MCSD's decision model T2 (§3.3): a two-layer MLP on the k largest probabilities of
-    q_i and its entropy, (n, k + 1)."""
-
-    def __init__(self, top_k: int, width: int) -> None:
-        super().__init__(top_k + 1, [width])
-
-
-class JointDecision(Head):
-    """T1 and T2 in one: a three-layer MLP on hidden state, top-k probabilities and entropy,
-    (n, hidden_size + k + 1). From no paper: T1 and T2 each lack the other's input."""
-
-    def __init__(self, hidden_size: int, top_k: int, width: int) -> None:
-        super().__init__(hidden_size + top_k + 1, [width, width], hidden_size)
-
-
 def build_head(
     kind: HeadKind, hidden_size: int, top_k: int, depth: int = 0, width: int = 0
 ) -> Head:
-    """An untrained head. `depth` is for specdecpp, `width` for the decision models."""
+    """An untrained head. `depth` is for specdecpp, `width` for the decision models.
+
+    specdecpp: SpecDec++'s (D + 1)-layer ResNet (§5.1), D blocks h ← h + SiLU(W h + b), each with
+    separate weights, and a linear layer. It reads e_i, the draft's last hidden state of the
+    candidate y_i itself, (n, hidden_size).
+
+    t1: improved MCSD's decision model T1 (§3.3), a three-layer MLP on the hidden state that y_i was
+    drawn from, (n, hidden_size).
+
+    t2: improved MCSD's decision model T2 (§3.3), a two-layer MLP on the k largest probabilities of
+    q_i and its entropy, (n, k + 1).
+
+    joint: T1 and T2 in one, a three-layer MLP on hidden state, top-k probabilities and entropy,
+    (n, hidden_size + k + 1). From no paper: T1 and T2 each lack the other's input.
+    """
     if kind == "specdecpp":
-        return AcceptanceHead(hidden_size, depth)
+        return Head(hidden_size, [hidden_size] * depth, hidden_size, residual=True)
     if kind == "t1":
-        return HiddenDecision(hidden_size, width)
+        return Head(hidden_size, [width, width], hidden_size)
     if kind == "t2":
-        return DistributionDecision(top_k, width)
-    return JointDecision(hidden_size, top_k, width)
+        return Head(top_k + 1, [width])
+    return Head(hidden_size + top_k + 1, [width, width], hidden_size)
 
 
 def join_features(

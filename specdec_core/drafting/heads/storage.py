@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path, write_atomically
-from specdec_core.base.workspace import present_path, workspace
-from specdec_core.config import describe
-from specdec_core.drafting.heads.card import VERSION, HeadCard
+from specdec_core.drafting.cards import find_folder, read_card
+from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.modules import Head, build_head
 from specdec_core.models.fingerprints import TARGET
@@ -46,10 +43,7 @@ def resolve_head(name: str) -> Path:
     """The folder of a head: `bundled:<name>`, a path, or the name of one in the workspace."""
     if name.startswith("bundled:"):
         return BUNDLED / name.removeprefix("bundled:")
-    folder = Path(present_path(name))
-    if os.sep in name or (folder / CARD).exists():
-        return folder
-    return workspace() / "heads" / name
+    return find_folder(name, "heads", CARD)
 
 
 def load_card(name: str | Path) -> HeadCard:
@@ -59,19 +53,7 @@ def load_card(name: str | Path) -> HeadCard:
         UserError: there is none, or it cannot be read.
     """
     file = resolve_head(str(name)) / CARD
-    try:
-        card = HeadCard.model_validate_json(file.read_text())
-    except OSError:
-        others = sorted(path.parent.name for path in file.parents[1].glob(f"*/{CARD}"))
-        there = f"; there are {', '.join(others)}" if others else "; `specdec train head` makes one"
-        raise UserError(f"no head {name} ({file.parent}){there}") from None
-    except ValidationError as error:
-        raise UserError(f"{file}: not a head's card: {describe(error)}") from None
-    except ValueError as error:
-        raise UserError(f"{file}: not a head's card: {error}") from None
-    if card.version != VERSION:
-        raise UserError(f"{file}: format {card.version}, this program reads {VERSION}; train anew")
-    return card
+    return read_card(HeadCard, file, str(name), "head", "`specdec train head` makes one")
 
 
 def load_head(

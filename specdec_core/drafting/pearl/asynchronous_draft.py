@@ -1,7 +1,7 @@
 """The draft's side of PEARL: it drafts without waiting for the target's verdicts.
 
 It takes its own candidates for the sequence until the target has confirmed other tokens, and also
-drafts after likely alternatives (:mod:`specdec_core.drafting.pearl.draft_tree`). The tokens of a
+drafts after likely alternatives (:mod:`specdec_core.drafting.pearl.tree`). The tokens of a
 forward are sent at once. The target's messages are handled before the next forward.
 
 With a lookup a forward drafts several tokens (a cascade). The lookup guesses how the chain
@@ -17,17 +17,16 @@ import random
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, takewhile
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from specdec_core.base.errors import UserError
 from specdec_core.drafting.drafter import Lookup, Outcome, Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
-from specdec_core.drafting.pearl.draft_forward import DraftForward
-from specdec_core.drafting.pearl.draft_tree import DraftTree, Node
 from specdec_core.drafting.pearl.messages import (
     Begin,
     Commit,
@@ -40,11 +39,14 @@ from specdec_core.drafting.pearl.messages import (
     End,
     RequestDistribution,
 )
+from specdec_core.drafting.pearl.tree import DraftTree, Node, Source
 from specdec_core.drafting.pearl.windows import Windows
+from specdec_core.drafting.warped import warped
 from specdec_core.models.pair import Pair
-from specdec_core.models.runner import ModelRunner
+from specdec_core.models.runner import Batch, ModelRunner
+from specdec_core.tokens.acceptance import Places, rule_of
 from specdec_core.tokens.grammar import Grammars
-from specdec_core.tokens.sampling import RandomStream
+from specdec_core.tokens.sampling import RandomStream, quantile
 from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 
 _ALTERNATIVES = 2  # guesses at the target's token in place of a drawn one
@@ -126,7 +128,7 @@ class AsynchronousDraft:
         tree, settings, end = slot.tree, self._settings, self._end_of(slot)
         chain: list[Node] = []
         if tree.tip.position + 1 < end and not self._final(tree):
-            chain = tree.chain()[:_MAX_UNREAD]
+            chain = tree.unread()[:_MAX_UNREAD]
         final = settings.eos_token_ids
         return chain + tree.likely(settings.width - 1, settings.least, end, final)
 
@@ -167,34 +169,50 @@ class AsynchronousDraft:
         ends = [slot.tree.tip.position for slot in slots]
         for slot, nodes in zip(slots, fed, strict=True):
             slot.tree.enter(nodes)
-        forward = DraftForward.of(
-            self._runner,
+        feed = [[node.token for node in nodes] for nodes in fed]
+        parents = [slot.tree.parents for slot in slots]
+        output = self._runner.forward(Batch([slot.number for slot in slots], feed, parents))
+        output = warped(
+            output,
             [slot.state for slot in slots],
-            fed,
-            [slot.tree.parents for slot in slots],
+            lambda n: [_drafted(slots[n].state, node) for node in fed[n]],
         )
-        drafted = self._grow(forward, {node for nodes in tried.values() for node in nodes})
+        places = [(slot, node) for slot, nodes in zip(slots, fed, strict=True) for node in nodes]
+        at = Places(
+            [slot.state.sampling for slot, _ in places],
+            [slot.state.random for slot, _ in places],
+            [node.position + 1 for _, node in places],
+            output.logits,
+            lambda: output.chosen,
+        )
+        guesses = {node for nodes in tried.values() for node in nodes}
+        drafted = self._grow(places, at, output.hidden, guesses)
         ended = perf_counter()
         for slot, nodes, end in zip(slots, fed, ends, strict=True):
             number, candidates = slot.number, slot.tree.tip.position - end
             self._send(Drafted(number, drafted[number], len(nodes), candidates, began, ended))
             if guessed := tried.get(number):
                 self._keep(slot, slot.tree.settle(guessed))
-        self._send_pauses()
+        self._windows.grow()
 
-    def _grow(self, forward: DraftForward, tried: Set[Node]) -> dict[int, list[DraftedToken]]:
-        """Add to each node the token drawn there and alternatives to it; to `tried` nodes only if
-        the chain reaches them. Returns the new tokens by slot."""
+    def _grow(
+        self,
+        places: Sequence[tuple[_DraftSlot, Node]],
+        at: Places,
+        hidden: Tensor | None,
+        tried: Set[Node],
+    ) -> dict[int, list[DraftedToken]]:
+        """Add to the node at each place the token drawn there and alternatives to it; to `tried`
+        nodes only if the chain reaches them. Returns the new tokens by slot."""
+        forward = next(self._forwards)
         alternatives = _ALTERNATIVES if self._settings.width > 1 else 0
-        most = min(alternatives + 1, forward.confidences.shape[-1])
-        best = forward.confidences.topk(most, dim=-1)
-        tokens, values = best.indices.tolist(), best.values.tolist()
-        drawn = {n: (tokens[n][0], values[n][0]) for n in range(len(forward.nodes))}
-        drawn |= forward.draws()
-        drafted: dict[int, list[DraftedToken]] = {state.slot: [] for state in forward.states}
-        grown: list[int] = []
-        for n, (state, node) in enumerate(zip(forward.states, forward.nodes, strict=True)):
-            new, tree = drafted[state.slot], self._slots[state.slot].tree
+        confidences = at.confidences()
+        best = confidences.topk(min(alternatives + 1, confidences.shape[-1]), dim=-1)
+        likely = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        drawn = self._draw(places, at, likely)
+        drafted: dict[int, list[DraftedToken]] = {slot.number: [] for slot, _ in places}
+        for n, (slot, node) in enumerate(places):
+            new, tree = drafted[slot.number], slot.tree
             if node in tried and (node is not tree.tip or self._final(tree)):
                 continue
             if node.parent is not None and not node.sent:
@@ -203,15 +221,34 @@ class AsynchronousDraft:
             if node.position < tree.root.position:
                 continue  # its continuation is confirmed already
             token, chance = drawn[n]
-            first, others = self._children(node, token, chance, tokens[n], values[n])
+            first, others = self._children(node, token, chance, *likely[n])
             tree.grow(node, first, others[:alternatives])
-            grown.append(n)
-            sent_chance = chance if forward.random(n) else None
+            # Copies: the draft's next forward may overwrite its logits.
+            rows = (None if rows is None else rows[n].clone() for rows in (at.probs, hidden))
+            node.source = Source(forward, at.logits[n].clone(), *rows)
+            sent_chance = chance if rule_of(slot.state.sampling).carries_q else None
             new.append((first.number, node.number, token, True, sent_chance))
             first.sent = True
-        for n, source in zip(grown, forward.sources(grown, next(self._forwards)), strict=True):
-            forward.nodes[n].source = source
         return drafted
+
+    def _draw(
+        self,
+        places: Sequence[tuple[_DraftSlot, Node]],
+        at: Places,
+        likely: Sequence[tuple[list[int], list[float]]],
+    ) -> list[tuple[int, float]]:
+        """The token drawn at each place and its probability: the most likely token, or for
+        rejection sampling a random one."""
+        drawn = [(tokens[0], values[0]) for tokens, values in likely]
+        states = [slot.state for slot, _ in places]
+        chosen = [n for n, state in enumerate(states) if rule_of(state.sampling).carries_q]
+        if chosen:
+            rows = at.sampled[chosen]
+            tokens = quantile(rows, [states[n].random.uniform() for n in chosen])
+            chances = rows.gather(1, tokens[:, None])[:, 0]
+            for n, token, chance in zip(chosen, tokens.tolist(), chances.tolist(), strict=True):
+                drawn[n] = token, chance
+        return drawn
 
     def _children(
         self,
@@ -241,11 +278,6 @@ class AsynchronousDraft:
         node.score = parent.score + math.log(max(chance, 1e-9))
         return node
 
-    def _send_pauses(self) -> None:
-        """Say where the policy would stop the chains as they are now."""
-        for pause in self._windows.grow():
-            self._send(pause)
-
     def _configure(self, message: Configure) -> None:
         settings = message.drafter
         key = self._pair.draft_name(settings.draft), message.slots
@@ -264,7 +296,7 @@ class AsynchronousDraft:
         )
         self._grammars = Grammars(self._pair.tokenizer, message.vocab_size, message.eos_token_ids)
         policy = resources.policy(settings.draft, settings.policy)
-        self._windows = Windows(policy, message.eos_token_ids)
+        self._windows = Windows(policy, message.eos_token_ids, self._send)
         self._runner, self._settings = self._runners[key], message
         if policy.needs_hidden:
             self._runner.watch_hidden(True)
@@ -303,7 +335,7 @@ class AsynchronousDraft:
         agreed = slot.tree.agreed(tokens)
         self._keep(slot, slot.tree.confirm(tokens, self._numbers))
         self._windows.confirm(slot.number, slot.tree.root, agreed, agreed < len(tokens))
-        self._send_pauses()
+        self._windows.grow()
 
     def _learn(self, slot: _DraftSlot, message: Commit) -> None:
         """Report the chain's outcome to the lookup."""
@@ -334,8 +366,16 @@ class AsynchronousDraft:
         """Send what a token was drawn from; computed anew where an earlier draft drew it."""
         slot = self._slots[message.slot]
         node = slot.tree.find(message.node)
+        assert node is not None  # the rejected token follows it
         if node.source is None:
-            self._read({slot.number: slot.tree.chain()}, {})
+            self._read({slot.number: slot.tree.unread()}, {})
         assert node.source is not None
         assert node.source.probs is not None  # only rejection sampling requests it
         self._send(Distribution.of(slot.number, message.node, node.source.probs))
+
+
+def _drafted(state: SlotState, node: Node) -> list[int]:
+    """The tokens after the confirmed sequence on the way to `node`, its own included; none in the
+    sequence itself, where nothing is drawn any more."""
+    beyond = takewhile(lambda up: up.position >= len(state.tokens), node.up())
+    return [up.token for up in beyond][::-1]

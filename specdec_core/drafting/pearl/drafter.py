@@ -45,6 +45,7 @@ from specdec_core.drafting.pearl.messages import (
 from specdec_core.drafting.pearl.pace import DraftPace
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.pearl.timeline import TimelineSpan
+from specdec_core.drafting.pearl.tree import CandidateTree, Node
 from specdec_core.tokens.token_tree import RemoteDistribution, TokenOrigin, TokenTree
 
 # The target waits at most this many times longer than expected.
@@ -58,94 +59,58 @@ _RETURN = 600.0  # seconds
 _ROOTS = count(-1, -1)
 
 
-@dataclass(slots=True, eq=False)
-class _Node:
-    """A token that the draft has sent, and its children."""
-
-    number: int
-    token: int = -1
-    chance: float | None = None
-    drawn: _Node | None = None
-    guesses: list[_Node] = field(default_factory=list)
-
-    def child(self, token: int) -> _Node | None:
-        if self.drawn is not None and self.drawn.token == token:
-            return self.drawn
-        return next((guess for guess in self.guesses if guess.token == token), None)
-
-
 @dataclass(slots=True)
 class _WindowSlot:
-    """A slot's tokens from the draft that may still be of use: a tree after `anchor`, the last
-    token of the sequence that the draft is known to have. `place` is its position."""
+    """A slot, and the tokens from the draft that may still be of use: the `tree` after the last
+    token of the sequence that the draft is known to have."""
 
     state: SlotState
     end: int
     sent: int = 0  # tokens of the sequence that the draft was sent
     draft: int = 0  # the number of the draft that has the slot's sequence
-    anchor: _Node = field(default_factory=partial(_Node, 0))
-    place: int = 0
-    nodes: dict[int, _Node] = field(default_factory=dict)  # the tree's, by number
+    tree: CandidateTree = field(default_factory=lambda: CandidateTree(Node(0, -1, 0, None)))
     paused: int | None = None  # the candidate after which the policy would stop
     outdated: bool = False  # a round has been verified since the draft was sent a sequence
     fed: int = 0
     forwards: int = 0
 
-    def restart(self, root: int, length: int) -> None:
-        """The draft is sent a sequence of `length` tokens; the last one has the number `root`."""
-        self.place, self.sent, self.paused = length - 1, length, None
-        self._move(_Node(root))
+    def restart(self, root: int, tokens: Sequence[int]) -> None:
+        """The draft is sent the sequence `tokens`; the last one has the number `root`."""
+        self.sent, self.paused = len(tokens), None
+        self.tree = CandidateTree(Node(root, tokens[-1], len(tokens) - 1, None))
 
     def add(self, number: int, parent: int, token: int, drawn: bool, chance: float | None) -> bool:
         """Add a token that the draft has sent. Returns whether it may be of use."""
-        owner, text = self.nodes.get(parent), self.state.tokens
+        owner, text = self.tree.find(parent), self.state.tokens
         if owner is None:
             return False
-        node = _Node(number, token, chance)
-        if owner is self.anchor and self.place < len(text) - 1:
-            if text[self.place + 1] != token:
-                return False  # the target has chosen another one meanwhile
-            self.place += 1
-            self._move(node)
-            return True
+        node = Node(number, token, owner.position + 1, owner, chance)
+        if owner is self.tree.root and node.position < len(text):
+            # The target's own token there; the draft now has it, too, unless it guessed another.
+            if text[node.position] == token:
+                self.tree.root, node.parent = node, None
+            return text[node.position] == token
         if drawn:
             owner.drawn = node
         else:
             owner.guesses.append(node)
-        self.nodes[number] = node
         return True
 
     def follow(self) -> None:
-        """Move the anchor along the sequence, which has grown."""
-        text = self.state.tokens
-        while self.place < len(text) - 1:
-            following = self.anchor.child(text[self.place + 1])
+        """Move the root of the tree along the sequence, which has grown."""
+        text, root = self.state.tokens, self.tree.root
+        while root.position < len(text) - 1:
+            following = root.child(text[root.position + 1])
             if following is None:
-                self.anchor.drawn, self.anchor.guesses = None, []
+                root.drawn, root.guesses = None, []
                 break
-            self.place += 1
-            self.anchor = following
-        self._move(self.anchor)
+            root = following
+        self.tree.root, root.parent = root, None
 
-    def _move(self, anchor: _Node) -> None:
-        self.anchor, self.nodes = anchor, {}
-        pending = [anchor]
-        while pending:
-            node = pending.pop()
-            self.nodes[node.number] = node
-            pending += node.guesses
-            if node.drawn is not None:
-                pending.append(node.drawn)
-
-    def chain(self) -> list[_Node]:
+    def chain(self) -> list[Node]:
         """The candidates that have arrived."""
-        chain: list[_Node] = []
-        if self.place == len(self.state.tokens) - 1:
-            node = self.anchor.drawn
-            while node is not None:
-                chain.append(node)
-                node = node.drawn
-        return chain
+        confirmed = self.tree.root.position == len(self.state.tokens) - 1
+        return self.tree.chain() if confirmed else []
 
 
 class PearlDrafter(Drafter):
@@ -199,7 +164,7 @@ class PearlDrafter(Drafter):
         """After the target's forward: the candidate after each tree, if it has arrived by now, can
         be verified too."""
         now = perf_counter()
-        self.pace.verified(now - self._fed_at)
+        self.pace.t_target.add(now - self._fed_at)
         self._trace("verify", self._fed_at, now, fed=[len(tree) for tree in trees])
         self._receive()
         for state, tree in zip(sequences, trees, strict=True):
@@ -270,7 +235,7 @@ class PearlDrafter(Drafter):
         """Send the draft a slot's sequence, and the `candidates` after it."""
         state, root = slot.state, next(_ROOTS)
         tokens = [*state.tokens, *candidates]
-        slot.restart(root, len(tokens))
+        slot.restart(root, tokens)
         slot.draft, slot.outdated = self.link.number, self._verifying
         seed = state.random.noise.seed
         rules = None if state.warper is None else state.warper.rules
@@ -287,7 +252,7 @@ class PearlDrafter(Drafter):
             wait = self.pace.wait()
         if wait == 0:
             return
-        expected = wait * self.pace.t_draft + self.pace.t_notice
+        expected = wait * self.pace.t_draft.value + self.pace.t_notice.value
         patience = max(_PATIENCE * expected, _LEAST_PATIENCE)
         start = perf_counter()
         empty = any(not self._slots[s.slot].chain() for s in sequences)
@@ -331,7 +296,7 @@ class PearlDrafter(Drafter):
 
     def _add_drafted(self, message: Drafted) -> None:
         if message.candidates:
-            self.pace.drafted((message.ended - message.began) / message.candidates)
+            self.pace.t_draft.add((message.ended - message.began) / message.candidates)
         slot = self._slots.get(message.slot)
         useful = False
         if slot is not None:
@@ -355,16 +320,14 @@ class PearlDrafter(Drafter):
 
     def _extend(self, tree: TokenTree, slot: _WindowSlot, length: int) -> None:
         """Extend `tree` to at most `length` candidates."""
-        parent = slot.anchor.number
-        for depth, node in enumerate(slot.chain()[:length]):
-            if depth >= len(tree):
-                self._add(tree, slot, parent, node)
-            parent = node.number
+        for node in slot.chain()[len(tree) : length]:
+            self._add(tree, slot, node)
 
-    def _add(self, tree: TokenTree, slot: _WindowSlot, parent: int, node: _Node) -> None:
+    def _add(self, tree: TokenTree, slot: _WindowSlot, node: Node) -> None:
         source = None
         if node.chance is not None:
-            fetch = partial(self._fetch, slot, slot.draft, parent, tree.tokens[:])
+            assert node.parent is not None  # it follows the tree's root
+            fetch = partial(self._fetch, slot, slot.draft, node.parent.number, tree.tokens[:])
             source = RemoteDistribution(node.chance, fetch)
         tree.add(node.token, len(tree) - 1, TokenOrigin.DRAFT, source)
 
@@ -380,7 +343,7 @@ class PearlDrafter(Drafter):
                     draft = self.link.number
                     self._configure_draft()
                     self._begin(slot, before)
-                    node = slot.anchor.number
+                    node = slot.tree.root.number
                 self.link.send(RequestDistribution(number, node))
                 asked = self.link.number
             self._receive(0.05)

@@ -21,7 +21,7 @@ _FORWARDS, _CANDIDATES = 50, 200  # about how many of the latest are averaged
 _HOLDS = 16  # rounds between two computations of the wait
 
 
-class _Mean:
+class RecentMean:
     """The mean of about the last `memory` values. It begins as if `start` had come `times`."""
 
     def __init__(self, memory: int, start: float = 0.0, times: int = 0) -> None:
@@ -38,50 +38,24 @@ class DraftPace:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._draft, self._target, self._notice = (_Mean(_FORWARDS) for _ in range(3))
-        self._acceptance = _Mean(_CANDIDATES, 0.7, 8)
+        self.t_draft = RecentMean(_FORWARDS)  # seconds of drafting a candidate
+        self.t_target = RecentMean(_FORWARDS)  # seconds of a forward of the target
+        self.t_notice = RecentMean(_FORWARDS)  # seconds of a wait that are not spent on drafting
+        self.acceptance = RecentMean(_CANDIDATES, 0.7, 8)  # α
         self._wait, self._holds = most, 0
-
-    @property
-    def t_draft(self) -> float:
-        """Seconds of drafting a candidate."""
-        return self._draft.value
-
-    @property
-    def t_target(self) -> float:
-        """Seconds of a forward of the target."""
-        return self._target.value
-
-    @property
-    def t_notice(self) -> float:
-        """Seconds of a wait after a rejection that are not spent on drafting."""
-        return self._notice.value
-
-    @property
-    def acceptance(self) -> float:
-        """The probability α that a candidate is accepted."""
-        return self._acceptance.value
-
-    def drafted(self, seconds: float) -> None:
-        """A candidate was drafted in `seconds`."""
-        self._draft.add(seconds)
-
-    def verified(self, seconds: float) -> None:
-        """A forward of the target took `seconds`."""
-        self._target.add(seconds)
 
     def waited(self, candidates: int, seconds: float) -> None:
         """After a rejection the `candidates` arrived within `seconds`."""
-        self._notice.add(max(seconds - candidates * self.t_draft, 0.0))
+        self.t_notice.add(max(seconds - candidates * self.t_draft.value, 0.0))
 
     def judged(self, accepted: int, rejected: bool) -> None:
         """A round's verdict: the candidates `accepted`, and whether one was `rejected`."""
         for value in [1.0] * accepted + [0.0] * rejected:
-            self._acceptance.add(value)
+            self.acceptance.add(value)
 
     def wait(self) -> int:
         """Candidates to wait for."""
-        if not self.t_draft or not self.t_target:
+        if not self.t_draft.value or not self.t_target.value:
             return self.most
         if not self._holds:
             self._wait, self._holds = max(range(self.most + 1), key=self.rate), _HOLDS
@@ -90,13 +64,14 @@ class DraftPace:
 
     def rate(self, w: int) -> float:
         """Tokens a second when `w` candidates are waited for."""
-        alpha = min(self.acceptance, 0.999)
-        n = min(int(self.t_target / self.t_draft), self.most)
+        alpha = min(self.acceptance.value, 0.999)
+        t_draft, t_target = self.t_draft.value, self.t_target.value
+        n = min(int(t_target / t_draft), self.most)
         on, stays = alpha ** (w + 1), alpha ** (n + 1)
         share = (1 - stays) / (1 - stays + on)  # π
         tokens = share * _tokens(alpha, w) + (1 - share) * _tokens(alpha, n)
-        waiting = w * self.t_draft + self.t_notice if w else 0.0
-        return tokens / (share * waiting + self.t_target)
+        waiting = w * t_draft + self.t_notice.value if w else 0.0
+        return tokens / (share * waiting + t_target)
 
 
 def _tokens(alpha: float, fed: int) -> float:

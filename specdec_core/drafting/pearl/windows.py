@@ -15,14 +15,14 @@ the outcome of one window when it decides about the next, as in synchronous draf
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from specdec_core.drafting.pearl.draft_tree import Node, Source
 from specdec_core.drafting.pearl.messages import Pause
+from specdec_core.drafting.pearl.tree import Node, Source
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 
@@ -48,10 +48,12 @@ class _Window:
 
 
 class Windows:
-    """The current window of each slot. `final` tokens end a sequence."""
+    """The current window of each slot. `final` tokens end a sequence. `send` takes the pauses."""
 
-    def __init__(self, policy: LengthPolicy, final: frozenset[int]) -> None:
-        self._policy, self._final = policy, final
+    def __init__(
+        self, policy: LengthPolicy, final: frozenset[int], send: Callable[[Pause], None]
+    ) -> None:
+        self._policy, self._final, self._send = policy, final, send
         self._windows: dict[int, _Window] = {}
 
     def begin(self, slot: int, root: Node) -> None:
@@ -75,8 +77,8 @@ class Windows:
         """The slot's request is over."""
         del self._windows[slot]
 
-    def grow(self) -> Iterator[Pause]:
-        """Show the policy the new tokens of the chains, one of each slot at a time. Yields a pause
+    def grow(self) -> None:
+        """Show the policy the new tokens of the chains, one of each slot at a time. Sends a pause
         where it stops."""
         policy = self._policy
         while grown := {s: w for s, w in self._windows.items() if w.last.drawn and not w.stopped}:
@@ -91,7 +93,9 @@ class Windows:
                 answers = zip(shown.values(), policy.go_on(self._signals(shown)), strict=True)
                 for window, goes_on in answers:
                     window.stopped = window.stopped or not goes_on
-            yield from (Pause(s, w.last.number) for s, w in grown.items() if w.stopped)
+            for slot, window in grown.items():
+                if window.stopped:
+                    self._send(Pause(slot, window.last.number))
 
     def _signals(self, shown: Mapping[int, _Window]) -> Signals:
         windows = shown.values()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import ClassVar, Literal
+
+import numpy as np
 
 from specdec_core.config import MaxTokens, PolicySettings
-from specdec_core.drafting.policies.policy import Rule
-
-if TYPE_CHECKING:
-    from specdec_core.drafting.policies.signals import Signals
+from specdec_core.drafting.policies.policy import LengthPolicy, RecordedLengths
 
 
 class FixedSettings(PolicySettings):
@@ -25,14 +23,8 @@ class FixedSettings(PolicySettings):
         return f"K={self.max_tokens}"
 
 
-class FixedPolicy(Rule):
-    """K candidates, whatever they are."""
+class FixedPolicy(LengthPolicy):
+    """K candidates, regardless of their tokens."""
 
-    def values(self, signals: Signals) -> Sequence[float]:
-        return [1.0] * len(signals.slots)
-
-    def stops(self, value: Any) -> Any:
-        return value < 0
-
-    def go_on(self, signals: Signals) -> Sequence[bool]:
-        return [True] * len(signals.slots)
+    def lengths(self, draft: RecordedLengths) -> np.ndarray:
+        return np.full_like(draft.agreeing, self.settings.max_tokens)

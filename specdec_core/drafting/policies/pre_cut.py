@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Sequence
@@ -11,24 +10,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import (
-    BaseModel,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-)
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.base.workspace import present_path
-from specdec_core.config import (
-    MOST_TOKENS,
-    MaxTokens,
-    PricedSettings,
-    TargetCost,
-    describe,
-)
+from specdec_core.config import MOST_TOKENS, MaxTokens, PricedSettings, TargetCost, parse_json
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 
 if TYPE_CHECKING:
@@ -125,13 +112,9 @@ class QTable(BaseModel, extra="forbid"):
             UserError: there is no such file, or it is not a Q-table.
         """
         try:
-            return cls.model_validate(json.loads(Path(path).read_text()))
+            return parse_json(cls, Path(path).read_bytes(), f"{path}: not a Q-table")
         except OSError as error:
             raise UserError(f"{path}: no Q-table can be read: {error.strerror}") from None
-        except ValidationError as error:
-            raise UserError(f"{path}: not a Q-table: {describe(error)[:200]}") from None
-        except ValueError as error:
-            raise UserError(f"{path}: not a Q-table: {error}") from None
 
     def save(self, path: str | Path) -> Path:
         """Write the table as JSON, whole or not at all."""

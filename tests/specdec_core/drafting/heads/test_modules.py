@@ -5,13 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from specdec_core.drafting.heads.modules import (
-    AcceptanceHead,
-    DistributionDecision,
-    HiddenDecision,
-    JointDecision,
-    join_features,
-)
+from specdec_core.drafting.heads.modules import build_head, join_features
 
 
 def parameters(head: torch.nn.Module) -> int:
@@ -20,12 +14,12 @@ def parameters(head: torch.nn.Module) -> int:
 
 def test_specdecpp_has_blocks_of_its_own_at_every_depth_and_a_linear_layer() -> None:
     for depth in range(5):
-        assert parameters(AcceptanceHead(16, depth)) == depth * (16 * 16 + 16) + 16 + 1
+        assert parameters(build_head("specdecpp", 16, 10, depth)) == depth * (16 * 16 + 16) + 16 + 1
 
 
 def test_specdecpp_adds_silu_of_a_linear_map_to_its_input() -> None:
     torch.manual_seed(0)
-    head, e = AcceptanceHead(6, depth=2), torch.randn(5, 6)
+    head, e = build_head("specdecpp", 6, 10, depth=2), torch.randn(5, 6)
     h = e
     for block in head.layers:
         h = h + F.silu(h @ block.weight.T + block.bias)
@@ -34,9 +28,10 @@ def test_specdecpp_adds_silu_of_a_linear_map_to_its_input() -> None:
 
 
 def test_decision_models_have_three_and_two_layers_on_their_inputs() -> None:
-    assert parameters(HiddenDecision(16, 8)) == (16 * 8 + 8) + (8 * 8 + 8) + (8 + 1)
-    assert parameters(DistributionDecision(10, 8)) == (11 * 8 + 8) + (8 + 1)
-    assert parameters(JointDecision(16, 10, 8)) == (27 * 8 + 8) + (8 * 8 + 8) + (8 + 1)
+    sizes = {kind: parameters(build_head(kind, 16, 10, width=8)) for kind in ("t1", "t2", "joint")}
+    assert sizes["t1"] == (16 * 8 + 8) + (8 * 8 + 8) + (8 + 1)
+    assert sizes["t2"] == (11 * 8 + 8) + (8 + 1)
+    assert sizes["joint"] == (27 * 8 + 8) + (8 * 8 + 8) + (8 + 1)
 
 
 def test_each_kind_reads_what_its_paper_says() -> None:
@@ -51,7 +46,7 @@ def test_each_kind_reads_what_its_paper_says() -> None:
 def test_standardised_features_have_mean_zero_and_deviation_one() -> None:
     features = 50 + 3 * torch.randn(1000, 4)
     features[:, 2] = 7.0  # never varies
-    head = AcceptanceHead(4, depth=0)
+    head = build_head("specdecpp", 4, 10)
     head.standardise(features)
     seen = (features - head.mean) * head.scale
     torch.testing.assert_close(seen.mean(dim=0), torch.zeros(4), atol=1e-4, rtol=0)

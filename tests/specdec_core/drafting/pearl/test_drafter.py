@@ -10,12 +10,13 @@ import pytest
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling, parse
 from specdec_core.drafting.drafter import Outcome, Resources, SlotState
-from specdec_core.drafting.pearl.draft_forward import DraftForward
+from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.drafting.pearl.drafter import PearlDrafter
 from specdec_core.drafting.pearl.messages import Begin, Drafted, DraftReady, End, Pause
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
+from specdec_core.tokens.acceptance import Places
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import RemoteDistribution, TokenTree
@@ -283,15 +284,15 @@ def test_samples_have_it_where_lookups_take_part(toy_pair: Pair, whole: dict) ->
 def test_the_test_notices_guesses_that_were_not_drawn(
     toy_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(self: DraftForward) -> dict:
-        drawn = rightly(self)
-        for n in drawn:
-            if guesses := self.nodes[n].guesses:
-                drawn[n] = guesses[0].token, float(self.probs[n, guesses[0].token])
+    def wrong(self: AsynchronousDraft, places: list, at: Places, likely: list) -> list:
+        drawn = rightly(self, places, at, likely)
+        for n, (_, node) in enumerate(places):
+            if guesses := node.guesses:
+                drawn[n] = guesses[0].token, float(at.probs[n, guesses[0].token])
         return drawn
 
-    rightly = DraftForward.draws
-    monkeypatch.setattr(DraftForward, "draws", wrong)
+    rightly = AsynchronousDraft._draw
+    monkeypatch.setattr(AsynchronousDraft, "_draw", wrong)
     sampling = Sampling(temperature=0.8)
     whole = {"kind": "pearl", "window": 3, "wait": 1, "drafter": cascade(SHORT)}
     counts = samples(InTurns(toy_pair, 0), sampling, 2_000, whole)

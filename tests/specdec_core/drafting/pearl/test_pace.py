@@ -7,10 +7,10 @@ from specdec_core.drafting.pearl.pace import DraftPace
 
 def pace(t_draft: float, t_target: float, acceptance: float, t_notice: float = 0.0) -> DraftPace:
     found = DraftPace(12)
-    found.drafted(t_draft)
-    found.verified(t_target)
+    found.t_draft.add(t_draft)
+    found.t_target.add(t_target)
     found.waited(0, t_notice)
-    found._acceptance.value = acceptance
+    found.acceptance.value = acceptance
     return found
 
 
@@ -35,8 +35,9 @@ def test_acceptance_and_times_are_what_was_seen() -> None:
     found = DraftPace(12)
     for _ in range(2000):
         found.judged(3, rejected=True)
-        found.drafted(0.25)
-        found.verified(4.0)
+        found.t_draft.add(0.25)
+        found.t_target.add(4.0)
         found.waited(2, 1.5)
-    assert found.acceptance == pytest.approx(0.75, abs=0.02)
-    assert (found.t_draft, found.t_target, found.t_notice) == pytest.approx((0.25, 4.0, 1.0))
+    assert found.acceptance.value == pytest.approx(0.75, abs=0.02)
+    times = [mean.value for mean in (found.t_draft, found.t_target, found.t_notice)]
+    assert times == pytest.approx([0.25, 4.0, 1.0])

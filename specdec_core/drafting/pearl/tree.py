@@ -1,4 +1,4 @@
-"""The draft's tree of what may follow the confirmed sequence of a slot.
+"""What may follow the confirmed sequence of a slot: the tree that both sides of PEARL hold.
 
 The chain of drawn tokens is what the target verifies. In place of a rejected token the target
 chooses its own, which is often predictable. So the tree also has guesses at it, and the likely ones
@@ -34,22 +34,26 @@ class Source(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A token after its `parent`.
+    """A token after its `parent`, with the token `drawn` after it and `guesses` at another one.
+    Both sides know it by its `number`. `chance` is the probability with which it was drawn, for
+    rejection sampling.
 
-    `score` is the log probability that the sequence reaches it. `place` is its offset in the
-    draft's cache from the plain sequence; ROOT in the plain sequence, None while the draft has not
-    read it. `source` is what the next token was drawn from, None before.
+    The other values are the draft's own. `score` is the log probability that the sequence reaches
+    the node. `place` is its offset in the draft's cache from the plain sequence; ROOT in the plain
+    sequence, None while the draft has not read it. `source` is what the next token was drawn from,
+    None before. `sent` tells whether the target knows the node.
     """
 
     number: int
     token: int
     position: int  # in the sequence
     parent: Node | None
+    chance: float | None = None
+    drawn: Node | None = None
+    guesses: list[Node] = field(default_factory=list)
     score: float = 0.0
     place: int | None = None
     source: Source | None = None
-    drawn: Node | None = None
-    guesses: list[Node] = field(default_factory=list)
     sent: bool = False
 
     @property
@@ -72,12 +76,40 @@ class Node:
             node = node.parent
 
 
-class DraftTree:
-    """The tree after the confirmed sequence, which ends in `root`. The draft's cache holds the
-    first `plain` tokens of the sequence, then the nodes `read`. The chain ends in `tip`."""
+class CandidateTree:
+    """The tree after `root`, a token of the sequence that both sides know."""
 
     def __init__(self, root: Node) -> None:
-        self.root = self.tip = root
+        self.root = root
+
+    def chain(self) -> list[Node]:
+        """The drawn nodes, each after the other, from the root on."""
+        nodes, node = [], self.root.drawn
+        while node is not None:
+            nodes.append(node)
+            node = node.drawn
+        return nodes
+
+    def find(self, number: int) -> Node | None:
+        """The node with that number; the chain is searched first."""
+        pending = [self.root]
+        while pending:
+            node = pending.pop()
+            if node.number == number:
+                return node
+            pending += node.guesses
+            if node.drawn is not None:
+                pending.append(node.drawn)
+        return None
+
+
+class DraftTree(CandidateTree):
+    """The draft's tree; `root` is the last confirmed token. The draft's cache holds the first
+    `plain` tokens of the sequence, then the nodes `read`. The chain ends in `tip`."""
+
+    def __init__(self, root: Node) -> None:
+        super().__init__(root)
+        self.tip = root
         self.plain = root.position
         self.read: list[Node] = []
         self.open: list[Node] = []  # nodes that may be read, without the chain's
@@ -87,7 +119,7 @@ class DraftTree:
         """The places of the parents of the nodes `read`."""
         return [ROOT if node.parent is None else node.parent.cached for node in self.read]
 
-    def chain(self) -> list[Node]:
+    def unread(self) -> list[Node]:
         """The nodes to read for the chain to grow: its unread end."""
         return [*takewhile(lambda node: node.place is None, self.tip.up())][::-1]
 
@@ -133,10 +165,8 @@ class DraftTree:
 
     def agreed(self, tokens: Sequence[int]) -> int:
         """The number of `tokens`, from the first on, that the chain begins with."""
-        count, node = 0, self.root.drawn
-        while node is not None and count < len(tokens) and node.token == tokens[count]:
-            count, node = count + 1, node.drawn
-        return count
+        pairs = zip(self.chain(), tokens, strict=False)
+        return len([*takewhile(lambda pair: pair[0].token == pair[1], pairs)])
 
     def confirm(self, tokens: Sequence[int], numbers: Iterator[int]) -> list[int]:
         """The sequence continues with `tokens`. Tokens that are not in the tree become new nodes,
@@ -164,16 +194,10 @@ class DraftTree:
         while first.place is None and first.parent is not None:
             first = first.parent
         first.parent = None  # the sequence before it is not needed
-        self.tip = self.root
-        while self.tip.drawn is not None:
-            self.tip = self.tip.drawn
+        self.tip = [self.root, *self.chain()][-1]
         self.open = [n for n in self.open if n.parent in reachable and n is not self.tip]
         return places
 
     def drawn(self) -> list[int]:
         """The chain's tokens."""
-        return [n.token for n in takewhile(lambda n: n is not self.root, self.tip.up())][::-1]
-
-    def find(self, number: int) -> Node:
-        """A node of the chain or of the sequence before it."""
-        return next(node for node in self.tip.up() if node.number == number)
+        return [node.token for node in self.chain()]
