@@ -226,6 +226,34 @@ class ChainSettings(PolicyDrafterSettings):
         return None
 
 
+class ArmsSettings(DrafterSettings):
+    """What drafters have in common that choose among drafters, their `parts`, in every round."""
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        # The engine has one link to an asynchronous draft, which drafts in one way.
+        if sum(part.asynchronous for part in self.walk()) > 1:
+            raise ValueError(f"{self.kind}: has more than one pearl; only one draft can draft on")
+
+    @property
+    def depth(self) -> int:
+        return max(part.depth for part in self.parts)
+
+    @property
+    def nodes(self) -> int:
+        return max(part.nodes for part in self.parts)
+
+    @property
+    def chain(self) -> bool:
+        return all(part.chain for part in self.parts)
+
+    def chosen(self, arm: int | None) -> DrafterSettings:
+        return self if arm is None else self.parts[arm]
+
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        return self.unknown_part(recording, whole)
+
+
 AnyDrafter = Annotated[DrafterSettings, OneOf(DRAFTERS)]
 AnyLookup = Annotated[LookupSettings, OneOf(DRAFTERS)]
 AnyChain = Annotated[ChainSettings, OneOf(DRAFTERS)]

@@ -306,7 +306,7 @@ class Plan(SweepSettings):
     def _heads(self, draft: str, kinds: tuple[str, ...]) -> list[str]:
         """The trained heads for a draft of the pair; none where the models are not on disk."""
         # Importing torch takes seconds.
-        from specdec_core.drafting.heads.find import find_heads
+        from specdec_core.drafting.heads.storage import find_heads
         from specdec_core.models.fingerprints import fingerprint
 
         if draft not in self.pair.drafts:

@@ -19,33 +19,19 @@ from pydantic import BaseModel, Field
 from specdec_core.base.errors import UserError
 from specdec_core.config import parse
 
-# Everything that a bandit learns are sums over rounds, one number an arm. So what several bandits
-# with the same arms have learned can be added: the result is what one bandit would have learned
-# from all their rounds. This holds for EXP3Spec's Σ Ẑ, too: each Ẑ is divided by the probability
-# with which its own bandit drew the arm, which makes it an unbiased estimate of the loss.
-SUMS = (
-    "rounds",
-    "tokens",
-    "seconds",
-    "losses",
-    "tokens_squared",
-    "products",
-    "seconds_squared",
-)
-
 Rule = Literal["ucb", "exp3", "thompson"]
 Reward = Literal["tokens", "time"]
 
 
-class BanditState(BaseModel, extra="forbid"):
-    """The saved state of a bandit. Lists have one entry an arm."""
+class ArmSums(BaseModel, extra="forbid"):
+    """All that a bandit learns: sums over the rounds of each arm, one entry an arm.
 
-    rule: Rule
-    reward: Reward
-    arms: list[str]  # their ids
-    names: list[str]
-    longest: int = Field(ge=1)  # L
-    selections: int = Field(ge=0)
+    The sums of several bandits with the same arms can be added: the result is what one bandit would
+    have learned from all their rounds. This holds for EXP3Spec's Σ Ẑ, too: each Ẑ is divided by the
+    probability with which its own bandit drew the arm, which makes it an unbiased estimate of the
+    loss.
+    """
+
     rounds: list[int]  # n_i, the observed pulls
     tokens: list[int]  # Σ Y
     seconds: list[float]  # Σ T
@@ -53,6 +39,20 @@ class BanditState(BaseModel, extra="forbid"):
     tokens_squared: list[float]  # Σ Y²
     products: list[float]  # Σ Y T
     seconds_squared: list[float]  # Σ T²
+
+
+SUMS = tuple(ArmSums.model_fields)
+
+
+class BanditState(ArmSums):
+    """The saved state of a bandit."""
+
+    rule: Rule
+    reward: Reward
+    arms: list[str]  # their ids
+    names: list[str]
+    longest: int = Field(ge=1)  # L
+    selections: int = Field(ge=0)
 
     def model_post_init(self, _: object) -> None:
         for name in SUMS:

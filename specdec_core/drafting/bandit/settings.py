@@ -7,10 +7,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from specdec_core.config import AnyDrafter, DrafterSettings, Memory, RecordingFacts
-from specdec_core.config.drafters import read_arm
+from specdec_core.config.drafters import ArmsSettings, read_arm
 
 
-class BanditSettings(DrafterSettings):
+class BanditSettings(ArmsSettings):
     """Chooses a drafter for each round and learns from what was accepted: the rules of BanditSpec,
     and Thompson sampling.
 
@@ -42,12 +42,6 @@ class BanditSettings(DrafterSettings):
             raise ValueError("a bandit chooses among at least two arms, each given once")
         return arms
 
-    def model_post_init(self, context: Any) -> None:
-        super().model_post_init(context)
-        # The engine has one link to an asynchronous draft, which drafts in one way.
-        if sum(part.asynchronous for part in self.walk()) > 1:
-            raise ValueError(f"{self.kind}: has more than one pearl; only one draft can draft on")
-
     @property
     def label(self) -> str:
         rule = {"ucb": "UCB", "exp3": "EXP3", "thompson": "Thompson"}[self.rule]
@@ -59,14 +53,6 @@ class BanditSettings(DrafterSettings):
     @property
     def family(self) -> str:
         return f"{self.rule}_time" if self.reward == "time" else self.rule
-
-    @property
-    def depth(self) -> int:
-        return max(arm.depth for arm in self.arms)
-
-    @property
-    def nodes(self) -> int:
-        return max(arm.nodes for arm in self.arms)
 
     @property
     def parts(self) -> tuple[DrafterSettings, ...]:
@@ -84,14 +70,7 @@ class BanditSettings(DrafterSettings):
     def remembers(self) -> bool:
         return self.memory == "all" or super().remembers
 
-    def chosen(self, arm: int | None) -> DrafterSettings:
-        return self if arm is None else self.arms[arm]
-
-    @property
-    def chain(self) -> bool:
-        return all(part.chain for part in self.parts)
-
     def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         if self.reward == "time" and not recording.timed:
             return "a bandit that is rewarded in time needs a profile"
-        return self.unknown_part(recording, whole)
+        return super().unsupported_reason(recording, whole)

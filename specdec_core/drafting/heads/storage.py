@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -10,6 +11,8 @@ from safetensors.torch import load, save
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path, write_atomically
+from specdec_core.base.workspace import workspace
+from specdec_core.config import Sampling
 from specdec_core.drafting.cards import find_folder, read_card
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.loaded import LoadedHead
@@ -54,6 +57,25 @@ def load_card(name: str | Path) -> HeadCard:
     """
     file = resolve_head(str(name)) / CARD
     return read_card(HeadCard, file, str(name), "head", "`specdec train head` makes one")
+
+
+def find_heads(
+    kinds: Collection[str], draft_fingerprint: str, target_fingerprint: str, sampling: Sampling
+) -> list[str]:
+    """Names of the heads of these `kinds`, in the workspace and bundled, that were trained for the
+    models with these fingerprints under this sampling. Heads with unreadable cards are skipped."""
+    pair = {"draft": draft_fingerprint, "target": target_fingerprint}
+    names = []
+    for prefix, root in (("", workspace() / "heads"), ("bundled:", BUNDLED)):
+        for file in sorted(root.glob(f"*/{CARD}")):
+            try:
+                card = load_card(file.parent)
+            except UserError:
+                continue
+            trained_for_pair = pair.items() <= card.pair.items()
+            if card.kind in kinds and card.sampling == sampling and trained_for_pair:
+                names.append(prefix + file.parent.name)
+    return names
 
 
 def load_head(

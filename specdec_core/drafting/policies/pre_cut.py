@@ -32,7 +32,8 @@ def reward(calls: int, accepted: float, target_cost: float) -> float:
 
 
 class QTable(BaseModel, extra="forbid"):
-    """Values of CONTINUE and STOP in the states (cost, expected).
+    """Values of CONTINUE and STOP in the states (cost, expected). :meth:`save` writes what a
+    policy has learned; the setting `table` names that file.
 
     Cost is the number of draft calls so far, 1 … `max_tokens`. Expected is the product of the
     round's confidences Π q(y), the estimate of the draft being accepted as a whole (Eq. 6), in
@@ -68,41 +69,25 @@ class QTable(BaseModel, extra="forbid"):
 
         Both take k calls for k candidates, as in a plain chain: a state does not tell how many were
         free. With reuse Π is of more than k, and values are too low until trials replace them."""
-        size = settings.max_tokens * settings.bins
-        table = cls(
+        go, stop = [], []
+        for k in range(1, settings.max_tokens + 1):
+            for column in range(settings.bins):
+                halvings = (column + 0.5) / _BINS_PER_HALVING  # in the middle of the bin
+                if settings.q_init == "confidence":
+                    stopped, gone = _promised(2 ** (-halvings / k), k, settings)
+                else:
+                    stopped = reward(k, k * 2**-halvings, settings.cost)
+                    gone = stopped + settings.optimism
+                stop.append(stopped)
+                go.append(gone)
+        return cls(
             max_tokens=settings.max_tokens,
             bins=settings.bins,
-            go=[0.0] * size,
-            stop=[0.0] * size,
-            gone=[0] * size,
-            stopped=[0] * size,
+            go=go,
+            stop=stop,
+            gone=[0] * len(go),
+            stopped=[0] * len(go),
         )
-        if settings.q_init == "confidence":
-            table._expect(settings)
-            return table
-        for state in range(size):
-            cost, column = divmod(state, settings.bins)
-            middle = 2 ** (-(column + 0.5) / _BINS_PER_HALVING)
-            table.stop[state] = reward(cost + 1, (cost + 1) * middle, settings.cost)
-            table.go[state] = table.stop[state] + settings.optimism
-        return table
-
-    def _expect(self, settings: PreCutSettings) -> None:
-        """Fill in the values that the confidences promise."""
-        lengths = range(1, self.max_tokens + 1)
-        for state in range(len(self.stop)):
-            column = state % self.bins
-            cost = state // self.bins + 1
-            mean = 2 ** (-(column + 0.5) / _BINS_PER_HALVING / cost)
-            useful = list(accumulate(mean**length for length in lengths))
-            values = [reward(n, useful[n - 1], settings.cost) for n in lengths]
-            self.stop[state] = values[cost - 1]
-            # The best length beyond this one, each step discounting η and not its baseline.
-            later = [
-                settings.discount**steps * (value + 1) - 1
-                for steps, value in enumerate(values[cost:], start=1)
-            ]
-            self.go[state] = max(later, default=self.stop[state])
 
     @classmethod
     def load(cls, path: str | Path) -> QTable:
@@ -131,6 +116,16 @@ class QTable(BaseModel, extra="forbid"):
         if last or state >= (self.max_tokens - 1) * self.bins:
             return self.stop[state]
         return max(self.go[state], self.stop[state])
+
+
+def _promised(chance: float, k: int, settings: PreCutSettings) -> tuple[float, float]:
+    """The values of STOP and CONTINUE after k candidates where every candidate is accepted with
+    this chance: CONTINUE drafts the best length beyond k."""
+    useful = accumulate(chance**length for length in range(1, settings.max_tokens + 1))
+    values = [reward(n, accepted, settings.cost) for n, accepted in enumerate(useful, start=1)]
+    # Each step discounts η, and not its baseline.
+    later = [settings.discount**n * (value + 1) - 1 for n, value in enumerate(values[k:], start=1)]
+    return values[k - 1], max(later, default=values[k - 1])
 
 
 class _Decision(NamedTuple):
@@ -193,29 +188,29 @@ class PreCutSettings(PricedSettings):
 class PreCutPolicy(LengthPolicy):
     """CONTINUE or STOP, whichever the Q-table values higher in the state (cost, expected).
 
-    STOP after k candidates ends the episode with the reward r = η − 1 (:func:`reward`); CONTINUE
-    earns nothing by itself and leads to the next state. Every decision of a verified round is a
-    trial of both (appendix D.4.3): with `accepted` known, so is η of having stopped there. Updates
+    STOP after k candidates ends the episode with the reward r = η − 1 (:func:`reward`). CONTINUE
+    leads to the next state without a reward. Every decision of a verified round is a trial of both
+    actions (appendix D.4.3): `accepted` also tells η of having stopped at that decision. Updates
     are Eq. 5, from the last decision to the first.
 
-    Cost is what draft calls cost, not candidates: one that a cached phrase or another guess brought
-    along is free, and nothing is decided before it (Alg. 1, lines 8–10). What the target accepts
-    of cached phrases behind the chain is useful, too (lines 26–30), and earned by the round's last
-    decision, without which it would not have been seen. Two readings of the paper that matter:
+    The cost counts draft calls, not candidates. A candidate that a cached phrase or another guess
+    adds is free, and nothing is decided before it (Alg. 1, lines 8–10). Cached phrases after the
+    chain that the target accepts are useful, too (lines 26–30). They count for the round's last
+    decision, without which the target would not have read them. Two readings of the paper matter:
 
-    - The target's own token is useful, though Eq. 7 taken literally leaves it out: else a round
-      with nothing accepted has η = 0 at every length and the table cannot learn to give up at
+    - The target's own token is useful, though Eq. 7 taken literally leaves it out. Otherwise a
+      round with nothing accepted has η = 0 at every length and the table cannot learn to stop at
       once, and L / MAT in Eq. 3 is the number of target calls only if MAT counts it.
     - The 1 in r is a baseline, which is not discounted: γ applies to η. Nearly every r is negative,
-      and discounting those would reward putting off the end of a lost draft.
+      and discounting those would reward a late end of a lost draft.
 
-    The learning rate is 1 / n at an action's n-th trial in a state until it has come down to
-    `learning_rate`: the first trial replaces Q_init, which could otherwise hold a table back from
-    trying longer drafts for good, once exploration has died out.
+    The learning rate is 1 / n at an action's n-th trial in a state, and at least `learning_rate`.
+    So the first trial replaces Q_init, which could otherwise keep a table from longer drafts once
+    exploration has ended.
 
     With probability `exploration` · `exploration_decay`^round an action is taken at random. Each
-    round has its own random stream, made from `seed` and the round's number: replayed rounds
-    explore as live ones do. One table serves all slots and all requests.
+    round has a separate random stream, made from `seed` and the round's number: replayed rounds
+    explore as live rounds do. One table serves all slots and all requests.
     """
 
     settings: PreCutSettings
@@ -226,27 +221,14 @@ class PreCutPolicy(LengthPolicy):
         super().__init__(settings)
         self.table = QTable.initial(settings)
         self._rounds: dict[int, _ObservedRound] = {}
-        if settings.table is not None:
-            self.load(present_path(settings.table))
-
-    def save(self, path: str | Path) -> Path:
-        """Write the learned table; a policy that loads it continues as this one would."""
-        return self.table.save(path)
-
-    def load(self, path: str | Path) -> None:
-        """Continue from a saved table.
-
-        Raises:
-            UserError: no Q-table, or one of other states than the settings'.
-        """
-        table = QTable.load(path)
-        settings = self.settings
+        if settings.table is None:
+            return
+        table = self.table = QTable.load(path := present_path(settings.table))
         if (table.max_tokens, table.bins) != (settings.max_tokens, settings.bins):
             raise UserError(
                 f"{path}: a Q-table with max_tokens {table.max_tokens} and bins {table.bins}, but "
                 f"the policy has max_tokens {settings.max_tokens} and bins {settings.bins}"
             )
-        self.table, self._rounds = table, {}
 
     def go_on(self, signals: Signals) -> Sequence[bool]:
         table, answers = self.table, []

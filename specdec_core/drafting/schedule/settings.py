@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from specdec_core.config import AnyDrafter, DrafterSettings, RecordingFacts
-from specdec_core.config.drafters import read_arm
+from specdec_core.config import AnyDrafter, DrafterSettings
+from specdec_core.config.drafters import ArmsSettings, read_arm
 
 
-class ScheduleSettings(DrafterSettings):
+class ScheduleSettings(ArmsSettings):
     """A drafter by the number of requests decoded together: `ranges[n]` from n requests on, up to
     the next larger key; null drafts nothing. With more requests a forward of several tokens each
     stops being nearly free, so that other drafters, or none, are the fastest.
@@ -39,12 +39,6 @@ class ScheduleSettings(DrafterSettings):
             raise ValueError("drafts nothing at any number of requests")
         return dict(sorted(ranges.items()))
 
-    def model_post_init(self, context: Any) -> None:
-        super().model_post_init(context)
-        # The engine has one link to an asynchronous draft, which drafts in one way.
-        if sum(part.asynchronous for part in self.walk()) > 1:
-            raise ValueError(f"{self.kind}: has more than one pearl; only one draft can draft on")
-
     def __hash__(self) -> int:
         return hash(tuple(self.ranges.items()))
 
@@ -59,21 +53,3 @@ class ScheduleSettings(DrafterSettings):
     @property
     def parts(self) -> tuple[DrafterSettings, ...]:
         return tuple(dict.fromkeys(d for d in self.ranges.values() if d is not None))
-
-    @property
-    def depth(self) -> int:
-        return max(part.depth for part in self.parts)
-
-    @property
-    def nodes(self) -> int:
-        return max(part.nodes for part in self.parts)
-
-    def chosen(self, arm: int | None) -> DrafterSettings:
-        return self if arm is None else self.parts[arm]
-
-    @property
-    def chain(self) -> bool:
-        return all(part.chain for part in self.parts)
-
-    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
-        return self.unknown_part(recording, whole)

@@ -240,7 +240,7 @@ def test_a_saved_table_goes_on_as_the_one_that_was_saved(tmp_path: Path) -> None
     rounds = [([0.3 + 0.1 * (i % 7)] * 6, i % 5) for i in range(160)]
     for probabilities, accepted in rounds[:80]:
         draft_round(policy, probabilities, accepted)
-    path = policy.save(tmp_path / "new" / "table.json")
+    path = policy.table.save(tmp_path / "new" / "table.json")
     restored = PreCutPolicy(settings.model_copy(update={"table": str(path)}))
     assert restored.table == policy.table
     following = [
