@@ -12,7 +12,7 @@ from specdec_core.config import PolicySettings
 from specdec_core.cost import Profile
 from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.loaded import LoadedHead
-from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
+from specdec_core.drafting.policies.confidence import ConfidenceProductSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
 from specdec_core.recordings.replay import Replay

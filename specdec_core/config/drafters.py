@@ -192,6 +192,10 @@ class PolicyDrafterSettings(ModelSettings):
     policy: AnyPolicy
 
     @property
+    def depth(self) -> int:
+        return self.policy.max_tokens
+
+    @property
     def policies(self) -> tuple[tuple[str | None, PolicySettings], ...]:
         return ((self.draft, self.policy),)
 
@@ -204,12 +208,15 @@ class PolicyDrafterSettings(ModelSettings):
 
 
 class LookupSettings(DrafterSettings):
-    """What drafters that look texts up, without a model, have in common."""
+    """What drafters that look sequences up, without a model, have in common."""
 
     @property
     def from_text(self) -> bool:
-        """Whether its candidates follow from the text alone, whatever was drafted before."""
+        """Whether its candidates follow from the sequence alone, whatever was drafted before."""
         return True
+
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        return None
 
 
 class ChainSettings(PolicyDrafterSettings):
@@ -217,13 +224,12 @@ class ChainSettings(PolicyDrafterSettings):
     asynchronously."""
 
     @property
-    def depth(self) -> int:
-        return self.policy.max_tokens
-
-    @property
     def guesses(self) -> LookupSettings | None:
         """The lookup that guesses the chain's next tokens, if any."""
         return None
+
+    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
+        return self.unknown_chain(recording) or self.unknown_part(recording)
 
 
 class ArmsSettings(DrafterSettings):

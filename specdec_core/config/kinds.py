@@ -55,7 +55,7 @@ POLICIES = {
     "heuristic": "specdec_core.drafting.policies.heuristic",
     "confidence": "specdec_core.drafting.policies.confidence",
     "svip": "specdec_core.drafting.policies.svip",
-    "confidence_product": "specdec_core.drafting.policies.confidence_product",
+    "confidence_product": "specdec_core.drafting.policies.confidence",
     "break_even": "specdec_core.drafting.policies.break_even",
     "dynamic_confidence": "specdec_core.drafting.policies.dynamic_confidence",
     "pre_cut": "specdec_core.drafting.policies.pre_cut",

@@ -98,6 +98,8 @@ CandidateCost = Annotated[
 class PricedSettings(PolicySettings):
     """What policies that weigh drafting against a target forward have in common."""
 
+    replayed: ClassVar = True
+
     if TYPE_CHECKING:
 
         @property
@@ -131,6 +133,7 @@ class HeadSettings(PolicySettings):
     """What policies with a trained head have in common."""
 
     head_kinds: ClassVar[tuple[str, ...]]  # that it can use
+    replayed: ClassVar = True
 
     head: str
 

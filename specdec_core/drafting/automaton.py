@@ -12,7 +12,7 @@ class SuffixAutomaton:
     """Every phrase of the sequences in at most two states a token.
 
     The phrases of a state are suffixes of each other and end at the same places. State s holds
-    those of more than `length[link[s]]` and at most `length[s]` tokens. `follows[s]` maps a token
+    phrases of more than `length[link[s]]` and at most `length[s]` tokens. `follows[s]` maps a token
     to the state of the phrases extended by it. `count[s]` is the number of places, and `best[s]`
     the token that follows most often, of equals the one that followed last (-1: none yet).
 
@@ -35,16 +35,16 @@ class SuffixAutomaton:
         for token in tokens:
             self._append(token)
 
-    def step(self, state: int, matched: int, token: int) -> tuple[int, int]:
+    def walk(self, state: int, matched: int, tokens: Iterable[int]) -> tuple[int, int]:
         """The longest suffix in the sequences of a phrase, of `matched` tokens in `state`, extended
-        by `token`: its state and length."""
+        by `tokens`: its state and length."""
         follows = self.follows
-        while token not in follows[state]:
-            state = self.link[state]
-            if state < 0:
-                return ROOT, 0
-            matched = self.length[state]
-        return follows[state][token], matched + 1
+        for token in tokens:
+            while state >= 0 and token not in follows[state]:
+                state = self.link[state]
+                matched = self.length[state] if state >= 0 else -1
+            state, matched = follows[state][token] if state >= 0 else ROOT, matched + 1
+        return state, matched
 
     def followed(self, state: int, matched: int) -> tuple[int, int]:
         """The longest suffix of that phrase that something follows: its state and length."""
@@ -98,8 +98,8 @@ class SuffixAutomaton:
         return new
 
     def _split(self, state: int, token: int, known: int) -> int:
-        """Move the phrases of `known` that are not longer than those of `state` extended by `token`
-        to a new state: from now on they end at more places than the others."""
+        """Move some phrases of `known` to a new state: the phrases no longer than the longest of
+        `state` extended by `token`. From now on they end at more places than the longer ones."""
         follows, link = self.follows, self.link
         shorter = self._state(
             dict(follows[known]),

@@ -9,11 +9,11 @@ forwards of the draft model that a chain takes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from time import perf_counter
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -46,18 +46,18 @@ class ChainInProgress:
     guessed: Outcome | None = None  # the draft model's verdict on the latest guess
 
 
-class ChainModel(Protocol):
+class ChainModel(ABC):
     """What the tokens of chains come from: a draft model, or a recording of one."""
 
-    def prepare(self, hidden: bool, rests: bool) -> None:
-        """The length policy reads `hidden` states; it `rests` for many rounds."""
-
+    @abstractmethod
     def room(self, sequence: SlotState) -> int:
         """The most tokens of a chain in the coming round."""
 
+    @abstractmethod
     def begin(self, draft: ChainInProgress) -> None:
         """A chain begins."""
 
+    @abstractmethod
     def forward(
         self,
         drafts: Sequence[ChainInProgress],
@@ -89,7 +89,6 @@ class ChainDrafter(Drafter):
         self.policy = resources.policy(draft, policy)
         self.eos_token_ids = resources.eos_token_ids
         self.clock = resources.clock
-        self.model.prepare(self.policy.needs_hidden, self.policy.rests)
         self._lengths: dict[int, int] = {}  # of the latest chain, by slot
 
     def guess(self, sequence: SlotState, drafted: Sequence[int], room: int) -> TokenTree:
@@ -184,8 +183,8 @@ class ChainDrafter(Drafter):
         return unfinished
 
 
-class LiveChainModel:
-    """A :class:`ChainModel` that runs the draft model."""
+class LiveChainModel(ChainModel):
+    """Runs the draft model."""
 
     def __init__(self, draft: str | None, resources: Resources) -> None:
         self.runner = resources.draft_runner(draft)
@@ -194,11 +193,6 @@ class LiveChainModel:
 
     def room(self, sequence: SlotState) -> int:
         return self.context.room(sequence)
-
-    def prepare(self, hidden: bool, rests: bool) -> None:
-        if hidden:
-            self.runner.watch_hidden(True)
-        self.runner.lazy = self.runner.lazy or rests
 
     def begin(self, draft: ChainInProgress) -> None:
         draft.unread = self.context.pending(draft.state)
@@ -331,20 +325,17 @@ def _signals(
 ) -> Signals:
     """The signals of all new tokens, given the forward's output and distributions
     (n, vocabulary); `accepted` are the tokens' places in their rows."""
-    slots, positions, places, calls = [], [], [], []
-    tokens: list[int] = []
+    rows: list[tuple[int, int, int, int, int]] = []
     first = 0
     for draft, row, count in zip(drafts, accepted, output.counts, strict=True):
-        draft.before = len(tokens)
+        slot, tree = draft.state.slot, draft.tree
+        draft.before = len(rows)
         for position, ((token, _), place) in enumerate(
-            zip(draft.new, row, strict=True), len(draft.tree) + 1
+            zip(draft.new, row, strict=True), len(tree) + 1
         ):
-            slots.append(draft.state.slot)
-            tokens.append(token)
-            positions.append(position)
-            places.append(first + place)
-            calls.append(draft.tree.draft_forwards)
+            rows.append((slot, token, position, first + place, tree.draft_forwards))
         first += count
+    slots, tokens, positions, places, calls = map(list, zip(*rows, strict=True))
     source = output if probs is None else None
     return Signals(
         slots, tokens, positions, output.logits, probs, output.hidden, places, calls, source=source

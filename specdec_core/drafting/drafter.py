@@ -54,7 +54,7 @@ class Drafter:
     # The parents of trees that the target is fed, whole or cut. Their first node is the sequence's
     # last token, unless the target has read that.
     shapes: Sequence[Sequence[int]] = ()
-    memory: DrafterMemory | None = None  # what it has learned for later requests, if anything
+    memory: DrafterMemory | None = None  # what is kept for later requests; None: nothing
     parts: Sequence[Drafter] = ()  # the drafters that it is made of; they see the same requests
 
     def __init__(self, settings: Any, resources: Resources) -> None:
@@ -153,8 +153,14 @@ class Resources:
         return lookup
 
     def policy(self, draft: str | None, settings: PolicySettings) -> LengthPolicy:
-        """The length policy of a draft model that `settings` describe."""
-        return build_policy(settings, partial(self.load_head, draft))
+        """The length policy of a draft model that `settings` describe. The model's runner returns
+        hidden states, and is lazy, where the policy asks for that."""
+        policy = build_policy(settings, partial(self.load_head, draft))
+        if policy.needs_hidden:
+            self.draft_runner(draft).watch_hidden(True)
+        if policy.rests:
+            self.draft_runner(draft).lazy = True
+        return policy
 
     def recorded_chain(self, draft: str | None) -> Any | None:
         """A recording of the draft model's chains, as the `ChainModel` of

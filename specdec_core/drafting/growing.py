@@ -22,16 +22,8 @@ class Level:
 
     trees: list[int]  # (n,) which tree
     nodes: list[int]  # (n,) after which of its nodes, or ROOT
-    logits: Tensor  # (n, vocabulary)
+    at: Places  # (n,) the predictions
     hidden: Tensor | None  # (n, dimension) input of the output layer, where watched
-
-
-@dataclass(slots=True)
-class Children:
-    """The new nodes at the n places of a level."""
-
-    nodes: list[list[int]]  # (n,) new nodes, in the order drawn
-    probs: Tensor | None  # (n, vocabulary) the draft distributions; None when all are greedy
 
 
 class Growth:
@@ -73,37 +65,27 @@ class Growth:
             [self.sequences[i] for i in growing],
             lambda n: [self.trees[growing[n]].path(node) for node in wanted[growing[n]]],
         )
-        return Level(
-            [i for i, nodes in wanted.items() for _ in nodes],
-            [node for nodes in wanted.values() for node in nodes],
+        trees = [i for i, nodes in wanted.items() for _ in nodes]
+        flat = [node for nodes in wanted.values() for node in nodes]
+        drafted = [len(self.trees[i].path(node)) for i, node in zip(trees, flat, strict=True)]
+        sequences = [self.sequences[i] for i in trees]
+        at = Places(
+            [sequence.sampling for sequence in sequences],
+            [sequence.random for sequence in sequences],
+            [len(s.tokens) + count for s, count in zip(sequences, drafted, strict=True)],
             output.logits,
-            output.hidden,
+            lambda: output.chosen,
         )
+        return Level(trees, flat, at, output.hidden)
 
-    def branch(self, level: Level, counts: Sequence[int], replacement: bool = False) -> Children:
-        """Add `counts[n]` children at place n of `level`, drawn from the draft distribution,
-        or when greedy the most likely tokens. Without `replacement` there may be fewer to draw."""
-        at = self.places(level)
-        children = at.siblings(counts, replacement)
-        nodes = [
+    def branch(
+        self, level: Level, counts: Sequence[int], replacement: bool = False
+    ) -> list[list[int]]:
+        """Add `counts[n]` children at place n of `level`, drawn from the draft distribution, or
+        when greedy the most likely tokens; without `replacement` there may be fewer to draw.
+        Returns the new nodes of each place, in the order drawn."""
+        children = level.at.siblings(counts, replacement)
+        return [
             [self.trees[i].add(token, parent, TokenOrigin.DRAFT, q) for token, q in drawn]
             for i, parent, drawn in zip(level.trees, level.nodes, children, strict=True)
         ]
-        return Children(nodes, at.probs)
-
-    def places(self, level: Level) -> Places:
-        """The positions of a level's places in their sequences, and the distributions there."""
-        owners = [self.sequences[i] for i in level.trees]
-        positions = []
-        for i, node, sequence in zip(level.trees, level.nodes, owners, strict=True):
-            position = len(sequence.tokens)
-            while node != ROOT:
-                position, node = position + 1, self.trees[i].parents[node]
-            positions.append(position)
-        return Places(
-            [sequence.sampling for sequence in owners],
-            [sequence.random for sequence in owners],
-            positions,
-            level.logits,
-            lambda: level.logits.argmax(dim=-1),
-        )

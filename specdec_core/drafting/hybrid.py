@@ -120,11 +120,8 @@ class HybridDrafter(Drafter):
         depths = drafted.depths()
         if not depths or max(depths) + 1 >= sequence.room:
             return ROOT, TokenTree()
-        leaf = node = depths.index(max(depths))
-        path: list[int] = []
-        while node != ROOT:
-            path.insert(0, drafted.tokens[node])
-            node = drafted.parents[node]
+        leaf = depths.index(max(depths))
+        path = drafted.path(leaf)
         return leaf, self.lookup.find(sequence, path, sequence.room - len(path)).tree
 
     def _find(self, sequence: SlotState) -> TokenTree:

@@ -52,9 +52,9 @@ class LookaheadDrafter(Drafter):
     """Proposes the latest n-grams that begin with the sequence's last token, and in the same tree
     the window that makes the next ones (the lookahead branch).
 
-    The window's guesses are candidates like all others: they share nodes with the n-grams, a right
-    guess is accepted, and verification keeps the target's distribution when sampling, too. Where
-    the window would reach beyond the end of the request, only n-grams are proposed.
+    The window's guesses are ordinary candidates: they share nodes with the n-grams, a right guess
+    is accepted, and verification keeps the target's distribution when sampling, too. Where the
+    window would reach beyond the end of the request, only n-grams are proposed.
     """
 
     def __init__(self, settings: LookaheadSettings, resources: Resources) -> None:

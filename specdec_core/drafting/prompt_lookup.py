@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from specdec_core.config.drafters import LookupSettings
 from specdec_core.config.policies import MaxTokens
-from specdec_core.config.recorded import RecordingFacts
 from specdec_core.drafting.drafter import Lookup, LookupResult, Resources, SlotState
 from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
 
@@ -26,17 +25,10 @@ class PromptLookupSettings(LookupSettings):
     max_tokens: MaxTokens = 10
     occurrence: Occurrence = Field(
         default="latest",
+        exclude_if=lambda value: value == "latest",  # so that ids stay as they were without it
         description="of an n-gram that came several times, after which one it copies; vLLM and"
         " transformers take the earliest",
     )
-
-    @model_serializer(mode="wrap")
-    def _without_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The latest is not written, so that ids and files stay as they were."""
-        written: dict[str, Any] = handler(self)
-        if self.occurrence == "latest":
-            written.pop("occurrence", None)
-        return written
 
     def model_post_init(self, _: Any) -> None:
         if self.min_ngram > self.max_ngram:
@@ -50,9 +42,6 @@ class PromptLookupSettings(LookupSettings):
     @property
     def depth(self) -> int:
         return self.max_tokens
-
-    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
-        return None
 
 
 class _Index:

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from specdec_core.config import DrafterSettings, PolicySettings, run_time
-from specdec_core.drafting.chain import ChainInProgress
-from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
+from specdec_core.drafting.chain import ChainInProgress, ChainModel
+from specdec_core.drafting.drafter import Drafter, Resources, SlotState
 from specdec_core.drafting.policies.policy import LengthPolicy, RecordedLengths, build_policy
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
@@ -98,15 +98,13 @@ class RecordedResources(Resources):
         return RecordedChain(self.track(draft), self.start)
 
 
-class RecordedChain:
+class RecordedChain(ChainModel):
     """A recorded draft model's chains; guesses save some of its forwards and leave its tokens as
-    they are. See :class:`specdec_core.drafting.chain.ChainModel`."""
+    they are."""
 
     def __init__(self, track: RecordedDraft, start: Callable[[], int]) -> None:
         self.track, self.start = track, start
         self._chain: list[int] = []
-
-    def prepare(self, hidden: bool, rests: bool) -> None: ...
 
     def room(self, sequence: SlotState) -> int:
         return max(self.track.rooms[self.start()], 0)
@@ -128,10 +126,6 @@ class RecordedChain:
         tree.draft_forwards += 1
         tree.draft_tokens += 1 + len(guess)
         return self.track.signals(self.start(), drafted, len(draft.new), tree.draft_forwards)
-
-    def keep(self, sequence: SlotState, outcome: Outcome, length: int) -> None: ...
-
-    def cut(self, draft: ChainInProgress) -> None: ...
 
 
 class KnownLengths(LengthPolicy):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from specdec_core.config import LookupSettings, MaxTokens, RecordingFacts, Width
+from specdec_core.config import LookupSettings, MaxTokens, Width
 from specdec_core.drafting.datastores.datastore import open_datastore
 from specdec_core.drafting.drafter import Lookup, LookupResult, Resources, SlotState
 from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
@@ -54,9 +54,6 @@ class RetrievalSettings(LookupSettings):
     @property
     def chain(self) -> bool:
         return False
-
-    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
-        return None
 
 
 class RetrievalDrafter(Lookup):

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from specdec_core.config import LookupSettings, MaxTokens, Memory, RecordingFacts
+from specdec_core.config import LookupSettings, MaxTokens, Memory
 from specdec_core.drafting.automaton import ROOT as EMPTY
 from specdec_core.drafting.automaton import SuffixAutomaton
 from specdec_core.drafting.drafter import Lookup, LookupResult, Resources, SlotState
@@ -50,9 +50,6 @@ class SuffixSettings(LookupSettings):
     @property
     def chain(self) -> bool:
         return not self.tree
-
-    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
-        return None
 
 
 class SuffixDrafter(Lookup):
@@ -163,7 +160,7 @@ class _SuffixReader:
         if self.version != earlier.version:
             self.version, self.state, self.match = earlier.version, EMPTY, 0
             new = tokens
-        self.state, self.match = _walk(earlier.texts, self.state, self.match, new)
+        self.state, self.match = earlier.texts.walk(self.state, self.match, new)
 
     def longest(
         self, drafted: Sequence[int], earlier: EarlierOutputs | None
@@ -177,13 +174,7 @@ class _SuffixReader:
         return there if there[2] > here[2] else here
 
 
-def _walk(texts: SuffixAutomaton, state: int, match: int, tokens: Sequence[int]) -> tuple[int, int]:
-    for token in tokens:
-        state, match = texts.step(state, match, token)
-    return state, match
-
-
 def _followed(
     texts: SuffixAutomaton, state: int, match: int, tokens: Sequence[int]
 ) -> tuple[int, int]:
-    return texts.followed(*_walk(texts, state, match, tokens))
+    return texts.followed(*texts.walk(state, match, tokens))

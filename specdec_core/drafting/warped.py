@@ -1,4 +1,4 @@
-"""A model's output as the requests' own warpers make it; for the target and for drafts alike."""
+"""The output of a target or a draft model, changed by the requests' warpers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from specdec_core.models.runner import Output
 def warped(
     output: Output, states: Sequence[SlotState], paths: Callable[[int], Sequence[Sequence[int]]]
 ) -> Output:
-    """`output` with its first rows, those of `states`, warped by what each request's sequence
-    decides (:mod:`specdec_core.tokens.text_warper`). `paths(n)` are the tokens after the sequence
-    of state n on the way to each of its places. `output` itself where no request has such a
-    warper."""
+    """`output` with its first rows, one for each of `states`, warped by rules that depend on the
+    request's sequence (:mod:`specdec_core.tokens.text_warper`). `paths(n)` are the tokens after the
+    sequence of state n on the way to each of its places. The result is `output` where no request
+    has such a warper."""
     if all(state.warper is None for state in states):
         return output
     parts, chosen = list(output.logits.split(list(output.counts))), output.chosen.clone()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any
 
 from specdec_core.config import costless, distinct_labels, identity
 from specdec_core.drafting.arms import ArmsDrafter
@@ -65,19 +64,17 @@ def build_bandit(settings: BanditSettings) -> Bandit:
     # What is learned outlives a cost that is measured anew, and another place of a head.
     arms_as_learned = [costless(arm) for arm in settings.arms]
     ids = list(dict.fromkeys(identity(arm, placeless=True) for arm in arms_as_learned))
-    shared: dict[str, Any] = {
-        "reward": settings.reward,
-        "names": list(labels.values()),
-        "ids": ids if len(ids) == len(labels) else list(labels),
-    }
-    arms, longest = len(settings.arms), settings.depth
-    bandit: Bandit
-    if settings.rule == "ucb":
-        confidence, exploration = settings.confidence, settings.exploration
-        bandit = UCBSpec(arms, longest, confidence=confidence, exploration=exploration, **shared)
-    else:
-        kind = EXP3Spec if settings.rule == "exp3" else Thompson
-        bandit = kind(arms, longest, seed=settings.seed, **shared)
+    rules: dict[str, type[Bandit]] = {"ucb": UCBSpec, "exp3": EXP3Spec, "thompson": Thompson}
+    bandit = rules[settings.rule](
+        len(settings.arms),
+        settings.depth,
+        reward=settings.reward,
+        names=list(labels.values()),
+        ids=ids if len(ids) == len(labels) else list(labels),
+        confidence=settings.confidence,
+        exploration=settings.exploration,
+        seed=settings.seed,
+    )
     if settings.state is not None:
         path = find_state(settings.state)
         bandit.restore(load_state(path), str(path))

@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 import random
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
@@ -67,12 +69,14 @@ class Bandit(ABC):
     `longest` is L, the most candidate tokens that an arm may propose: a round's reward is
     1 … L + 1 tokens. Reward "time" is ours: arms cost differently, and the goal is accepted tokens
     a millisecond, ΣY / ΣT of each arm. It is kept on the scale of tokens, which the papers' radius
-    and losses assume: Y of arm i counts as Y · T_min / T_i, the tokens that it would have brought
-    in a round of the fastest arm. T_i is the mean time of an arm's rounds and T_min the least of
-    these. Means, because the times of single rounds are noisy; and the radius is not divided by
-    T_i, so that an arm is tried again after a first round that happened to be slow.
+    and losses assume: Y of arm i counts as Y · T_min / T_i, the tokens that it would have added in
+    a round of the fastest arm. T_i is the mean time of an arm's rounds, because the times of single
+    rounds are noisy; T_min is the least mean. The radius is not divided by T_i, so that an arm is
+    tried again after a first round that happened to be slow.
 
-    The slots of a batch all choose before the first of their rounds ends; `slot` keeps them apart.
+    `names` and `ids` are the arms'. `confidence` and `exploration` are UCBSpec's; `seed` is for the
+    rules that draw arms. The slots of a batch all choose before the first of their rounds ends;
+    `slot` keeps them apart.
     """
 
     rule: ClassVar[Rule]
@@ -85,10 +89,14 @@ class Bandit(ABC):
         reward: Reward = "tokens",
         names: Sequence[str] | None = None,
         ids: Sequence[str] | None = None,
+        confidence: float = 0.05,
+        exploration: float = 1.0,
+        seed: int = 0,
     ) -> None:
         self.names = list(names) if names is not None else [str(arm) for arm in range(arms)]
         self.ids = list(ids) if ids is not None else self.names
         self.arms, self.longest, self.reward = arms, longest, reward
+        self.confidence, self.exploration, self.seed = confidence, exploration, seed
         self.selections = 0
         self.rounds = [0] * arms
         self.tokens = [0] * arms
@@ -217,27 +225,15 @@ class Bandit(ABC):
 
 
 class UCBSpec(Bandit):
-    """Each arm once, then the one with the highest upper confidence bound μ̂ + cr (Alg. 7), the
-    lowest of equals. `confidence` is δ. `exploration` scales the radius: 1 is the paper's, whose
-    bound holds for any process with these means; less tells real arms apart sooner.
+    """Each arm once, then the arm with the highest upper confidence bound μ̂ + cr (Alg. 7), the
+    lowest of equals. `confidence` is δ. `exploration` scales the radius. With the paper's 1 the
+    bound holds for any process with these means; with less, arms are told apart sooner.
 
-    By time the radius is ours and has no δ. The paper's lets each round's tokens vary as much as
-    L + 1 values can; a round's tokens vary far less about what its time foretells, for an arm that
-    drafts longer both takes and brings more."""
+    By time the radius is ours and has no δ. The paper's radius lets each round's tokens vary as
+    much as L + 1 values can. About the number that a round's time predicts, they vary far less: an
+    arm that drafts longer takes more time and adds more tokens."""
 
     rule = "ucb"
-
-    def __init__(
-        self,
-        arms: int,
-        longest: int,
-        *,
-        confidence: float = 0.05,
-        exploration: float = 1.0,
-        **shared: Any,
-    ) -> None:
-        super().__init__(arms, longest, **shared)
-        self.confidence, self.exploration = confidence, exploration
 
     def select(self, slot: int = 0) -> int:
         self.selections += 1
@@ -269,36 +265,23 @@ class EXP3Spec(Bandit):
     Ẑ = (L + 1 − Y) / (L p) and the loss of the other arms is 0 (Alg. 8).
 
     The slide's indices are off by one in step 5: the t-th pull is drawn from p_t, made from the
-    losses of the t − 1 pulls before it. Each selection has a random stream of its own, made from
+    losses of the t − 1 pulls before it. Each selection has a separate random stream, made from
     `seed` and its number, so that a restored bandit and a replayed one draw alike.
     """
 
     rule = "exp3"
 
-    def __init__(
-        self,
-        arms: int,
-        longest: int,
-        *,
-        seed: int = 0,
-        **shared: Any,
-    ) -> None:
-        super().__init__(arms, longest, **shared)
-        self.seed = seed
+    def __init__(self, arms: int, longest: int, **settings: Any) -> None:
+        super().__init__(arms, longest, **settings)
         self._drawn: dict[int, float] = {}  # the probability of each slot's last selection
 
     def select(self, slot: int = 0) -> int:
         uniform = random.Random(self.seed << 32 | self.selections).random()
         self.selections += 1
         probabilities = self.preferences()
-        reached = 0.0
-        # Rounding can leave the sum below `uniform`; then it is the likeliest arm.
-        chosen = probabilities.index(max(probabilities))
-        for arm, p in enumerate(probabilities):
-            reached += p
-            if uniform < reached:
-                chosen = arm
-                break
+        chosen = bisect_right([*accumulate(probabilities)], uniform)
+        if chosen == self.arms:  # rounding left the sum below `uniform`
+            chosen = probabilities.index(max(probabilities))
         self._drawn[slot] = probabilities[chosen]
         return chosen
 
@@ -318,22 +301,18 @@ class EXP3Spec(Bandit):
 
 
 class Thompson(Bandit):
-    """Each arm once, then the one whose worth is the highest of those drawn from what its rounds
-    leave open (Thompson sampling; ours):
+    """Each arm once, then the arm with the highest worth, drawn for each from the distribution that
+    its rounds leave possible (Thompson sampling; ours):
 
         N(μ̂_i, (L²/4 + V_i) / n_i²),
 
     μ̂_i the mean tokens of arm i's rounds, at its pace; V_i how far they deviate, and L²/4 for the
-    round to come, as in :class:`UCBSpec` by time. Nothing is to be set: an arm is tried as often as
-    it may still be the best. Each selection has a random stream of its own, as in
+    round to come, as in :class:`UCBSpec` by time. There is no parameter: an arm is tried as often
+    as it may still be the best. Each selection has a separate random stream, as in
     :class:`EXP3Spec`.
     """
 
     rule = "thompson"
-
-    def __init__(self, arms: int, longest: int, *, seed: int = 0, **shared: Any) -> None:
-        super().__init__(arms, longest, **shared)
-        self.seed = seed
 
     def select(self, slot: int = 0) -> int:
         draws = random.Random(self.seed << 32 | self.selections)

@@ -80,7 +80,7 @@ class Datastore:
         return Matches(matched, at, self._bisect(end[-matched], ended))
 
     def continuations(self, matches: Matches, depth: int, most: int) -> list[list[int]]:
-        """What follows the `matches`: for each of the next `depth` places the tokens there, in the
+        """What follows the `matches`: the tokens at each of the next `depth` places, in the
         order of the suffixes. Of more than `most` matches, `most` evenly spread ones: in sorted
         order this keeps the shares of the continuations. Tokens after a separator are
         meaningless."""

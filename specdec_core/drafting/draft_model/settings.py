@@ -10,7 +10,6 @@ from specdec_core.config import (
     ChainSettings,
     DrafterSettings,
     LookupSettings,
-    RecordingFacts,
 )
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
@@ -29,9 +28,6 @@ class DraftModelSettings(ChainSettings):
     @property
     def family(self) -> str:
         return self.policy.kind
-
-    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
-        return self.unknown_chain(recording)
 
 
 class CascadeSettings(ChainSettings):
@@ -58,6 +54,3 @@ class CascadeSettings(ChainSettings):
     @property
     def guesses(self) -> LookupSettings:
         return self.proposer
-
-    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
-        return self.unknown_chain(recording) or self.unknown_part(recording)

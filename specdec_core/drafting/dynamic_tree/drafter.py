@@ -14,7 +14,6 @@ from heapq import nlargest
 from time import perf_counter
 
 import torch
-from torch import Tensor
 
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
@@ -22,7 +21,6 @@ from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
 from specdec_core.drafting.growing import Growth, Level
 from specdec_core.drafting.policies.policy import PolicyOutcome, Rule
 from specdec_core.drafting.policies.signals import Signals
-from specdec_core.tokens.acceptance import Places
 from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 
 
@@ -47,15 +45,12 @@ class DynamicTreeDrafter(Drafter):
 
     def __init__(self, settings: DynamicTreeSettings, resources: Resources) -> None:
         self.settings = settings
-        self.runner = resources.draft_runner(settings.draft)
-        self.context = DraftContext(self.runner)
+        self.context = DraftContext(resources.draft_runner(settings.draft))
         self.policy = resources.policy(settings.draft, settings.policy)
         self.eos_token_ids = resources.eos_token_ids
         self.least = math.log(settings.least) if settings.least else -math.inf
         self._cached: dict[int, dict[int, int]] = {}  # by slot
         self.clock = resources.clock
-        if self.policy.needs_hidden:
-            self.runner.watch_hidden(True)
 
     def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
@@ -73,11 +68,10 @@ class DynamicTreeDrafter(Drafter):
         while wanted:
             level = growth.read(wanted)
             returned = perf_counter()
-            at = growth.places(level)
-            candidates = self._expand(growth, values, level, at)
+            candidates = self._expand(growth, values, level)
             depth += 1
-            wanted = self._choose(growth, values, level, at.probs, candidates, depth)
-            self.clock.chose(returned, level.logits)
+            wanted = self._choose(growth, values, level, candidates, depth)
+            self.clock.chose(returned, level.at.logits)
         trees = []
         for sequence, tree, nodes, cached in zip(
             sequences, growth.trees, values, growth.cached, strict=True
@@ -96,15 +90,11 @@ class DynamicTreeDrafter(Drafter):
             self.policy.observe(sequence.slot, result)
 
     def _expand(
-        self,
-        growth: Growth,
-        values: Sequence[_Values],
-        level: Level,
-        at: Places,
+        self, growth: Growth, values: Sequence[_Values], level: Level
     ) -> dict[int, dict[int, int]]:
         """Add the candidates of every place of the level. Returns for each tree the new nodes, and
         the place that each follows."""
-        likely = at.confidences()
+        likely = level.at.confidences()
         best = likely.topk(min(self.settings.children, likely.shape[-1]), dim=-1)
         new: dict[int, dict[int, int]] = {i: {} for i in level.trees}
         candidates = zip(
@@ -127,7 +117,6 @@ class DynamicTreeDrafter(Drafter):
         growth: Growth,
         values: Sequence[_Values],
         level: Level,
-        probs: Tensor | None,
         candidates: Mapping[int, Mapping[int, int]],
         depth: int,
     ) -> dict[int, list[int]]:
@@ -152,8 +141,8 @@ class DynamicTreeDrafter(Drafter):
             [growth.sequences[i].slot for i, _ in shown],
             [growth.trees[i].tokens[node] for i, node in shown],
             [depth] * len(shown),
-            level.logits,
-            probs,
+            level.at.logits,
+            level.at.probs,
             level.hidden,
             places,
         )

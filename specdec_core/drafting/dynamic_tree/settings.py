@@ -37,10 +37,6 @@ class DynamicTreeSettings(PolicyDrafterSettings):
         return f"dynamic tree {self.keep}, {self.draft_name}, {self.policy.label}"
 
     @property
-    def depth(self) -> int:
-        return self.policy.max_tokens
-
-    @property
     def nodes(self) -> int:
         return self.keep
 

@@ -25,8 +25,8 @@ WEIGHTS, CARD = "model.safetensors", "head.json"
 
 
 def weights_of(head: Head) -> bytes:
-    """The head's weights as a safetensors file: its matrices in half precision, what standardises
-    its inputs as it is."""
+    """The head's weights as a safetensors file: its matrices in half precision, the mean and scale
+    of its inputs in full."""
     state = {name: tensor.cpu().contiguous() for name, tensor in head.state_dict().items()}
     return save({name: t.half() if t.ndim > 1 else t for name, t in state.items()})
 
@@ -62,8 +62,9 @@ def load_card(name: str | Path) -> HeadCard:
 def find_heads(
     kinds: Collection[str], draft_fingerprint: str, target_fingerprint: str, sampling: Sampling
 ) -> list[str]:
-    """Names of the heads of these `kinds`, in the workspace and bundled, that were trained for the
-    models with these fingerprints under this sampling. Heads with unreadable cards are skipped."""
+    """Names of the heads in the workspace and of the bundled heads that have one of these `kinds`
+    and were trained for the models with these fingerprints under this sampling. Heads with
+    unreadable cards are skipped."""
     pair = {"draft": draft_fingerprint, "target": target_fingerprint}
     names = []
     for prefix, root in (("", workspace() / "heads"), ("bundled:", BUNDLED)):

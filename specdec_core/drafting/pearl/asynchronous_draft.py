@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, takewhile
 from time import perf_counter
@@ -31,11 +31,10 @@ from specdec_core.drafting.pearl.messages import (
     Begin,
     Commit,
     Configure,
+    Configured,
     Distribution,
     Drafted,
     DraftedToken,
-    DraftReady,
-    DraftRefused,
     End,
     RequestDistribution,
 )
@@ -60,6 +59,7 @@ class _DraftSlot:
     state: SlotState  # its tokens are those that the target has confirmed
     tree: DraftTree
     end: int
+    tried: list[Node] = field(default_factory=list)  # a lookup's guesses in the current forward
 
     @property
     def number(self) -> int:
@@ -92,10 +92,10 @@ class AsynchronousDraft:
             try:
                 self._configure(message)
                 self._configured = True
-                self._send(DraftReady(self._runner.max_length))
+                self._send(Configured(self._runner.max_length))
             except UserError as error:
                 self._configured = False
-                self._send(DraftRefused(str(error)))
+                self._send(Configured(0, str(error)))
         elif self._configured:
             self._handle_slot(message)
 
@@ -114,14 +114,14 @@ class AsynchronousDraft:
     @torch.inference_mode()
     def draft(self) -> bool:
         """Extend the trees of all slots by one forward. Returns whether there was any to extend."""
-        picked, tried = {}, {}
-        for number, slot in self._slots.items():
+        rows = []
+        for slot in self._slots.values():
             if nodes := self._pick(slot):
-                picked[number] = nodes
-                tried[number] = self._guesses(slot, nodes)
-        if picked:
-            self._read(picked, tried)
-        return bool(picked)
+                slot.tried = self._guesses(slot, nodes)
+                rows.append((slot, nodes + slot.tried))
+        if rows:
+            self._read(rows)
+        return bool(rows)
 
     def _pick(self, slot: _DraftSlot) -> list[Node]:
         """The nodes of a tree to read: the chain's end first."""
@@ -158,26 +158,21 @@ class AsynchronousDraft:
         not."""
         return tree.tip is not tree.root and tree.tip.token in self._settings.eos_token_ids
 
-    def _read(
-        self, picked: Mapping[int, Sequence[Node]], tried: Mapping[int, Sequence[Node]]
-    ) -> None:
-        """Feed the draft the `picked` nodes of these slots and the guesses `tried` after them. Add
-        what it predicts to the trees, and send it."""
+    def _read(self, rows: Sequence[tuple[_DraftSlot, list[Node]]]) -> None:
+        """Feed the draft nodes of slots, the guesses that are tried last. Add what it predicts to
+        the trees, and send it."""
         began = perf_counter()
-        slots = [self._slots[number] for number in picked]
-        fed = [[*nodes, *tried.get(number, ())] for number, nodes in picked.items()]
-        ends = [slot.tree.tip.position for slot in slots]
-        for slot, nodes in zip(slots, fed, strict=True):
+        ends = [slot.tree.tip.position for slot, _ in rows]
+        for slot, nodes in rows:
             slot.tree.enter(nodes)
-        feed = [[node.token for node in nodes] for nodes in fed]
-        parents = [slot.tree.parents for slot in slots]
-        output = self._runner.forward(Batch([slot.number for slot in slots], feed, parents))
+        states = [slot.state for slot, _ in rows]
+        feed = [[node.token for node in nodes] for _, nodes in rows]
+        parents = [slot.tree.parents for slot, _ in rows]
+        output = self._runner.forward(Batch([state.slot for state in states], feed, parents))
         output = warped(
-            output,
-            [slot.state for slot in slots],
-            lambda n: [_drafted(slots[n].state, node) for node in fed[n]],
+            output, states, lambda n: [_drafted(states[n], node) for node in rows[n][1]]
         )
-        places = [(slot, node) for slot, nodes in zip(slots, fed, strict=True) for node in nodes]
+        places = [(slot, node) for slot, nodes in rows for node in nodes]
         at = Places(
             [slot.state.sampling for slot, _ in places],
             [slot.state.random for slot, _ in places],
@@ -185,25 +180,22 @@ class AsynchronousDraft:
             output.logits,
             lambda: output.chosen,
         )
-        guesses = {node for nodes in tried.values() for node in nodes}
-        drafted = self._grow(places, at, output.hidden, guesses)
+        drafted = self._grow(places, at, output.hidden)
         ended = perf_counter()
-        for slot, nodes, end in zip(slots, fed, ends, strict=True):
+        for (slot, nodes), end in zip(rows, ends, strict=True):
             number, candidates = slot.number, slot.tree.tip.position - end
             self._send(Drafted(number, drafted[number], len(nodes), candidates, began, ended))
-            if guessed := tried.get(number):
-                self._keep(slot, slot.tree.settle(guessed))
+            if slot.tried:
+                self._keep(slot, slot.tree.settle(slot.tried))
+                slot.tried = []
         self._windows.grow()
 
     def _grow(
-        self,
-        places: Sequence[tuple[_DraftSlot, Node]],
-        at: Places,
-        hidden: Tensor | None,
-        tried: Set[Node],
+        self, places: Sequence[tuple[_DraftSlot, Node]], at: Places, hidden: Tensor | None
     ) -> dict[int, list[DraftedToken]]:
-        """Add to the node at each place the token drawn there and alternatives to it; to `tried`
-        nodes only if the chain reaches them. Returns the new tokens by slot."""
+        """Add to the node at each place the token drawn there and alternatives to it; to guesses
+        that are tried only if the chain reaches them. Returns the new tokens by slot."""
+        tried = {node for slot in self._slots.values() for node in slot.tried}
         forward = next(self._forwards)
         alternatives = _ALTERNATIVES if self._settings.width > 1 else 0
         confidences = at.confidences()
@@ -258,8 +250,8 @@ class AsynchronousDraft:
         tokens: Sequence[int],
         confidences: Sequence[float],
     ) -> tuple[Node, list[Node]]:
-        """The child of `node` for the `token` drawn there, with probability `chance`, and the
-        likely alternatives among `tokens`, the best by `confidences`."""
+        """The child of `node` for the `token` drawn with probability `chance`, and the likely
+        alternatives among `tokens`, the best by `confidences`."""
         # As if the target accepted with the draft's confidence, and else drew from the rest.
         sure = min(confidences[0], 1.0)
         rest = (1 - sure) / max(1 - chance, 1e-6)
@@ -286,6 +278,7 @@ class AsynchronousDraft:
             self._runners[key] = self._pair.open_runner(*key, max_length=length)
         for runner in self._runners.values():
             runner.watch_hidden(False)
+        self._runner, self._settings = self._runners[key], message
         resources = Resources(
             lambda name: self._runner,
             partial(load_pair_head, self._pair),
@@ -297,9 +290,6 @@ class AsynchronousDraft:
         self._grammars = Grammars(self._pair.tokenizer, message.vocab_size, message.eos_token_ids)
         policy = resources.policy(settings.draft, settings.policy)
         self._windows = Windows(policy, message.eos_token_ids, self._send)
-        self._runner, self._settings = self._runners[key], message
-        if policy.needs_hidden:
-            self._runner.watch_hidden(True)
         guesses = settings.guesses
         self._lookup = None if guesses is None else resources.lookup(guesses)
 
@@ -368,7 +358,7 @@ class AsynchronousDraft:
         node = slot.tree.find(message.node)
         assert node is not None  # the rejected token follows it
         if node.source is None:
-            self._read({slot.number: slot.tree.unread()}, {})
+            self._read([(slot, slot.tree.unread())])
         assert node.source is not None
         assert node.source.probs is not None  # only rejection sampling requests it
         self._send(Distribution.of(slot.number, message.node, node.source.probs))

@@ -4,9 +4,9 @@ The draft runs elsewhere (:mod:`specdec_core.drafting.pearl.asynchronous_draft`)
 drafts. A round feeds the candidates that have arrived. Those that arrive while the target is busy
 belong to the next round, if the sequence turns out as the draft assumed (post-verification). The
 first of them is verified with this round's last distribution, where otherwise the target would add
-a token of its own. So a round that feeds no candidate is PEARL's pre-verification. Beyond PEARL,
-the draft also drafts after tokens that the target may choose in place of a candidate; when the
-target chooses one of them, its continuation is drafted already.
+its own token. So a round that feeds no candidate is PEARL's pre-verification. Beyond PEARL, the
+draft also drafts after tokens that the target may choose in place of a candidate. When the target
+chooses such a token, its continuation is drafted already.
 
 Every candidate is verified by the rule of the request's sampling
 (:mod:`specdec_core.tokens.acceptance`), and was drawn without knowing the verdict. So the output is
@@ -34,10 +34,9 @@ from specdec_core.drafting.pearl.messages import (
     Begin,
     Commit,
     Configure,
+    Configured,
     Distribution,
     Drafted,
-    DraftReady,
-    DraftRefused,
     End,
     Pause,
     RequestDistribution,
@@ -119,7 +118,7 @@ class PearlDrafter(Drafter):
     def __init__(self, settings: PearlSettings, resources: Resources) -> None:
         self.settings, self.resources = settings, resources
         self.link: Link = (resources.open_link or no_link)()
-        self._mark = object()  # what the link has of whom it was configured by
+        self._mark = object()  # in the link while this drafter has configured its draft
         self.pace = DraftPace(settings.window)
         self.spans: list[TimelineSpan] | None = None  # for a trace, where one is taken
         self._slots: dict[int, _WindowSlot] = {}
@@ -286,10 +285,9 @@ class PearlDrafter(Drafter):
                         slot.paused = message.node
                 case Distribution():
                     self._distributions.append(message)
-                case DraftReady():
-                    self._ready, self._length = True, message.length
-                case DraftRefused():
-                    self._refused = message.reason
+                case Configured():
+                    self._length, self._refused = message
+                    self._ready = self._refused is None
         if not timeout:
             self._trace("talk", start, perf_counter())
         return self.link.connected

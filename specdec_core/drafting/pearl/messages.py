@@ -1,8 +1,8 @@
 """The messages between the two sides of PEARL: tokens, and now and then a distribution.
 
 Every drafted token has a number and is sent with the number of the token before it. So both sides
-hold a tree of what may follow the sequence, and messages may cross: a token whose predecessor has
-been dropped meanwhile is dropped, too.
+hold a tree of what may follow the sequence (:mod:`specdec_core.drafting.pearl.tree`), and messages
+may cross: if the token before has been dropped meanwhile, the token is dropped, too.
 """
 
 from __future__ import annotations
@@ -35,17 +35,12 @@ class Configure(NamedTuple):
     eos_token_ids: frozenset[int]
 
 
-class DraftReady(NamedTuple):
-    """The answer to :class:`Configure`: everything is loaded. Texts of up to `length` tokens are
-    drafted for."""
+class Configured(NamedTuple):
+    """The answer to :class:`Configure`: everything is loaded, for sequences of up to `length`
+    tokens; or a `refusal`, why it cannot be done."""
 
     length: int
-
-
-class DraftRefused(NamedTuple):
-    """The other answer to :class:`Configure`: why it cannot be done."""
-
-    reason: str
+    refusal: str | None = None
 
 
 class Begin(NamedTuple):
@@ -58,7 +53,7 @@ class Begin(NamedTuple):
     end: int
     sampling: Sampling
     seed: int
-    rules: TextRules | None = None  # what of its sampling depends on the sequence
+    rules: TextRules | None = None  # sampling rules that depend on the sequence
 
 
 class Commit(NamedTuple):
@@ -144,8 +139,7 @@ class Distribution(NamedTuple):
 
 Message = (
     Configure
-    | DraftReady
-    | DraftRefused
+    | Configured
     | Begin
     | Commit
     | End

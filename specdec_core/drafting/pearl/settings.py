@@ -11,8 +11,8 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 
 
 class PearlSettings(DrafterSettings):
-    """A draft model, by itself or sped up by a lookup, drafts on another device while the
-    target verifies (PEARL)."""
+    """A draft model, alone or sped up by a lookup, drafts on another device while the target
+    verifies (PEARL)."""
 
     kind: Literal["pearl"] = "pearl"
     drafter: AnyChain = DraftModelSettings()

@@ -15,11 +15,8 @@ the outcome of one window when it decides about the next, as in synchronous draf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
 
 from specdec_core.drafting.pearl.messages import Pause
 from specdec_core.drafting.pearl.tree import Node, Source
@@ -37,14 +34,16 @@ class _Window:
     draft_calls: int = 0
     stopped: bool = False
 
-    def take(self) -> None:
-        """The chain's next token is a candidate of this window."""
+    def take(self, slot: int) -> Signals:
+        """Add the chain's next token to this window; returns its signals."""
         source, drawn = self.last.source, self.last.drawn
         assert source is not None
         assert drawn is not None
         self.draft_calls += self.source is None or self.source.forward != source.forward
         self.drafted += 1
         self.source, self.last = source, drawn
+        states = (None if state is None else state[None] for state in source[2:])
+        return Signals([slot], [drawn.token], [self.drafted], source.logits[None], *states)
 
 
 class Windows:
@@ -78,46 +77,15 @@ class Windows:
         del self._windows[slot]
 
     def grow(self) -> None:
-        """Show the policy the new tokens of the chains, one of each slot at a time. Sends a pause
-        where it stops."""
+        """Show the policy the new tokens of the chains. Sends a pause where it stops."""
         policy = self._policy
-        while grown := {s: w for s, w in self._windows.items() if w.last.drawn and not w.stopped}:
-            for slot, window in grown.items():
+        for slot, window in self._windows.items():
+            while window.last.drawn is not None and not window.stopped:
                 if not window.drafted:
                     window.limit = policy.limit(slot, len(self._windows))
-                window.take()
+                signals = window.take(slot)
                 ends = window.drafted >= window.limit or window.last.token in self._final
-                window.stopped = ends
-            shown = {s: w for s, w in grown.items() if policy.learns or not w.stopped}
-            if shown:
-                answers = zip(shown.values(), policy.go_on(self._signals(shown)), strict=True)
-                for window, goes_on in answers:
-                    window.stopped = window.stopped or not goes_on
-            for slot, window in grown.items():
+                goes_on = (policy.learns or not ends) and policy.go_on(signals)[0]
+                window.stopped = ends or not goes_on
                 if window.stopped:
                     self._send(Pause(slot, window.last.number))
-
-    def _signals(self, shown: Mapping[int, _Window]) -> Signals:
-        windows = shown.values()
-        sources = [window.source for window in windows if window.source is not None]
-        hidden = [source.hidden for source in sources if source.hidden is not None]
-        signals = Signals(
-            list(shown),
-            [window.last.token for window in windows],
-            [window.drafted for window in windows],
-            torch.stack([source.logits for source in sources]),
-            _probs(sources),
-            torch.stack(hidden) if len(hidden) == len(sources) else None,
-        )
-        signals.fetch(self._policy.reads)
-        return signals
-
-
-def _probs(sources: Sequence[Source]) -> Tensor | None:
-    """The distributions (n, vocabulary), at temperature 1 where decoding is greedy; None where it
-    is greedy everywhere."""
-    if all(source.probs is None for source in sources):
-        return None
-    return torch.stack(
-        [s.logits.float().softmax(dim=-1) if s.probs is None else s.probs for s in sources]
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -35,8 +36,6 @@ class BreakEvenSettings(PricedSettings):
     kind: Literal["break_even"] = "break_even"
     target_cost: CandidateCost = "profile"
     max_tokens: MaxTokens = MOST_TOKENS
-
-    replayed: ClassVar = True
 
     def cost_by(self, costs: Costs, draft: str | None) -> float:
         return costs.target_in_candidates(draft)
@@ -80,11 +79,13 @@ class BreakEvenPolicy(LengthPolicy):
 
     def __init__(self, settings: BreakEvenSettings) -> None:
         super().__init__(settings)
-        self._requests: dict[int, _Request] = {}
+        cost = _ROUNDS * settings.cost
+        rate = best_rate(_ACCEPTED, settings.cost, settings.max_tokens)
+        self._requests = defaultdict[int, _Request](lambda: _Request(cost * rate, cost))
 
     def threshold(self, slot: int) -> float:
         """The product of confidences below which `slot` stops, g / r."""
-        request = self._request(slot)
+        request = self._requests[slot]
         return request.tokens / request.cost * request.promised / request.accepted
 
     def go_on(self, signals: Signals) -> Sequence[bool]:
@@ -92,7 +93,7 @@ class BreakEvenPolicy(LengthPolicy):
         for slot, position, probability, free in zip(
             signals.slots, signals.positions, signals.probability, signals.free, strict=True
         ):
-            request = self._request(slot)
+            request = self._requests[slot]
             if position == 1:
                 request.product, request.round = 1.0, 0.0
             request.product *= probability
@@ -101,7 +102,7 @@ class BreakEvenPolicy(LengthPolicy):
         return answers
 
     def observe(self, slot: int, outcome: PolicyOutcome) -> None:
-        request = self._request(slot)
+        request = self._requests[slot]
         request.tokens += outcome.accepted + 1 + outcome.reused
         request.cost += self.settings.cost + outcome.draft_calls
         request.accepted += outcome.accepted
@@ -110,11 +111,3 @@ class BreakEvenPolicy(LengthPolicy):
 
     def reset(self, slot: int) -> None:
         self._requests.pop(slot, None)
-
-    def _request(self, slot: int) -> _Request:
-        request = self._requests.get(slot)
-        if request is None:
-            cost = _ROUNDS * self.settings.cost
-            rate = best_rate(_ACCEPTED, self.settings.cost, self.settings.max_tokens)
-            request = self._requests[slot] = _Request(cost * rate, cost)
-        return request

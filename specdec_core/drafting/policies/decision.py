@@ -28,8 +28,6 @@ class DecisionSettings(HeadSettings):
     cumulative: bool = False
     max_tokens: MaxTokens = MOST_TOKENS
 
-    replayed: ClassVar = True
-
     @property
     def label(self) -> str:
         product = " product" if self.cumulative else ""
@@ -55,6 +53,3 @@ class DecisionPolicy(HeadRule):
             features["top_probs"] = top
             features["entropy"] = signals.measure("entropy")
         return self.head.probabilities(**features).tolist()
-
-    def stops(self, value: Any) -> Any:
-        return value < self.settings.threshold

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -25,9 +26,9 @@ def best_threshold(probabilities: Sequence[float], accepted: Sequence[bool]) -> 
     """The threshold on `probabilities` (n,) with the least false-positive rate + 3 · false-negative
     rate as a predictor of `accepted` (n,), which must hold both outcomes.
 
-    Equal to the last bit to `thresholds[argmin(fpr + 3 (1 - tpr))]` of scikit-learn's `roc_curve`:
-    points between collinear neighbours are left out as there, because rounding would otherwise
-    choose differently among points of equal cost. Of equals the highest threshold is taken.
+    Equal to the last bit to `thresholds[argmin(fpr + 3 (1 - tpr))]` of scikit-learn's `roc_curve`,
+    which also leaves out points between collinear neighbours: rounding would otherwise choose
+    differently among points of equal cost. Of equals the highest threshold is taken.
     """
     scores = np.asarray(probabilities, dtype=np.float64)
     order = np.argsort(-scores, kind="stable")
@@ -84,18 +85,18 @@ class DynamicConfidencePolicy(LengthPolicy):
 
     def __init__(self, settings: DynamicConfidenceSettings) -> None:
         super().__init__(settings)
-        self._histories: dict[int, _History] = {}
+        self._histories = defaultdict[int, _History](lambda: _History(settings.start))
 
     def threshold(self, slot: int) -> float:
         """The threshold now in force in `slot`."""
-        return self._history(slot).threshold
+        return self._histories[slot].threshold
 
     def go_on(self, signals: Signals) -> Sequence[bool]:
         answers = []
         for slot, position, probability in zip(
             signals.slots, signals.positions, signals.probability, strict=True
         ):
-            history = self._history(slot)
+            history = self._histories[slot]
             if position == 1:
                 history.round = []
             history.round.append(probability)
@@ -103,7 +104,7 @@ class DynamicConfidencePolicy(LengthPolicy):
         return answers
 
     def observe(self, slot: int, outcome: PolicyOutcome) -> None:
-        history, accepted = self._history(slot), outcome.accepted
+        history, accepted = self._histories[slot], outcome.accepted
         # The target has judged nothing after the first rejected token.
         judged, history.round = history.round[: accepted + 1], []
         history.probabilities += judged
@@ -113,9 +114,3 @@ class DynamicConfidencePolicy(LengthPolicy):
 
     def reset(self, slot: int) -> None:
         self._histories.pop(slot, None)
-
-    def _history(self, slot: int) -> _History:
-        history = self._histories.get(slot)
-        if history is None:
-            history = self._histories[slot] = _History(self.settings.start)
-        return history

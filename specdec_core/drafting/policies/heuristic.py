@@ -34,10 +34,10 @@ class HeuristicPolicy(LengthPolicy):
     """K ← K + increase when all candidates were accepted, K ← K − decrease otherwise, at least 1.
 
     The rule of transformers' `AssistedCandidateGenerator`. Transient, every request begins with
-    `start` (its "heuristic_transient"); lasting, a slot's K goes on into its next request (its
+    `start` (its "heuristic_transient"). Lasting, a slot keeps its K for the next request (its
     "heuristic"). Each slot has its own K, so that a request's drafts do not depend on the rest of
-    the batch. Unlike there, K never exceeds `max_tokens`, and the last round of a request does not
-    change K, because it is cut by the end of the sequence.
+    the batch. Unlike in transformers, K never exceeds `max_tokens`, and the last round of a request
+    does not change K, because it is cut by the end of the sequence.
     """
 
     settings: HeuristicSettings

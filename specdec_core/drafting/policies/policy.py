@@ -62,7 +62,7 @@ class LengthPolicy:
     # The values of the signals that `go_on` reads; they are copied from the device with the tokens.
     reads: Sequence[str] = ()
     # Learns from its candidates: `go_on` sees each of them, also where its answer is not needed
-    # because the round is at its limit or the text at its end.
+    # because the round is at its limit or the sequence at its end.
     learns = False
     # May want no candidates for many rounds; the draft model then reads a sequence only when it
     # drafts.
@@ -96,8 +96,9 @@ class Rule(LengthPolicy):
     """A policy that decides from the candidates of the round alone.
 
     Every candidate has a value. The round stops after the first candidate where its value, or with
-    `cumulative` the product of the round's values so far, `stops`. A rule has no memory beyond the
-    round, so a replay can evaluate all rounds of a trace at once.
+    `cumulative` the product of the round's values so far, `stops`: by default, where the one signal
+    that it `reads` is below the threshold. A rule has no memory beyond the round, so a replay can
+    evaluate all rounds of a trace at once.
     """
 
     cumulative = False
@@ -114,15 +115,13 @@ class Rule(LengthPolicy):
 
     def values(self, signals: Signals) -> Sequence[float]:
         """The value (n,) of each drafted candidate."""
-        raise NotImplementedError
+        [name] = self.reads
+        values: Sequence[float] = getattr(signals, name)
+        return values
 
     def stops(self, value: Any) -> Any:
         """Whether to stop at a value (a number or an array of any shape)."""
-        raise NotImplementedError
-
-    def thresholds(self, values: np.ndarray) -> np.ndarray:
-        """The settings' thresholds that correspond to these values."""
-        return values
+        return value < self.settings.threshold
 
     def limit(self, slot: int, batch: int = 1) -> int:
         self._products[slot] = 1.0

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, Field
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
@@ -161,22 +161,17 @@ class PreCutSettings(PricedSettings):
     table: str | None = Field(default=None, description="a saved Q-table to start from")
     seed: int = Field(default=0, ge=0)
     max_tokens: MaxTokens = MOST_TOKENS
+    # These are not written at their defaults, so that ids stay as they were without them.
     q_init: Literal["continue", "confidence"] = Field(
         default="continue",
+        exclude_if=lambda value: value == "continue",
         description="the first table: always continues (D.4.3), or as confidences promise (§6.4)",
     )
-    updates: bool = Field(default=True, description="false: the table stays as it begins")
-
-    replayed: ClassVar = True
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Later fields are left out at their defaults, so that ids and files stay as they were."""
-        written: dict[str, Any] = handler(self)
-        for name in ("q_init", "updates"):
-            if getattr(self, name) == type(self).model_fields[name].default:
-                written.pop(name, None)
-        return written
+    updates: bool = Field(
+        default=True,
+        exclude_if=lambda value: value is True,
+        description="false: the table stays as it begins",
+    )
 
     @property
     def label(self) -> str:

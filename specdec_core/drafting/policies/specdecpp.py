@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
 from specdec_core.config import MOST_TOKENS, HeadSettings, MaxTokens
@@ -27,8 +26,6 @@ class SpecDecPlusPlusSettings(HeadSettings):
     threshold: float = Field(default=0.7, ge=0, le=1)
     min_tokens: MaxTokens = 2
     max_tokens: MaxTokens = MOST_TOKENS
-
-    replayed: ClassVar = True
 
     def model_post_init(self, _: Any) -> None:
         if self.min_tokens > self.max_tokens:
@@ -59,6 +56,3 @@ class SpecDecPlusPlusPolicy(HeadRule):
 
     def stops(self, value: Any) -> Any:
         return 1 - value > self.settings.threshold
-
-    def thresholds(self, values: np.ndarray) -> np.ndarray:
-        return 1 - values

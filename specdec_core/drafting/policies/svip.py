@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
 from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
 from specdec_core.drafting.policies.policy import Rule
-
-if TYPE_CHECKING:
-    from specdec_core.drafting.policies.signals import Signals
-
 
 class SvipSettings(PolicySettings):
     """Stop after a token where the draft distribution has √H > `threshold` (SVIP, Eq. 7; H in
@@ -35,11 +29,5 @@ class SvipPolicy(Rule):
 
     reads = ("entropy",)
 
-    def values(self, signals: Signals) -> Sequence[float]:
-        return signals.entropy
-
     def stops(self, value: Any) -> Any:
         return value > self.settings.threshold**2
-
-    def thresholds(self, values: np.ndarray) -> np.ndarray:
-        return np.asarray(np.sqrt(values))

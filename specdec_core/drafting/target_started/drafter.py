@@ -24,8 +24,8 @@ from specdec_core.tokens.verification import Verdict, longest
 
 
 class TargetStarted(TreeDrafter):
-    """Grows trees that begin with `width` tokens of the target, one of which is always accepted. In
-    a request's first round, which has no candidates, the target only draws.
+    """Grows trees that begin with `width` tokens of the target; one of the tokens is always
+    accepted. In a request's first round, which has no candidates, the target only draws.
 
     The engine has this drafter judge its trees, in every round. With one token the output is
     lossless: the token is the target's own, and how deep the tree grows depends on draft tokens

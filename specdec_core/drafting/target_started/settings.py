@@ -100,10 +100,6 @@ class TargetForkSettings(PolicyDrafterSettings):
         return self.width * self.spread
 
     @property
-    def depth(self) -> int:
-        return self.policy.max_tokens
-
-    @property
     def nodes(self) -> int:
         return self.width + self.branches * self.depth
 

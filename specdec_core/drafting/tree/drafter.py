@@ -3,8 +3,7 @@ and chains side by side, as deep as a length policy lets them be (improved MCSD,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
-from specdec_core.drafting.growing import Children, Growth, Level
+from specdec_core.drafting.growing import Growth, Level
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.recorded import KnownRounds, RecordedResources
@@ -41,8 +40,6 @@ class TreeDrafter(Drafter):
         self.context = DraftContext(runner)
         if settings.policies:
             self.policy = resources.policy(settings.draft, settings.policy)
-            if self.policy.needs_hidden:
-                runner.watch_hidden(True)
         parents = static_tree(settings.children)
         self.shapes = [after_text(1, parents)]
         self._children: dict[int, list[int]] = {}  # of the shape's inner nodes
@@ -97,14 +94,14 @@ class TreeDrafter(Drafter):
             children = growth.branch(level, list(map(len, planned)), self.settings.replacement)
             depth += 1
             ends = {i: [] for i in wanted}
-            for i, shape, nodes in zip(level.trees, planned, children.nodes, strict=True):
+            for i, shape, nodes in zip(level.trees, planned, children, strict=True):
                 shapes[i].update(zip(nodes, shape, strict=False))
                 ends[i] += nodes
             if self.policy is not None:
                 open_ended = {i for i in ends if depth < limits[i]}
                 going = self._go_on(self.policy, growth, level, children, depth, open_ended)
                 ends = {i: nodes for i, nodes in ends.items() if i in going}
-            self.clock.chose(returned, level.logits)
+            self.clock.chose(returned, level.at.logits)
         for sequence, cached in zip(sequences, growth.cached, strict=True):
             self._cached[sequence.slot] = cached
         return growth.trees
@@ -141,32 +138,28 @@ class TreeDrafter(Drafter):
         policy: LengthPolicy,
         growth: Growth,
         level: Level,
-        children: Children,
+        children: Sequence[Sequence[int]],
         depth: int,
         open_ended: set[int],
     ) -> set[int]:
         """The `open_ended` trees that grow further: those with a branch that the policy does not
         stop. A policy that learns sees the candidates of the other trees as well."""
-        slots: list[int] = []
-        tokens: list[int] = []
-        places: list[int] = []
-        trees: list[int] = []
+        shown: list[tuple[int, int, int, int]] = []
         branches = [iter(self._branches(sequence)) for sequence in growth.sequences]
-        for place, (i, nodes) in enumerate(zip(level.trees, children.nodes, strict=True)):
+        for place, (i, nodes) in enumerate(zip(level.trees, children, strict=True)):
             if i in open_ended or policy.learns:
-                slots += islice(branches[i], len(nodes))
-                tokens += [growth.trees[i].tokens[node] for node in nodes]
-                places += [place] * len(nodes)
-                trees += [i] * len(nodes)
-        if not slots:
+                tokens = growth.trees[i].tokens
+                shown += [(i, place, next(branches[i]), tokens[node]) for node in nodes]
+        if not shown:
             return set()
+        trees, places, slots, drawn = map(list, zip(*shown, strict=True))
         pick = slice(None) if places == list(range(len(level.nodes))) else places
         signals = Signals(
             slots,
-            tokens,
+            drawn,
             [depth] * len(slots),
-            level.logits[pick],
-            None if children.probs is None else children.probs[pick],
+            level.at.logits[pick],
+            None if level.at.probs is None else level.at.probs[pick],
             None if level.hidden is None else level.hidden[pick],
         )
         answers = zip(trees, policy.go_on(signals), strict=True)

@@ -112,10 +112,6 @@ class ForkSettings(PolicyDrafterSettings):
         return self.width
 
     @property
-    def depth(self) -> int:
-        return self.policy.max_tokens
-
-    @property
     def nodes(self) -> int:
         return self.width * self.depth
 

@@ -14,7 +14,7 @@ from specdec_core.drafting.draft_model.settings import CascadeSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.tree.settings import ForkSettings
 from specdec_core.drafting.hybrid import HybridSettings
-from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
+from specdec_core.drafting.policies.confidence import ConfidenceProductSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.tokens.statistics import Counts

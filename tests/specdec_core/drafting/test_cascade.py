@@ -16,7 +16,7 @@ from specdec_core.drafting.drafter import Resources, SlotState
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
-from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
+from specdec_core.drafting.policies.confidence import ConfidenceProductSettings
 from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings

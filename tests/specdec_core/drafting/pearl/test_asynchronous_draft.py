@@ -13,9 +13,9 @@ from specdec_core.drafting.pearl.messages import (
     Begin,
     Commit,
     Configure,
+    Configured,
     Distribution,
     Drafted,
-    DraftReady,
     End,
     Pause,
     RequestDistribution,
@@ -49,7 +49,7 @@ class Told:
         self.draft.handle(
             Configure(drafter, 1, 9, width, 1e-4, pair.target.config.vocab_size, frozenset())
         )
-        assert self.sent == [DraftReady(pair.max_length)]
+        assert self.sent == [Configured(pair.max_length)]
         self.text = list(pair.tokenizer(PROMPT)["input_ids"])
         self.draft.handle(Begin(0, -1, self.text, 400, sampling, 0))
         self.texts = {-1: tuple(self.text)}

@@ -12,7 +12,7 @@ from specdec_core.config import Configuration, Sampling, parse
 from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.drafting.pearl.drafter import PearlDrafter
-from specdec_core.drafting.pearl.messages import Begin, Drafted, DraftReady, End, Pause
+from specdec_core.drafting.pearl.messages import Begin, Configured, Drafted, End, Pause
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
@@ -201,7 +201,7 @@ class Scripted:
 
     def __init__(self) -> None:
         self.heard: list = []
-        self.to_say: list = [DraftReady(1024)]
+        self.to_say: list = [Configured(1024)]
         self.timeouts: list[float] = []
 
     def send(self, message: object) -> None:

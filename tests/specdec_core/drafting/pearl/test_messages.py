@@ -14,10 +14,9 @@ from specdec_core.drafting.pearl.messages import (
     Begin,
     Commit,
     Configure,
+    Configured,
     Distribution,
     Drafted,
-    DraftReady,
-    DraftRefused,
     End,
     Message,
     Pause,
@@ -34,8 +33,8 @@ RULES = TextRules(Sampling(logit_bias={3: -1.0}), 4, 1, frozenset({2}), GRAMMAR)
 SPARSE, DENSE = torch.tensor([0.0] * 90 + [0.5]), torch.rand(100)
 MESSAGES: list[Message] = [
     Configure(DraftModelSettings(), 4, 8, 2, 0.1, 320, frozenset({1, 2})),
-    DraftReady(1024),
-    DraftRefused("ein Entwurf für später"),
+    Configured(1024),
+    Configured(0, "ein Entwurf für später"),
     Begin(1, 2, [3, 4], 9, Sampling(temperature=0.7, top_k=3), 2**70, RULES),
     Commit(1, [2, 3], 3, 2, [1, 2]),
     End(1, []),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
-from specdec_core.drafting.policies.confidence_product import ConfidenceProductSettings
+from specdec_core.drafting.policies.confidence import ConfidenceProductSettings
 from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
