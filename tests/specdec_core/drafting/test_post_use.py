@@ -1,4 +1,4 @@
-"""Post-use reuses phrases at the draft model and at the target, and changes no text."""
+"""Post-use and Ouroboros reuse phrases at the draft model and at the target, and change no text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, Sampling, parse
+from specdec_core.config import Configuration, DrafterSettings, Sampling, parse
 from specdec_core.drafting import token_cache
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import Outcome, SlotState
@@ -14,7 +14,7 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.post_use.drafter import PostUseDrafter
-from specdec_core.drafting.post_use.settings import PostUseSettings
+from specdec_core.drafting.post_use.settings import OuroborosSettings, PostUseSettings
 from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
@@ -34,16 +34,23 @@ DRAFTERS = {
     ),
     "svip": PostUseSettings(policy=SvipSettings(threshold=2.3), anchors=5),
     "output": PostUseSettings(policy=SIX, cache=TokenCacheSettings(learn_from="output")),
+    "ouroboros": OuroborosSettings(),
+    "narrow": OuroborosSettings(max_tokens=4, phrases=1, phrase_length=2, window=1),
+    "small-pool": OuroborosSettings(max_tokens=6, pool=5, per_key=2, window=12),
 }
 
 
 @pytest.mark.parametrize(
     ("drafter", "sampling"),
-    [*((drafter, GREEDY) for drafter in DRAFTERS.values()), (DRAFTERS["both"], COUPLED)],
-    ids=[*DRAFTERS, "coupled"],
+    [
+        *((drafter, GREEDY) for drafter in DRAFTERS.values()),
+        (DRAFTERS["both"], COUPLED),
+        (DRAFTERS["ouroboros"], COUPLED),
+    ],
+    ids=[*DRAFTERS, "coupled", "ouroboros coupled"],
 )
 def test_output_is_the_targets_own(
-    tiny_pair: Pair, drafter: PostUseSettings, sampling: Sampling
+    tiny_pair: Pair, drafter: DrafterSettings, sampling: Sampling
 ) -> None:
     assert same_as_the_target_alone(tiny_pair, drafter, sampling)
 
@@ -72,6 +79,9 @@ TOY = {
         policy=SvipSettings(threshold=1.2, max_tokens=3),
         cache=TokenCacheSettings(phrase_length=2, memory="all"),
     ),
+    "ouroboros": OuroborosSettings(
+        draft="near", max_tokens=2, phrases=2, phrase_length=2, window=2
+    ),
 }
 
 
@@ -79,13 +89,13 @@ TOY = {
     ("drafter", "sampling"),
     [
         (TOY["near"], Sampling(temperature=1.0)),
-        (TOY["near"], Sampling(temperature=0.7, top_k=3)),
         (TOY["far"], Sampling(temperature=1.3, top_p=0.8)),
+        (TOY["ouroboros"], Sampling(temperature=0.7, top_k=3)),
     ],
-    ids=["temperature", "top-k", "top-p"],
+    ids=["temperature", "top-p", "ouroboros top-k"],
 )
 def test_samples_have_the_targets_joint_distribution(
-    drafter: PostUseSettings, sampling: Sampling
+    drafter: DrafterSettings, sampling: Sampling
 ) -> None:
     assert fit(drafter, sampling) > 1e-3
 
@@ -185,6 +195,50 @@ def test_a_useful_token_behind_a_rejection_becomes_a_phrase(tiny_pair: Pair) -> 
     engine.generate([Request("0", prompt, 50, ignore_eos=True)])
     assert recycled
     assert all(looked_up[-20:])
+
+
+def test_the_line_of_guesses_alone_saves_forwards(tiny_pair: Pair) -> None:
+    """Jacobi iteration: with no phrase ever found again, guesses still come true."""
+    settings = OuroborosSettings(max_tokens=8, pool=1, per_key=1, phrase_length=1)
+    guessed = Counts.of(generate(tiny_pair, settings))
+    chain = DraftModelSettings(policy=FixedSettings(max_tokens=8))
+    plain = Counts.of(generate(tiny_pair, chain))
+    assert guessed.n_draft / guessed.n_target < 0.9 * plain.n_draft / plain.n_target
+
+
+def test_the_pool_is_warm_for_the_next_request(tiny_pair: Pair) -> None:
+    engine = Engine(tiny_pair, Configuration(drafter=OuroborosSettings(max_tokens=2)))
+    prompt = engine.encode("x = 1\ny = 2\n")
+    first, second = (
+        engine.generate([Request("0", prompt, 60, ignore_eos=True)])[0] for _ in range(2)
+    )
+    assert first.tokens == second.tokens
+    assert second.counts.n_target < first.counts.n_target
+    assert second.counts.n_draft < first.counts.n_draft
+
+
+def test_the_next_line_is_what_the_draft_model_said_behind_the_last_one(tiny_pair: Pair) -> None:
+    engine = Engine(tiny_pair, Configuration(drafter=OuroborosSettings(window=4)))
+    drafter, checked = engine.drafter, 0
+    learn = drafter.learn
+
+    def check(sequence: SlotState, drafted: list[int], outcome: object) -> None:
+        nonlocal checked
+        text = [*sequence.tokens, *drafted]
+        tree: TokenTree = outcome.tree
+        nodes = list(drafter._lines[sequence.slot].nodes)
+        learn(sequence, drafted, outcome)
+        line = drafter._lines[sequence.slot].tokens
+        assert len(line) == 4
+        decided = outcome.accepted + 1
+        said = [outcome.choices[node + 1] for node in nodes[decided - 1 :]]
+        assert line == [*said, *text[len(text) - (4 - len(said)) :]][:4]
+        assert [tree.parents[node] for node in nodes[1:]] == nodes[:-1]
+        checked += 1
+
+    drafter.learn = check
+    engine.generate([Request("0", engine.encode("x = 1\ny = 2\n"), 40, ignore_eos=True)])
+    assert checked > 10
 
 
 @pytest.mark.parametrize(

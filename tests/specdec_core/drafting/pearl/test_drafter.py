@@ -70,48 +70,48 @@ def requests(pair: Pair, count: int = 4, new_tokens: int = 40, **more: object) -
     ]
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p["kind"])
-@pytest.mark.parametrize("wait", [0, 3, None])
-def test_greedy_output_is_the_targets_whoever_is_early(
+@pytest.mark.parametrize(
+    ("policy", "wait", "slots"),
+    [(POLICIES[0], 0, 1), (POLICIES[1], 3, 3), (POLICIES[2], None, 3)],
+    ids=["none", "three", "as many as pay"],
+)
+def test_greedy_output_is_the_targets_however_long_it_waits(
     tiny_pair: Pair, policy: dict, wait: int | None, slots: int
 ) -> None:
     expected = Engine(tiny_pair).generate(requests(tiny_pair))
     inner = {"kind": "draft_model", "policy": policy}
-    for seed in range(2):
-        configuration = pearl(drafter=inner, wait=wait, window=5, width=1 if wait == 0 else 4)
-        engine = Engine(
-            tiny_pair, configuration, slots, open_link=partial(InTurns, tiny_pair, seed)
-        )
-        found = engine.generate(requests(tiny_pair))
-        assert [g.tokens for g in found] == [g.tokens for g in expected]
-        assert [g.text for g in found] == [g.text for g in expected]
-        rounds = [r for g in found for r in g.rounds]
-        assert sum(r.accepted for r in rounds) > 20
-        assert len(rounds) < sum(len(g.tokens) for g in found)
-        # Somewhere a candidate was judged that came while the target was busy: a whole round of
-        # the draft's tokens, with none of the target's.
-        assert any(r.generated and r.generated == r.accepted == r.drafted for r in rounds)
+    configuration = pearl(drafter=inner, wait=wait, window=5, width=1 if wait == 0 else 4)
+    link = partial(InTurns, tiny_pair, 0)
+    found = Engine(tiny_pair, configuration, slots, open_link=link).generate(requests(tiny_pair))
+    assert [g.tokens for g in found] == [g.tokens for g in expected]
+    assert [g.text for g in found] == [g.text for g in expected]
+    rounds = [r for g in found for r in g.rounds]
+    assert sum(r.accepted for r in rounds) > 20
+    assert len(rounds) < sum(len(g.tokens) for g in found)
+    # Somewhere a candidate was judged that came while the target was busy: a whole round of
+    # the draft's tokens, with none of the target's.
+    assert any(r.generated and r.generated == r.accepted == r.drafted for r in rounds)
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("proposer", LOOKUPS, ids=lambda own: own["kind"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("proposer", "temperature", "slots", "width"),
+    [(LOOKUPS[0], 0.0, 1, 1), (LOOKUPS[1], 1.0, 3, 3), (LOOKUPS[2], 0.0, 3, 3)],
+    ids=lambda own: own["kind"] if isinstance(own, dict) else str(own),
+)
 def test_a_draft_that_lookups_speed_up_changes_no_token(
-    tiny_pair: Pair, temperature: float, proposer: dict, slots: int
+    tiny_pair: Pair, proposer: dict, temperature: float, slots: int, width: int
 ) -> None:
     sampling = Sampling(temperature=temperature, coupling="gumbel")
     asked = requests(tiny_pair, sampling=sampling, seed=3)
     expected = Engine(tiny_pair).generate(asked)
     policy = {"kind": "confidence", "threshold": 0.1, "max_tokens": 6}
-    for width in (1, 3):
-        configuration = pearl(drafter=cascade(proposer, policy=policy), window=5, width=width)
-        link = partial(InTurns, tiny_pair, width, 0.01)
-        found = Engine(tiny_pair, configuration, slots, open_link=link).generate(asked)
-        assert [g.tokens for g in found] == [g.tokens for g in expected]
-        rounds = [r for g in found for r in g.rounds]
-        assert sum(r.accepted for r in rounds) > 20
-        assert sum(r.draft_tokens for r in rounds) > sum(r.draft_forwards for r in rounds)
+    configuration = pearl(drafter=cascade(proposer, policy=policy), window=5, width=width)
+    link = partial(InTurns, tiny_pair, width, 0.01)
+    found = Engine(tiny_pair, configuration, slots, open_link=link).generate(asked)
+    assert [g.tokens for g in found] == [g.tokens for g in expected]
+    rounds = [r for g in found for r in g.rounds]
+    assert sum(r.accepted for r in rounds) > 20
+    assert sum(r.draft_tokens for r in rounds) > sum(r.draft_forwards for r in rounds)
 
 
 def wholes(window: int, **more: object) -> list[dict]:
@@ -126,36 +126,34 @@ def wholes(window: int, **more: object) -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("drafter", wholes(5), ids=["else", "merge", "bandit"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_others_may_propose_for_some_rounds_or_some_candidates(
-    tiny_pair: Pair, temperature: float, drafter: dict, slots: int
+@pytest.mark.parametrize(
+    ("drafter", "temperature", "slots"),
+    [(wholes(5)[0], 0.0, 1), (wholes(5)[1], 1.0, 3), (wholes(5)[2], 0.0, 3)],
+    ids=["else", "merge", "bandit"],
+)
+def test_other_drafters_may_propose_for_some_rounds_or_some_candidates(
+    tiny_pair: Pair, drafter: dict, temperature: float, slots: int
 ) -> None:
     sampling = Sampling(temperature=temperature, coupling="gumbel")
     asked = requests(tiny_pair, sampling=sampling, seed=3)
     expected = Engine(tiny_pair).generate(asked)
     configuration = Configuration.model_validate({"drafter": drafter})
     assert configuration.asynchronous
-    for seed in range(2):
-        link = partial(InTurns, tiny_pair, seed, 0.01)
-        found = Engine(tiny_pair, configuration, slots, open_link=link).generate(asked)
-        assert [g.tokens for g in found] == [g.tokens for g in expected]
-        accepted = {origin for g in found for origin in g.origins}
-        assert TokenOrigin.DRAFT in accepted
-        assert temperature or accepted & {TokenOrigin.LOOKUP, TokenOrigin.CACHE}
+    link = partial(InTurns, tiny_pair, 0, 0.01)
+    found = Engine(tiny_pair, configuration, slots, open_link=link).generate(asked)
+    assert [g.tokens for g in found] == [g.tokens for g in expected]
+    accepted = {origin for g in found for origin in g.origins}
+    assert TokenOrigin.DRAFT in accepted
+    assert temperature or accepted & {TokenOrigin.LOOKUP, TokenOrigin.CACHE}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_bandit_is_rewarded_with_the_tokens_that_its_rounds_added(
-    tiny_pair: Pair, temperature: float
-) -> None:
+def test_a_bandit_is_rewarded_with_the_tokens_that_its_rounds_added(tiny_pair: Pair) -> None:
     """Also with those of rounds whose late candidate was accepted, where the target adds none."""
     part = {"kind": "pearl", "window": 3, "wait": 2}
     arms = [part, {"kind": "draft_model"}, {"kind": "suffix"}]
     configuration = Configuration.model_validate({"drafter": {"kind": "bandit", "arms": arms}})
     late = 0
-    for seed in range(4):
+    for seed, temperature in enumerate((0.0, 1.0)):
         engine = Engine(tiny_pair, configuration, 2, open_link=partial(InTurns, tiny_pair, seed))
         sampling = Sampling(temperature=temperature)
         found = engine.generate(requests(tiny_pair, sampling=sampling, ignore_eos=True))
@@ -166,7 +164,7 @@ def test_a_bandit_is_rewarded_with_the_tokens_that_its_rounds_added(
         for arm in range(len(arms)):
             assert bandit.tokens[arm] == sum(r.generated for r in told if r.arm == arm)
         late += sum(r.generated == r.accepted for r in told)
-    assert late > 4
+    assert late > 2
 
 
 def test_of_a_whole_with_pearl_the_late_candidate_is_judged(tiny_pair: Pair) -> None:
@@ -178,20 +176,19 @@ def test_of_a_whole_with_pearl_the_late_candidate_is_judged(tiny_pair: Pair) -> 
     assert any(r.generated == r.accepted > 0 for r in rounds)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafts_may_die_at_any_time(tiny_pair: Pair, temperature: float) -> None:
-    # Coupled, so that a seed has one output whatever is drafted.
-    sampling = Sampling(temperature=temperature, coupling="gumbel")
-    expected = Engine(tiny_pair).generate(requests(tiny_pair, sampling=sampling, seed=5))
+def test_drafts_may_die_at_any_time(tiny_pair: Pair) -> None:
     deaths = 0
-    for seed in range(4):
+    for seed, temperature in enumerate((0.0, 1.0)):
+        # Coupled, so that a seed has one output whatever is drafted.
+        sampling = Sampling(temperature=temperature, coupling="gumbel")
+        expected = Engine(tiny_pair).generate(requests(tiny_pair, sampling=sampling, seed=5))
         link = InTurns(tiny_pair, seed, dies=0.05)
         engine = Engine(tiny_pair, pearl(window=5), slots=2, open_link=partial(_same, link))
         found = engine.generate(requests(tiny_pair, sampling=sampling, seed=5))
         assert [g.tokens for g in found] == [g.tokens for g in expected]
         assert any(TokenOrigin.DRAFT in g.origins for g in found)
         deaths += link.deaths
-    assert deaths > 10
+    assert deaths > 5
 
 
 class Scripted:

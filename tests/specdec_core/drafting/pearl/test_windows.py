@@ -177,12 +177,20 @@ def sped_up(policy: PolicySettings) -> CascadeSettings:
     return CascadeSettings(proposer=PromptLookupSettings(max_tokens=5), policy=policy)
 
 
+# Every policy in one way, and each way.
+WINDOWS = [
+    *((policy, plain, 1, Sampling()) for policy in POLICIES),
+    (LEARNING[0], plain, 3, COUPLED),
+    (POLICIES[0], sped_up, 1, Sampling()),
+    (LEARNING[-1], sped_up, 1, Sampling()),
+]
+
+
 @pytest.mark.parametrize(
-    ("drafter", "width", "sampling"),
-    [(plain, 1, Sampling()), (plain, 3, COUPLED), (sped_up, 1, Sampling())],
-    ids=["alone", "at several places", "sped up"],
+    ("policy", "drafter", "width", "sampling"),
+    WINDOWS,
+    ids=[f"{policy.kind} {n}" for n, (policy, *_) in enumerate(WINDOWS)],
 )
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda own: own.kind)
 def test_a_window_stops_where_a_chain_of_one_process_would(
     drafting: Drafting,
     policy: PolicySettings,
@@ -227,7 +235,7 @@ def test_a_window_stops_where_a_chain_of_one_process_would(
     assert len({told.accepted for told in outcomes}) > 2
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda own: own.kind)
+@pytest.mark.parametrize("policy", [POLICIES[0], LEARNING[0]], ids=lambda own: own.kind)
 def test_requests_of_a_batch_have_windows_of_their_own(
     drafting: Drafting, policy: PolicySettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
