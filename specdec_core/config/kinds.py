@@ -2,8 +2,8 @@
 
 The module of a kind has two classes, `SvipSettings` and `SvipPolicy`, or `SuffixSettings` and
 `SuffixDrafter`: what a configuration says, and what decodes by it. Settings load without torch, so
-a kind that needs torch is a package with the modules `settings` and `drafter` (or `policy`). A
-module is imported when its kind is first used.
+a kind that needs torch is a package with the modules `settings` and `drafter` (or `policy`). Kinds
+that share their code share a module or package. It is imported when one of its kinds is first used.
 
 Users add their own kinds with :func:`add_policy` and :func:`add_drafter`. The modules that the
 environment variable SPECDEC_KINDS names are imported in every process before the first kind is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -11,7 +11,8 @@ from specdec_core.config import DrafterSettings
 from specdec_core.drafting.chain import LiveChainModel
 from specdec_core.drafting.draft_model.drafter import DraftModelDrafter
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
-from specdec_core.drafting.policies.per_slot import PerSlot
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
+from specdec_core.drafting.policies.signals import Signals
 from specdec_core.models.runner import ModelRunner
 from specdec_core.tokens.token_tree import TokenTree
 
@@ -123,3 +124,37 @@ def _joined(arms: Sequence[Drafter]) -> tuple[list[Drafter], list[PerSlot | None
             for number in alike:
                 drafters[number], policies[number] = joint, policy
     return drafters, policies
+
+
+class PerSlot(LengthPolicy):
+    """Slot s follows `policies[chosen[s]]`; the slots still go through the draft model together."""
+
+    def __init__(self, policies: Mapping[int, LengthPolicy]) -> None:
+        self.policies = dict(policies)
+        self.chosen: dict[int, int] = {}
+        self.learns = any(policy.learns for policy in policies.values())
+        self.reads = sorted({name for policy in policies.values() for name in policy.reads})
+
+    def limit(self, slot: int, batch: int = 1) -> int:
+        return self._of(slot).limit(slot, batch)
+
+    def go_on(self, signals: Signals) -> Sequence[bool]:
+        places: dict[int, list[int]] = {}
+        for place, slot in enumerate(signals.slots):
+            places.setdefault(self.chosen[slot], []).append(place)
+        answers = [False] * len(signals.slots)
+        for number, chosen in places.items():
+            shown = signals if len(places) == 1 else signals.only(chosen)
+            for place, answer in zip(chosen, self.policies[number].go_on(shown), strict=True):
+                answers[place] = answer
+        return answers
+
+    def observe(self, slot: int, outcome: PolicyOutcome) -> None:
+        self._of(slot).observe(slot, outcome)
+
+    def reset(self, slot: int) -> None:
+        for policy in self.policies.values():
+            policy.reset(slot)
+
+    def _of(self, slot: int) -> LengthPolicy:
+        return self.policies[self.chosen[slot]]

@@ -25,7 +25,7 @@ def read_card(kind: type[C], file: Path, name: str, noun: str, made: str) -> C:
     """The card of the `noun` called `name`.
 
     Raises:
-        UserError: there is none, which says how one is `made`, or it cannot be read.
+        UserError: it cannot be read, or there is none; the error then has `made`, how to make one.
     """
     try:
         return parse_json(kind, file.read_bytes(), f"{file}: not a {noun}'s card")

@@ -134,7 +134,7 @@ class ChainDrafter(Drafter):
     def _forward(self, active: list[ChainInProgress]) -> Signals:
         """One forward of the draft model. Returns the signals of all new tokens, slot by slot."""
         if not self.guesses:
-            # The policy need not be asked about the last possible candidates.
+            # The answer after the last possible candidate is not needed.
             last = all(len(draft.tree) + 1 == draft.limit for draft in active)
             return self.model.forward(
                 active, None, () if last and not self.policy.learns else self.policy.reads

@@ -30,7 +30,7 @@ class SuffixSettings(LookupSettings):
     per_match: float = Field(
         default=2.0, ge=0, description="candidates for each matched token at most; 0: no bound"
     )
-    tree: bool = Field(default=False, description="so many of the likeliest, not the best chain")
+    tree: bool = Field(default=False, description="the likeliest tokens as a tree, not the best chain")
     memory: Memory = "request"
 
     @property
@@ -65,7 +65,7 @@ class SuffixDrafter(Lookup):
 
     def open(self, sequences: Sequence[SlotState]) -> None:
         for sequence in sequences:
-            # Read when it is first asked: a drafter of a schedule may not be.
+            # The prompt is read by the first `find`, which an arm of a schedule may never get.
             self._readings[sequence.slot] = _SuffixReader(len(sequence.tokens))
 
     def find(self, sequence: SlotState, drafted: Sequence[int], room: int) -> LookupResult:

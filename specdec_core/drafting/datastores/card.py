@@ -1,7 +1,7 @@
 """The contents of a datastore and its folder.
 
 datastore.json   the card
-tokens.npy       (N,) the documents' tokens in turn, each document ended by `separator`;
+tokens.npy       (N,) the tokens of all documents, each document ended by `separator`;
                  big-endian, so that bytes compare as tokens do
 suffixes.npy     (N,) where each suffix of the tokens begins, in lexicographic order
 starts.npy       (separator + 2,) how many suffixes begin with a smaller token

@@ -1,4 +1,4 @@
-"""A small language model drafts a chain until the policy says stop."""
+"""A small language model drafts a chain until the policy stops it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 
 
 class DraftModelSettings(ChainSettings):
-    """A small language model drafts a chain; the policy says when to stop."""
+    """A small language model drafts a chain; the policy decides when to stop."""
 
     kind: Literal["draft_model"] = "draft_model"
     policy: AnyPolicy = FixedSettings()

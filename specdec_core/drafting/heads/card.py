@@ -20,7 +20,7 @@ class HeadSpec(Value):
 
     kind: HeadKind = "specdecpp"
     depth: int = Field(default=3, ge=0, le=16, description="specdecpp: residual blocks D")
-    width: int = Field(default=64, ge=1, description="the others: units of a hidden layer")
+    width: int = Field(default=64, ge=1, description="decision models: units of a hidden layer")
     w_acc: float = Field(default=1.0, gt=0)
     w_rej: float = Field(default=1.0, gt=0)
 

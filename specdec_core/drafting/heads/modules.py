@@ -45,8 +45,8 @@ class Head(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         h = (features - self.mean) * self.scale
         if self.training and self.dropout:
-            state, others = h[:, : self.hidden_size], h[:, self.hidden_size :]
-            h = torch.cat([F.dropout(state, self.dropout), others], dim=-1)
+            state, rest = h[:, : self.hidden_size], h[:, self.hidden_size :]
+            h = torch.cat([F.dropout(state, self.dropout), rest], dim=-1)
         for layer in self.layers:
             z = F.silu(layer(h)) if self.residual else F.relu(layer(h))
             z = F.dropout(z, self.dropout, self.training)

@@ -27,9 +27,9 @@ class PearlSettings(DrafterSettings):
         default=1,
         ge=1,
         le=16,
-        description="tokens that a forward of the draft reads: the last candidate, and the others"
-        " are alternatives that the target may choose instead of a candidate. For devices where a"
-        " forward of a few tokens takes as long as one of a single token; 1 is PEARL as published",
+        description="tokens that a forward of the draft reads: the last candidate, and alternatives"
+        " that the target may choose instead of a candidate. For devices where a forward of a few"
+        " tokens takes as long as one of a single token; 1 is PEARL as published",
     )
     least: float = Field(
         default=0.1,

@@ -47,7 +47,7 @@ class BreakEvenSettings(PricedSettings):
 
 @dataclass(slots=True)
 class _Request:
-    """What a request's rounds have brought and cost, and how far its confidences were right."""
+    """What a request's rounds have added and cost, and how far its confidences were right."""
 
     tokens: float
     cost: float  # candidates, a target forward counting as `target_cost` of them
@@ -65,7 +65,7 @@ class BreakEvenPolicy(LengthPolicy):
     a time are had by taking every candidate that adds more than the rate itself, g = Σ (accepted +
     1) / Σ (c + calls): a candidate adds a token with at most the probability that those before it
     are all accepted. That is Π q(y) as far as the draft's confidences are right; r = Σ accepted / Σ
-    Π q(y) of the candidates so far says how far they are. So the threshold on the product follows
+    Π q(y) of the candidates so far is how far they are. So the threshold on the product follows
     the sequence and the costs, and nothing is to be chosen. A candidate that a guess adds takes no
     call and is always taken.
 

@@ -23,7 +23,7 @@ class Signals:
     `slots` (n,), `tokens` (n,), and `positions` (n,), the candidate's number in its round from 1
     on. `calls` (n,) are the forwards of the draft model that the round took so far, as many as
     candidates where each took one; `free` (n,) tells whether the next candidate takes none, because
-    a guess brought it with this one. `logits` (n, vocabulary) and, under sampling, `probs` are what
+    a guess added it with this one. `logits` (n, vocabulary) and, under sampling, `probs` are what
     the tokens were drawn from. `hidden` (n, dimension), where a policy needs it, is the input of
     the draft's output layer: the state of the token before. Everything else is computed when a
     policy reads it.

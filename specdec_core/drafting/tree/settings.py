@@ -33,7 +33,7 @@ def levels(branching: Iterable[int | tuple[int, ...]]) -> Children:
 class TreeSettings(ModelSettings):
     """A static tree: level i gives each node `branching[i]` children, drawn from the draft model
     without or with replacement; its most likely tokens when greedy. Of numbers alone it is a
-    k-configuration (MCSD); a list says how many children each node of the level before has, in
+    k-configuration (MCSD); a list has the number of children of each node of the level before, in
     their order (Sequoia's trees)."""
 
     kind: Literal["tree"] = "tree"
