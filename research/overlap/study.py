@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 
 from specdec_core.config import Configuration, DrafterSettings, PairSpec, Sampling, distinct_labels
-from specdec_core.drafting.draft_model.settings import CascadeSettings
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.draft_model.settings import CascadeSettings, DraftModelSettings
 from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.pearl.timeline import TimelineSpan

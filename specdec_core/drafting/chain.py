@@ -9,7 +9,6 @@ forwards of the draft model that a chain takes.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -46,18 +45,16 @@ class ChainInProgress:
     guessed: Outcome | None = None  # the draft model's verdict on the latest guess
 
 
-class ChainModel(ABC):
+class ChainModel:
     """What the tokens of chains come from: a draft model, or a recording of one."""
 
-    @abstractmethod
     def room(self, sequence: SlotState) -> int:
         """The most tokens of a chain in the coming round."""
+        raise NotImplementedError
 
-    @abstractmethod
     def begin(self, draft: ChainInProgress) -> None:
         """A chain begins."""
 
-    @abstractmethod
     def forward(
         self,
         drafts: Sequence[ChainInProgress],
@@ -66,6 +63,7 @@ class ChainModel(ABC):
     ) -> Signals:
         """Read the ends of the chains, and `guesses` after them. Sets each chain's new tokens;
         returns their signals, slot by slot, with the values `reads`."""
+        raise NotImplementedError
 
     def keep(self, sequence: SlotState, outcome: Outcome, length: int) -> None:
         """The round is committed; the chain was the first `length` nodes of its tree."""

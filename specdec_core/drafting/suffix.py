@@ -30,7 +30,7 @@ class SuffixSettings(LookupSettings):
     per_match: float = Field(
         default=2.0, ge=0, description="candidates for each matched token at most; 0: no bound"
     )
-    tree: bool = Field(default=False, description="the likeliest tokens as a tree, not the best chain")
+    tree: bool = Field(default=False, description="the likeliest as a tree, not the best chain")
     memory: Memory = "request"
 
     @property

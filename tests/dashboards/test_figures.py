@@ -18,8 +18,7 @@ from dashboards.figures.times import forward_times
 from specdec_core.config import Configuration
 from specdec_core.config.kinds import DRAFTERS, POLICIES
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.confidence import ConfidenceSettings
-from specdec_core.drafting.policies.confidence import ConfidenceProductSettings
+from specdec_core.drafting.policies.confidence import ConfidenceProductSettings, ConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.drafting.policies.svip import SvipSettings

@@ -42,8 +42,9 @@ class _Window:
         self.draft_calls += self.source is None or self.source.forward != source.forward
         self.drafted += 1
         self.source, self.last = source, drawn
-        states = (None if state is None else state[None] for state in source[2:])
-        return Signals([slot], [drawn.token], [self.drafted], source.logits[None], *states)
+        probs, hidden = (None if state is None else state[None] for state in source[2:])
+        logits = source.logits[None]
+        return Signals([slot], [drawn.token], [self.drafted], logits, probs, hidden)
 
 
 class Windows:

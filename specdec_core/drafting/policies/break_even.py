@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from specdec_core.config import MOST_TOKENS, CandidateCost, Costs, MaxTokens, PricedSettings
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome

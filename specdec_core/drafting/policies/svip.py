@@ -9,6 +9,7 @@ from pydantic import Field
 from specdec_core.config import MOST_TOKENS, MaxTokens, PolicySettings
 from specdec_core.drafting.policies.policy import Rule
 
+
 class SvipSettings(PolicySettings):
     """Stop after a token where the draft distribution has √H > `threshold` (SVIP, Eq. 7; H in
     nats)."""

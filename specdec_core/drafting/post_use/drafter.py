@@ -1,5 +1,5 @@
-"""Drafted tokens that were useful are used again, in the draft model and in the target (Post-use &
-Pre-cut, §5.1, Alg. 1–3), and phrases speed up and lengthen drafts (Ouroboros, Zhao et al., 2024)."""
+"""Useful tokens of drafts are used again, in the draft model and in the target (Post-use & Pre-cut,
+§5.1, Alg. 1–3), and phrases speed up and lengthen drafts (Ouroboros, Zhao et al., 2024)."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class TreeDrafter(Drafter):
     def _limit(self, sequence: SlotState) -> int:
         """The most levels that the policy allows for in the coming round."""
         if self.policy is None:
-            return self.settings.depth
+            return int(self.settings.depth)
         limits = (self.policy.limit(b, sequence.batch) for b in self._branches(sequence))
         return max(limits)
 

@@ -22,8 +22,7 @@ from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.metrics import auc
 from specdec_core.drafting.heads.storage import load_head
-from specdec_core.drafting.policies.confidence import ConfidenceSettings
-from specdec_core.drafting.policies.confidence import ConfidenceProductSettings
+from specdec_core.drafting.policies.confidence import ConfidenceProductSettings, ConfidenceSettings
 from specdec_core.drafting.policies.decision import DecisionSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings

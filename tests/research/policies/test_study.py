@@ -19,8 +19,7 @@ from research.policies.study import (
 from specdec_core.config import Configuration, PolicySettings
 from specdec_core.cost import ForwardCost, Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.confidence import ConfidenceSettings
-from specdec_core.drafting.policies.confidence import ConfidenceProductSettings
+from specdec_core.drafting.policies.confidence import ConfidenceProductSettings, ConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings

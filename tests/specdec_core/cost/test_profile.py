@@ -10,13 +10,11 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.cost import ForwardCost, Measurement, Profile
 from specdec_core.drafting.bandit.settings import BanditSettings
-from specdec_core.drafting.draft_model.settings import CascadeSettings
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.tree.settings import ForkSettings
+from specdec_core.drafting.draft_model.settings import CascadeSettings, DraftModelSettings
 from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.policies.confidence import ConfidenceProductSettings
 from specdec_core.drafting.suffix import SuffixSettings
-from specdec_core.drafting.tree.settings import TreeSettings
+from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
 from specdec_core.tokens.statistics import Counts
 from tests.specdec_core.cost.examples import counts, truth
 

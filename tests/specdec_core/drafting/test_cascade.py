@@ -9,9 +9,8 @@ import torch
 
 from specdec_core.config import Configuration, DrafterSettings, PolicySettings, Sampling
 from specdec_core.drafting import chain
-from specdec_core.drafting.draft_model.settings import CascadeSettings
 from specdec_core.drafting.chain import ChainDrafter
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.draft_model.settings import CascadeSettings, DraftModelSettings
 from specdec_core.drafting.drafter import Resources, SlotState
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import build_head

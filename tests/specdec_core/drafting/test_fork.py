@@ -10,12 +10,10 @@ import torch
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PolicySettings, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.tree.settings import ForkSettings
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
-from specdec_core.drafting.policies.confidence import ConfidenceSettings
-from specdec_core.drafting.policies.confidence import ConfidenceProductSettings
+from specdec_core.drafting.policies.confidence import ConfidenceProductSettings, ConfidenceSettings
 from specdec_core.drafting.policies.decision import DecisionSettings
 from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
@@ -25,6 +23,7 @@ from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
 from specdec_core.drafting.policies.svip import SvipSettings
+from specdec_core.drafting.tree.settings import ForkSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import warp

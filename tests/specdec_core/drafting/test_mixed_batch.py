@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from specdec_core.config import Configuration, DrafterSettings, Sampling
-from specdec_core.drafting.draft_model.settings import CascadeSettings
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.draft_model.settings import CascadeSettings, DraftModelSettings
 from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
-from specdec_core.drafting.tree.settings import ForkSettings
 from specdec_core.drafting.policies.svip import SvipSettings
+from specdec_core.drafting.tree.settings import ForkSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Generation

@@ -12,8 +12,7 @@ from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.pre_cut import PreCutSettings
-from specdec_core.drafting.target_started.settings import TargetForkSettings
-from specdec_core.drafting.target_started.settings import TargetTreeSettings
+from specdec_core.drafting.target_started.settings import TargetForkSettings, TargetTreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Generation

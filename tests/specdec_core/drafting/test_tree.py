@@ -7,9 +7,8 @@ import torch
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.tree.settings import ForkSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.tree.settings import TreeSettings
+from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair

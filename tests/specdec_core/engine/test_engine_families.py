@@ -24,11 +24,10 @@ from transformers import (
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.tree.settings import ForkSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
-from specdec_core.drafting.tree.settings import TreeSettings
+from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.compiled import captured
 from specdec_core.models.packing import pack_linear_layers

@@ -10,7 +10,6 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.cost import ForwardKind, Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.tree.settings import ForkSettings
 from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.policies.decision import DecisionSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
@@ -18,7 +17,7 @@ from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from specdec_core.drafting.policies.svip import SvipSettings
-from specdec_core.drafting.tree.settings import TreeSettings
+from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
 from specdec_core.measure.profiling import BATCHES, measure_policies, profile_pair
 from tests.specdec_core.measure.steps import Steps
 

@@ -20,10 +20,8 @@ from specdec_core.config import (
 )
 from specdec_core.cost import Hardware, oracle_counts
 from specdec_core.drafting.bandit.settings import BanditSettings
-from specdec_core.drafting.draft_model.settings import CascadeSettings
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.draft_model.settings import CascadeSettings, DraftModelSettings
 from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
-from specdec_core.drafting.tree.settings import ForkSettings
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
@@ -31,8 +29,7 @@ from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.lookahead import LookaheadSettings
 from specdec_core.drafting.policies.break_even import BreakEvenSettings
 from specdec_core.drafting.policies.by_batch import ByBatchSettings
-from specdec_core.drafting.policies.confidence import ConfidenceSettings
-from specdec_core.drafting.policies.confidence import ConfidenceProductSettings
+from specdec_core.drafting.policies.confidence import ConfidenceProductSettings, ConfidenceSettings
 from specdec_core.drafting.policies.decision import DecisionSettings
 from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
@@ -47,7 +44,7 @@ from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.drafting.token_cache import TokenCacheSettings
-from specdec_core.drafting.tree.settings import TreeSettings
+from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.prompts.prompt_sets import load_prompts

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_core.config import Configuration
-from specdec_core.drafting.tree.settings import ForkSettings
 from specdec_core.drafting.policies.svip import SvipSettings
-from specdec_core.drafting.tree.settings import TreeSettings
+from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.token_tree import ROOT

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from specdec_core.config import DrafterSettings, Sampling
-from specdec_core.drafting.draft_model.settings import CascadeSettings
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.draft_model.settings import CascadeSettings, DraftModelSettings
 from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.drafting.pearl.messages import (
     Begin,

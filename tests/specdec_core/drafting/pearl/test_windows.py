@@ -18,9 +18,8 @@ from specdec_core.config import (
     kinds,
 )
 from specdec_core.config.kinds import kinds_of
-from specdec_core.drafting.draft_model.settings import CascadeSettings
 from specdec_core.drafting.draft_model.drafter import DraftModelDrafter
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.draft_model.settings import CascadeSettings, DraftModelSettings
 from specdec_core.drafting.drafter import Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.hybrid import HybridSettings

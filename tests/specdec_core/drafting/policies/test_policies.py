@@ -16,8 +16,7 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import SlotState
 from specdec_core.drafting.policies.break_even import BreakEvenSettings
 from specdec_core.drafting.policies.by_batch import ByBatchSettings
-from specdec_core.drafting.policies.confidence import ConfidenceSettings
-from specdec_core.drafting.policies.confidence import ConfidenceProductSettings
+from specdec_core.drafting.policies.confidence import ConfidenceProductSettings, ConfidenceSettings
 from specdec_core.drafting.policies.decision import DecisionSettings
 from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
