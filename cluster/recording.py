@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import ray
@@ -45,6 +46,16 @@ from specdec_core.recordings.schema import (
     shards,
     write_shard,
 )
+from specdec_core.servers.answers import (
+    Answers,
+    ServerAddress,
+    answers_to,
+    check_answers,
+    open_server,
+    served_fingerprints,
+    served_pair,
+)
+from specdec_core.servers.completions import AnswerServer
 
 _RETRIES = 3  # starts of an actor after it died, and runs of the shard that it had
 
@@ -55,28 +66,41 @@ def run_recording(
     name: str | None = None,
     out: Path | None = None,
     observer: RecordingObserver | None = None,
+    address: ServerAddress | None = None,
 ) -> Recording:
     """Make or resume the recording of `plan` in the folder that
-    :func:`specdec_core.recordings.plan.planned` chooses. Raises :class:`UserError` as that does,
-    for a folder that cannot be written, and for one in which another process records."""
-    wanted = planned(plan, home, _fingerprints, name, out)
+    :func:`specdec_core.recordings.plan.planned` chooses; of the answers of the server at `address`,
+    if any. Raises :class:`UserError` as that does, for a folder that cannot be written, for one in
+    which another process records, and for a server that does not give the recorded answers."""
+    server, clients = None, 1
+    if address is not None:
+        server, clients = open_server(address, plan), address.clients
+        plan = plan.model_copy(update={"served": server.model})
+    wanted = planned(plan, home, partial(_fingerprints, served=plan.served), name, out)
     if not wanted.finished:
-        _make(wanted, observer or RecordingObserver())
+        if server is not None and wanted.header is not None:
+            check_answers(server, wanted.folder, plan.max_new_tokens)
+        _make(wanted, observer or RecordingObserver(), server, clients)
     remember(home)
     return Recording.open(wanted.folder)
 
 
-def _fingerprints(spec: PairSpec) -> dict[str, str]:
+def _fingerprints(spec: PairSpec, served: str | None) -> dict[str, str]:
     """The digest of each model's weights. The weights of a hub model must be loaded first."""
     try:
-        return fingerprints(spec)
+        return fingerprints(spec) if served is None else served_fingerprints(spec, served)
     except UserError:
         with ray_session():
-            worker = _start_worker(spec, resources(spec.runner.threads, spec.runner.device))
-            return get(worker.fingerprints.remote())
+            needs = resources(spec.runner.threads, spec.runner.device)
+            return get(_start_worker(spec, served, needs).fingerprints.remote())
 
 
-def _make(wanted: PlannedRecording, observer: RecordingObserver) -> None:
+def _make(
+    wanted: PlannedRecording,
+    observer: RecordingObserver,
+    server: AnswerServer | None,
+    clients: int,
+) -> None:
     folder, runner = wanted.folder, wanted.pair.runner
     with ExitStack() as held:
         with _writing(folder):
@@ -85,7 +109,7 @@ def _make(wanted: PlannedRecording, observer: RecordingObserver) -> None:
         held.enter_context(ray_session())
         check_nodes(wanted.pair)
         needs = resources(runner.threads, runner.device)
-        first = _start_worker(wanted.pair, needs)
+        first = _start_worker(wanted.pair, wanted.plan.served, needs)
         spec, eos = get(first.describe.remote())
         header = wanted.header
         with _writing(folder):
@@ -98,7 +122,8 @@ def _make(wanted: PlannedRecording, observer: RecordingObserver) -> None:
             get(first.ready.remote(header))
         total = count_turns(wanted.batches.values())
         observer.stage("recording", total, total - count_turns(missing.values()))
-        for number, shard in _record(first, needs, spec, header, missing):
+        answers = held.enter_context(_asking(server, clients, header, missing))
+        for number, shard in _record(first, needs, spec, header, missing, answers):
             with _writing(folder):
                 write_shard(shard, folder, number)
             written = shard[PROMPTS]["output"].combine_chunks()
@@ -138,19 +163,43 @@ def _writing(folder: Path) -> Iterator[None]:
         raise UserError(f"{folder}: cannot be written, {reason}") from None
 
 
-class RecordingWorker:
-    """Records shards of a pair, which it loads at the first use."""
+@contextmanager
+def _asking(
+    server: AnswerServer | None, clients: int, header: Header, missing: Mapping[int, Batch]
+) -> Iterator[Callable[[int], Answers | None]]:
+    """Send the missing prompts to the server, in order. Yields a function that waits for the
+    answers to a shard; None without a server."""
+    if server is None:
+        yield lambda number: None
+        return
+    ask = partial(answers_to, server, max_new_tokens=header.max_new_tokens)
+    with ThreadPoolExecutor(clients) as threads:
+        asked = {
+            number: [threads.submit(ask, prompt) for prompt in batch]
+            for number, batch in missing.items()
+        }
+        try:
+            yield lambda number: [each for one in asked.pop(number) for each in one.result()]
+        finally:
+            threads.shutdown(cancel_futures=True)
 
-    def __init__(self, spec: PairSpec) -> None:
-        self.spec = spec
+
+class RecordingWorker:
+    """Records shards of a pair, which it loads at the first use; without the target's weights for a
+    `served` model."""
+
+    def __init__(self, spec: PairSpec, served: str | None = None) -> None:
+        self.spec, self.served = spec, served
         self.recorder: Recorder | None = None
 
     @cached_property
     def pair(self) -> Pair:
-        return load_pair(self.spec)
+        return load_pair(self.spec) if self.served is None else served_pair(self.spec)
 
     def fingerprints(self) -> dict[str, str]:
         """The digest of each model's weights."""
+        if self.served is not None:
+            return served_fingerprints(self.pair.spec, self.served)
         return self.pair.fingerprints
 
     def describe(self) -> tuple[PairSpec, frozenset[int]]:
@@ -161,10 +210,13 @@ class RecordingWorker:
         """Open the models, which makes missing graphs of compiled models."""
         self.recorder = self.recorder or Recorder(self.pair, header)
 
-    def record(self, header: Header, batch: Batch) -> Shard:
-        """Record the prompts of a shard."""
+    def record(self, header: Header, batch: Batch, answers: Answers | None = None) -> Shard:
+        """Record the prompts of a shard, or a server's `answers` to them."""
         self.ready(header)
         assert self.recorder is not None
+        if answers is not None:
+            numbered = [(request.seed, request) for request, _ in answers]
+            return self.recorder.record(numbered, [output for _, output in answers])
         engine, requests = self.recorder.engine, []
         for asked in batch:
             # Seeds as in every other job, so that sampled outputs are the same.
@@ -173,10 +225,13 @@ class RecordingWorker:
         return self.recorder.record([(request.seed, request) for request in requests])
 
 
-def _start_worker(spec: PairSpec, needs: Mapping[str, float]) -> ray.actor.ActorHandle:
+def _start_worker(
+    spec: PairSpec, served: str | None, needs: Mapping[str, float]
+) -> ray.actor.ActorHandle:
     return start_actor(
         RecordingWorker,
         spec,
+        served,
         num_cpus=needs["CPU"],
         num_gpus=needs["GPU"],
         max_restarts=_RETRIES,
@@ -190,13 +245,16 @@ def _record(
     spec: PairSpec,
     header: Header,
     missing: Mapping[int, Batch],
+    answers: Callable[[int], Answers | None],
 ) -> Iterator[tuple[int, Shard]]:
     """Record shards with as many actors as the cluster has room for, `first` among them; yields
     the shards as they finish. An actor gets its first shard once it has loaded the pair, so that an
-    actor that waits for a busy cluster delays no shard."""
+    actor that waits for a busy cluster delays no shard. `answers` are a server's, by shard."""
     pending, left = deque(missing.items()), len(missing)
     workers = [first]
-    workers += [_start_worker(spec, needs) for _ in range(min(room(needs), left) - 1)]
+    workers += [
+        _start_worker(spec, header.served, needs) for _ in range(min(room(needs), left) - 1)
+    ]
     # Calls under way: reference -> (actor, its shard's number; None while it loads the pair)
     under_way: dict[ray.ObjectRef, tuple[ray.actor.ActorHandle, int | None]] = {}
     try:
@@ -208,7 +266,8 @@ def _record(
             result = get(done)
             if pending:
                 following, batch = pending.popleft()
-                under_way[worker.record.remote(header, batch)] = (worker, following)
+                call: ray.ObjectRef = worker.record.remote(header, batch, answers(following))
+                under_way[call] = (worker, following)
             if number is not None:
                 left -= 1
                 yield number, result

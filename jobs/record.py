@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from specdec_core.recordings.plan import RecordingPlan
     from specdec_core.recordings.schema import Recording
     from specdec_core.search.plan import ResolvedPlan
+    from specdec_core.servers.answers import ServerAddress
 
 
 def main(
@@ -89,6 +90,19 @@ def main(
     out: Annotated[
         Path | None, Option(help="The folder itself; unset, traces/<name> in the workspace.")
     ] = None,
+    server: Annotated[
+        str | None,
+        Option(
+            help="URL of a running server with OpenAI's protocol: record its greedy answers. The"
+            " target's tokenizer and configuration are needed here, its weights are not."
+        ),
+    ] = None,
+    server_model: Annotated[
+        str | None, Option(help="With --server: which of its models; unset, the only one.")
+    ] = None,
+    clients: Annotated[
+        int | None, Option(min=1, help="With --server: prompts sent at a time; unset, 16.")
+    ] = None,
     from_vllm: Annotated[
         list[Path] | None,
         Option(
@@ -99,10 +113,10 @@ def main(
     ] = None,
     profile: ProfileFile = None,
 ) -> None:
-    """Run a pair over prompts once and write down, at every position, what its drafts would do.
+    """Run a pair over prompts once and record, at every position, what its drafts would do.
 
-    Every draft length, policy and head can be replayed from that without a model, and heads are
-    trained on it. Interrupted, the same command resumes.
+    Every draft length, policy and head can be replayed from the recording without a model, and
+    heads are trained on it. Interrupted, the same command resumes.
     """
     if from_vllm:
         from jobs.production import read_production
@@ -111,9 +125,13 @@ def main(
         return
     if profile is not None:
         raise UserError("--profile goes with --from-vllm: a recording has no times")
+    address = given(model=server_model, clients=clients)
+    if address and server is None:
+        raise UserError("--server-model and --clients go with --server")
     # Ray and torch take seconds to import.
     from specdec_core.recordings.plan import RecordingPlan
     from specdec_core.search.plan import load_plan
+    from specdec_core.servers.answers import ServerAddress
 
     plan = None if config is None else load_plan(config)
     base = plan or RecordingPlan()
@@ -128,16 +146,24 @@ def main(
         "max_new_tokens": max_new_tokens or base.max_new_tokens,
         **given(max_draft=max_draft, mixing=mixing),
     }
-    show(record(parse(RecordingPlan, values, "recording"), name, out), config, plan)
+    running = ServerAddress(url=server, **address) if server is not None else None
+    recording = record(parse(RecordingPlan, values, "recording"), name, out, running)
+    show(recording, config, plan)
 
 
-def record(plan: RecordingPlan, name: str | None = None, out: Path | None = None) -> Recording:
-    """Record `plan` with a progress bar. Interrupted, print that the same command resumes."""
+def record(
+    plan: RecordingPlan,
+    name: str | None = None,
+    out: Path | None = None,
+    server: ServerAddress | None = None,
+) -> Recording:
+    """Record `plan`, or the answers of a `server`, with a progress bar. Interrupted, print that the
+    same command resumes."""
     from cluster.recording import run_recording
     from dashboards.progress import RecordingProgress
 
     with interruptible(), RecordingProgress(console) as progress:
-        return run_recording(plan, workspace(), name, out, progress)
+        return run_recording(plan, workspace(), name, out, progress, server)
 
 
 def show(

@@ -213,10 +213,11 @@ def _positions(name: str) -> int | None:
     return context_length(load_config(name))
 
 
-def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
+def check_pair(spec: PairSpec, served: bool = False) -> PreTrainedTokenizerBase:
     """Check, from configurations and tokenizers alone, that the models exist, can be served and
     share one vocabulary. Warns of unsupported settings of the target's checkpoint, and of drafts
-    with fewer positions. Returns the target's tokenizer.
+    with fewer positions. If another server runs the target (`served`), its architecture is not
+    checked. Returns the target's tokenizer.
 
     Raises:
         UserError: what is wrong with which model, in one line.
@@ -227,6 +228,8 @@ def check_pair(spec: PairSpec) -> PreTrainedTokenizerBase:
         if names_head(name):
             continue
         config = load_config(name)
+        if served and name == spec.target:
+            continue
         check_supported(config, name)
         if isinstance(config, ReducedDraftConfig):
             if name == spec.target:

@@ -59,12 +59,17 @@ class RecordingPlan(Value):
     continuations: bool = True
     top_k: PositiveInt = Header.model_fields["top_k"].default
     mixing: float = Field(default=Header.model_fields["mixing"].default, ge=0, lt=1)
+    served: str | None = Field(
+        default=None, description="the model of a server whose answers are recorded"
+    )
 
     def name(self, fingerprints: Mapping[str, str], prompts: PromptSet) -> str:
         """The pair's name, and a digest of the weights, the prompts and the settings: a recording
         depends on all of them."""
         runner = self.pair.runner
         settings = self.model_dump(mode="json", exclude={"pair", "prompts"})
+        if self.served is None:  # a recording of the target keeps its name
+            del settings["served"]
         types = [runner.device, runner.target_dtype, runner.draft_dtype]
         if runner.compile:
             types.append("compile")
@@ -132,7 +137,7 @@ def planned(
     """The recording of `plan` in `out`, or else in `<home>/traces/<name>`. The default name depends
     on weights, prompts and settings, so the same call resumes its recording. Prompts of the same
     text are recorded once. Every turn of a conversation is recorded after the target's own greedy
-    answers (:func:`specdec_core.engine.turns.requests_of`).
+    answers (:func:`specdec_core.engine.turns.requests_of`), or after a server's.
 
     Raises :class:`UserError` for bad input; nothing is written.
     """
@@ -140,7 +145,7 @@ def planned(
         raise UserError(f"{plan.pair.name}: no draft model to record in this pair; give a --draft")
     if name is not None and (name == ".." or Path(name).name != name):
         raise UserError(f"--name {name}: expected a folder's name, not a path")
-    tokenizer = check_pair(plan.pair)
+    tokenizer = check_pair(plan.pair, served=plan.served is not None)
     prompts = plan.prompts.load(tokenizer)
     prompt_set = plan.prompts.described(prompts)
     prints = fingerprints(plan.pair)
@@ -174,6 +179,13 @@ def _begun(
             raise UserError(f"{folder}: holds other files; a recording needs a folder of its own")
         return None
     header = Recording.open(folder).header
+    if header.served != plan.served:
+        recorded, asked = (
+            model or "the target's weights" for model in (header.served, plan.served)
+        )
+        raise UserError(
+            f"{folder} has the answers of {recorded}, not of {asked}; give another --name"
+        )
     expected = plan.header(_typed(plan.pair, header), prints, prompts, header.eos_token_ids)
     differing = [
         field

@@ -37,7 +37,6 @@ from specdec_core.recordings.schema import (
 from specdec_core.recordings.unrolled import HeadRecorder
 from specdec_core.tokens.acceptance import Places
 from specdec_core.tokens.sampling import RandomStream, warp
-from specdec_core.tokens.statistics import Generation
 
 _CHUNK = 128  # positions of a teacher-forced forward
 _BRANCHES = 8  # continuations drafted together
@@ -45,37 +44,50 @@ _SLOTS = 8  # prompts completed together
 
 
 class Recorder:
-    """Records prompts with the models of `pair`, as `header` says."""
+    """Records prompts with the models of `pair`, as `header` says. For a server's answers, the
+    target of `pair` needs no weights, and the columns of its logits stay empty."""
 
     def __init__(self, pair: Pair, header: Header) -> None:
         # One request alone, as replays are compared with, attends by torch.
         self.pair, self.header = replace(pair, compact=False), header
-        self.engine = Engine(self.pair, Configuration(sampling=header.sampling), slots=_SLOTS)
-        self.target = self.engine.target
+        self.vocab_size = pair.target.config.get_text_config(decoder=True).vocab_size
+        self.engine: Engine | None = None
+        if header.served is None:
+            self.engine = Engine(self.pair, Configuration(sampling=header.sampling), slots=_SLOTS)
         self.drafts: dict[str, ModelRunner] = {}
         self.heads: dict[str, HeadRecorder] = {}
         for name, draft in pair.drafts.items():
             if isinstance(draft, AnyHead):
-                self.heads[name] = HeadRecorder(draft, self.target, pair.max_length, header)
+                assert self.engine is not None  # a head is recorded beside its target
+                target = self.engine.target
+                self.heads[name] = HeadRecorder(draft, target, pair.max_length, header)
                 continue
             self.drafts[name] = self.pair.open_runner(name, 1 + _BRANCHES)
             self.drafts[name].watch_hidden(True)
 
     @torch.inference_mode()
-    def record(self, requests: Sequence[tuple[int, Request]]) -> Shard:
-        """Record some prompts; each comes with its number in the prompt set. Raises
-        :class:`UserError` for one that does not fit."""
-        generations = self.engine.generate([request for _, request in requests])
+    def record(
+        self,
+        requests: Sequence[tuple[int, Request]],
+        outputs: Sequence[Sequence[int]] | None = None,
+    ) -> Shard:
+        """Record some prompts; each comes with its number in the prompt set. `outputs` are a
+        server's answers; unset, the target's. Raises :class:`UserError` for a prompt that does not
+        fit."""
+        if outputs is None:
+            assert self.engine is not None
+            generations = self.engine.generate([request for _, request in requests])
+            outputs = [generation.tokens for generation in generations]
         parts: dict[str, list[pa.Table]] = {}
-        for (number, request), generation in zip(requests, generations, strict=True):
-            for part, table in self._record(number, request, generation):
+        for (number, request), output in zip(requests, outputs, strict=True):
+            for part, table in self._record(number, request, list(output)):
                 parts.setdefault(part, []).append(table)
         return {part: pa.concat_tables(tables) for part, tables in parts.items()}
 
     def _record(
-        self, number: int, request: Request, generation: Generation
+        self, number: int, request: Request, output: list[int]
     ) -> Iterator[tuple[str, pa.Table]]:
-        prompt, output = list(request.tokens), generation.tokens
+        prompt = list(request.tokens)
         yield (
             PROMPTS,
             pa.table(
@@ -87,9 +99,12 @@ class Recorder:
                 }
             ),
         )
-        forced = _forced(self.target, prompt, output)
-        p = self._distributions(torch.cat([logits for logits, _ in forced]))
+        p = None
+        if self.engine is not None:
+            forced = _forced(self.engine.target, prompt, output)
+            p = self._distributions(torch.cat([logits for logits, _ in forced]))
         for name, head in self.heads.items():
+            assert p is not None
             draw, rows = _DraftTokens(self, request, len(prompt)), self._rows(name, request)
             for chain in head.chains(prompt, output, self._distributions, draw):
                 t, tokens, q, hidden = chain.position, chain.tokens, chain.q, chain.hidden
@@ -174,7 +189,7 @@ class Recorder:
         output: Sequence[int],
         drafted: Sequence[int],
         known: int,
-        p: Tensor,
+        p: Tensor | None,
         q: Tensor,
     ) -> pa.Table:
         """The token-mixed sequence Z of a prompt, and the state of each of its tokens. The draft's
@@ -184,6 +199,7 @@ class Recorder:
         acceptance = agrees.astype(np.float32)
         accepted = agrees
         if not self.header.sampling.fixed_output:
+            assert p is not None  # a server's answers are greedy
             chosen = torch.tensor(drafted, device=q.device)[:, None]
             ratio = p.gather(1, chosen) / q.gather(1, chosen)
             acceptance = ratio[:, 0].clamp(max=1).cpu().numpy()
@@ -229,7 +245,7 @@ class _DraftTokens:
     def __init__(self, recorder: Recorder, request: Request, prompt_tokens: int) -> None:
         self.sampling = recorder.header.sampling
         self.prompt_tokens = prompt_tokens
-        self.stream = RandomStream(request.seed, recorder.target.vocab_size)
+        self.stream = RandomStream(request.seed, recorder.vocab_size)
         self.stream.uniform = random.Random(f"{request.seed}:draft").random
 
     def __call__(self, q: Tensor, positions: Sequence[int]) -> list[int]:
@@ -241,18 +257,20 @@ class _DraftTokens:
 
 
 def _compare(
-    p: Tensor, q: Tensor, drafted: Sequence[int], output: Sequence[int]
+    p: Tensor | None, q: Tensor, drafted: Sequence[int], output: Sequence[int]
 ) -> dict[str, Tensor]:
-    """The columns of the trajectory that need both distributions (N, vocabulary)."""
+    """The columns of the trajectory that compare the output and the target's distributions p with
+    the draft's q (N, vocabulary); without p those that need q alone."""
     y = torch.tensor(drafted, device=q.device)[:, None]
     x = torch.tensor(output, device=q.device)[:, None]
-    shared = p[:, : q.shape[1]]  # a draft model may lack the target's padding entries
     q_x = torch.where(x < q.shape[1], q.gather(1, x.clamp(max=q.shape[1] - 1)), 0.0)
+    columns = {"target_token": x[:, 0], "rank": (q > q_x).sum(dim=-1)}
+    if p is None:
+        return columns
+    shared = p[:, : q.shape[1]]  # a draft model may lack the target's padding entries
     # 0 · log 0 is 0, but q · log 0 is −∞
     cross = torch.where(q > 0, q * shared.log(), 0.0).sum(dim=-1)
-    return {
-        "target_token": x[:, 0],
-        "rank": (q > q_x).sum(dim=-1),
+    return columns | {
         "target_probability": p.gather(1, x)[:, 0],
         "draft_token_target_probability": p.gather(1, y)[:, 0],
         "overlap": torch.minimum(shared, q).sum(dim=-1),
@@ -295,9 +313,11 @@ class _Rows:
             "hidden": hidden.float(),
         }
         for name in TRAJECTORY_ONLY:
-            values[name] = compared[name] if compared is not None else [None] * n
+            values[name] = (compared or {}).get(name, [None] * n)
         if compared is not None and (beyond := values["position"] >= self.known).any():
-            nothing = {"draft_token": NOTHING, "rank": q.shape[1], "overlap": 0, "probability": 0}
+            nothing = {"draft_token": NOTHING, "rank": q.shape[1], "probability": 0}
+            if "overlap" in compared:
+                nothing["overlap"] = 0
             for name, none in nothing.items():
                 own = torch.as_tensor(values[name]).cpu()
                 values[name] = own.masked_fill(torch.from_numpy(beyond), none)

@@ -63,6 +63,9 @@ TRAJECTORY_ONLY = {
     "target_entropy": pa.float32(),  # of p, nats
 }
 
+# Columns that need the target's logits. They are null in a recording of a server's answers.
+OF_LOGITS = frozenset(TRAJECTORY_ONLY) - {"target_token", "rank"}
+
 # Columns of the examples, one row a generated position t. Z mixes the target's tokens X and the
 # draft's Y (SpecDec++, §4.4).
 EXAMPLE = {
@@ -110,12 +113,15 @@ class Header(Value):
     short_drafts: dict[str, int] = Field(
         default={}, description="positions of the drafts that have fewer than the target"
     )
+    served: str | None = Field(
+        default=None, description="the model of the server that gave the outputs; null: none did"
+    )
 
     @property
     def digest(self) -> str:
         """Names what was recorded: other weights, prompts or settings have another digest."""
-        # Recordings without heads and short drafts keep the digests that they had.
-        rare = {"eagle_heads", "short_drafts"}
+        # Recordings without heads, short drafts and a server keep the digests that they had.
+        rare = {"eagle_heads", "short_drafts", "served"}
         content = self.model_dump_json(exclude={name for name in rare if not getattr(self, name)})
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -319,6 +325,11 @@ class Trace:
 
     def __getattr__(self, name: str) -> np.ndarray:
         if name != "columns" and name in self.columns:
+            if name in OF_LOGITS and self.header.served is not None:
+                raise UserError(
+                    f"{name} needs the target's logits, and the recording has the answers of the"
+                    f" server's {self.header.served}: record with the target's weights"
+                )
             return self.columns[name]
         raise AttributeError(name)
 

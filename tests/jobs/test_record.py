@@ -135,6 +135,8 @@ def test_forwards_are_compiled_as_the_option_says(
         ),
         (["--chat-template", "always"], r"bundled:train: chat template always: the tokenizer has"),
         (["--chat-template", "chatml.jinja"], r"chatml\.jinja: no such file; a chat template is"),
+        (["--clients", "4"], "--server-model and --clients go with --server"),
+        (["--server", "http://127.0.0.1:9"], "http://127.0.0.1:9: does not answer: "),
     ],
 )
 def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(

@@ -1,0 +1,111 @@
+"""A server's greedy answers, to be recorded in the place of a target's output.
+
+The target's tokenizer and configuration are on this machine; its weights need not be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+from pydantic import PositiveInt
+
+from specdec_core.base.errors import UserError
+from specdec_core.config import PairSpec, Value
+from specdec_core.engine import Request
+from specdec_core.models.fingerprints import TARGET, fingerprint
+from specdec_core.models.loading import load_config, load_skeleton
+from specdec_core.models.pair import (
+    Pair,
+    check_pair,
+    eagle_heads_of,
+    load_drafts,
+    resolve_dtypes,
+)
+from specdec_core.prompts.conversation import Conversation, turn_id
+from specdec_core.recordings.plan import RecordingPlan, ShardPrompt
+from specdec_core.recordings.schema import PROMPTS, read_table, shard_file, shards
+from specdec_core.servers.completions import AnswerServer
+
+# Requests, with the answer to each.
+Answers = list[tuple[Request, list[int]]]
+
+
+class ServerAddress(Value):
+    """A running server. With several models, `model` chooses one. `clients` prompts are sent at a
+    time."""
+
+    url: str
+    model: str | None = None
+    clients: PositiveInt = 16
+
+
+def open_server(address: ServerAddress, plan: RecordingPlan) -> AnswerServer:
+    """The server, for a plan's pair. Raises :class:`UserError` for a plan that needs more than
+    greedy answers, and where the server does not answer."""
+    if not plan.sampling.greedy:
+        raise UserError(
+            "--server: greedy answers can be recorded; sampling needs the target's logits, which a"
+            " server does not give"
+        )
+    if heads := eagle_heads_of(plan.pair):
+        raise UserError(
+            f"--server: draft {heads[0]} is an EAGLE head, which reads the target's hidden states;"
+            " a server does not give them"
+        )
+    tokenizer = check_pair(plan.pair, served=True)
+    target = Pair(plan.pair, tokenizer, load_skeleton(plan.pair.target))
+    return AnswerServer(address.url, tokenizer, target.eos_token_ids, address.model)
+
+
+def answers_to(server: AnswerServer, asked: ShardPrompt, max_new_tokens: int) -> Answers:
+    """The answers to every turn of a prompt. Later turns follow the server's answers."""
+    conversation = Conversation(asked.prompt, server.tokenizer)
+    texts: list[str] = []
+    found: Answers = []
+    for turn, number in enumerate(asked.numbers, 1):
+        tokens = conversation.tokens(texts)
+        output = server.complete(tokens, max_new_tokens)
+        texts.append(conversation.answer(output))
+        name = turn_id(asked.prompt.id, turn)
+        found.append((Request(name, tokens, max_new_tokens, seed=number), output))
+    return found
+
+
+def check_answers(server: AnswerServer, folder: Path, max_new_tokens: int) -> None:
+    """Raises :class:`UserError` where the server now gives another answer to the first prompt of a
+    recording."""
+    for number in shards(folder)[:1]:
+        table = read_table(shard_file(folder, PROMPTS, number), ["id", "tokens", "output"])
+        [first] = table.slice(0, 1).to_pylist()
+        if server.complete(first["tokens"], max_new_tokens) != first["output"]:
+            raise UserError(
+                f"{server.url}: answers prompt {first['id']} otherwise than in {folder}; give"
+                " another --name"
+            )
+
+
+def served_pair(spec: PairSpec) -> Pair:
+    """The drafts of a pair, loaded, beside a target without weights; sets this process's torch
+    threads. Raises :class:`UserError` for a missing model."""
+    torch.set_num_threads(spec.runner.threads)
+    tokenizer = check_pair(spec, served=True)
+    if spec.runner.target_dtype == "auto":  # no forward of the target is timed here
+        stored = str(load_config(spec.target).dtype or torch.float32).removeprefix("torch.")
+        runner = spec.runner.model_copy(update={"target_dtype": stored})
+        spec = spec.model_copy(update={"runner": runner})
+    spec = resolve_dtypes(spec)
+    return Pair(spec, tokenizer, load_skeleton(spec.target), load_drafts(spec))
+
+
+def served_fingerprints(spec: PairSpec, served: str) -> dict[str, str]:
+    """The fingerprints of a pair's models. If the target's weights are not on this machine, the
+    name of the `served` model stands for them. Raises :class:`UserError` for a draft's missing
+    weights."""
+    drafts = {name: fingerprint(model) for name, model in spec.drafts.items()}
+    try:
+        target = fingerprint(spec.target)
+    except UserError:
+        target = hashlib.sha256(served.encode()).hexdigest()[:16]
+    return {TARGET: target, **drafts}

@@ -1,0 +1,163 @@
+"""A running server that completes prompts greedily, over OpenAI's protocol.
+
+Prompts are sent as token ids. The answer's token ids are taken from the server where it gives them:
+vLLM and this project's server do with `return_token_ids`. Otherwise the answer's text is tokenised
+with the target's tokenizer, which must give the same text back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from time import sleep
+from typing import Any
+
+import httpx
+from transformers import PreTrainedTokenizerBase
+
+from specdec_core.base.errors import UserError
+
+KEY = "OPENAI_API_KEY"  # the variable that clients of OpenAI's protocol read
+SILENCE = 600.0  # seconds without a byte after which a request has failed
+_BUSY = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
+_TRIES = 6  # of a request to a busy server, each after twice the time of the one before
+_LOST = "\N{REPLACEMENT CHARACTER}"
+# Greedy decoding, whatever the server's defaults are.
+_GREEDY = {"temperature": 0, "presence_penalty": 0, "frequency_penalty": 0}
+# Fields that OpenAI's protocol does not have.
+_MORE: dict[str, Any] = {"repetition_penalty": 1.0, "return_token_ids": True}
+
+
+class AnswerServer:
+    """The model of a server at `url`. With several models, `model` chooses one.
+
+    `tokenizer` and `eos_token_ids` are the target's. Requests may be sent from several threads.
+
+    Raises:
+        UserError: nothing answers at the URL, or it has no model of that name.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        tokenizer: PreTrainedTokenizerBase,
+        eos_token_ids: Collection[int],
+        model: str | None = None,
+    ) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.tokenizer, self._ends = tokenizer, frozenset(eos_token_ids)
+        key = os.environ.get(KEY)
+        self._http = httpx.Client(
+            base_url=self.url,
+            timeout=SILENCE,
+            limits=httpx.Limits(max_connections=None),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            trust_env=False,
+        )
+        self.model = self._chosen(model)
+        self._more = _MORE if self._takes(_MORE) else {}
+
+    def complete(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+        """The greedy answer, up to and with its first end token.
+
+        Raises:
+            UserError: the server refuses the request, or its answer is no completion.
+        """
+        body = {**self._body(prompt, max_new_tokens), **self._more}
+        choice = self._choice(self._send("POST", "/v1/completions", body))
+        tokens = choice.get("token_ids")
+        if tokens is None:
+            tokens = self._tokenised(list(prompt), choice)[:max_new_tokens]
+        end = next((n for n, token in enumerate(tokens, 1) if token in self._ends), len(tokens))
+        if not end:
+            raise UserError(f"{self.url}: an answer without a token")
+        return list(tokens[:end])
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _chosen(self, model: str | None) -> str:
+        answer = self._json(self._send("GET", "/v1/models"))
+        try:
+            names = [str(each["id"]) for each in answer["data"]]
+        except (KeyError, TypeError):
+            names = []
+        if not names:
+            raise UserError(f"{self.url}: its /v1/models names no model")
+        if model is None and len(names) == 1:
+            return names[0]
+        if model not in names:
+            asked = "--server-model chooses one" if model is None else f"no model {model!r}"
+            raise UserError(f"{self.url}: {asked} (it has: {', '.join(names)})")
+        return model
+
+    def _takes(self, fields: dict[str, Any]) -> bool:
+        """Whether the server takes some fields beside OpenAI's."""
+        body = self._body([next(iter(self._ends), 0)], 1) | fields
+        answer = self._send("POST", "/v1/completions", body)
+        return answer.status_code == httpx.codes.OK
+
+    def _body(self, prompt: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
+        size = {"prompt": list(prompt), "max_tokens": max_new_tokens}
+        return {"model": self.model, **size, **_GREEDY}
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        """An answer; a busy server is asked again."""
+        for number in range(_TRIES):
+            try:
+                answer = self._http.request(method, path, json=body)
+            except httpx.HTTPError as error:
+                reason = " ".join(str(error).split()) or type(error).__name__
+                raise UserError(f"{self.url}: does not answer: {reason}") from None
+            if answer.status_code not in _BUSY:
+                break
+            sleep(2**number / 10)
+        return answer
+
+    def _json(self, answer: httpx.Response) -> Any:
+        if answer.status_code != httpx.codes.OK:
+            raise UserError(f"{self.url}: status {answer.status_code}: {_refusal(answer)}")
+        try:
+            return answer.json()
+        except ValueError:
+            raise UserError(f"{self.url}: answers something else than JSON") from None
+
+    def _choice(self, answer: httpx.Response) -> dict[str, Any]:
+        try:
+            [choice] = self._json(answer)["choices"]
+            assert isinstance(choice["text"], str)
+        except (KeyError, TypeError, ValueError, AssertionError):
+            raise UserError(f"{self.url}: its answer is no completion") from None
+        return dict(choice)
+
+    def _tokenised(self, prompt: list[int], choice: dict[str, Any]) -> list[int]:
+        """The tokens of an answer's text, by the target's tokenizer."""
+        text, before = choice["text"], self._text(prompt)
+        whole = self.tokenizer(before + text, add_special_tokens=False)["input_ids"]
+        tokens = whole[len(prompt) :]
+        if whole[: len(prompt)] != prompt:
+            tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        # Bytes that are no text are lost in it.
+        if _LOST in text or self._text([*prompt, *tokens]) != before + text:
+            raise UserError(
+                f"{self.url}: gives no token ids, and the target's tokenizer does not give the"
+                f" same text back: {text[:60]!r}"
+            )
+        if choice.get("finish_reason") == "stop" and not self._ends.intersection(tokens):
+            tokens.append(self.tokenizer.eos_token_id)
+        return list(tokens)
+
+    def _text(self, tokens: list[int]) -> str:
+        return str(
+            self.tokenizer.decode(
+                tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
+
+
+def _refusal(answer: httpx.Response) -> str:
+    """The message of an error in OpenAI's form; any other text as it begins."""
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return " ".join(answer.text.split())[:200]

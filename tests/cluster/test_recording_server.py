@@ -1,0 +1,223 @@
+"""A recording of a server's answers is the recording that the target's weights give."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cluster.recording import run_recording
+from cluster.serving.http.access import EVERYBODY
+from cluster.serving.http.app import build_app
+from cluster.serving.http.service import Service
+from cluster.serving.server_process import running
+from specdec_core.base.errors import UserError
+from specdec_core.config import (
+    AUTOREGRESSIVE,
+    Configuration,
+    PairSpec,
+    RunnerSettings,
+    Sampling,
+    parse,
+)
+from specdec_core.engine import Engine
+from specdec_core.models.pair import Pair, load_pair
+from specdec_core.prompts.source import PromptSource
+from specdec_core.recordings.plan import RecordingPlan
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import OF_LOGITS, Recording
+from specdec_core.servers.answers import ServerAddress
+from specdec_core.servers.completions import AnswerServer
+from tests.local_server import LocalServer, fleet_of
+
+pytestmark = pytest.mark.usefixtures("ray_running")
+PROMPTS = [f"def add_{i}(a, b): return a + {i}" for i in range(10)]
+CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
+DRAFTERS = [
+    None,
+    CHAIN,
+    CHAIN | {"policy": {"kind": "confidence", "threshold": 0.1, "max_tokens": 6}},
+    CHAIN | {"policy": {"kind": "svip", "threshold": 1.5, "max_tokens": 6}},
+    {"kind": "tree", "branching": [2, 2]},
+    {"kind": "prompt_lookup"},
+    {"kind": "suffix", "memory": "all"},
+    {"kind": "bandit", "arms": [CHAIN, {"kind": "prompt_lookup"}]},
+]
+
+
+def served(pair: Pair, name: str = "tiny") -> LocalServer:
+    """The target of a pair behind our HTTP application."""
+    return LocalServer(
+        lambda: build_app(Service(fleet_of(Engine(pair, AUTOREGRESSIVE, 4)), name, EVERYBODY))
+    )
+
+
+class OpenAiAlone:
+    """An application that refuses fields that OpenAI's protocol does not have."""
+
+    def __init__(self, application: ASGIApp) -> None:
+        self.application = application
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self.application(scope, receive, send)
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message.get("more_body", False)
+        if {"return_token_ids", "repetition_penalty"} & json.loads(body).keys():
+            refusal = JSONResponse({"error": {"message": "unknown field"}}, 400)
+            await refusal(scope, receive, send)
+            return
+        parts: Iterator[Message] = iter([{"type": "http.request", "body": body}])
+
+        async def again() -> Message:
+            return next(parts, None) or await receive()
+
+        await self.application(scope, again, send)
+
+
+@pytest.fixture(scope="module")
+def url(tiny_pair: Pair) -> Iterator[str]:
+    with running(served(tiny_pair)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def plan(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> RecordingPlan:
+    """A plan for a target whose weights are not here."""
+    folder = tmp_path_factory.mktemp("plan")
+    shutil.copytree(tiny_spec.target, folder / "target")
+    for weights in (folder / "target").glob("*.safetensors"):
+        weights.unlink()
+    path = folder / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": text}) for text in PROMPTS))
+    spec = tiny_spec.model_copy(update={"target": str(folder / "target")})
+    source = PromptSource(source=str(path))
+    return RecordingPlan(pair=spec, prompts=source, max_new_tokens=12, max_draft=6)
+
+
+@pytest.fixture(scope="module")
+def recording(plan: RecordingPlan, url: str, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    home = tmp_path_factory.mktemp("home")
+    return run_recording(plan, home, address=ServerAddress(url=url, clients=3))
+
+
+def test_it_holds_the_same_tokens_and_replays_the_same_counts(
+    recording: Recording, plan: RecordingPlan, tiny_spec: PairSpec, tmp_path: Path
+) -> None:
+    local = run_recording(plan.model_copy(update={"pair": tiny_spec}), tmp_path)
+    assert (recording.header.served, local.header.served) == ("tiny", None)
+    assert recording.table("prompts") == local.table("prompts")
+    for part in ("drafts/draft", "examples/draft"):
+        ours, theirs = recording.table(part), local.table(part)
+        given = [name for name in theirs.column_names if name not in OF_LOGITS]
+        assert ours.select(given) == theirs.select(given)
+        for name in OF_LOGITS & {*ours.column_names}:
+            assert ours[name].null_count == len(ours)
+    for drafter in DRAFTERS:
+        option = parse(Configuration, {"drafter": drafter}, "test")
+        counts = [Replay(each).run(option).counts for each in (recording, local)]
+        assert counts[0] == counts[1], drafter
+
+
+def test_what_needs_the_targets_logits_is_refused_by_name(recording: Recording) -> None:
+    trace = recording.trace("draft")
+    with pytest.raises(UserError, match=r"^overlap needs the target's logits, .* server's tiny"):
+        _ = trace.overlap
+
+
+def test_the_same_command_resumes_it(
+    recording: Recording, plan: RecordingPlan, url: str, tmp_path: Path
+) -> None:
+    folder = unfinished(recording, tmp_path / "copy")
+    again = run_recording(plan, tmp_path, out=folder, address=ServerAddress(url=url))
+    assert again.table("prompts") == recording.table("prompts")
+
+
+def unfinished(recording: Recording, folder: Path) -> Path:
+    shutil.copytree(recording.folder, folder)
+    (folder / "finished").unlink()
+    (folder / "prompts" / "shard-00001.parquet").unlink()
+    return folder
+
+
+def test_another_model_or_another_answer_is_refused(
+    recording: Recording, plan: RecordingPlan, tiny_pair: Pair, tmp_path: Path
+) -> None:
+    folder = unfinished(recording, tmp_path / "copy")
+    other = Pair(tiny_pair.spec, tiny_pair.tokenizer, tiny_pair.drafts["draft"])
+    for server, message in (
+        (served(tiny_pair, "large"), r"has the answers of tiny, not of large; give"),
+        (served(other), r"http://127.*: answers prompt prompts/0 otherwise than in .*copy;"),
+    ):
+        with running(server) as url, pytest.raises(UserError, match=message):
+            run_recording(plan, tmp_path, out=folder, address=ServerAddress(url=url))
+
+
+@pytest.mark.parametrize(
+    ("change", "address", "message"),
+    [
+        ({"sampling": Sampling(temperature=1.0)}, {}, "sampling needs the target's logits"),
+        ({}, {"url": "http://127.0.0.1:9"}, "http://127.0.0.1:9: does not answer"),
+        ({}, {"model": "large"}, r"no model 'large' \(it has: tiny\)"),
+    ],
+)
+def test_what_a_server_cannot_give_is_one_line(
+    plan: RecordingPlan,
+    url: str,
+    tmp_path: Path,
+    change: dict[str, Any],
+    address: dict[str, Any],
+    message: str,
+) -> None:
+    server = ServerAddress.model_validate({"url": url} | address)
+    with pytest.raises(UserError, match=message) as refused:
+        run_recording(plan.model_copy(update=change), tmp_path, address=server)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "traces").exists()
+
+
+def test_an_eagle_head_is_refused_by_name(plan: RecordingPlan, url: str, tmp_path: Path) -> None:
+    drafts = {**plan.pair.drafts, "head": "bundled:smollm2-eagle"}
+    pair = plan.pair.model_copy(update={"drafts": drafts})
+    with pytest.raises(UserError, match="draft head is an EAGLE head, which reads the target's"):
+        run_recording(
+            plan.model_copy(update={"pair": pair}), tmp_path, address=ServerAddress(url=url)
+        )
+
+
+def test_answers_without_token_ids_are_tokenised() -> None:
+    """A server may have written the same text with other tokens."""
+    runner = RunnerSettings(target_dtype="float32", max_length=128)
+    pair = load_pair(PairSpec(drafts={}, runner=runner))
+    tokenizer, ends = pair.tokenizer, pair.eos_token_ids
+    equal = 0
+    with (
+        running(served(pair)) as url,
+        running(LocalServer(lambda: OpenAiAlone(served(pair).application()))) as plain,
+    ):
+        by_ids = AnswerServer(url, tokenizer, ends)
+        by_text = AnswerServer(f"{plain}/v1/", tokenizer, ends)
+        for text in PROMPTS[:4]:
+            prompt = tokenizer(text)["input_ids"]
+            tokens = [server.complete(prompt, 12) for server in (by_ids, by_text)]
+            assert tokenizer.decode(tokens[0]) == tokenizer.decode(tokens[1])
+            equal += tokens[0] == tokens[1]
+    assert equal
+
+
+def test_a_text_that_does_not_give_its_tokens_is_refused(tiny_pair: Pair) -> None:
+    """The random target writes bytes that are no text."""
+    tokenizer = tiny_pair.tokenizer
+    with running(LocalServer(lambda: OpenAiAlone(served(tiny_pair).application()))) as url:
+        server = AnswerServer(url, tokenizer, tiny_pair.eos_token_ids)
+        with pytest.raises(UserError, match="the target's tokenizer does not give the same text"):
+            server.complete(tokenizer(PROMPTS[0])["input_ids"], 8)
