@@ -8,7 +8,7 @@ import select
 import weakref
 from collections.abc import Sequence
 from contextlib import closing
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -36,14 +36,6 @@ class ShardLost(Exception):
     """A shard has ended: the group must be restarted."""
 
 
-class Restorable(Protocol):
-    """A runner with rows in the shards."""
-
-    def restore(self) -> None:
-        """Fill new shards with them. Raises :class:`ShardLost`."""
-        ...
-
-
 class TargetGroup:
     """The target of `spec` (data types resolved), with a part on each device placed for it.
 
@@ -68,14 +60,12 @@ class TargetGroup:
         self.facts: list[ShardFacts] = []
         self.rebuilt = 0
         self._numbers = itertools.count()
-        self._runners: weakref.WeakSet[Restorable] = weakref.WeakSet()
         self._closed: list[Call] = []
         self._start()
 
-    def add(self, runner: Restorable) -> int:
+    def add(self, runner: object) -> int:
         """Number a runner. Its rows in the shards are freed when it is garbage-collected."""
         number = next(self._numbers)
-        self._runners.add(runner)
         weakref.finalize(runner, self._closed.append, (number, "close", ()))
         return number
 
@@ -119,7 +109,7 @@ class TargetGroup:
         raise next(iter(failed.values()))
 
     def rebuild(self) -> None:
-        """Restart all shards and restore every runner's rows."""
+        """Restart all shards, with the rows of no runner."""
         reason: Exception | None = None
         for _ in range(ATTEMPTS):
             logger.warning("a shard of the target is gone; restarting its group")
@@ -127,8 +117,6 @@ class TargetGroup:
             try:
                 self._stop()
                 self._start()
-                for runner in list(self._runners):
-                    runner.restore()
                 return
             except (ShardLost, RayError) as error:
                 reason = error

@@ -38,7 +38,7 @@ from specdec_core.engine.prefixes import CachedPrefixes
 from specdec_core.engine.request import Chunk, Request
 from specdec_core.engine.scheduler import BLOCK, Limits, Scheduler, StepPlan
 from specdec_core.models.pair import Pair
-from specdec_core.models.runner import Batch
+from specdec_core.models.runner import Batch, CacheLost
 from specdec_core.tokens.detokenising import StreamDecoder
 from specdec_core.tokens.grammar import Grammars
 from specdec_core.tokens.sampling import RandomStream
@@ -210,6 +210,13 @@ class Engine:
         of output for each round.
         With `texts` false a request's text comes with its last chunk, unless it has stop
         strings."""
+        try:
+            return self._step(texts)
+        except CacheLost:
+            self._resume()
+            return []
+
+    def _step(self, texts: bool) -> list[Chunk]:
         start = perf_counter()
         before, self.last = self.last, (plan := self.scheduler.plan())
         self._enter(plan)
@@ -269,6 +276,17 @@ class Engine:
             for name in [*self._waiting, *(a.request.id for a in self._active.values())]:
                 self.cancel(name)
             raise UserError(f"{generation.request_id}: {failure}")
+
+    def _resume(self) -> None:
+        """The target's rows are lost: requests resume as after preemption, and nothing of the step
+        counts."""
+        self.scheduler.lost()
+        for slot in range(self.slots):
+            self.drafts.begin(slot, slot, 0)
+        if self.drafter is not None:
+            for slot in self.last.decoding:
+                self.drafter.missed(self._active[slot].state)
+        self.last = StepPlan()
 
     # A step, in its order.
 
@@ -448,6 +466,8 @@ class Engine:
         drafted = [n for n, request in enumerate(active) if self._drafts(request)]
         if self.drafter is not None and drafted:
             self.drafter.arrived([states[n] for n in drafted], [trees[n] for n in drafted])
+        if any(request.logprobs is not None for request in active):
+            _ = output.logits  # now: nothing of a round is kept before all of it is known
         judged = judge_by_rule if self._starter is None else self._starter.judge
         judgements = judge(states, trees, output, likely, judged)
         self._clock.verified()

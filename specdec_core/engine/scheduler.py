@@ -173,6 +173,11 @@ class Scheduler:
         request = self.running[name]
         request.tokens, request.read, request.begun = tokens, tokens - 1, True
 
+    def lost(self) -> None:
+        """The cache holds nothing any more: running requests prefill their sequences again."""
+        for request in self.running.values():
+            request.read = 0
+
     def fed(self, candidates: Sequence[int]) -> None:
         """Report the number of candidates of each round of the step that was not its request's
         first."""

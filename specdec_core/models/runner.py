@@ -11,7 +11,7 @@ row, and `keep` drops some of the tokens that were appended last. Every runner g
   that had left its row, need nothing else.
 - *Nothing is computed twice.* Tokens that are kept are never fed again.
 - *Only wanted logits are computed.* A batch names them; a runner may leave out the rest.
-- *A forward that raises has appended nothing.*
+- *A forward that raises has appended nothing.* After :class:`CacheLost` all rows are empty.
 
 Callers need not know the model's devices.
 """
@@ -33,6 +33,11 @@ from specdec_core.models.confidence import most_likely
 PREFILL_CHUNK = 512  # tokens of a row in one forward of a prompt
 NO_TOKEN = -1  # where logits are NaN or infinite, or exclude every token
 _MOST_LOGITS = 64 * 2**20  # bytes of logits that a forward of a prompt may compute
+
+
+class CacheLost(RuntimeError):
+    """The rows of a runner on other devices are lost with one of these. They are empty now, and
+    everything else is as before."""
 
 
 def logits_chunk(vocab_size: int) -> int:
