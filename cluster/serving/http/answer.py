@@ -115,6 +115,8 @@ class HttpAnswer(ABC, Generic[Body]):
             raise
         taken.used = prompts
         self.configuration = stream.configuration  # it may just have been replaced
+        if self.service.samples is not None:
+            self.service.samples.offer(self.body, self.prompts.tokenizer)
         if not self.body.stream:
             with closing(stream), closing(taken):
                 return await self.complete(self._chunks(taken))

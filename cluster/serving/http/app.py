@@ -17,7 +17,7 @@ from cluster.serving.http.listener import Listener
 from cluster.serving.http.openapi import ERRORS, describe_events
 from cluster.serving.http.pages import Heads, Page, add_page
 from cluster.serving.http.routes import chat, completions, deploy, responses, server, tokens
-from cluster.serving.http.samples import PromptSampling, Sampler, Samples
+from cluster.serving.http.samples import PromptSampling, Samples
 from cluster.serving.http.service import Service
 from cluster.serving.http.stopping import Admission
 
@@ -33,13 +33,14 @@ def build_app(
 ) -> FastAPI:
     """The routes of `service`, which runs during the application's lifespan. With `samples`, some
     prompts are kept. With a `listener`, the application also answers at that address."""
-    kept = None if samples is None else Samples(samples, service.engine.pair.tokenizer)
+    if samples is not None:
+        service.samples = Samples(samples)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with (
             service.running(),
-            kept.writing() if kept else nullcontext(),
+            service.samples.writing() if service.samples else nullcontext(),
             listener.serving(app) if listener else nullcontext(),
         ):
             yield
@@ -61,8 +62,6 @@ def build_app(
         keys = [KEY] if service.access.keys else []
         app.include_router(routes.router(service), dependencies=keys)
     describe_events(app, chat.ChatChunk, responses.ResponseEvent)
-    if kept is not None:
-        app.add_middleware(Sampler, samples=kept)
     app.add_middleware(Gate, access=service.access)
     app.add_middleware(Heads)
     app.add_middleware(Admission, stopping=service.stopping)

@@ -13,6 +13,7 @@ from cluster.serving.engine_process import EngineProcess
 from cluster.serving.fleet import Fleet
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.prompts import Prompts, prompts_of
+from cluster.serving.http.samples import Samples
 from cluster.serving.http.stopping import Stopping
 from cluster.serving.metrics import Metrics
 from cluster.serving.protocol.errors import ApiError
@@ -36,6 +37,7 @@ class Service:
         self.fleet, self.model, self.access = fleet, model, access
         self.started = int(time.time())
         self.stopping = Stopping()
+        self.samples: Samples | None = None
         self.metrics = Metrics(model, fleet)
         fleet.observe(self.metrics)
 
@@ -129,8 +131,7 @@ class Service:
         return health
 
     async def _arms(self) -> list[Arm] | None:
-        """What the bandit knows that has learned most. They share their rounds, so a sum would
-        count most of them several times."""
+        """What the bandit knows that has learned most."""
         working = [each.served for each in self.fleet.replicas if each.side("champion")]
         found = await asyncio.gather(*map(_learned, working))
         known = [arms for arms in found if arms is not None]

@@ -29,6 +29,7 @@ from cluster.serving.protocol.fields import (
 )
 from cluster.serving.protocol.formats import ResponseFormat
 from specdec_core.config import Sampling, Temperature
+from specdec_core.prompts.prompt import Prompt
 from specdec_core.tokens.grammar import Grammar
 
 _SAMPLING = (
@@ -119,6 +120,10 @@ class GenerationRequest(Part):
     def measures_prompt(self) -> bool:
         """Whether the answer has the log-probabilities of the prompt's tokens."""
         return False
+
+    def sampled_prompts(self, tokenizer: Any) -> list[Prompt]:
+        """The prompts that a sample of the traffic keeps."""
+        raise NotImplementedError
 
     def sampling(self, default: Sampling, vocab_size: int) -> Sampling:
         """The configuration's sampling, changed as this request asks. Raises :class:`ApiError`."""

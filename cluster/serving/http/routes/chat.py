@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -29,6 +30,7 @@ from cluster.serving.protocol.tools import (
     call_grammar,
 )
 from specdec_core.engine import Chunk, Request
+from specdec_core.prompts.prompt import Prompt
 from specdec_core.tokens.grammar import Grammar
 from specdec_core.tokens.statistics import Generation, TokenLogprobs
 
@@ -110,6 +112,13 @@ class ChatRequest(Rendered, GenerationRequest, Labels):
     def grammar(self) -> tuple[str, Grammar] | None:
         """The grammar of a required call, or of the answer's format."""
         return ("tools", call_grammar(self.required)) if self.required else super().grammar
+
+    def sampled_prompts(self, tokenizer: Any) -> list[Prompt]:
+        messages = tuple(message.message for message in self.messages)
+        # Other chats are begun answers, or have more than their messages.
+        if messages[-1].role != "user" or not self.has_only_text:
+            return []
+        return [Prompt(uuid.uuid4().hex, messages[-1].content, messages=messages)]
 
 
 class Answered(BaseModel):

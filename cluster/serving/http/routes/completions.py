@@ -6,6 +6,7 @@ are refused by name; labels such as `user` change nothing.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -22,6 +23,7 @@ from cluster.serving.protocol.fields import Count, Text, TokenIds, Tops, neutral
 from cluster.serving.protocol.generation import GenerationRequest, check_tokens
 from cluster.serving.protocol.logprobs import CompletionLogprobs
 from specdec_core.engine import Chunk, Request
+from specdec_core.prompts.prompt import Prompt
 from specdec_core.tokens.statistics import Generation, TokenLogprobs
 
 MAX_PROMPTS = 64
@@ -63,6 +65,10 @@ class CompletionRequest(GenerationRequest):
     @property
     def measures_prompt(self) -> bool:
         return bool(self.echo) and self.logprobs is not None
+
+    def sampled_prompts(self, tokenizer: Any) -> list[Prompt]:
+        texts = [p if isinstance(p, str) else tokenizer.decode(p) for p in self.prompts]
+        return [Prompt(uuid.uuid4().hex, text) for text in texts if text.strip()]
 
 
 class CompletionChoice(BaseModel):

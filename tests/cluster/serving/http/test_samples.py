@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 from pathlib import Path
@@ -11,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cluster.serving.http import samples
 from cluster.serving.http.app import build_app
-from cluster.serving.http.samples import PromptSampling
+from cluster.serving.http.routes.completions import CompletionRequest
+from cluster.serving.http.samples import PromptSampling, Samples
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
@@ -75,13 +74,13 @@ def test_answered_prompts_and_chats_are_kept_and_load_as_prompts(
 
 def test_each_prompt_of_many_requests_at_once_is_written_exactly_once(tmp_path: Path) -> None:
     texts = [f"prompt {number}" for number in range(600)]
-    bodies = [json.dumps({"model": "m", "prompt": text}).encode() for text in texts]
+    bodies = [CompletionRequest(prompt=text) for text in texts]
 
     async def main() -> None:
-        drawn = samples.Samples(PromptSampling(tmp_path, share=1.0), None)
+        drawn = Samples(PromptSampling(tmp_path, share=1.0))
         async with drawn.writing():
             for body in bodies:
-                drawn.add("/v1/completions", body)
+                drawn.offer(body, None)
                 if random.random() < 0.1:
                     await asyncio.sleep(0)
 
@@ -95,7 +94,7 @@ def test_nothing_is_kept_unless_asked_for_and_a_share_is_a_share(
 ) -> None:
     served(tiny_pair, None, [("completions", {"prompt": "secret"})])
     assert not list(tmp_path.rglob("*.parquet"))
-    drawn = samples.Samples(PromptSampling(tmp_path, share=0.2), None, seed=0)
+    drawn = Samples(PromptSampling(tmp_path, share=0.2), seed=0)
     assert sum(drawn.draws() for _ in range(2000)) == pytest.approx(400, abs=60)
 
 
