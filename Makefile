@@ -19,9 +19,16 @@ demo: $(VENV)/.run
 demo-llm: $(VENV)/.gguf
 	$(BIN)/specdec demo smollm2
 
-# A server that runs, in Prometheus and Grafana.
-watch: $(VENV)/.run
-	$(BIN)/python -m jobs.watch
+# A server that runs, in Prometheus. dashboards/grafana/compose.yaml adds Grafana.
+SERVER ?= 127.0.0.1:8000
+PROMETHEUS ?= 127.0.0.1:9090
+EVERY ?= 5s
+
+watch:
+	@mkdir -p build/watch
+	@sed -e 's/127.0.0.1:8000/$(SERVER)/' -e 's/5s/$(EVERY)/' dashboards/grafana/prometheus.yml > build/watch/prometheus.yml
+	prometheus --config.file=build/watch/prometheus.yml --storage.tsdb.path=build/watch/data \
+		--web.listen-address=$(PROMETHEUS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses 2

@@ -151,13 +151,6 @@ def find_server(url: str | None = None) -> RunningServer:
     return found[0]
 
 
-def known_certificate(url: str) -> Path | None:
-    """The certificate of this workspace's server at `url`, if that encrypts."""
-    found = (parse_json(RunningServer, f.read_bytes(), str(f)) for f in _files())
-    wanted = _from_here(url.rstrip("/"))
-    return next((server.certificate for server in found if server.url == wanted), None)
-
-
 def _from_here(url: str) -> str:
     """The address of a server at `url` for clients on this machine."""
     address = httpx.URL(url)

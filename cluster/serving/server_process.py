@@ -84,18 +84,16 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 
 class ServerProcess:
-    """Runs `command(port)` in a separate process group. It is ready when the path `ready` answers.
-    Errors call it `name`."""
+    """Runs `command(port)` in a separate process group. It is ready when `/health` answers. Errors
+    call it `name`."""
 
     def __init__(
         self,
         name: str,
         command: Callable[[int], Sequence[str]],
         environment: Mapping[str, str],
-        ready: str = "/health",
     ) -> None:
         self.name, self.command, self.environment = name, command, environment
-        self.ready = ready
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 
@@ -112,7 +110,7 @@ class ServerProcess:
         url = f"http://127.0.0.1:{port}"
         deadline = monotonic() + START
         with httpx.Client(base_url=url, timeout=5, trust_env=False) as http:
-            while not _answers(http, self.ready):
+            while not _answers(http):
                 if self._process.poll() is not None:
                     raise self._failure(f"its server ended: {self._last_words()}")
                 if monotonic() > deadline:
@@ -164,8 +162,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _answers(http: httpx.Client, path: str) -> bool:
+def _answers(http: httpx.Client) -> bool:
     try:
-        return http.get(path).status_code == httpx.codes.OK
+        return http.get("/health").status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False

@@ -1,12 +1,13 @@
-"""`make watch` has a real Prometheus scrape a real server, and every query of the dashboard
-finds numbers there."""
+"""`make watch` has a real Prometheus scrape a real server, and every query of the dashboard finds
+numbers there. Grafana shows and changes nothing."""
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import shutil
-import sys
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
@@ -16,17 +17,14 @@ import httpx
 import pytest
 import yaml
 
-from cluster.serving.control import announced, known_certificate
-from cluster.serving.served import Operation
-from cluster.serving.server_process import ServerProcess, running
-from dashboards.grafana.settings import prometheus_file, queries
-from jobs.watch import _grafana, main
-from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec
+from cluster.serving.server_process import free_port, running
+from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.models.pair import Pair
 from tests.local_server import engine_server
 
+ROOT = Path(__file__).parents[2]
+GRAFANA = ROOT / "dashboards" / "grafana"
 http = httpx.Client(timeout=30)
 
 
@@ -35,21 +33,25 @@ def prometheus(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """The URL of a Prometheus that has scraped a server before and after requests."""
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not on the PATH")
-    home = {"SPECDEC_HOME": str(tmp_path_factory.mktemp("watched"))}
+    folder, address = tmp_path_factory.mktemp("watch"), f"127.0.0.1:{free_port()}"
+    (folder / "dashboards").symlink_to(ROOT / "dashboards")
     with running(engine_server(tiny_pair, Configuration(drafter=DraftModelSettings()), 2)) as url:
-
-        def command(port: int) -> list[str]:
-            options = [f"--url={url}", f"--port={port}", "--interval=1"]
-            return [sys.executable, "-m", "jobs.watch", *options]
-
-        watch = ServerProcess("make watch", command, os.environ | home, "/-/ready")
-        with running(watch) as address:
-            wait_for(address, "vllm:generation_tokens_total == 0")
-            body = {"prompt": "def main(", "max_tokens": 40, "ignore_eos": True}
-            for _ in range(3):
-                http.post(f"{url}/v1/completions", json=body).raise_for_status()
-            wait_for(address, "vllm:generation_tokens_total == 120")
-            yield address
+        server = url.removeprefix("http://")
+        given = [f"SERVER={server}", f"PROMETHEUS={address}", "EVERY=1s"]
+        with subprocess.Popen(
+            ["make", "--file", str(ROOT / "Makefile"), "watch", *given],
+            cwd=folder,
+            start_new_session=True,
+        ) as watch:
+            try:
+                wait_for(f"http://{address}", "vllm:generation_tokens_total == 0")
+                body = {"prompt": "def main(", "max_tokens": 40, "ignore_eos": True}
+                for _ in range(3):
+                    http.post(f"{url}/v1/completions", json=body).raise_for_status()
+                wait_for(f"http://{address}", "vllm:generation_tokens_total == 120")
+                yield f"http://{address}"
+            finally:
+                os.killpg(watch.pid, signal.SIGTERM)
 
 
 def found(address: str, query: str) -> list[Any]:
@@ -60,60 +62,36 @@ def found(address: str, query: str) -> list[Any]:
 
 def wait_for(address: str, query: str) -> None:
     end = monotonic() + 60
-    while not found(address, query):
+    while True:
+        try:
+            if found(address, query):
+                return
+        except httpx.HTTPError:  # it starts
+            pass
         assert monotonic() < end, query
         sleep(0.2)
 
 
+def queries() -> Iterator[tuple[str, str]]:
+    """Each panel's title and one of its queries, in PromQL for all models."""
+    for panel in json.loads((GRAFANA / "specdec.json").read_text())["panels"]:
+        for target in panel["targets"]:
+            query = target["expr"].replace("$__rate_interval", "1m").replace("$model", ".*")
+            yield panel["title"], query
+
+
 def test_every_query_of_the_dashboard_finds_numbers(prometheus: str) -> None:
-    panels = {}
+    panels: dict[str, list[bool]] = {}
     for title, query in queries():
         values = [sample["value"][1] for sample in found(prometheus, query)]
         panels.setdefault(title, []).append(bool(values) and "NaN" not in values)
     assert len(panels) > 12
     assert [title for title, answers in panels.items() if not all(answers)] == []
-
-
-def test_a_query_for_what_is_not_counted_finds_nothing(prometheus: str) -> None:
     assert found(prometheus, "vllm:no_such_metric_total") == []
 
 
-def test_the_certificate_of_an_encrypted_server_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_spec: PairSpec
-) -> None:
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    certificate, url = tmp_path / "cert.pem", "https://127.0.0.1:8123"
-    with announced(url, tiny_spec, Operation("secret"), certificate):
-        known = known_certificate(f"{url}/")
-    assert (known, known_certificate(url)) == (certificate, None)
-    file = prometheus_file(tmp_path, url, 5, certificate="the certificate")
-    [job] = yaml.safe_load(file.read_text())["scrape_configs"]
-    assert job["scheme"] == "https"
-    assert Path(job["tls_config"]["ca_file"]).read_text() == "the certificate"
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"url": "localhost:8000"}, "--url localhost:8000: expected an address"),
-        ({"key_file": Path("nowhere")}, "--key-file nowhere: no such file"),
-        ({"tls_cert": Path("nowhere")}, "--tls-cert nowhere: no such file"),
-        ({}, "prometheus is not on the PATH: install it"),
-    ],
-)
-def test_what_is_wrong_is_said_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], said: str
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(UserError, match=re.escape(said)):
-        main(**options)
-
-
-def test_grafana_shows_and_lets_nobody_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    settings = _grafana(tmp_path, "http://127.0.0.1:9090", 3000).environment
+def test_grafana_is_read_only_and_reached_from_this_machine_alone() -> None:
+    services = yaml.safe_load((GRAFANA / "compose.yaml").read_text())["services"]
     wanted = {
         "GF_SERVER_HTTP_ADDR": "127.0.0.1",
         "GF_SERVER_DOMAIN": "127.0.0.1",
@@ -121,5 +99,9 @@ def test_grafana_shows_and_lets_nobody_change(
         "GF_AUTH_ANONYMOUS_ORG_ROLE": "Viewer",
         "GF_AUTH_DISABLE_LOGIN_FORM": "true",
         "GF_AUTH_BASIC_ENABLED": "false",
+        "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION": "true",
     }
-    assert {name: settings[name] for name in wanted} == wanted
+    assert services["grafana"]["environment"].items() >= wanted.items()
+    assert "--web.listen-address=127.0.0.1:9090" in services["prometheus"]["command"]
+    mounted = [volume.split(":")[0] for each in services.values() for volume in each["volumes"]]
+    assert all((GRAFANA / place).exists() for place in mounted)

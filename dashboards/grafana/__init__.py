@@ -1,1 +1,0 @@
-"""What watches a server: a Grafana dashboard, and settings for Prometheus and Grafana."""
