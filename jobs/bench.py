@@ -4,7 +4,7 @@ a delivered result."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -67,23 +67,28 @@ class BenchRun:
     facts: dict[str, str]  # the environment
 
 
-def plan_options(
-    config: list[Path] | None,
-    target: str | None,
-    draft: list[str] | None,
-    prompts: dict[str, Any],
-    runner: dict[str, Any],
-    **others: Any,
-) -> dict[str, Any]:
-    """The values of a benchmark's plan that the options give: the pair, under `runner`, the
-    configurations to add for it, `prompts`, and further values."""
-    spec, chosen = _chosen(config or [], target, draft)
+def plan_options(options: Mapping[str, Any], servers: bool, **more: Any) -> dict[str, Any]:
+    """The values of a benchmark's plan that the `options` of a command give, by name: the pair, the
+    configurations to add for it, prompts and peers; and `more`. `servers`: only peers with one."""
+    spec, chosen = _chosen(options["config"] or [], options["target"], options["draft"])
     base = spec.model_dump(mode="json")
+    runner = given(
+        **{name: options[name] for name in ("compile", "threads", "max_length")},
+        target_dtype=options["dtype"],
+        draft_dtype=options["dtype"],
+    )
+    prompts = given(
+        source=options["prompts"], limit=options["limit"], chat_template=options["chat_template"]
+    )
     return given(
         pair={**base, "runner": {**base["runner"], **runner}},
         chosen=[configuration.model_dump(mode="json") for configuration in chosen],
         prompts=prompts or None,
-        **others,
+        max_new_tokens=options["max_new_tokens"],
+        repeats=options["repeats"],
+        peers=peers_of(options["peers"], servers),
+        only=options["only"] or None,
+        **more,
     )
 
 

@@ -19,7 +19,6 @@ from jobs.bench import (
     load,
     measuring,
     merged,
-    peers_of,
     plan_options,
     result_folder,
 )
@@ -34,7 +33,6 @@ from jobs.options import (
     MaybeTokens,
     Name,
     Target,
-    given,
 )
 
 if TYPE_CHECKING:
@@ -78,24 +76,7 @@ def main(
     speedups, whether each writes what the target model alone would write, and where this engine's
     time goes. Interrupted, the same command resumes with the repeat that it was at. Run it on an
     otherwise idle machine."""
-    options = plan_options(
-        config,
-        target,
-        draft,
-        given(source=prompts, limit=limit, chat_template=chat_template),
-        given(
-            compile=compile,
-            threads=threads,
-            target_dtype=dtype,
-            draft_dtype=dtype,
-            max_length=max_length,
-        ),
-        max_new_tokens=max_new_tokens,
-        repeats=repeats,
-        temperatures=temperature or None,
-        peers=peers_of(peers, servers=False),
-        only=only or None,
-    )
+    options = plan_options(locals(), servers=False, temperatures=temperature or None)
     # torch and transformers take seconds to import.
     from dashboards.progress import RaceProgress
     from dashboards.reports.bench import report

@@ -24,7 +24,6 @@ from jobs.bench import (
     load,
     measuring,
     merged,
-    peers_of,
     plan_options,
     result_folder,
 )
@@ -123,24 +122,8 @@ def main(
     """Send the same requests to this engine's server and to vLLM's, one server after the other, and
     compare throughput, TTFT and time per output token at each load. Interrupted, the same command
     resumes with the server that it was at. Run it on an otherwise idle machine."""
-    options = plan_options(
-        config,
-        target,
-        draft,
-        given(source=prompts, limit=limit, chat_template=chat_template),
-        given(
-            compile=compile,
-            threads=threads,
-            target_dtype=dtype,
-            draft_dtype=dtype,
-            max_length=max_length,
-        ),
-        max_new_tokens=max_new_tokens,
-        repeats=repeats,
-        peers=peers_of(peers, servers=True),
-        only=only or None,
-        **_load_options(clients, rate, slo, seed, requests, slots),
-    )
+    load_options = _load_options(clients, rate, slo, seed, requests, slots)
+    options = plan_options(locals(), servers=True, **load_options)
     # torch takes seconds to import.
     from cluster.load_comparison import compare_servers
     from cluster.serving.server_process import Cores
