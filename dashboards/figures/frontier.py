@@ -8,14 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from dashboards.look import MUTED, PAPER, base_figure, family_order, style
+from dashboards.look import MUTED, PAPER, base_figure, evenly, family_order, style
 from dashboards.ranking import champion, draft_of, family, label, ranked, speedup
 from specdec_core.cost import Profile
 from specdec_core.search.results import SweepResult, Trial
 
 CROWD = 10  # groups; with more, only the groups of the champion's draft are shown at first
-MOST = 150  # trials that are on no front; of more, one a family is drawn in each cell of a grid
-CELLS = 36  # of this grid, along each axis
+MOST = 150  # trials that are drawn behind the fronts, evenly spread over their ranking
 
 Group = tuple[str, str | None]  # family and draft
 
@@ -38,20 +37,6 @@ def pareto(trials: Sequence[Trial]) -> list[Trial]:
     return front
 
 
-def thin(trials: Sequence[Trial], view: FrontierView, most: int = MOST) -> list[Trial]:
-    """The trials to draw: all, or, of more than `most`, one of each family in each cell of a grid
-    over `view`."""
-    if len(trials) <= most:
-        return list(trials)
-    kept: dict[tuple[str, int, int], Trial] = {}
-    for trial in trials:
-        discard, verification = _rates(trial)
-        across = (discard - view.left) / (view.right - view.left)
-        up = (verification - view.low) / (view.high - view.low)
-        kept.setdefault((family(trial), int(CELLS * across), int(CELLS * up)), trial)
-    return list(kept.values())
-
-
 def frontier(result: SweepResult) -> go.Figure:
     """Verification rate against discard rate (SpecDec++, Fig. 3).
 
@@ -68,7 +53,7 @@ def frontier(result: SweepResult) -> go.Figure:
     fronts = {group: pareto(members) for group, members in groups.items()}
     on_front = {trial.id for front in fronts.values() for trial in front}
     behind = [trial for trial in trials if trial.id not in on_front]
-    drawn = {trial.id for trial in thin(behind, view)}
+    drawn = {behind[place].id for place in evenly(len(behind), MOST)}
 
     height = 560 + 14 * max(0, len(groups) - CROWD)  # room for a long legend
     subtitle = _subtitle(len(trials), len(behind) - len(drawn))
@@ -162,8 +147,7 @@ def _subtitle(count: int, left_out: int) -> str:
     )
     if left_out:
         text += (
-            f" Of {count} configurations {left_out} that lie behind the fronts, close to drawn "
-            "ones, are not drawn."
+            f" Of {count} configurations {left_out} that lie behind the fronts are not drawn."
         )
     return text
 

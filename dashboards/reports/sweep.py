@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -25,44 +24,27 @@ from dashboards.reports.standings import standings, timed_sentences
 from dashboards.reports.sweep_figures import drawn
 from dashboards.sections import Report, ReportOrigin, Section, Tile
 from specdec_core.base.errors import UserError
-from specdec_core.base.workspace import present_path
 from specdec_core.search.load.result import LoadChoice
 from specdec_core.search.results import RaceSummary, SweepResult, Timing
-
-if TYPE_CHECKING:
-    from dashboards.evidence import Evidence
 
 TABLE_ROWS = 300
 
 
-def of_folder(result: SweepResult, folder: Path, traces: Path | None = None) -> Report:
-    """The report of a sweep from its result and what :func:`read` finds."""
-    return report(result, *read(result, folder, traces))
+def of_folder(result: SweepResult, folder: Path) -> Report:
+    """The report of a sweep from its result and the rounds in its folder."""
+    return report(result, read_rounds(result, folder))
 
 
-def read(
-    result: SweepResult, folder: Path, traces: Path | None = None
-) -> tuple[pd.DataFrame, Evidence | None]:
-    """The rounds in a sweep's folder, and what the recording `traces` of its prompts says; unset,
-    it is the recording that the sweep replayed, if that still exists. Raises :class:`UserError`
-    where the rounds are missing, or the recording is missing or broken."""
+def read_rounds(result: SweepResult, folder: Path) -> pd.DataFrame:
+    """The rounds in a sweep's folder. Raises :class:`UserError` where they are missing."""
     source = Path(folder) / "rounds.parquet"
     if not source.is_file():
         raise UserError(f"{source}: no such file; a finished sweep leaves its rounds there")
-    timed = [t.config_id for t in (result.autoregressive, *result.timings) if t is not None]
-    shown = list(dict.fromkeys([*(trial.id for trial in contenders(result)), *timed]))
-    rounds = pd.read_parquet(source, filters=[("config_id", "in", shown)] if shown else None)
-    if traces is None and result.replay is not None:
-        recorded = Path(present_path(result.replay.recording))
-        traces = recorded if recorded.is_dir() else None
-    if traces is None:
-        return rounds, None
-    from dashboards.evidence import gather  # torch takes seconds to import
-
-    return rounds, gather(result, traces)
+    shown = [trial.id for trial in contenders(result)]
+    return pd.read_parquet(source, filters=[("config_id", "in", shown)] if shown else None)
 
 
-def report(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None = None) -> Report:
+def report(result: SweepResult, rounds: pd.DataFrame) -> Report:
     """`rounds` has a row for each :class:`specdec_core.tokens.statistics.Round`, with the columns
     config_id, request_id and round."""
     warnings, choice = list(caveats(result)), result.under_load
@@ -75,12 +57,11 @@ def report(result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None 
         command="sweep",
         title=headline(result),
         origin=ReportOrigin(name=result.name, pair=result.pair.name, started=result.started),
-        summary=summary(result),
         parts=[
             *(section for section in first if section.tiles or section.lines),
             *((served(choice), loads(choice)) if choice is not None else ()),
             standings(result, TABLE_ROWS, "sweep.json"),
-            *drawn(result, rounds, evidence),
+            *drawn(result, rounds),
             Section(key="facts", title="What was measured, and on what", terms=dict(facts(result))),
             METHOD,
         ],
@@ -117,28 +98,6 @@ def _over_loads(choice: LoadChoice) -> str:
     ]
     ends = list(dict.fromkeys([gains[0], gains[-1]]))
     return f"{choice.chosen.label}: {' and '.join(ends)}, over autoregressive decoding"
-
-
-def summary(result: SweepResult) -> str:
-    """Pair, prompts, hardware, versions and losslessness in a line."""
-    environment, profile = result.environment, result.profile
-    machine = environment.get("gpu") or environment.get("cpu") or profile.device
-    libraries = [
-        f"{name} {environment[name]}"
-        for name in ("torch", "transformers", "ray")
-        if name in environment
-    ]
-    best = champion(result)
-    return " · ".join([
-        f"{Path(result.pair.target).name} with {', '.join(result.pair.drafts) or 'no draft'}",
-        f"{result.prompts.count} prompts of {Path(result.prompts.source).name}",
-        f"{decoding(result)}, at most {result.max_new_tokens} new tokens",
-        f"forward times of {result.hardware}, from a file"
-        if result.hardware
-        else f"{profile.target_dtype} on {machine}, {threads(result)}",
-        *([", ".join(libraries)] if libraries else []),
-        "lossless" if best is None or best.configuration.lossless else "not lossless",
-    ])  # fmt: skip
 
 
 def threads(result: SweepResult) -> str:

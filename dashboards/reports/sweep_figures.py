@@ -1,4 +1,4 @@
-"""All figures of a sweep, its heads and its recording."""
+"""All figures of a sweep and its heads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import pandas as pd
 
 from dashboards.figures.frontier import frontier
 from dashboards.figures.heads import head_names
-from dashboards.figures.lengths import length_errors
 from dashboards.figures.sweep import accepted_lengths, speedups, time_per_token
 from dashboards.figures.times import forward_times
-from dashboards.figures.tokens import entropy_by_outcome, entropy_table
 from dashboards.reports.heads import reliability
 from dashboards.reports.load_choice import simulation
 from dashboards.sections import Section
@@ -22,20 +20,16 @@ from specdec_core.base.errors import UserError
 from specdec_core.search.results import SweepResult
 
 if TYPE_CHECKING:
-    from dashboards.evidence import Evidence
     from specdec_core.drafting.heads.card import HeadCard
 
 
-def drawn(
-    result: SweepResult, rounds: pd.DataFrame, evidence: Evidence | None = None
-) -> list[Section]:
+def drawn(result: SweepResult, rounds: pd.DataFrame) -> list[Section]:
     """All figures of a sweep."""
     heads, choice = cards(result), result.under_load
     return [
         *_of_sweep(result, rounds),
         *_part("Many requests at once", simulation(choice) if choice else ()),
         *_part("The trained heads", [reliability(heads, result)] if heads else ()),
-        *_part("What the recording says", _of_recording(evidence) if evidence else ()),
     ]
 
 
@@ -52,13 +46,6 @@ def _of_sweep(result: SweepResult, rounds: pd.DataFrame) -> Iterator[Section]:
     yield Section.drawn("accepted", accepted_lengths(result, rounds))
     if max(m.width for m in result.profile.target.measurements) > 1:  # else not measured
         yield Section.drawn("forwards", forward_times(result))
-
-
-def _of_recording(evidence: Evidence) -> Iterator[Section]:
-    if evidence.distances is not None and len(evidence.distances):
-        yield Section.drawn("oracle", length_errors(evidence.distances))
-    if tokens := evidence.tokens:
-        yield Section.drawn("entropy", entropy_by_outcome(tokens), entropy_table(tokens))
 
 
 def cards(result: SweepResult) -> dict[str, HeadCard]:

@@ -1,4 +1,4 @@
-"""A small sweep on the tiny pair, really decoded, timed and recorded here, without Ray."""
+"""A small sweep on the tiny pair, really decoded and timed here, without Ray."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from specdec_core.engine import Engine, Request
 from specdec_core.measure.profiling import profile_pair
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import PromptSet
-from specdec_core.recordings.record import Recorder
-from specdec_core.recordings.schema import Header, save_header, write_shard
 from specdec_core.search.load.choice import choose_for_load
 from specdec_core.search.load.workload import LiveSettings, Workload
 from specdec_core.search.results import OraclePoint, SweepResult, Timing, Trial
@@ -145,27 +143,6 @@ def under_load(
 
 WORKLOAD = Workload(clients=(1, 8), requests=8)
 FINGERPRINTS = {"target": "the target's", "draft": "the draft's"}
-
-
-@pytest.fixture(scope="session")
-def recorded(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recording of the sweep's prompts."""
-    return record(tiny_pair, tmp_path_factory.mktemp("recording"))
-
-
-def record(pair: Pair, folder: Path, **changes: object) -> Path:
-    header = Header(
-        pair=pair.spec,
-        fingerprints=FINGERPRINTS,
-        eos_token_ids=tuple(pair.eos_token_ids),
-        prompts=PROMPTS,
-        max_new_tokens=NEW_TOKENS,
-        **changes,
-    )
-    shard = Recorder(pair, header).record(list(enumerate(REQUESTS)))
-    save_header(header, folder)
-    write_shard(shard, folder, 0)
-    return folder
 
 
 @pytest.fixture(scope="session")
