@@ -153,6 +153,11 @@ def in_shell(uri: str) -> str:
 def within(seconds: float | None, call: Callable[[], Answer]) -> Answer:
     """What `call` returns or raises. Raises :class:`TimeoutError` where that takes longer: some
     drivers have no limit."""
+    return in_background(call).result(seconds)
+
+
+def in_background(call: Callable[[], Answer]) -> Future[Answer]:
+    """The coming result of `call`. The process may end before it has come."""
     answer: Future[Answer] = Future()
 
     def work() -> None:
@@ -162,4 +167,4 @@ def within(seconds: float | None, call: Callable[[], Answer]) -> Answer:
             answer.set_exception(error)
 
     Thread(target=work, daemon=True).start()
-    return answer.result(seconds)
+    return answer

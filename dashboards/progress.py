@@ -184,13 +184,6 @@ class RecordingProgress(ConsoleProgress, RecordingObserver):
         return f"{self.tokens / self.seconds:.0f} tokens/s"
 
 
-class PapersProgress(ConsoleProgress, RecordingObserver):
-    """The papers' tables, and the recordings for the page."""
-
-    def recorded(self, prompts: int, tokens: int) -> None:
-        self._advance(prompts)
-
-
 class CorpusProgress(ConsoleProgress, CorpusObserver):
     """The reading of a corpus."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -12,6 +13,7 @@ import plotly.graph_objects as go
 
 from dashboards import cells
 from specdec_core.base.names import plain_name
+from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 
 
 class Tile(NamedTuple):
@@ -78,12 +80,20 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedRun:
-    """A run in MLflow. A metric is a number, or a number by step."""
+    """A run in MLflow. A metric is a number, or a number by step.
+
+    `files` are files or folders, each with the artifact folder for it; unset, the top one. `texts`
+    are artifacts by name. `prompts` are logged as a dataset that was used in a context.
+    """
 
     name: str
     params: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float | Mapping[int, float]] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
+    files: Sequence[tuple[Path, str | None]] = ()
+    texts: Mapping[str, str] = field(default_factory=dict)
+    figures: Sequence[Section] = ()
+    prompts: tuple[PromptSet, Sequence[Prompt], str] | None = None
     nested: Sequence[LoggedRun] = ()
 
 
@@ -114,7 +124,6 @@ class Report:
     origin: ReportOrigin
     parts: Sequence[Section]
     findings: Sequence[str] = ()  # what came out, in sentences
-    summary: str = ""
     frames: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     run_name: str = ""  # unset, command and name
     metrics: Mapping[str, float | Mapping[int, float]] = field(default_factory=dict)
@@ -156,6 +165,7 @@ class Report:
             params=self.origin.params,
             metrics=self.metrics,
             tags=self.tags,
+            figures=self.figures,
             nested=self.nested,
         )
 

@@ -3,9 +3,10 @@ answers of its target."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from typer import Option
 
@@ -52,25 +53,36 @@ Out = Annotated[
 SLOTS = 32  # prompts that the target answers at a time
 
 
+@dataclass(frozen=True)
+class AnswerOptions:
+    """The options that both commands have."""
+
+    target: str
+    prompts: str | None
+    limit: int | None
+    chat_template: str | None
+    prompt_tokens: int
+    answers: Path | None
+    new_tokens: int
+    max_length: int | None
+    temperatures: str
+    threads: int
+    out: Path | None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """Those among the `options` of a command, by name."""
+        return cls(**{each.name: options[each.name] for each in fields(cls)})
+
+
 def train_on_answers(
     kind: TrainedKind,
-    target: str,
+    options: AnswerOptions,
     settings: TrainingSettings,
     rates: tuple[float, ...],
-    out: Path | None,
-    threads: int,
     report: Callable[[Finished[Any]], Section],
-    *,
-    layers: tuple[int, ...] | None,
+    layers: tuple[int, ...] | None = None,
     features: Path | None = None,
-    answers: Path | None,
-    prompts: str | None,
-    limit: int | None,
-    chat_template: str | None,
-    prompt_tokens: int,
-    new_tokens: int,
-    temperatures: str,
-    max_length: int | None,
 ) -> Finished[Any]:
     """Have the target answer `prompts`, record its features of the answers, train with each of the
     learning rates and keep the best model. Answers and features on disk are not made again.
@@ -91,13 +103,14 @@ def train_on_answers(
     from specdec_core.training.recorded.features import check_features
     from specdec_core.training.recorded.gather import gather_features
 
+    target, prompts, temperatures = options.target, options.prompts, options.temperatures
     answered_at = numbers(temperatures, "--temperatures", float)
-    runner = RunnerSettings(device="cpu", threads=threads)
+    runner = RunnerSettings(device="cpu", threads=options.threads)
     spec = PairSpec(target=target, drafts={}, runner=runner)
-    spec = chosen_pair(spec, None, None, max_length)
+    spec = chosen_pair(spec, None, None, options.max_length)
     name = spec.name.removeprefix("bundled-")
-    out = (out or workspace() / kind.workspace / name).absolute()
-    answers = (answers or out / "answers").absolute()
+    out = (options.out or workspace() / kind.workspace / name).absolute()
+    answers = (options.answers or out / "answers").absolute()
     if features is not None:
         check_features(features, target)
     elif prompts is not None:
@@ -119,18 +132,15 @@ def train_on_answers(
         if features is None:
             with TrainingProgress(console) as progress:
                 if prompts is not None:
-                    _answer(
-                        spec, prompts, limit, prompt_tokens, chat_template, answers,
-                        new_tokens, answered_at, progress,
-                    )  # fmt: skip
+                    _answer(spec, options, answers, answered_at, progress)
                 features = gather_features(spec, layers, answers, out, progress, console.print)
-        with ray_session(), TrainingRun(kind, spec, params) as tracking:
-            with TrainingProgress(console) as progress:
-                observers = [tracking, progress]
-                model = train(kind, features, settings, rates, out, threads, observers)
-            show(console, [report(model)])
-            with console.status("writing to MLflow"):
-                tracking.finish(model)
+        tracking = TrainingRun()
+        with ray_session(), TrainingProgress(console) as progress:
+            observers = [tracking, progress]
+            model = train(kind, features, settings, rates, out, options.threads, observers)
+        show(console, [report(model)])
+        with console.status("writing to MLflow"):
+            tracking.finish(kind, spec, params, model)
     return model
 
 
@@ -146,12 +156,8 @@ def _check_temperatures(kind: TrainedKind, temperatures: tuple[float, ...], wher
 
 def _answer(
     spec: PairSpec,
-    prompts: str,
-    limit: int | None,
-    prompt_tokens: int,
-    chat_template: str | None,
+    options: AnswerOptions,
     answers: Path,
-    new_tokens: int,
     temperatures: tuple[float, ...],
     observer: Any,
 ) -> None:
@@ -161,5 +167,9 @@ def _answer(
     from specdec_core.training.recorded.gather import gather_answers, token_prompts
 
     tokenizer = check_pair(spec)
-    found = token_prompts(prompts, tokenizer, limit, prompt_tokens, chat_template or AUTO)
-    gather_answers(spec, found, answers, new_tokens, temperatures, SLOTS, observer)
+    assert options.prompts is not None
+    template = options.chat_template or AUTO
+    found = token_prompts(
+        options.prompts, tokenizer, options.limit, options.prompt_tokens, template
+    )
+    gather_answers(spec, found, answers, options.new_tokens, temperatures, SLOTS, observer)

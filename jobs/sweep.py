@@ -149,23 +149,22 @@ def sweep(
     from dashboards.reports.sweep import of_folder
     from dashboards.tracking.sweep_run import SweepRun
 
-    progress = SweepProgress(console)
-    with SweepRun(progress) as tracking:
-        with _followed(live) as followers, progress:
-            observers = [tracking, progress, *followers]
-            result, folder = run_sweep(plan, workspace(), name, fresh, observers)
-        page = write_page(of_folder(result, folder.path), folder.path)
-        sections = [standings(result), timed_sentences(result)]
-        if result.under_load is not None:
-            chosen = PairConfiguration(pair=result.pair, configuration=result.under_load.chosen)
-            chosen.save(folder.path / SCHEDULE)
-            sections += [loads(result.under_load), served(result.under_load)]
-        show(console, sections)
-        if result.replay is not None:
-            point("replayed", replay_line(result.replay))
-        with console.status("writing to MLflow"):
-            version = tracking.finish(result, folder.path, page)
-        folder.finish()
+    progress, tracking = SweepProgress(console), SweepRun()
+    with _followed(live) as followers, progress:
+        observers = [tracking, progress, *followers]
+        result, folder = run_sweep(plan, workspace(), name, fresh, observers)
+    page = write_page(of_folder(result, folder.path), folder.path)
+    sections = [standings(result), timed_sentences(result)]
+    if result.under_load is not None:
+        chosen = PairConfiguration(pair=result.pair, configuration=result.under_load.chosen)
+        chosen.save(folder.path / SCHEDULE)
+        sections += [loads(result.under_load), served(result.under_load)]
+    show(console, sections)
+    if result.replay is not None:
+        point("replayed", replay_line(result.replay))
+    with console.status("writing to MLflow"):
+        version = tracking.finish(result, folder.path, page)
+    folder.finish()
     return result, version, page
 
 

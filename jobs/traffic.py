@@ -1,5 +1,5 @@
 """What is done beside a server while it serves: its traffic is logged to MLflow, and a command is
-started when that has changed."""
+started when the traffic has changed."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ import shlex
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import monotonic
-from typing import TYPE_CHECKING
+from functools import partial
+from time import monotonic, time
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from specdec_core.base.errors import UserError
 
 if TYPE_CHECKING:
     from cluster.serving.control import RunningServer
-    from cluster.serving.traffic import Events, Reading
     from dashboards.tracking.traffic_run import TrafficRun
 
-LOOK = 5.0  # seconds between looks for events
+LOOK = 5.0  # seconds between looks for alarms
 SIGNAL = "SPECDEC_DRIFT"  # in the environment of the command: what has changed
+_SERVED = ("configuration", "label", "source", "version", "slots", "queue", "max_length")
 
 
 @dataclass(frozen=True)
@@ -48,97 +52,120 @@ def read_command(text: str | None) -> tuple[str, ...]:
     return words
 
 
+def totals(page: str) -> defaultdict[str, float]:
+    """Each metric on a page in Prometheus' format by its name without a prefix, summed over its
+    labels."""
+    found = defaultdict[str, float](float)
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if "le" not in sample.labels:
+                found[sample.name.partition(":")[2]] += sample.value
+    return found
+
+
+def between(before: str, after: str, seconds: float) -> dict[str, float]:
+    """What two pages of metrics say of the `seconds` between them: counters as their growth a
+    second, histograms as the mean of what they have observed, gauges as they are; the accepted
+    length (`mat`), and the accepted share of the candidates (`acceptance`)."""
+    old, new = totals(before), totals(after)
+    # A counter that has shrunk was reset.
+    grown = defaultdict(float, ((n, v - old[n] if v >= old[n] else v) for n, v in new.items()))
+    values: dict[str, float] = {}
+    for name, now in new.items():
+        kind = name.rpartition("_")[2]
+        stem = name.removesuffix(f"_{kind}")
+        if kind == "total":
+            values[f"{stem}_per_second"] = grown[name] / seconds
+        elif kind == "sum" and grown[f"{stem}_count"]:
+            values[f"{stem}.mean"] = grown[name] / grown[f"{stem}_count"]
+        elif kind not in ("sum", "count", "created", "info"):
+            values[name] = now
+    if rounds := grown["rounds_total"]:
+        values["mat"] = grown["generation_tokens_total"] / rounds
+    if candidates := grown["spec_decode_num_draft_tokens_total"]:
+        values["acceptance"] = grown["spec_decode_num_accepted_tokens_total"] / candidates
+    return values
+
+
 class _Watching(threading.Thread):
     """Reads the server's metrics; no request waits for that."""
 
     def __init__(self, server: RunningServer, watch: Watch, warn: Callable[[str], None]) -> None:
         super().__init__(daemon=True)
-        self.server, self.watch, self.warn = server, watch, warn
+        self.server, self.watch, self._warn = server, watch, warn
         self.over = threading.Event()
-        self._logged: TrafficRun | None = None
-        self._away = False
+        self._undelivered = False
         self._command: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
         try:
             self._watch()
         except UserError as error:
-            self.warn(f"the traffic is not logged: {error}")
+            self._warn(f"the traffic is not watched: {error}")
 
     def _watch(self) -> None:
-        from cluster.serving.traffic import Events, between, read
-
-        last = read(self.server)
-        events, step, due = Events(last.health), 0, monotonic() + self.watch.every
+        health, page, last = self.server.health(), self.server.metrics(), monotonic()
+        alarms, run, step = health.get("drift", []), None, 0
         if self.watch.track:
-            self._logged = self._begun(last)
-        while True:
-            over = self.over.wait(min(LOOK, max(due - monotonic(), 0.0)))
+            run = self._traffic_run(health)
+        over = False
+        while not over:
+            over = self.over.wait(min(LOOK, max(last + self.watch.every - monotonic(), 0.0)))
             try:
-                now = read(self.server)
+                alarms = self._new_alarms(alarms)
+                if not over and monotonic() < last + self.watch.every:
+                    continue
+                before, began = page, last
+                page, last = self.server.metrics(), monotonic()
             except UserError:  # it starts a replica again, or ends
-                now = None
-            if now is not None:
-                self._heard(events, now)
-                if self._logged is not None and (over or monotonic() >= due):
-                    self._logged.log(between(last, now), step)
-                    last, step = now, step + 1
-            if monotonic() >= due:
-                due = monotonic() + self.watch.every
-            self._say_trouble()
-            if over:
-                break
-        if self._logged is not None and (left := self._logged.end()) is not None:
-            self.warn(f"the traffic is not logged to its end: {left}")
+                continue
+            if run is not None:
+                values = between(before, page, max(last - began, 1e-9))
+                self._deliver(partial(run.log, values, step))
+                step += 1
+        if run is not None:
+            self._deliver(run.end)
 
-    def _begun(self, first: Reading) -> TrafficRun:
+    def _traffic_run(self, health: Mapping[str, Any]) -> TrafficRun:
         from dashboards.tracking.traffic_run import TrafficRun  # MLflow takes seconds to import
 
-        named = ("configuration", "label", "source", "version", "slots", "queue", "max_length")
-        params = {f"served.{name}": first.health[name] for name in named}
-        name = f"{self.server.url.split('//')[-1]} {int(first.time)}"
-        return TrafficRun(self.server.name, name, {**params, "seconds_a_step": self.watch.every})
+        params = {f"served.{name}": health[name] for name in _SERVED}
+        server = f"{self.server.url.split('//')[-1]} {int(time())}"
+        return TrafficRun(self.server.name, server, {**params, "seconds_a_step": self.watch.every})
 
-    def _heard(self, events: Events, now: Reading) -> None:
-        events.drifted = None
-        for event in events.since(now.health):
-            if self._logged is not None:
-                self._logged.event(event)
-        if events.drifted is not None and self.watch.on_drift:
-            self._start(events.drifted)
+    def _deliver(self, write: Callable[[], None]) -> None:
+        """Write to the store. Say once that it cannot be used, and once that it can again."""
+        try:
+            write()
+        except UserError as error:
+            if not self._undelivered:
+                self._warn(str(error))
+            self._undelivered = True
+        else:
+            if self._undelivered:
+                self._warn("MLflow is back, and has what it missed")
+            self._undelivered = False
 
-    def _start(self, signal: str) -> None:
-        """Start the command, unless it still runs."""
-        if self._command is not None and self._command.poll() is None:
-            return
-        self.warn(f"the traffic has changed ({signal}): {shlex.join(self.watch.on_drift)}")
+    def _new_alarms(self, known: list[Any]) -> list[Any]:
+        """Start the command if there is an alarm that is not `known`, unless the command still
+        runs; returns the present alarms."""
+        alarms: list[Any] = self.server.health().get("drift", [])
+        new = [alarm["signal"] for alarm in alarms if alarm not in known]
+        running = self._command is not None and self._command.poll() is None
+        if not new or not self.watch.on_drift or running:
+            return alarms
+        self._warn(f"the traffic has changed ({new[-1]}): {shlex.join(self.watch.on_drift)}")
         try:
             self._command = subprocess.Popen(
                 self.watch.on_drift,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=os.environ | {SIGNAL: signal},
+                env=os.environ | {SIGNAL: new[-1]},
                 start_new_session=True,  # it continues when the server ends
             )
         except OSError as error:
-            self.warn(f"--on-drift: {error.strerror or error}")
-            return
-        if self._logged is not None:
-            self._logged.event(f"started {self.watch.on_drift[0]} as the traffic has changed")
-
-    def _say_trouble(self) -> None:
-        """Say once that the store is away, and once that it is back."""
-        if self._logged is None or self._logged.delivery is None:
-            return
-        trouble = self._logged.delivery.trouble
-        if bool(trouble) == self._away:
-            return
-        self._away = bool(trouble)
-        self.warn(
-            f"MLflow cannot be reached; the traffic is logged later ({trouble})"
-            if trouble
-            else "MLflow is back, and gets what it missed"
-        )
+            self._warn(f"--on-drift: {error.strerror or error}")
+        return alarms
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from jobs.options import (
 from jobs.recorded_training import (
     AnsweredLimit,
     AnsweredPrompts,
+    AnswerOptions,
     AnswersFolder,
     AnswerTokens,
     Minutes,
@@ -58,6 +59,7 @@ def main(
     distribution. With --set copied_layers=[0,1] the draft begins as these layers of the target,
     otherwise with random weights. Interrupted, the same command resumes.
     """
+    options = AnswerOptions.of(locals())
     # Ray, torch and MLflow take seconds to import.
     from dashboards.reports.trained import agreement
     from specdec_core.training.kinds import DRAFT
@@ -66,25 +68,8 @@ def main(
     settings, rates = training_settings(
         DraftTrainingSettings, setting, learning_rate, **given(minutes=minutes)
     )
-    draft = train_on_answers(
-        DRAFT,
-        target,
-        settings,
-        rates,
-        out,
-        threads,
-        agreement,
-        layers=(),  # the draft learns from the target's outputs alone
-        features=features,
-        answers=answers,
-        prompts=prompts,
-        limit=limit,
-        chat_template=chat_template,
-        prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens,
-        temperatures=temperatures,
-        max_length=max_length,
-    )
+    # The draft learns from the target's outputs alone: no layers.
+    draft = train_on_answers(DRAFT, options, settings, rates, agreement, (), features)
     point("draft", draft.folder)
 
 

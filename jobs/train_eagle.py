@@ -18,6 +18,7 @@ from jobs.options import (
 from jobs.recorded_training import (
     AnsweredLimit,
     AnsweredPrompts,
+    AnswerOptions,
     AnswersFolder,
     AnswerTokens,
     Minutes,
@@ -68,30 +69,14 @@ def main(
 
     if quick and prompts is None and answers is None:
         prompts, limit, new_tokens = "bundled:train", limit or 200, min(new_tokens, 64)
+    options = AnswerOptions.of(locals())
     values = {**(_QUICK if quick else {}), **given(minutes=minutes)}
     settings, rates = training_settings(EagleTrainingSettings, setting, learning_rate, **values)
     inputs = numbers(layers, "--layers", int) if layers else None
     if inputs:
         model = load_skeleton(target).config.get_text_config(decoder=True)
         check_layers(inputs, model.num_hidden_layers, "--layers")
-    head = train_on_answers(
-        HEAD,
-        target,
-        settings,
-        rates,
-        out,
-        threads,
-        acceptance,
-        layers=inputs,
-        answers=answers,
-        prompts=prompts,
-        limit=limit,
-        chat_template=chat_template,
-        prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens,
-        temperatures=temperatures,
-        max_length=max_length,
-    )
+    head = train_on_answers(HEAD, options, settings, rates, acceptance, inputs)
     point("head", head.folder)
 
 

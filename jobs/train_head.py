@@ -55,8 +55,8 @@ def main(
 
     # Ray, torch and MLflow take seconds to import.
     from cluster.session import ray_session
+    from dashboards.outputs.mlflow_runs import Undelivered
     from dashboards.progress import ConsoleProgress
-    from dashboards.tracking.delivered_run import Undelivered
     from specdec_core.drafting.heads.card import HeadTrainingSettings
     from specdec_core.recordings.find import open_named
     from specdec_core.training.heads.evaluation import judge_rules
@@ -126,17 +126,17 @@ def train(
         "source": source,
         "out": str(out),
     }
-    with HeadsRun(recordings[0].header.pair, draft, params) as tracking:
-        with HeadProgress(console) as progress:
-            heads = train_heads(specs, examples, settings, out, rates, [tracking, progress])
-        show(console, [fits(heads)])
-        if judge is not None:
-            with ConsoleProgress(console) as judging:
-                judged = judge_heads(judge, draft, heads, recordings, profile, judging)
-            tracking.judged = {**rules, **judged}
-            show(console, [thresholds(tracking.judged)])
-        with console.status("writing to MLflow"):
-            tracking.finish(out)
+    tracking = HeadsRun()
+    judged: dict[str, Modelled] = {}
+    with HeadProgress(console) as progress:
+        heads = train_heads(specs, examples, settings, out, rates, [tracking, progress])
+    show(console, [fits(heads)])
+    if judge is not None:
+        with ConsoleProgress(console) as judging:
+            judged = {**rules, **judge_heads(judge, draft, heads, recordings, profile, judging)}
+        show(console, [thresholds(judged)])
+    with console.status("writing to MLflow"):
+        tracking.finish(recordings[0].header.pair, draft, params, out, judged)
 
 
 def grid(kinds: str, depths: tuple[int, ...], weights: tuple[float, ...], width: int) -> list[Any]:

@@ -220,7 +220,6 @@ class _Sweep:
         if self.needs["GPU"]:  # which the idle bench would keep from the trials
             self.bench.kill()
         count_all(self.plan, self.task, self.needs, self.result, self.folder, self.observer)
-        self.observer.counted(self.result)
         if self.replay is not None:
             self.result.oracles = recorded_oracles(self.replay, self.profile)
 

@@ -66,7 +66,7 @@ def choose_for_workload(
         # A single request gets the drafter of the first range.
         alone = drafter_at(choice.chosen, 1)
         counted = next(t for t in result.trials if t.configuration.drafter == alone)
-        update = {"configuration": choice.chosen, "mlflow_run_id": None}
+        update = {"configuration": choice.chosen}
         result.trials.append(counted.model_copy(update=update))
 
 

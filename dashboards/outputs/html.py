@@ -21,7 +21,7 @@ from dashboards.sections import Report, Section
 
 def page(report: Report) -> str:
     """A report; plotly.js is part of it where it has figures."""
-    return _page(report.title, report.sections, report.about, report.summary)
+    return _page(report.title, report.sections, report.about)
 
 
 def figure_page(section: Section) -> str:
@@ -30,7 +30,7 @@ def figure_page(section: Section) -> str:
     return _page(alone.title, [alone])
 
 
-def _page(title: str, sections: Iterable[Section], about: str = "", summary: str = "") -> str:
+def _page(title: str, sections: Iterable[Section], about: str = "") -> str:
     """Text in the template's values is escaped; a value that is missing raises."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parents[1] / "templates"),
@@ -44,7 +44,6 @@ def _page(title: str, sections: Iterable[Section], about: str = "", summary: str
     return environment.get_template("page.jinja").render(
         title=title,
         about=about,
-        summary=summary,
         sections=sections,
         neutral=[look.INK, look.MUTED, look.PAPER],
         plotly=_compressed_plotly() if any(s.figure is not None for s in sections) else "",

@@ -10,7 +10,7 @@ from dashboards.sections import Report, Section
 
 def document(report: Report) -> str:
     """A report; the SVG files of its sections are expected in the same folder."""
-    parts = [f"# {report.title}", report.about, report.summary, *map(part, report.sections)]
+    parts = [f"# {report.title}", report.about, *map(part, report.sections)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 

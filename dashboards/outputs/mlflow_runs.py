@@ -1,11 +1,19 @@
-"""Reports as runs of MLflow, and figures as their artifacts."""
+"""Results as runs of MLflow, and figures as their artifacts.
+
+A run is logged when the work has ended and its results are on disk. If that is interrupted, or the
+store does not answer, the same command logs the run again, whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
 
 from dashboards.outputs.html import figure_page
 from dashboards.relocation import FOLDER
@@ -19,11 +27,39 @@ from dashboards.store import (
     place_of,
     run_tags,
     runs_in,
+    runs_where,
+    store_name,
+    unreachable,
 )
 from specdec_core.base.environment import environment
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import NoRoom, needs_room
+from specdec_core.base.uris import without_passwords
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 
 AT_ONCE = 1000  # metrics that a store takes in one request
+PARENT = "mlflow.parentRunId"
+
+
+class Undelivered(UserError):
+    """The store does not take results that are complete on disk."""
+
+
+@contextmanager
+def delivering(what: str) -> Iterator[None]:
+    """Raises :class:`Undelivered`, which ends with `what` becomes of the results, if the store cannot
+    be used during the block."""
+    try:
+        with needs_room(store_name()):
+            yield
+    except NoRoom:
+        raise
+    except (UserError, MlflowException, OSError) as error:
+        if not (isinstance(error, UserError) or unreachable(error)):
+            raise
+        reason = without_passwords(str(error).strip().partition("\n")[0])
+        where = "" if isinstance(error, UserError) else f"{store_name()} cannot be reached: "
+        raise Undelivered(f"{where}{reason}; {what}") from error
 
 
 def log(
@@ -32,45 +68,50 @@ def log(
     prompts: tuple[PromptSet, Sequence[Prompt]] | None = None,
     resume: Path | None = None,
 ) -> str:
-    """Log a report to its pair's experiment: parameters and metrics, nested runs, `files` (folders
-    with all their contents), and each figure. Returns the run's id.
+    """Log a report to its pair's experiment, with `files` (folders with all their contents).
+    Returns the run's id.
 
     `prompts` are logged as a dataset. A run that an interrupted process began for the folder
-    `resume` is continued.
+    `resume` is replaced.
     """
     client = connect()
     experiment_id = experiment_id_of(client, report.origin.pair)
     tags = {**run_tags(report.command, environment()), **report.run.tags}
-    run_id = None
     if resume is not None:
         tags[FOLDER] = place_of(resume)
-        earlier = runs_in(client, experiment_id, resume)
-        run_id = next((r.info.run_id for r in earlier if r.info.status != "FINISHED"), None)
-    if run_id is None:
-        run = client.create_run(experiment_id, run_name=report.run.name, tags=tags)
-        run_id = run.info.run_id
-    _log_values(client, run_id, report.run)
-    if prompts is not None:
-        log_prompts(client, run_id, *prompts, report.command)
-    for nested in report.run.nested:
-        log_run(client, experiment_id, nested, {"mlflow.parentRunId": run_id})
-    for file in files:
-        log_file = client.log_artifacts if file.is_dir() else client.log_artifact
-        log_file(run_id, str(file))
-    log_figures(client, run_id, report.figures)
-    client.set_terminated(run_id)
-    return run_id
+        forget_unfinished(client, experiment_id, resume)
+    run = replace(
+        report.run,
+        tags=tags,
+        files=[(file, None) for file in files],
+        prompts=None if prompts is None else (*prompts, report.command),
+    )
+    return log_run(client, experiment_id, run)
 
 
 def log_run(
-    client: MlflowClient, experiment_id: str, run: LoggedRun, tags: dict[str, str] | None = None
+    client: MlflowClient, experiment_id: str, run: LoggedRun, parent: str | None = None
 ) -> str:
-    """Log a run that has ended, with further `tags`; returns its id."""
-    tags = {**(tags or {}), **run.tags}
-    run_id = client.create_run(experiment_id, run_name=run.name, tags=tags).info.run_id
-    _log_values(client, run_id, run)
+    """Log a run that has ended, and the runs that are nested in it; returns its id. It is nested
+    in the run `parent`, if that is given."""
+    tags = {**run.tags, **({PARENT: parent} if parent else {})}
+    run_id = str(client.create_run(experiment_id, run_name=run.name, tags=tags).info.run_id)
+    client.log_batch(run_id, params=as_params(run.params))
+    metrics = as_metrics(run.metrics)
+    for start in range(0, len(metrics), AT_ONCE):
+        client.log_batch(run_id, metrics=metrics[start : start + AT_ONCE])
+    if run.prompts is not None:
+        log_prompts(client, run_id, *run.prompts)
+    for file, place in run.files:
+        log_file = client.log_artifacts if file.is_dir() else client.log_artifact
+        log_file(run_id, str(file), place)
+    for name, text in run.texts.items():
+        client.log_text(run_id, text, name)
+    log_figures(client, run_id, run.figures)
+    for nested in run.nested:
+        log_run(client, experiment_id, nested, run_id)
     client.set_terminated(run_id)
-    return str(run_id)
+    return run_id
 
 
 def log_figures(client: MlflowClient, run_id: str, sections: Iterable[Section]) -> None:
@@ -83,8 +124,15 @@ def log_figures(client: MlflowClient, run_id: str, sections: Iterable[Section]) 
             client.log_text(run_id, numbers, f"figures/{section.key}.csv")
 
 
-def _log_values(client: MlflowClient, run_id: str, run: LoggedRun) -> None:
-    client.log_batch(run_id, params=as_params(run.params))
-    metrics = as_metrics(run.metrics)
-    for start in range(0, len(metrics), AT_ONCE):
-        client.log_batch(run_id, metrics=metrics[start : start + AT_ONCE])
+def forget(client: MlflowClient, run: Run) -> None:
+    """Delete a run and the runs that are nested in it."""
+    query = f"tags.`{PARENT}` = '{run.info.run_id}'"
+    for each in (*runs_where(client, run.info.experiment_id, query), run):
+        client.delete_run(each.info.run_id)
+
+
+def forget_unfinished(client: MlflowClient, experiment_id: str, folder: Path) -> None:
+    """Delete the runs of a folder that an interrupted process has begun to log."""
+    for run in list(runs_in(client, experiment_id, folder)):
+        if run.info.status != "FINISHED":
+            forget(client, run)

@@ -22,11 +22,12 @@ from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 from mlflow.exceptions import MlflowException
 
+from dashboards.outputs.mlflow_runs import log_run
 from dashboards.reports.load_choice import verdicts
 from dashboards.reports.sentences import note
 from dashboards.store import artifact, connect, no_store, runs_where, store_name
 from dashboards.tracking.certificates import fetch, tag_version
-from dashboards.tracking.trial_runs import log_trial
+from dashboards.tracking.trial_runs import trial_run
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_folder, atomic_path
 from specdec_core.config import Configuration, PairSpec, parse
@@ -61,11 +62,8 @@ def register(
     client = client or connect()
     trial = result.trial(config_id)
     name = result.pair.name
-    run_id = trial.mlflow_run_id or _logged(result, trial, client)
-    try:
-        run = client.get_run(run_id)
-    except MlflowException:
-        raise UserError(f"{store_name()} has no run of {config_id} (sweep {result.name})") from None
+    run_id = _run_of(client, result, trial)
+    run = client.get_run(run_id)
     _log_champion(client, run_id, result.pair, trial.configuration)
     _create_model(client, name)
     versions = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
@@ -145,8 +143,9 @@ def _create_version(
     )
 
 
-def _logged(result: SweepResult, trial: Trial, client: MlflowClient) -> str:
-    """Create the nested run of a replayed configuration that was not among the notable ones."""
+def _run_of(client: MlflowClient, result: SweepResult, trial: Trial) -> str:
+    """The run of a configuration of a sweep. A replayed configuration that was not among the
+    notable ones gets one now."""
     if result.mlflow_run_id is None:
         raise UserError(f"sweep {result.name} was not logged to MLflow: {trial.id} has no run")
     try:
@@ -157,7 +156,9 @@ def _logged(result: SweepResult, trial: Trial, client: MlflowClient) -> str:
         f"tags.`mlflow.parentRunId` = '{result.mlflow_run_id}' and tags.config_id = '{trial.id}'"
     )
     run = next(runs_where(client, experiment, query), None)
-    return log_trial(client, experiment, result.mlflow_run_id, result, trial, run)
+    if run is not None:
+        return str(run.info.run_id)
+    return log_run(client, experiment, trial_run(result, trial), parent=result.mlflow_run_id)
 
 
 class NoChampion(UserError):

@@ -2,65 +2,47 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
-from mlflow.entities import Metric, RunTag
-from mlflow.exceptions import MlflowException
+from mlflow import MlflowClient
+from mlflow.entities import Metric
 
-from dashboards.store import run_tags
-from dashboards.tracking.delivered_run import LEAVING, DeliveredRun
+from dashboards.outputs.mlflow_runs import delivering
+from dashboards.store import as_metrics, as_params, connect, experiment_id_of, run_tags
 from specdec_core.base.environment import environment
 
-EVENTS = "events.jsonl"  # artifact with all of them
-_TAGS = 5  # tags of a run hold the latest events
 
-
-class TrafficRun(DeliveredRun):
-    """A run of the pair's experiment for one server, from its start to its end.
-
-    Nothing here waits for the store. Entries that it does not take at once are delivered later, in
-    order.
-    """
-
-    key = "traffic"
+class TrafficRun:
+    """A run of the pair's experiment for one server, from its start to its end; `params` say what
+    it serves, and how."""
 
     def __init__(self, pair: str, server: str, params: Mapping[str, Any]) -> None:
-        """`server` identifies one run of a server; `params` say what it serves, and how."""
-        super().__init__()
-        self.events: list[dict[str, str]] = []
-        tags = run_tags("serve", environment())
-        self._start(pair, (self.key, server), f"traffic {server}", tags, dict(params))
+        self._pair, self._server, self._params = pair, server, params
+        self._client: MlflowClient | None = None
+        self._run_id = ""
+        self._waiting: list[Metric] = []
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Log what was measured up to now."""
-        now = int(time.time() * 1000)
-        metrics = [Metric(name, value, now, step) for name, value in values.items()]
-        self._put(lambda: self._client.log_batch(self.run_id, metrics=metrics))
+        """Log what was measured up to now. Raises :class:`Undelivered` where the store cannot be
+        used; the values are then logged with the next ones."""
+        self._waiting += as_metrics({name: {step: value} for name, value in values.items()})
+        with delivering("the traffic is logged later"):
+            client = self._client or self._begun()
+            client.log_batch(self._run_id, metrics=self._waiting)
+            self._waiting.clear()
 
-    def event(self, what: str) -> None:
-        """Log that something happened now."""
-        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.events.append({"time": moment, "event": what})
-        self._put(partial(self._log_events, list(self.events)))
+    def end(self) -> None:
+        """End the run, if it has begun. Raises :class:`Undelivered`."""
+        if self._client is not None:
+            with delivering("the run of the traffic stays open"):
+                self._client.set_terminated(self._run_id)
 
-    def end(self) -> str | None:
-        """End the run; returns why the store did not take everything, if it did not."""
-        self._put(lambda: self._end(self.run_id, "FINISHED"))
-        self.finished = True
-        assert self.delivery is not None
-        try:
-            left = self.delivery.settle(LEAVING, 2 * LEAVING)
-        except MlflowException as error:  # the run was deleted, for instance
-            return str(error).strip().splitlines()[0]
-        return self._absent(left) if left else None
-
-    def _log_events(self, events: list[dict[str, str]]) -> None:
-        latest = enumerate(reversed(events[-_TAGS:]), start=1)
-        tags = [RunTag(f"event.{n}", f"{e['time']} {e['event']}"[:5000]) for n, e in latest]
-        self._client.log_batch(self.run_id, tags=tags)
-        lines = "".join(json.dumps(event) + "\n" for event in events)
-        self._client.log_text(self.run_id, lines, EVENTS)
+    def _begun(self) -> MlflowClient:
+        client = connect()
+        tags = {"traffic": self._server, **run_tags("serve", environment())}
+        name = f"traffic {self._server}"
+        run = client.create_run(experiment_id_of(client, self._pair), run_name=name, tags=tags)
+        client.log_batch(run.info.run_id, params=as_params(self._params))
+        self._client, self._run_id = client, run.info.run_id
+        return client

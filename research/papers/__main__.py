@@ -102,9 +102,9 @@ def main(
     from dashboards.outputs.console import show
     from dashboards.outputs.files import write
     from dashboards.outputs.mlflow_runs import log
-    from dashboards.progress import PapersProgress
     from research.long_form.study import LongFormPlan
     from research.papers.page import papers_page
+    from research.papers.progress import PapersProgress
     from research.papers.run import run_papers, study_inputs
     from research.papers.stored_tables import write_together
     from research.papers.studies import study_tables

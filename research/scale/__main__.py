@@ -51,7 +51,6 @@ def main(
     # Ray and MLflow take seconds to import.
     from dashboards.outputs.console import show
     from dashboards.progress import SweepProgress
-    from dashboards.tracking.sweep_run import SweepRun
     from research.scale.nodes import check_memory
     from research.scale.report import section
     from research.scale.run import count_on_nodes
@@ -59,13 +58,22 @@ def main(
     check_memory(max(counts), slots, idle is not None)
     results = []
     for count in counts:
-        with scratch_workspace(), SweepProgress(console) as progress, SweepRun(progress) as logged:
+        with scratch_workspace(), SweepProgress(console) as progress:
             results.append(
-                count_on_nodes(
-                    count, slots, trials, idle, prompts, progress, logged, logged.waiting
-                )
+                count_on_nodes(count, slots, trials, idle, prompts, progress, _log_trials)
             )
     show(console, [section(results)])
+
+
+def _log_trials(result: SweepResult) -> None:
+    from dashboards.outputs.mlflow_runs import log_run
+    from dashboards.store import connect, experiment_id_of
+    from dashboards.tracking.trial_runs import trial_run
+
+    client = connect()
+    experiment_id = experiment_id_of(client, result.pair.name)
+    for trial in result.trials:
+        log_run(client, experiment_id, trial_run(result, trial))
 
 
 if __name__ == "__main__":

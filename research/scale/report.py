@@ -19,8 +19,6 @@ def section(results: Sequence[Scaled]) -> Section:
 
 
 def _column(scaled: Scaled) -> dict[str, str]:
-    whole = scaled.counting + scaled.delivering
-    logged = f"{scaled.trials / (whole if scaled.behind else scaled.counting):.1f}"
     return {
         "trials": f"{scaled.trials:,}",
         "seconds to start the nodes": f"{scaled.starting:.0f}",
@@ -31,7 +29,6 @@ def _column(scaled: Scaled) -> dict[str, str]:
         "driver busy": f"{scaled.busy:.0%}",
         "of that Tune and the folder": f"{scaled.busy_counting:.0%}",
         "driver's memory, MiB": f"{scaled.memory.before:.0f} → {scaled.memory.most:.0f}",
-        "MLflow runs a second": logged if scaled.behind else f"at least {logged}",
-        "MLflow's seconds behind": f"{scaled.delivering:.1f}",
+        "MLflow runs a second": f"{scaled.trials / scaled.logging:.1f}",
         "held up by": scaled.bottleneck,
     }

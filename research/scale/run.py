@@ -37,12 +37,11 @@ def count_on_nodes(
     idle: float | None,
     prompts: int,
     progress: SweepObserver,
-    logged: SweepObserver,
-    waiting: Callable[[], int],
+    log: Callable[[SweepResult], object],
 ) -> Scaled:
     """Count `trials` configurations on `nodes` nodes that run `slots` trials at a time. A trial
     sleeps `idle` seconds or, unset, decodes `prompts` held-out prompts with the bundled pair.
-    `logged` writes them to MLflow; `waiting` returns how many entries it has not delivered yet."""
+    `log` writes them to MLflow."""
     plan, profile = _plan(trials, prompts)
     task, trial = _task(plan, profile, idle)
     result = _result(plan, profile, prompts)
@@ -51,17 +50,15 @@ def count_on_nodes(
         starting = time.perf_counter() - clock
         folder = SweepFolder(Path(home) / "scale")
         with folder.lock(), MemoryWatch() as memory:
-            logged.begun(result, [], folder.path)
             finished: list[float] = []
-            observer = together(SweepObserver, [_Clock(finished), logged, progress])
+            observer = together(SweepObserver, [_Clock(finished), progress])
             clock, driver, thread = time.perf_counter(), time.process_time(), time.thread_time()
             count_all(plan, task, {"CPU": 1}, result, folder, observer, trial)
             counting = time.perf_counter() - clock
             driver, thread = time.process_time() - driver, time.thread_time() - thread
-            behind = waiting()
             clock = time.perf_counter()
-            logged.counted(result)
-            delivering = time.perf_counter() - clock
+            log(result)
+            logging = time.perf_counter() - clock
     assert len(result.trials) == trials, f"{len(result.trials)} of {trials} were counted"
     return Scaled(
         nodes=nodes,
@@ -73,8 +70,7 @@ def count_on_nodes(
         finished=finished,
         driver=driver,
         main_thread=thread,
-        behind=behind,
-        delivering=delivering,
+        logging=logging,
         free=free,
         memory=memory,
     )

@@ -23,8 +23,7 @@ class Scaled:
     finished: list[float]  # when each trial finished
     driver: float  # CPU time of this process while counting
     main_thread: float  # the part of it in Tune and the folder
-    behind: int  # entries that MLflow lacked when counting was over
-    delivering: float  # time to deliver these
+    logging: float  # time to write all trials to MLflow
     free: float  # memory before, MiB
     memory: MemoryWatch
 
@@ -53,11 +52,5 @@ class Scaled:
     def bottleneck(self) -> str:
         """The part that limits the rate."""
         if self.share is None or self.share > ENOUGH:
-            slow = "workers"
-        elif self.busy > ENOUGH:
-            counting = self.busy_counting > self.busy / 2
-            slow = "driver: Tune and the folder" if counting else "driver: MLflow's client"
-        else:
-            slow = "starting trials"
-        late = self.behind > 0.1 * self.trials
-        return f"{slow}; MLflow {self.behind:,} behind" if late else slow
+            return "workers"
+        return "driver: Tune and the folder" if self.busy > ENOUGH else "starting trials"

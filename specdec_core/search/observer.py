@@ -18,6 +18,3 @@ class SweepObserver(Observer):
 
     def trial_finished(self, trial: Trial) -> None:
         """A configuration's counts are known; they are not on disk yet."""
-
-    def counted(self, result: SweepResult) -> None:
-        """All configurations are counted, and none is timed yet."""

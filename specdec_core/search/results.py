@@ -33,7 +33,6 @@ class Trial(Document):
     metrics: dict[str, float]  # stats.Counts.metrics(), estimated_speedup and estimated_seconds
     finished: bool = True  # False when a scheduler stopped it early
     replayed: bool = False  # counted from a recording, without a model
-    mlflow_run_id: str | None = None
 
     @classmethod
     def of(

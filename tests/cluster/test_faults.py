@@ -75,9 +75,9 @@ from specdec_core.search.plan import load_plan
 from cluster.sweep.run import run_sweep
 from dashboards.tracking.sweep_run import SweepRun
 
-with SweepRun() as tracking:
-    result, folder = run_sweep(load_plan(sys.argv[1]), Path(sys.argv[2]), observers=[tracking])
-    tracking.finish(result, folder.path)
+tracking = SweepRun()
+result, folder = run_sweep(load_plan(sys.argv[1]), Path(sys.argv[2]), observers=[tracking])
+tracking.finish(result, folder.path)
 """
 
 

@@ -44,22 +44,23 @@ def pair(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[str, Path]]:
     """A pair's name and a workspace whose store has a sweep, a benchmark and a head of the pair."""
-    result, folder = swept[0].model_copy(deep=True), swept[1]
     home = tmp_path_factory.mktemp("views")
     shutil.copy(empty_store, home / "mlflow.db")
+    result, folder = swept[0].model_copy(deep=True), home / "sweep"
+    shutil.copytree(swept[1], folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.setenv("SPECDEC_HOME", str(home))
-        with SweepRun() as tracking:
-            tracking.begun(result, bench_prompts, folder)
-            tracking.finish(result, folder)
+        tracking = SweepRun()
+        tracking.begun(result, bench_prompts, folder)
+        tracking.finish(result, folder)
         bench = bench_result.model_copy(update={"pair": result.pair})
         log(report(bench), [], prompts=(bench.prompts, bench_prompts))
         head = HeadTraining(HeadSpec(), learnable(), SETTINGS).run()
         card = save_head(head.weights, head.card, home / "heads" / "mine")
-        with HeadsRun(result.pair, "small", {}) as trained:
-            trained.head_finished(FinishedHead("mine", home / "heads" / "mine", card))
-            trained.finish(home / "heads")
+        trained = HeadsRun()
+        trained.head_finished(FinishedHead("mine", home / "heads" / "mine", card))
+        trained.finish(result.pair, "small", {}, home / "heads")
         yield result.pair.name, home
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +19,9 @@ from cluster.serving.http.access import Access
 from cluster.serving.http.app import build_app
 from cluster.serving.served import Operation
 from cluster.serving.server_process import free_port
-from cluster.serving.traffic import Events, Reading, between, quantile
 from dashboards.store import tracking_uri
 from dashboards.tracking.canary_run import log_canary
-from jobs.traffic import SIGNAL, Watch, read_command, watched
+from jobs.traffic import SIGNAL, Watch, between, read_command, watched
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -59,9 +59,18 @@ def test_traffic_and_a_canarys_end_are_runs_of_the_pair(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     warned: list[str] = []
+    looked = threading.Event()
+    metrics = RunningServer.metrics
+
+    def look(self: RunningServer) -> str:
+        try:
+            return metrics(self)
+        finally:
+            looked.set()
+
+    monkeypatch.setattr(RunningServer, "metrics", look)
     with watched(server, Watch(every=3600), warned.append):
-        while not (tmp_path / "mlflow.db").exists():  # it has looked for the first time
-            time.sleep(0.05)
+        assert looked.wait(60)
         answers = [ask(server, 30) for _ in range(2)]
     assert not warned
     client = MlflowClient(tracking_uri())
@@ -72,14 +81,12 @@ def test_traffic_and_a_canarys_end_are_runs_of_the_pair(
     assert run.data.params["served.configuration"] == CHAIN.id
     found = run.data.metrics
     counts = [answer["specdec"] for answer in answers]
-    assert found["requests"] == 2
     assert found["mat"] == pytest.approx(60 / sum(c["rounds"] for c in counts))
     drafted, accepted = (sum(c[name] for c in counts) for name in ("drafted", "accepted"))
     assert found["acceptance"] == pytest.approx(accepted / drafted)
-    places = [found[f"acceptance_at.{place}"] for place in (1, 2, 3)]
-    assert places == sorted(places, reverse=True)
-    assert 0 < found["ttft_ms.median"] <= found["ttft_ms.p95"]
-    assert found["tokens_per_second"] > 0
+    assert found["generation_tokens_per_second"] > 0
+    assert found["time_to_first_token_seconds.mean"] > 0
+    assert found["num_requests_running"] == 0
 
     state = {
         "configuration": "c2",
@@ -105,11 +112,11 @@ def test_a_store_that_is_away_costs_a_line_and_no_request(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr("dashboards.tracking.traffic_run.LEAVING", 0.5)
     warned: list[str] = []
     with watched(server, Watch(every=3600), warned.append):
         assert ask(server, 4)["usage"]["completion_tokens"] == 4
-    assert "cannot be reached" in warned[-1]
+    [line] = warned
+    assert line.endswith("; the traffic is logged later")
 
 
 def test_changed_traffic_is_said_and_starts_the_command(
@@ -151,55 +158,21 @@ def test_a_command_that_is_none_is_one_line() -> None:
             read_command(text)
 
 
-def reading(seconds: float, **counts: float) -> Reading:
-    names = {"requests": "vllm:request_success_total", "tokens": "vllm:generation_tokens_total"}
-    samples = {
-        (names[key], frozenset({("replica", replica)})): value
-        for key, value in counts.items()
-        for replica in "ab"
-    }
-    return Reading(seconds, samples, {})
+def page(requests: int, first_tokens: tuple[float, int] = (0.0, 0)) -> str:
+    """A page of metrics of two replicas."""
+    seconds, count = first_tokens
+    lines = ["# TYPE vllm:request_success counter"]
+    for replica in "ab":
+        lines.append(f'vllm:request_success_total{{replica="{replica}"}} {requests}')
+    lines += ["# TYPE vllm:first histogram", f'vllm:first_bucket{{le="+Inf"}} {count}']
+    return "\n".join([*lines, f"vllm:first_sum {seconds}", f"vllm:first_count {count}", ""])
 
 
 def test_counters_of_all_replicas_are_summed_and_may_begin_anew() -> None:
-    found = between(reading(10, requests=3, tokens=30), reading(20, requests=5, tokens=80))
-    assert (found["requests"], found["tokens_per_second"]) == (4, 10)
-    assert "mat" not in found
-    assert between(reading(0, requests=3), reading(1, requests=1))["requests"] == 2
+    found = between(page(3), page(8), 5.0)
+    assert found == {"request_success_per_second": 2.0}
+    assert between(page(3), page(1), 1.0) == {"request_success_per_second": 2.0}
 
 
-def test_quantiles_are_prometheus() -> None:
-    buckets = {"0.1": 2.0, "0.2": 6.0, "+Inf": 8.0}
-    assert quantile(buckets, 0.5) == pytest.approx(0.15)
-    assert quantile(buckets, 0.95) == pytest.approx(0.2)
-    assert quantile({"0.1": 0.0, "+Inf": 0.0}, 0.5) is None
-
-
-def test_switches_rollbacks_and_canaries_are_events() -> None:
-    def health(name: str, switches: int, state: str | None = None, **more: object) -> dict:
-        canary = None
-        if state is not None:
-            canary = {"configuration": "b", "label": "B", "share": 0.1, "state": state}
-            canary["reason"] = "it is faster, 1.20×"
-        facts = {"configuration": name, "label": name.upper(), "switches": switches}
-        facts |= {"source": "a file", "certified": True, "restarts": 0, "canary": canary}
-        return facts | more
-
-    events = Events(health("a", 0))
-    told = [
-        list(events.since(now))
-        for now in (
-            health("a", 0),
-            health("a", 0, "running"),
-            health("b", 1, "promoted"),
-            health("a", 2, "promoted", certified=False),
-            health("c", 3, "promoted", restarts=1),
-        )
-    ]
-    assert told == [
-        [],
-        ["canary b (B) gets 10% of requests"],
-        ["canary b promoted: it is faster, 1.20×", "deployed b (B; a file)"],
-        ["rolled back to a (A; a file, not certified)"],
-        ["deployed c (C; a file)", "the engine had failed and was started again"],
-    ]
+def test_a_histogram_is_the_mean_of_what_was_observed() -> None:
+    assert between(page(0, (1.0, 2)), page(0, (4.0, 4)), 1.0)["first.mean"] == 1.5

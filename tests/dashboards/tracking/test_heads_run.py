@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 
 from dashboards.figures.heads import reliability_diagram
+from dashboards.outputs.mlflow_runs import Undelivered
 from dashboards.reports.heads import FITS, fits
 from dashboards.store import tracking_uri
-from dashboards.tracking import delivered_run
-from dashboards.tracking.delivered_run import Undelivered
 from dashboards.tracking.training_run import HeadsRun
 from specdec_core.config import PairSpec
 from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
@@ -42,6 +42,14 @@ def store(home: Path) -> MlflowClient:
     return MlflowClient(tracking_uri())
 
 
+def log(heads: list[FinishedHead], out: Path, params: dict[str, Any] = PARAMS) -> str:
+    """Log a training that has ended; returns its run."""
+    tracking = HeadsRun()
+    for head in heads:
+        tracking.head_finished(head)
+    return tracking.finish(PairSpec(), "small", params, out)
+
+
 def test_the_reliability_diagram_holds_the_bins(heads: list[FinishedHead]) -> None:
     figure = reliability_diagram({head.label: head.card for head in heads})
     traces = {trace.name: trace for trace in figure.data}
@@ -64,23 +72,18 @@ def test_each_head_is_one_run_with_its_curves_figures_and_files(
     heads: list[FinishedHead], store: MlflowClient, tmp_path: Path
 ) -> None:
     pair = PairSpec()
-    with HeadsRun(pair, "small", PARAMS) as first:
-        first.head_finished(heads[0])
-        first.finish(tmp_path)
-    with HeadsRun(pair, "small", PARAMS) as again:  # resumed: one was logged, the other is new
-        for head in heads:
-            again.head_finished(head)
-        again.finish(tmp_path)
-    assert again.run_id == first.run_id
+    pair_run = log(heads[:1], tmp_path)
+    again = log(heads, tmp_path)  # the same training, which was interrupted
+    assert again != pair_run
     experiment = store.get_experiment_by_name(pair.name)
     runs = store.search_runs([experiment.experiment_id])
-    nested = {run.info.run_name: run for run in runs if run.info.run_id != first.run_id}
+    nested = {run.info.run_name: run for run in runs if run.info.run_id != again}
     assert len(runs) == 3
     assert set(nested) == {head.label for head in heads}
     for head in heads:
         run = nested[head.label]
         assert run.info.status == "FINISHED"
-        assert run.data.tags["mlflow.parentRunId"] == first.run_id
+        assert run.data.tags["mlflow.parentRunId"] == again
         assert run.data.params["w_rej"] == "1.0"
         assert run.data.metrics["kept_auc"] == pytest.approx(head.card.metrics["auc"])
         history = store.get_metric_history(run.info.run_id, "eval_kl")
@@ -92,18 +95,17 @@ def test_each_head_is_one_run_with_its_curves_figures_and_files(
         assert pages == {"figures/heads.html", "figures/heads.csv"}
         kept = {f.path for f in store.list_artifacts(run.info.run_id, "head")}
         assert kept == {"head/model.safetensors", "head/head.json"}
-    pages = {f.path for f in store.list_artifacts(first.run_id, "figures")}
+    pages = {f.path for f in store.list_artifacts(again, "figures")}
     assert pages == {"figures/heads.html", "figures/heads.csv"}
 
 
 def test_other_settings_are_another_run(
     heads: list[FinishedHead], store: MlflowClient, tmp_path: Path
 ) -> None:
-    with HeadsRun(PairSpec(), "small", PARAMS) as first:
-        first.finish(tmp_path)
-    with HeadsRun(PairSpec(), "small", {**PARAMS, "source": "trajectory"}) as second:
-        second.finish(tmp_path)
-    assert first.run_id != second.run_id
+    first, second = (log([], tmp_path, {**PARAMS, **more}) for more in ({}, {"source": "mixed"}))
+    assert first != second
+    experiment = store.get_experiment_by_name(PairSpec().name)
+    assert len(store.search_runs([experiment.experiment_id])) == 2
 
 
 def delivered(client: MlflowClient, heads: list[FinishedHead]) -> bool:
@@ -120,24 +122,16 @@ def delivered(client: MlflowClient, heads: list[FinishedHead]) -> bool:
     )
 
 
-def test_a_server_that_is_away_holds_no_training_up_and_gets_everything_later(
+def test_a_server_that_is_away_gets_everything_by_the_same_command(
     heads: list[FinishedHead], store: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]  # nothing listens at this port afterwards
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setattr(delivered_run, "PATIENCE", 0.5)
-
-    def train() -> None:
-        with HeadsRun(PairSpec(), "small", PARAMS) as run:
-            for head in heads:
-                run.head_finished(head)
-            run.finish(tmp_path)
 
     with monkeypatch.context() as away:
         away.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-        with pytest.raises(Undelivered, match=rf"4 entries wait .* heads are in {tmp_path}, and"):
-            train()
-    monkeypatch.setattr(delivered_run, "PATIENCE", 60.0)
-    train()
+        with pytest.raises(Undelivered, match=rf"the heads are in {tmp_path}, and the same"):
+            log(heads, tmp_path)
+    log(heads, tmp_path)
     assert delivered(store, heads)

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from mlflow.tracking._tracking_service import utils
 
 from dashboards.relocation import FOLDER
-from dashboards.store import connect, own_store
+from dashboards.store import connect, experiment_id_of, own_store, place_of
 from dashboards.tracking.registry import load_champion
 from dashboards.tracking.sweep_run import SweepRun
 from specdec_core.base.errors import UserError
@@ -38,8 +38,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Open:
 def made(
     empty_store: Path, swept: tuple[SweepResult, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
-    """A workspace in which a sweep was logged, and another, `killed`, not to its end: where it was
-    made, and where it is kept for the tests."""
+    """A workspace in which a sweep was logged, and the logging of another one, `killed`, was begun:
+    where it was made, and where it is kept for the tests."""
     place = tmp_path_factory.mktemp("made") / "wor'k space é#"
     place.mkdir()
     shutil.copy(empty_store, place / "mlflow.db")
@@ -50,10 +50,7 @@ def made(
         patch.setenv("SPECDEC_HOME", str(place))
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         go_on(result, place / "sweeps" / "sweep")
-        killed = SweepRun()
-        half = result.model_copy(update={"trials": result.trials[:2]})
-        killed.begun(half, PROMPTS, place / "sweeps" / "killed")
-        killed.delivery.settle(60)
+        begin(result, place / "sweeps" / "killed")
     return place, place.rename(place.with_name("kept"))
 
 
@@ -88,13 +85,20 @@ def tree(folder: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def go_on(result: SweepResult, folder: Path) -> str:
+def begin(result: SweepResult, folder: Path) -> None:
+    """Begin to log a sweep, as a process that is killed meanwhile."""
+    client = connect()
+    experiment_id = experiment_id_of(client, result.pair.name)
+    client.create_run(experiment_id, tags={FOLDER: place_of(folder)})
+
+
+def go_on(result: SweepResult, folder: Path) -> str | None:
     """Log a sweep to its end; returns its run."""
     again = result.model_copy(update={"mlflow_run_id": None}, deep=True)
-    with SweepRun() as logged:
-        logged.begun(again, PROMPTS, folder)
-        logged.finish(again, folder)
-    return logged.run_id
+    logged = SweepRun()
+    logged.begun(again, PROMPTS, folder)
+    logged.finish(again, folder)
+    return again.mlflow_run_id
 
 
 def parents(client: MlflowClient, experiment: str) -> dict[str, str]:
@@ -119,14 +123,14 @@ def test_a_moved_workspace_loads_its_champion_and_makes_no_old_folder_again(
     assert not made[0].exists()
 
 
-def test_a_moved_workspace_goes_on_in_the_run_of_a_killed_sweep_on_another_machine_too(
+def test_a_moved_workspace_replaces_the_run_of_a_killed_sweep_on_another_machine_too(
     moved: Path, swept: tuple[SweepResult, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = parents(connect(), swept[0].pair.name)
     assert sorted(left.values()) == ["FINISHED", "RUNNING"]
     monkeypatch.setattr(platform, "node", lambda: "another-machine")
     go_on(swept[0], moved / "sweeps" / "killed")
-    assert parents(connect(), swept[0].pair.name) == dict.fromkeys(left, "FINISHED")
+    assert [*parents(connect(), swept[0].pair.name).values()] == ["FINISHED", "FINISHED"]
 
 
 def test_a_copy_writes_nothing_into_the_original(

@@ -47,8 +47,8 @@ from tests.dashboards.tracking.test_sweep_run import PROMPTS, log
 
 
 @pytest.fixture
-def folder(swept: tuple[SweepResult, Path]) -> Path:
-    return swept[1]
+def folder(swept: tuple[SweepResult, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(swept[1], tmp_path / "sweep"))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def workspace_with_runs(
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.setenv("SPECDEC_HOME", str(home))
-        assert log(result, swept[1]) == 1
+        assert log(result, Path(shutil.copytree(swept[1], home / "sweep"))) == 1
     return result, home
 
 
@@ -170,7 +170,7 @@ def test_without_a_name_the_pair_promoted_last_is_loaded(logged: SweepResult, fo
 
 
 def test_champions_of_others_in_the_same_store_are_none_of_ours(
-    home: Path, swept: tuple[SweepResult, Path]
+    home: Path, swept: tuple[SweepResult, Path], folder: Path
 ) -> None:
     """More models than a page of the registry holds come first, one with a champion."""
     client = MlflowClient(tracking_uri())
@@ -180,7 +180,7 @@ def test_champions_of_others_in_the_same_store_are_none_of_ours(
     client.set_registered_model_alias("another-0", "champion", "1")
     assert find_champion() is None
     result = swept[0].model_copy(deep=True)
-    log(result, swept[1])
+    log(result, folder)
     assert find_champion() == load_champion() == load_champion(result.pair.name)
 
 
@@ -206,7 +206,7 @@ def test_the_files_of_a_champion_come_with_it_unless_they_are_given_by_path(
         lookup=RetrievalSettings(datastore="mine"),
         otherwise=bandit.model_copy(update={"state": "served/known"}),
     )
-    trial = next(t for t in logged.trials if t.mlflow_run_id)
+    trial = logged.trials[1]
     trial.configuration = Configuration(drafter=drafter)
     register(logged, trial.id)
     for name in ("heads", "datastores", "bandits", "elsewhere"):
@@ -225,7 +225,7 @@ def with_a_head(home: Path, logged: SweepResult) -> tuple[Path, Trial]:
     head.mkdir(parents=True)
     (head / "head.json").write_text("a card")
     (head / "model.safetensors").write_bytes(b"weights")
-    trial = next(t for t in logged.trials if t.mlflow_run_id)
+    trial = logged.trials[1]
     trial.configuration = Configuration(
         drafter=DraftModelSettings(policy=DecisionSettings(head="mine"))
     )
@@ -249,7 +249,7 @@ def test_a_head_that_was_trained_anew_since_it_was_registered_is_told_of(
 def test_a_champion_registered_without_its_datastore_is_loaded(
     home: Path, logged: SweepResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = next(t for t in logged.trials if t.mlflow_run_id)
+    trial = logged.trials[1]
     trial.configuration = Configuration(drafter=RetrievalSettings(datastore="mine"))
     with pytest.raises(UserError, match=r"datastores/mine: missing"):
         register(logged, trial.id)

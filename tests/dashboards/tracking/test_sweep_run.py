@@ -1,7 +1,8 @@
-"""MLflow shows a sweep completely and once, however often it was interrupted."""
+"""MLflow shows a sweep completely and once, however often its logging was interrupted."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import mlflow
@@ -9,7 +10,8 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from dashboards.store import tracking_uri
+from dashboards.relocation import FOLDER
+from dashboards.store import experiment_id_of, place_of, tracking_uri
 from dashboards.tracking.registry import (
     load_champion,
     register,
@@ -21,15 +23,14 @@ from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.search.folder import SweepFolder
 from specdec_core.search.results import SweepResult
 
 PROMPTS = [Prompt("a", "def f(x):"), Prompt("b", "import os")]
 
 
 @pytest.fixture
-def folder(swept: tuple[SweepResult, Path]) -> Path:
-    return swept[1]
+def folder(swept: tuple[SweepResult, Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(swept[1], tmp_path / "sweep"))
 
 
 def runs(result: SweepResult) -> tuple[list[Run], list[Run]]:
@@ -42,10 +43,10 @@ def runs(result: SweepResult) -> tuple[list[Run], list[Run]]:
 
 
 def log(result: SweepResult, folder: Path) -> int | None:
-    """A sweep that runs to its end: what was done before is in `result.trials`."""
-    with SweepRun() as tracking:
-        tracking.begun(result, PROMPTS, folder)
-        return tracking.finish(result, folder)
+    """Log a sweep that has ended; returns the registered version."""
+    tracking = SweepRun()
+    tracking.begun(result, PROMPTS, folder)
+    return tracking.finish(result, folder)
 
 
 def test_a_sweep_is_a_parent_run_with_a_nested_run_for_each_configuration(
@@ -61,7 +62,6 @@ def test_a_sweep_is_a_parent_run_with_a_nested_run_for_each_configuration(
     assert {run.data.tags["mlflow.parentRunId"] for run in nested} == {parent.info.run_id}
     for run in nested:
         trial = result.trial(run.data.tags["config_id"])
-        assert run.info.run_id == trial.mlflow_run_id
         assert run.data.metrics.items() >= (trial.metrics | trial.counts).items()
         assert run.data.tags["lossless"] == "true"
         assert run.data.tags["prompts_digest"] == result.prompts.digest
@@ -96,89 +96,39 @@ def test_runs_of_one_label_are_told_apart_by_their_ids(
     ]
     first = result.trials[-1]
     twins = [first.model_copy(update={"configuration": hybrid}) for hybrid in hybrids]
-    with SweepRun() as tracking:
-        tracking.begun(result, PROMPTS, folder)
-        for trial in twins:  # the first comes before anything is known of the second
-            result.trials.append(trial)
-            tracking.trial_finished(trial)
-        tracking.finish(result, folder)
+    result.trials += twins
+    log(result, folder)
     _, nested = runs(result)
     names = {run.data.tags["config_id"]: run.info.run_name for run in nested}
     for hybrid in hybrids:
         assert names[hybrid.id] == f"suffix else suffix ({hybrid.id[:4]})"
 
 
-@pytest.mark.parametrize(
-    ("error", "status"), [(KeyboardInterrupt(), "KILLED"), (RuntimeError("bug"), "FAILED")]
-)
-def test_an_interrupted_sweep_is_ended_and_goes_on_in_the_same_run(
-    home: Path, result: SweepResult, folder: Path, error: BaseException, status: str
-) -> None:
-    trials = result.trials
-    half = result.model_copy(update={"trials": trials[:4]})
-    tracking = SweepRun()
-    tracking.begun(half, PROMPTS, folder)
-    with pytest.raises(type(error)), tracking:
-        raise error
-    (parent,), nested = runs(result)
-    assert (parent.info.status, len(nested)) == (status, 4)
-
-    with SweepRun() as tracking:
-        tracking.begun(half, PROMPTS, folder)
-        assert runs(result)[0][0].info.status == "RUNNING"
-        for trial in trials[4:]:
-            tracking.trial_finished(trial)
-        tracking.finish(result, folder)
-    (again,), nested = runs(result)
-    assert (again.info.run_id, again.info.status) == (parent.info.run_id, "FINISHED")
-    assert len(nested) == len({run.data.tags["config_id"] for run in nested}) == len(trials)
-
-
-def test_what_a_killed_process_left_half_logged_is_mended(
+def test_a_logging_that_was_interrupted_is_replaced_by_the_same_sweep(
     home: Path, result: SweepResult, folder: Path
 ) -> None:
-    """kill -9 between creating a configuration's run and finishing it: the runs stay open."""
-    killed = SweepRun()
-    killed.begun(result.model_copy(update={"trials": result.trials[:2]}), PROMPTS, folder)
-    half = result.trials[2]
-    killed.client.create_run(
-        killed.experiment_id,
-        tags={"mlflow.parentRunId": killed.run_id, "config_id": half.id},
-    )
+    """The process ended while it logged the second configuration: both runs stay open."""
+    client = MlflowClient(tracking_uri())
+    experiment_id = experiment_id_of(client, result.pair.name)
+    begun = client.create_run(experiment_id, tags={FOLDER: place_of(folder)}).info.run_id
+    for tags in ({"config_id": "a"}, {"config_id": "b"}):
+        client.create_run(experiment_id, tags={"mlflow.parentRunId": begun, **tags})
     log(result, folder)
     (parent,), nested = runs(result)
+    assert parent.info.run_id != begun
     assert {run.info.status for run in (parent, *nested)} == {"FINISHED"}
     assert len(nested) == len(result.trials)
-    mended = next(run for run in nested if run.data.tags["config_id"] == half.id)
-    assert mended.data.metrics.items() >= half.metrics.items()
 
 
-def test_the_runs_of_a_killed_sweep_that_nobody_resumes_are_ended_by_the_next_one(
-    home: Path, result: SweepResult, folder: Path, tmp_path: Path
+def test_a_sweep_that_is_logged_is_not_logged_again(
+    home: Path, result: SweepResult, folder: Path
 ) -> None:
-    (killed, alive), runs_of = (tmp_path / "killed", tmp_path / "alive"), {}
-    for path in (killed, alive):
-        SweepFolder(path).finish()
-        half = result.model_copy(update={"trials": result.trials[:1]})
-        sweep = SweepRun()
-        sweep.begun(half, PROMPTS, path)
-        sweep.delivery.settle(60)
-        sweep.client.create_run(
-            sweep.experiment_id, tags={"mlflow.parentRunId": sweep.run_id, "config_id": "x"}
-        )
-        runs_of[path] = sweep.run_id
-        result.mlflow_run_id = None
-    with SweepFolder(alive).lock():
-        log(result, folder)
-        parents, nested = runs(result)
-    status = {run.info.run_id: run.info.status for run in parents}
-    assert (status[runs_of[killed]], status[runs_of[alive]]) == ("KILLED", "RUNNING")
-    left = {
-        run.data.tags["mlflow.parentRunId"]: run.info.status
-        for run in nested
-        if run.data.tags["config_id"] == "x"
-    }
-    assert left == {runs_of[killed]: "KILLED", runs_of[alive]: "RUNNING"}
+    """The process ended between the logging and the end of the command."""
+    version = log(result, folder)
+    known = SweepResult.load(folder)
+    assert known.mlflow_run_id == result.mlflow_run_id
+    assert log(known, folder) == version
+    assert len(runs(result)[0]) == 1
 
 
 def test_a_store_that_cannot_be_used_is_one_line(
@@ -197,7 +147,6 @@ def replayed(result: SweepResult, more: int) -> SweepResult:
     model = next(t for t in result.trials if t.configuration.family == "fixed")
     for trial in result.trials:
         trial.replayed = trial.configuration.family == "fixed"
-        trial.mlflow_run_id = None  # its run is in the store of the sweep itself
     for number in range(more):
         policy = FixedSettings(max_tokens=20 + number)
         drafter = model.configuration.drafter.model_copy(update={"policy": policy})
@@ -212,12 +161,7 @@ def test_of_many_replayed_configurations_the_notable_are_runs_and_all_are_in_a_t
     home: Path, result: SweepResult, folder: Path
 ) -> None:
     result = replayed(result, more=60)
-    done = result.model_copy(update={"champion": None})  # as it is before anything is timed
-    with SweepRun() as tracking:
-        tracking.begun(done, PROMPTS, folder)
-        tracking.counted(done)
-        result.mlflow_run_id = done.mlflow_run_id
-        tracking.finish(result, folder)
+    log(result, folder)
     (parent,), nested = runs(result)
     logged = {run.data.tags["config_id"]: run for run in nested}
     live = {t.id for t in result.trials if not t.replayed}
