@@ -1,4 +1,4 @@
-"""Servers under load: throughput or goodput against latency, and candidates by load."""
+"""Servers under load: throughput or goodput against latency."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboards.look import ARM_COLOURS, DASHED, DASHES, MUTED, base_figure, legend_beside
+from dashboards.look import ARM_COLOURS, DASHED, DASHES, MUTED, base_figure
 from specdec_core.search.load.workload import Slo
 
 TPOT = ("tpot_median", "median time per output token, ms")
@@ -51,27 +51,6 @@ def load_figure(table: pd.DataFrame, title: str, slo: Slo | None = None) -> go.F
         if limit is not None:
             fig.add_vline(x=1e3 * limit, line=DASHED, row=1, col=column)
     return fig.update_yaxes(title_text=unit, rangemode="tozero")
-
-
-def drafting_figure(table: pd.DataFrame) -> go.Figure:
-    """Candidates of a round on average by load, a line for each contestant that drafts, of rows of
-    :func:`specdec_core.evidence.load.result.summary_frame`."""
-    fig = base_figure(
-        "What drafts at which load",
-        "By the number of clients, or by the requests a second that arrive (/s).",
-        420,
-    )
-    for name, _, colour, rows in _contestants(table):
-        if (rows["candidates"] > 0).any():
-            fig.add_scatter(
-                x=rows["load"], y=rows["candidates"], name=name, mode="lines+markers",
-                marker={"color": colour, "size": 8}, line={"color": colour, "width": 2},
-                hovertemplate=f"<b>{name}</b><br>%{{x}}: %{{y:.2f}} candidates<extra></extra>",
-            )  # fmt: skip
-    loads = list(dict.fromkeys(table["load"]))
-    fig.update_xaxes(type="category", categoryorder="array", categoryarray=loads, title_text="load")
-    fig.update_yaxes(rangemode="tozero", title_text="candidates of a round")
-    return legend_beside(fig)
 
 
 def _contestants(table: pd.DataFrame) -> Iterator[tuple[str, str, str, pd.DataFrame]]:

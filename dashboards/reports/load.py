@@ -9,7 +9,7 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.cells import Cell
-from dashboards.figures.load import drafting_figure, load_figure
+from dashboards.figures.load import load_figure
 from dashboards.reports.contestants import (
     CONTESTANT,
     by_group,
@@ -289,7 +289,6 @@ def _drafting(result: LoadResult, summary: pd.DataFrame) -> Iterator[Section]:
         " of the rounds of each drafter.",
         frame=drafting[["load", "clients", "rate", "contestant", "candidates"]],
         shown=cells.table(wide, columns),
-        figure=drafting_figure(summary),
         lines=list(_arms(result)),
     )
 

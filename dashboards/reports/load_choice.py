@@ -169,7 +169,6 @@ def simulation(choice: LoadChoice) -> list[Section]:
         table[[*columns, *checked]],
         {"value": OBJECTIVES[choice.by], "tpot": TPOT, "ttft": TTFT},
         columns,
-        "load",
         key="simulation",
         title="The simulation against the live engine",
         note="The same requests, simulated from recorded rounds and step times; live runs are those"

@@ -9,7 +9,6 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.cells import Cell
-from dashboards.figures.simulation import simulated_against_live
 from dashboards.sections import Section
 
 
@@ -29,12 +28,11 @@ def simulated(
     table: pd.DataFrame,
     measures: Mapping[str, Measure],
     columns: Mapping[str, Cell],
-    load: str,
     **more: Any,
 ) -> Section:
     """The `columns` that tell the rows apart, then each of the `measures` live, simulated and the
-    simulation's error, from the columns `<name>`, `<name>_simulated` and `<name>_error`. `load`
-    names the column of the loads; `more` are fields of the section."""
+    simulation's error, from the columns `<name>`, `<name>_simulated` and `<name>_error`; `more` are
+    fields of the section."""
     shown = dict(columns)
     for place, (name, (heading, form, scale)) in enumerate(measures.items()):
         again = " " * place  # headings have to differ
@@ -43,6 +41,4 @@ def simulated(
             f"simulated{again}": cells.number(f"{name}_simulated", form, scale),
             f"off by{again}": cells.number(f"{name}_error", "+.0%"),
         }
-    axes = {name: (measure.heading, measure.scale) for name, measure in measures.items()}
-    figure = simulated_against_live(table, axes, load)
-    return Section(frame=table, shown=cells.table(table, shown), figure=figure, **more)
+    return Section(frame=table, shown=cells.table(table, shown), **more)

@@ -19,7 +19,7 @@ from dashboards.ranking import (
     ranked,
     speedup,
 )
-from dashboards.reports.load_choice import loads, served
+from dashboards.reports.load_choice import loads, served, simulation
 from dashboards.reports.standings import standings, timed_sentences
 from dashboards.reports.sweep_figures import drawn
 from dashboards.sections import Report, ReportOrigin, Section, Tile
@@ -59,7 +59,7 @@ def report(result: SweepResult, rounds: pd.DataFrame) -> Report:
         origin=ReportOrigin(name=result.name, pair=result.pair.name, started=result.started),
         parts=[
             *(section for section in first if section.tiles or section.lines),
-            *((served(choice), loads(choice)) if choice is not None else ()),
+            *((served(choice), loads(choice), *simulation(choice)) if choice is not None else ()),
             standings(result, TABLE_ROWS, "sweep.json"),
             *drawn(result, rounds),
             Section(key="facts", title="What was measured, and on what", terms=dict(facts(result))),

@@ -60,18 +60,17 @@ def test_goodput_at_rates_is_drawn_and_said() -> None:
     text = document(whole)
     assert "8 with 2 requests/s" in text
     assert "10.0 ms late" in text
-    rates, drafting = whole.figures
-    assert (rates.key, drafting.key) == ("rates", "drafting")
+    [rates] = whole.figures
+    assert rates.key == "rates"
     assert [list(trace.text) for trace in rates.figure.data] == [["2/s"]] * 4
     goodput = {trace.name: trace.y[0] for trace in rates.figure.data}
     assert goodput["autoregressive"] == 0 < goodput["chain"]
     assert "rate_2.goodput" in whole.nested[0].metrics
 
 
-def test_what_drafts_is_drawn_over_the_load() -> None:
-    _, drafting = report(open_result()).figures
-    (candidates,) = drafting.figure.data
-    assert (list(candidates.x), list(candidates.y)) == (["2/s"], [2.5])
+def test_what_drafts_is_shown_by_load() -> None:
+    [drafting] = (each for each in report(open_result()).sections if each.key == "drafting")
+    assert list(drafting.frame["candidates"]) == [2.5]
     assert drafting.lines == ["chain, 2 requests/s: 75% K=4, 25% nobody"]
 
 

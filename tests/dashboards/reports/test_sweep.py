@@ -19,7 +19,7 @@ from specdec_core.cost import Hardware
 from specdec_core.search.results import ReplaySummary, SweepResult, Timing
 from tests.dashboards import browser
 
-FIGURES = {"frontier", "speedups", "time", "accepted", "forwards"}
+FIGURES = {"frontier", "speedups", "time", "accepted"}
 
 
 def write_report(result: SweepResult, folder: Path) -> Path:
@@ -166,11 +166,10 @@ def test_a_ranking_for_other_hardware_says_that_it_was_not_timed(replayed, folde
         name="two A100", target={"speculative": 0.112, "alone": 0.108}, drafts={"*": 0.0234}
     ).profile(["draft"])
     replayed.timings, replayed.autoregressive = [], None
-    page = write_report(replayed, folder)
+    assert drawn_in(write_report(replayed, folder)) == FIGURES
     assert headline(replayed).endswith("as fast as autoregressive decoding on two A100")
     assert "estimated" in headline(replayed)
     assert "all speedups are estimates" in " ".join(caveats(replayed))
-    assert "forwards" not in drawn_in(page)  # forward times were given, not measured
 
 
 def test_plotly_is_inlined_once_and_nothing_is_linked(page):
@@ -265,5 +264,4 @@ def test_a_workload_says_what_is_served_and_how_well_the_simulation_does(
     assert list(shown["load"].unique()) == ["1 client", "8 clients"]
     assert sum("★" in name for name in shown["configuration"]) == 2
     checked = sections["simulation"]
-    assert checked.figure is not None
     assert all(re.fullmatch(r"[+-]\d+%", cell) for cell in checked.shown["off by"])
