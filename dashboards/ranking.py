@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from specdec_core.config import PolicySettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.search.results import SweepResult, Timing, Trial
 
@@ -38,16 +37,10 @@ def speedup(result: SweepResult, trial: Trial) -> Speedup:
 def family(trial: Trial) -> str:
     """The family by which figures colour a configuration. A heuristic that keeps its length from
     one request to the next is a separate family."""
-    policy = policy_of(trial)
+    policy = getattr(trial.configuration.drafter, "policy", None)
     if isinstance(policy, HeuristicSettings) and not policy.transient:
         return "lasting_heuristic"
     return trial.configuration.family
-
-
-def policy_of(trial: Trial) -> PolicySettings | None:
-    """The drafter's own length policy, not that of a drafter inside it; None without one."""
-    policy = getattr(trial.configuration.drafter, "policy", None)
-    return policy if isinstance(policy, PolicySettings) else None
 
 
 def drafting(result: SweepResult) -> list[Trial]:

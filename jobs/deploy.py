@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,14 +65,12 @@ def main(
     if promote is not None:
         _promote(promote, _alias(which, None), uncertified)
         return
-    if back:
-        _roll_back(url)
-        return
-    # MLflow and torch take seconds to import.
-    from cluster.serving.control import find_server
-    from dashboards.tracking.registry import CHAMPION, appoint
+    from cluster.serving.control import find_server  # torch takes seconds to import
 
     server = find_server(url)
+    if back:
+        _switch(server, server.roll_back)
+        return
     if config is not None:
         deployment = _from_file(config)
     else:
@@ -83,21 +83,16 @@ def main(
     if canary is not None:
         _try_out(server, deployment, _share(canary))
         return
-    with console.status("loading it beside the one that is served"):
-        served = server.deploy(deployment)
-    if served.version is not None:
-        appoint(server.name, served.version, CHAMPION)
-    say(server.url, served)
+    _switch(server, partial(server.deploy, deployment))
 
 
-def _roll_back(url: str | None) -> None:
-    """Serve the configuration before the last switch. A registered one becomes the champion."""
-    from cluster.serving.control import find_server
+def _switch(server: RunningServer, order: Callable[[], Deployment]) -> None:
+    """Have the server load what `order` names, and serve it. A registered version becomes the
+    champion."""
     from dashboards.tracking.registry import CHAMPION, appoint
 
-    server = find_server(url)
     with console.status("loading it beside the one that is served"):
-        served = server.roll_back()
+        served = order()
     if served.version is not None:
         appoint(server.name, served.version, CHAMPION)
     say(server.url, served)
@@ -145,7 +140,7 @@ def _share(text: str) -> float:
 def _try_out(server: RunningServer, deployment: Deployment, share: float) -> None:
     """Follow a challenger until the server has decided, and log that. The canary continues on the
     server if this is interrupted."""
-    from dashboards.tracking.canary_run import log_canary
+    from dashboards.tracking.server_runs import log_canary
     from dashboards.tracking.registry import CHAMPION, appoint
 
     champion = server.health()["configuration"]

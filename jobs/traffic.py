@@ -22,7 +22,7 @@ from specdec_core.base.errors import UserError
 
 if TYPE_CHECKING:
     from cluster.serving.control import RunningServer
-    from dashboards.tracking.traffic_run import TrafficRun
+    from dashboards.tracking.server_runs import TrafficRun
 
 LOOK = 5.0  # seconds between looks for alarms
 SIGNAL = "SPECDEC_DRIFT"  # in the environment of the command: what has changed
@@ -127,7 +127,7 @@ class _Watching(threading.Thread):
             self._deliver(run.end)
 
     def _traffic_run(self, health: Mapping[str, Any]) -> TrafficRun:
-        from dashboards.tracking.traffic_run import TrafficRun  # MLflow takes seconds to import
+        from dashboards.tracking.server_runs import TrafficRun  # MLflow takes seconds to import
 
         params = {f"served.{name}": health[name] for name in _SERVED}
         server = f"{self.server.url.split('//')[-1]} {int(time())}"

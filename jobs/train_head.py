@@ -126,17 +126,18 @@ def train(
         "source": source,
         "out": str(out),
     }
-    tracking = HeadsRun()
-    judged: dict[str, Modelled] = {}
+    tracking, table = HeadsRun(), None
     with HeadProgress(console) as progress:
         heads = train_heads(specs, examples, settings, out, rates, [tracking, progress])
     show(console, [fits(heads)])
     if judge is not None:
         with ConsoleProgress(console) as judging:
             judged = {**rules, **judge_heads(judge, draft, heads, recordings, profile, judging)}
-        show(console, [thresholds(judged)])
+        shown = thresholds(judged)
+        show(console, [shown])
+        table = shown.frame
     with console.status("writing to MLflow"):
-        tracking.finish(recordings[0].header.pair, draft, params, out, judged)
+        tracking.finish(recordings[0].header.pair, draft, params, out, table)
 
 
 def grid(kinds: str, depths: tuple[int, ...], weights: tuple[float, ...], width: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Trained acceptance heads: how well they fit, and how fast decoding is with the best threshold."""
+"""Trained acceptance heads: how well they fit."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from dashboards.look import DASHED, INK, OTHER_COLOURS, base_figure, legend_beside, style
-from dashboards.ranking import draft_of, policy_of
 from specdec_core.search.results import SweepResult
 
 if TYPE_CHECKING:
     from specdec_core.drafting.heads.card import HeadCard
-    from specdec_core.training.heads.evaluation import Modelled
 
 MOST_SHOWN = 6  # heads; further heads are hidden until clicked in the legend
 
@@ -67,15 +65,9 @@ def short(head: str) -> str:
     return Path(head).name.removeprefix("bundled:")
 
 
-def heads_table(
-    cards: Mapping[str, HeadCard],
-    result: SweepResult | None = None,
-    judged: Mapping[str, Modelled] | None = None,
-) -> pd.DataFrame:
-    """SpecDec++'s Table 3: one row a head, with its fit (KL in nats), its best threshold h and the
-    modelled latency with it: from `judged`, of
-    :func:`specdec_core.training.heads.evaluation.evaluate`, else from the configurations of
-    `result` that use it. Columns without any value are left out."""
+def heads_table(cards: Mapping[str, HeadCard]) -> pd.DataFrame:
+    """SpecDec++'s Table 3: one row a head, with its fit (KL in nats). Columns without any value are
+    left out."""
     table = pd.DataFrame(
         {
             "head": short(name),
@@ -89,34 +81,9 @@ def heads_table(
                     ("train KL", "train_kl"), ("eval KL", "eval_kl"), ("AUC", "auc"), ("ECE", "ece")
                 )
             },
-            **_best_threshold(name, card.draft, result, judged or {}),
         }
         for name, card in cards.items()
     )  # fmt: skip
     table = table.sort_values(["draft", "kind", "w_rej", "D"], ignore_index=True)
     return table[table.columns[~table.isna().all()]]
 
-
-def _best_threshold(
-    head: str, draft: str, result: SweepResult | None, judged: Mapping[str, Modelled]
-) -> dict[str, float]:
-    """The threshold that is fastest with `head`, as modelled; NaN where none is known."""
-    if head in judged:
-        found = judged[head]
-        return _threshold(found.policy, found.latency, found.speedup)
-    if result is None:
-        return _threshold(None, np.nan, np.nan)
-    best, fastest = None, -np.inf
-    for trial in result.trials:
-        policy, speedup = policy_of(trial), trial.metrics.get("estimated_speedup", np.nan)
-        own = policy is not None and head in policy.heads and draft_of(result, trial) == draft
-        if own and speedup > fastest:
-            best, fastest = policy, speedup
-    if best is None:
-        return _threshold(None, np.nan, np.nan)
-    return _threshold(best, result.profile.autoregressive_seconds(1) / fastest, fastest)
-
-
-def _threshold(policy: object, latency: float, speedup: float) -> dict[str, float]:
-    threshold = float(getattr(policy, "threshold", np.nan))
-    return {"best h": threshold, "ms a token": 1e3 * latency, "speedup": speedup}

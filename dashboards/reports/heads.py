@@ -14,7 +14,6 @@ from dashboards.sections import Section
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.measure.comparison import UNKNOWN, ratio_columns
-from specdec_core.search.results import SweepResult
 from specdec_core.tokens.statistics import Ratio, paired_ratio
 from specdec_core.training.heads.evaluation import PRODUCT, Modelled
 from specdec_core.training.heads.finished import FinishedHead
@@ -85,6 +84,7 @@ def thresholds(judged: Mapping[str, Modelled]) -> Section:
     )
     return Section(
         key="thresholds",
+        frame=frame,
         shown=cells.table(frame, THRESHOLDS),
         legend="by replay and the profile; chosen on half the prompts, reported on the others; AUC:"
         " accepted against rejected candidates; the ratio's 95 % interval is over prompts",
@@ -105,12 +105,6 @@ def _chosen(policy: Any) -> str:
     return f"{'Π ' if getattr(policy, 'cumulative', False) else ''}h = {policy.threshold:g}"
 
 
-def reliability(
-    cards: Mapping[str, HeadCard],
-    result: SweepResult | None = None,
-    judged: Mapping[str, Modelled] | None = None,
-) -> Section:
-    """How well calibrated some heads are, and how they fit; with their best thresholds where a
-    sweep used them or they were `judged` on a recording."""
-    table = heads_table(cards, result, judged)
-    return Section.drawn("heads", reliability_diagram(cards), table)
+def reliability(cards: Mapping[str, HeadCard]) -> Section:
+    """How well calibrated some heads are, and how they fit."""
+    return Section.drawn("heads", reliability_diagram(cards), heads_table(cards))

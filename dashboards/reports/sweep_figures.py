@@ -29,7 +29,7 @@ def drawn(result: SweepResult, rounds: pd.DataFrame) -> list[Section]:
         Section.drawn("accepted", accepted_lengths(result, rounds)),
     ]
     if heads := cards(result):
-        sections.append(replace(reliability(heads, result), part="The trained heads"))
+        sections.append(replace(reliability(heads), part="The trained heads"))
     return sections
 
 

@@ -10,13 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from dashboards.outputs.mlflow_runs import delivering, forget, log_run
 from dashboards.reports.heads import reliability
 from dashboards.sections import LoggedRun
 from dashboards.store import connect, experiment_id_of, run_tags, runs_where
 from specdec_core.base.environment import environment
 from specdec_core.config import PairSpec
-from specdec_core.training.heads.evaluation import Modelled
 from specdec_core.training.heads.finished import FinishedHead, HeadObserver
 from specdec_core.training.kinds import TrainedKind
 from specdec_core.training.recorded.finished import Finished, TrainingCard, TrainingObserver
@@ -40,16 +41,17 @@ class HeadsRun(HeadObserver):
         draft: str,
         params: Mapping[str, Any],
         out: Path,
-        judged: Mapping[str, Modelled] | None = None,
+        thresholds: pd.DataFrame | None = None,
     ) -> str:
         """Log the heads, which are in `out`; returns the run's id. `params` say what was trained on
-        what; `judged` has the best threshold of some heads. Raises :class:`Undelivered`."""
+        what; `thresholds` has the best threshold of each head. Raises :class:`Undelivered`."""
         cards = {label: head.card for label, head in self.heads.items()}
         run = LoggedRun(
             name=f"heads of {draft}",
             params=params,
             tags={"draft": draft},
-            figures=[reliability(cards, judged=judged)] if cards else (),
+            texts={} if thresholds is None else {"thresholds.csv": thresholds.to_csv(index=False)},
+            figures=[reliability(cards)] if cards else (),
             nested=[_head_run(head) for head in self.heads.values()],
         )
         return _log(pair, run, "train head", f"the heads are in {out}")

@@ -20,7 +20,7 @@ from cluster.serving.http.app import build_app
 from cluster.serving.served import Operation
 from cluster.serving.server_process import free_port
 from dashboards.store import tracking_uri
-from dashboards.tracking.canary_run import log_canary
+from dashboards.tracking.server_runs import log_canary
 from jobs.traffic import SIGNAL, Watch, between, read_command, watched
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration

@@ -1,4 +1,4 @@
-"""The traffic of a server as a run, written while it serves."""
+"""What a server has done, as runs of its pair's experiment: its traffic, and the end of a canary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
-from dashboards.outputs.mlflow_runs import delivering
+from dashboards.outputs.mlflow_runs import delivering, log_run
+from dashboards.sections import LoggedRun
 from dashboards.store import as_metrics, as_params, connect, experiment_id_of, run_tags
 from specdec_core.base.environment import environment
 
@@ -46,3 +47,21 @@ class TrafficRun:
         client.log_batch(run.info.run_id, params=as_params(self._params))
         self._client, self._run_id = client, run.info.run_id
         return client
+
+
+def log_canary(pair: str, champion: str, state: Mapping[str, Any]) -> str:
+    """Log the decision about a challenger (`canary` in a server's /health) against the `champion`
+    of this id, in the pair's experiment; returns the run's id."""
+    numbers = {f"canary.{name}": state[name] for name in ("pairs", "ratio", "low", "high")}
+    run = LoggedRun(
+        name=f"canary {state['label']}",
+        params={
+            "champion": champion,
+            "challenger": state["configuration"],
+            "share": state["share"],
+        },
+        metrics={name: float(value) for name, value in numbers.items() if value is not None},
+        tags={"kind": "canary", "state": state["state"], "reason": state["reason"]},
+    )
+    client = connect()
+    return log_run(client, experiment_id_of(client, pair), run)
