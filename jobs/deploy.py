@@ -52,7 +52,7 @@ def main(
         str | None,
         Option(
             help="Instead: the id (or its beginning) of a sweep's configuration to register as the"
-            " champion, or with `challenger` as the challenger; a running server is left as it is."
+            " champion, or with `challenger` as the challenger; a running server is not changed."
         ),
     ] = None,
 ) -> None:

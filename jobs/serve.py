@@ -69,7 +69,7 @@ def application(args: dict[str, Any]) -> Application:
     given = parse(Arguments, args, "args")
     if given.api_key_file is None and not given.no_auth:
         raise UserError(
-            "args: everybody who reaches the server's address could ask it: give `api_key_file`, a"
+            "args: every client that reaches the server could use it: give `api_key_file`, a"
             " file of `specdec serve keys`, or `no_auth: true`"
         )
     from cluster.serving.deployment import application as build  # Ray takes seconds to import
@@ -165,7 +165,7 @@ def main(
         bool,
         Option(
             "--share-prefixes/--no-share-prefixes",
-            help="Do not read again what a prompt has in common with a text in the cache.",
+            help="Do not prefill again what a prompt has in common with a sequence in the cache.",
         ),
     ] = True,
     cores: Annotated[
@@ -183,16 +183,16 @@ def main(
         int | None, Option(min=1, help="The most replicas, started when requests wait.")
     ] = None,
     scale_up_after: Annotated[
-        float, Option(min=0, help="Seconds that a further replica is needed before it is started.")
+        float, Option(min=0, help="Seconds that another replica is needed before it is started.")
     ] = 30.0,
     scale_down_after: Annotated[
-        float, Option(min=0, help="Seconds that one is not needed before it is stopped.")
+        float, Option(min=0, help="Seconds that a replica is not needed before it is stopped.")
     ] = 600.0,
     api_key_file: Annotated[
-        Path | None, Option(help="Hashes of the API keys that are let in; see `make-key`.")
+        Path | None, Option(help="Hashes of the API keys that are let in; see `specdec serve keys`.")
     ] = None,
     no_auth: Annotated[
-        bool, Option("--no-auth", help="Let everybody in, also from other machines.")
+        bool, Option("--no-auth", help="Answer every client, also from other machines, without a key.")
     ] = False,
     requests_per_minute: Annotated[
         int | None, Option(min=1, help="Requests of each key; more get status 429.")
@@ -229,7 +229,7 @@ def main(
     follow: Annotated[
         float | None,
         Option(
-            min=1, help="Look so many seconds apart for a new certified champion, and serve that."
+            min=1, help="Look every n seconds for a new certified champion, and serve that."
         ),
     ] = None,
     track: Annotated[

@@ -90,12 +90,6 @@ def learned_state(spec: PairSpec, configuration: Configuration) -> Path | None:
     return path
 
 
-def certified(spec: PairSpec, configuration: Configuration) -> str | None:
-    """The statement of the workspace's certificate of a configuration; None where it has none."""
-    certificate = find_certificate(spec, configuration)
-    return None if certificate is None else certificate.sentence
-
-
 def check_room(start: Start) -> None:
     """Raises :class:`UserError` where the cluster has no room for the replicas."""
     if start.placement is not None:
@@ -152,12 +146,13 @@ def deployment_of(
     """The deployment of a configuration with the certificate, the weights and, unless it starts
     `fresh`, the learned state that are here. Raises :class:`UserError` as :func:`learned_state`
     does."""
+    certificate = find_certificate(spec, configuration)
     return Deployment(
         pair=spec,
         configuration=configuration,
         source=source,
         version=version,
-        certificate=certified(spec, configuration),
+        certificate=None if certificate is None else certificate.sentence,
         learned=None if fresh else learned_state(spec, configuration),
         weights=weights_here(spec, [configuration]),
     )

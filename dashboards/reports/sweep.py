@@ -193,7 +193,7 @@ def lossless(result: SweepResult) -> str:
         return "no: the champion is a lossy method, allowed by name"
     return (
         "yes: a candidate is kept with probability min(1, p/q) and else replaced by a draw from "
-        "norm(max(p − q, 0)), which leaves the target's distribution as it is; greedy output is "
+        "norm(max(p − q, 0)), which keeps the target's distribution; greedy output is "
         "the target's own up to rounding"
     )
 

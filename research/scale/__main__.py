@@ -10,12 +10,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from jobs.console import console, run
 from jobs.options import sizes
+
+if TYPE_CHECKING:
+    from specdec_core.search.results import SweepResult
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def check_exposed(host: str, keys: tuple[bytes, ...] | None, no_auth: bool) -> N
     if keys is None and not no_auth and not _loopback(host):
         raise UserError(
             f"--host {host}: other machines can reach this address; give --api-key-file, or"
-            " --no-auth to let everybody in"
+            " --no-auth to answer every client"
         )
 
 
@@ -138,8 +138,8 @@ def check_host(headers: Mapping[bytes, bytes]) -> None:
         name = asked
     if name and not _loopback(name):
         raise ApiError(
-            "this server is asked as localhost or 127.0.0.1 alone; `specdec serve` with"
-            " --api-key-file or --no-auth is asked by any name",
+            "this server answers only as localhost or 127.0.0.1; with --api-key-file or --no-auth"
+            " `specdec serve` answers to any name",
             status=403,
             code="unknown_host",
         )
