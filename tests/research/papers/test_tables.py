@@ -230,8 +230,10 @@ def test_an_mlflow_run_has_tables_as_artifacts_and_numbers_as_metrics(
     stored = {file.path for file in client.list_artifacts(run_id)}
     assert stored >= {"papers.md", "papers.html", "methods.csv", "papers.json", "figures"}
     client.update_run(run_id, "RUNNING")  # as a killed process leaves it
-    assert log(report(result), files, resume=folder) == run_id
-    assert log(report(result), files, resume=folder) != run_id
+    again = log(report(result), files, resume=folder)
+    assert client.get_run(run_id).info.lifecycle_stage == "deleted"
+    assert log(report(result), files, resume=folder) != again
+    assert client.get_run(again).info.lifecycle_stage == "active"
 
 
 @pytest.fixture
