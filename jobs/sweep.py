@@ -162,9 +162,9 @@ def sweep(
     show(console, sections)
     if result.replay is not None:
         point("replayed", replay_line(result.replay))
-    with console.status("writing to MLflow"):
+    with folder.lock(), console.status("writing to MLflow"):
         version = tracking.finish(result, folder.path, page)
-    folder.finish()
+        folder.finish()
     return result, version, page
 
 
