@@ -52,7 +52,6 @@ class Section:
     brief: Sequence[Any] = ()  # columns that a console shows; unset, all
     intervals: bool = True  # whether it shows them with their intervals
     on_console: bool = True
-    part: str = ""  # a heading above this section and those that follow
     style: str = ""  # of the page: caveats, method
 
     @classmethod
@@ -75,7 +74,7 @@ class Section:
         """The figure and its table under the figure's title, to be shown outside a report."""
         assert self.figure is not None
         title = self.figure.layout.title
-        return replace(self, title=title.text, note=title.subtitle.text, part="", lines=())
+        return replace(self, title=title.text, note=title.subtitle.text, lines=())
 
 
 @dataclass(frozen=True, kw_only=True)

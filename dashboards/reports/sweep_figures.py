@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -29,7 +28,7 @@ def drawn(result: SweepResult, rounds: pd.DataFrame) -> list[Section]:
         Section.drawn("accepted", accepted_lengths(result, rounds)),
     ]
     if heads := cards(result):
-        sections.append(replace(reliability(heads), part="The trained heads"))
+        sections.append(reliability(heads))
     return sections
 
 

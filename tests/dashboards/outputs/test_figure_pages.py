@@ -21,7 +21,6 @@ from tests.dashboards import browser
 def drawings(swept: tuple[SweepResult, Path], with_heads: SweepResult) -> dict[str, Section]:
     rounds = pd.read_parquet(swept[1] / "rounds.parquet")
     sections = drawn(with_heads, rounds)
-    assert [section.part for section in sections if section.part] == ["The trained heads"]
     return {section.key: section for section in sections}
 
 
