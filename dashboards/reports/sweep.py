@@ -24,6 +24,7 @@ from dashboards.reports.standings import standings, timed_sentences
 from dashboards.reports.sweep_figures import drawn
 from dashboards.sections import Report, ReportOrigin, Section, Tile
 from specdec_core.base.errors import UserError
+from specdec_core.config.wording import count
 from specdec_core.search.load.result import LoadChoice
 from specdec_core.search.results import RaceSummary, SweepResult, Timing
 
@@ -100,11 +101,6 @@ def _over_loads(choice: LoadChoice) -> str:
     return f"{choice.chosen.label}: {' and '.join(ends)}, over autoregressive decoding"
 
 
-def threads(result: SweepResult) -> str:
-    count = result.profile.threads
-    return f"{count} thread" + ("s" if count != 1 else "")
-
-
 def tiles(result: SweepResult) -> Iterator[Tile]:
     """The champion's numbers, the most important first."""
     best = champion(result)
@@ -162,7 +158,7 @@ def facts(result: SweepResult) -> Iterator[tuple[str, str]]:
     if result.hardware:
         yield "forward times", f"of {result.hardware}, from a file; nothing was timed here"
     else:
-        yield "device", f"{profile.device}, {threads(result)}"
+        yield "device", f"{profile.device}, {count(profile.threads, "thread")}"
     if result.replay is not None:
         replay = result.replay
         yield (
