@@ -158,7 +158,7 @@ def facts(result: SweepResult) -> Iterator[tuple[str, str]]:
     if result.hardware:
         yield "forward times", f"of {result.hardware}, from a file; nothing was timed here"
     else:
-        yield "device", f"{profile.device}, {count(profile.threads, "thread")}"
+        yield "device", f"{profile.device}, {count(profile.threads, 'thread')}"
     if result.replay is not None:
         replay = result.replay
         yield (
