@@ -189,10 +189,12 @@ def main(
         float, Option(min=0, help="Seconds that a replica is not needed before it is stopped.")
     ] = 600.0,
     api_key_file: Annotated[
-        Path | None, Option(help="Hashes of the API keys that are let in; see `specdec serve keys`.")
+        Path | None,
+        Option(help="Hashes of the API keys that are let in; see `specdec serve keys`."),
     ] = None,
     no_auth: Annotated[
-        bool, Option("--no-auth", help="Answer every client, also from other machines, without a key.")
+        bool,
+        Option("--no-auth", help="Answer every client, also from other machines, without a key."),
     ] = False,
     requests_per_minute: Annotated[
         int | None, Option(min=1, help="Requests of each key; more get status 429.")
@@ -228,9 +230,7 @@ def main(
     tls_key: Annotated[Path | None, Option(help="Its private key (PEM).")] = None,
     follow: Annotated[
         float | None,
-        Option(
-            min=1, help="Look every n seconds for a new certified champion, and serve that."
-        ),
+        Option(min=1, help="Look every n seconds for a new certified champion, and serve that."),
     ] = None,
     track: Annotated[
         bool, Option("--track/--no-track", help="Log load, speed and acceptance to MLflow.")

@@ -146,9 +146,7 @@ def _subtitle(count: int, left_out: int) -> str:
         "every chain of the draft has the same speedup here."
     )
     if left_out:
-        text += (
-            f" Of {count} configurations {left_out} that lie behind the fronts are not drawn."
-        )
+        text += f" Of {count} configurations {left_out} that lie behind the fronts are not drawn."
     return text
 
 

@@ -86,4 +86,3 @@ def heads_table(cards: Mapping[str, HeadCard]) -> pd.DataFrame:
     )  # fmt: skip
     table = table.sort_values(["draft", "kind", "w_rej", "D"], ignore_index=True)
     return table[table.columns[~table.isna().all()]]
-

@@ -47,8 +47,8 @@ class Undelivered(UserError):
 
 @contextmanager
 def delivering(what: str) -> Iterator[None]:
-    """Raises :class:`Undelivered`, which ends with `what` becomes of the results, if the store cannot
-    be used during the block."""
+    """Raises :class:`Undelivered` if the store cannot be used during the block; `what` says what
+    becomes of the results."""
     try:
         with needs_room(store_name()):
             yield

@@ -1,4 +1,4 @@
-"""What a server has done, as runs of its pair's experiment: its traffic, and the end of a canary."""
+"""What a server has done, as runs of its pair's experiment: its traffic, the end of a canary."""
 
 from __future__ import annotations
 

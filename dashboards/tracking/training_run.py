@@ -131,9 +131,7 @@ def _log(pair: PairSpec, run: LoggedRun, command: str, results: str) -> str:
     tags = run_tags(command, environment())
     known = json.dumps([run.name, run.tags.get("draft"), run.params], sort_keys=True)
     plan = hashlib.sha256(known.encode()).hexdigest()
-    nested: Sequence[LoggedRun] = [
-        replace(each, tags={**each.tags, **tags}) for each in run.nested
-    ]
+    nested: Sequence[LoggedRun] = [replace(each, tags={**each.tags, **tags}) for each in run.nested]
     own = {name: value for name, value in run.tags.items() if name != "training"}
     run = replace(run, tags={**own, **tags, PLAN: plan}, nested=nested)
     with delivering(f"{results}, and the same command logs them"):

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import optuna
 import pytest
-from mlflow import MlflowClient
 
 from dashboards import store
 from dashboards.database import prepare, within
@@ -198,7 +197,6 @@ def test_a_password_is_not_in_the_error_of_a_server_that_is_away(
     with pytest.raises(UserError, match=f"^http://{host} .*cannot be used: API req") as caught:
         load_champion()
     assert "s3cret" not in str(caught.value)
-
 
 
 def test_a_password_is_not_in_the_traceback_of_a_fault() -> None:

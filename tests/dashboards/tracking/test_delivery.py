@@ -24,6 +24,7 @@ from jobs.console import print_runs_page
 from specdec_core.search.results import SweepResult
 from tests.dashboards.tracking.test_sweep_run import log
 
+
 @contextmanager
 def server(folder: Path, port: int) -> Iterator[None]:
     """A tracking server of the store in `folder`, killed at the end."""
@@ -113,4 +114,3 @@ def test_a_servers_password_is_in_no_file_no_run_and_no_output(
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert tmp_path / "mlflow.db" in files
     assert not [file for file in files if b"s3cret" in file.read_bytes()]
-

@@ -48,7 +48,7 @@ from tests.dashboards.tracking.test_sweep_run import PROMPTS, log
 
 @pytest.fixture
 def folder(swept: tuple[SweepResult, Path], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(swept[1], tmp_path / "sweep"))
+    return Path(shutil.copytree(swept[1], tmp_path / "another"))
 
 
 @pytest.fixture(scope="module")
