@@ -34,10 +34,10 @@ class TrafficRun:
             self._waiting.clear()
 
     def end(self) -> None:
-        """End the run, if it has begun. Raises :class:`Undelivered`."""
-        if self._client is not None:
-            with delivering("the run of the traffic stays open"):
-                self._client.set_terminated(self._run_id)
+        """Log what was not yet logged, and end the run. Raises :class:`Undelivered`."""
+        self.log({}, 0)
+        with delivering("the run of the traffic stays open"):
+            connect().set_terminated(self._run_id)
 
     def _begun(self) -> MlflowClient:
         client = connect()

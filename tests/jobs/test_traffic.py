@@ -11,7 +11,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from mlflow import MlflowClient
 
 from cluster.serving import drift
 from cluster.serving.control import RunningServer
@@ -19,7 +18,7 @@ from cluster.serving.http.access import Access
 from cluster.serving.http.app import build_app
 from cluster.serving.served import Operation
 from cluster.serving.server_process import free_port
-from dashboards.store import tracking_uri
+from dashboards.store import connect
 from dashboards.tracking.server_runs import log_canary
 from jobs.traffic import SIGNAL, Watch, between, read_command, watched
 from specdec_core.base.errors import UserError
@@ -58,6 +57,7 @@ def test_traffic_and_a_canarys_end_are_runs_of_the_pair(
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    client = connect()  # it makes the database, which can take longer than the end waits
     warned: list[str] = []
     looked = threading.Event()
     metrics = RunningServer.metrics
@@ -73,7 +73,6 @@ def test_traffic_and_a_canarys_end_are_runs_of_the_pair(
         assert looked.wait(60)
         answers = [ask(server, 30) for _ in range(2)]
     assert not warned
-    client = MlflowClient(tracking_uri())
     experiment = client.get_experiment_by_name(server.name)
     assert experiment is not None
     [run] = client.search_runs([experiment.experiment_id], "tags.traffic != ''")
