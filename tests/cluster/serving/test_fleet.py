@@ -619,6 +619,19 @@ def test_replicas_come_under_load_and_go_when_idle(
     run(fleet, story)
 
 
+def test_no_replica_is_stopped_beside_one_that_does_not_work(tiny_pair: Pair) -> None:
+    async def story(fleet: Fleet) -> None:
+        fleet._scaling = Scaling(Replicas(1, 3, down=0.0))
+        fleet.replicas[0].served.loop._fail("killed")
+        await fleet._watch()
+        assert len(fleet.replicas) == 3
+        del fleet.replicas[0]
+        await fleet._watch()
+        assert len(fleet.replicas) == 1
+
+    run(here(tiny_pair, [CHAIN, CHAIN, CHAIN]), story)
+
+
 def test_the_number_of_replicas_follows_the_load_in_its_limits() -> None:
     scaling = Scaling(Replicas(1, 3, up=10, down=20))
     steps = [
