@@ -21,8 +21,8 @@ def alone(
 ) -> Iterator[None]:
     """Reserve every core of the bench's node during the block, so that Ray runs no other work
     there: another sweep's trials, a recording, a training. `held` are cores that the caller holds,
-    by node; the other cores of these nodes are reserved, too. Waits for running work, ten minutes
-    at most, and reports it. A bench on a GPU has the GPU to itself already."""
+    by node; the other cores there are reserved, too. Waits for running work, ten minutes at most,
+    and reports it. A bench on a GPU has the GPU to itself already."""
     left = {} if gpus else left_cores(alive_nodes(), {bench.node(): 0, **(held or {})})
     if not left:
         yield

@@ -111,8 +111,8 @@ class Bench:
         self.drafters.clear()
 
     def decode(self, configuration: Configuration, request: Request) -> tuple[float, Generation]:
-        """Decode one request alone; returns its seconds and generation. A drafter keeps what it has
-        learned from the configuration's earlier requests."""
+        """Decode one request alone; returns its seconds and generation. The drafter learns
+        from one request of the configuration to the next."""
         self.engine.configure(configuration, self.drafters.get(configuration.id))
         self.drafters[configuration.id] = self.engine.drafter
         start = perf_counter()

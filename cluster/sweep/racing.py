@@ -43,8 +43,8 @@ class FinalistRace:
     times, decode them together with autoregressive decoding and the contestants in question. Then
     the contestants in question decode `further` requests, and all requests again.
 
-    Drafters forget what they have learned before every pass over requests, so that all repeats do
-    the same work. The seed of a request identifies it.
+    Drafters are reset before every pass over requests, so that all repeats do the same work. The
+    seed of a request identifies it.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from specdec_core.config import Value
 from specdec_core.cost.forward import ForwardCost, ForwardTerms, Measurement, Work
 from specdec_core.cost.profile import Profile
 
-_PROMPTS = (64, 256, 512)  # tokens of prompts whose prefill enters a fit
+_PROMPTS = (64, 256, 512)  # tokens of the prefills that enter a fit
 
 
 class StepTimes(Value):

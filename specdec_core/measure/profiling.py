@@ -249,7 +249,7 @@ def _row_overhead(profile: Profile, pair: Pair, rows: int) -> float:
 
 
 def _short_request(pair: Pair) -> tuple[Request, float]:
-    """A request whose rounds tell what the engine adds, and its tokens in the cache half-way."""
+    """A request to measure the engine's overheads with, and its tokens in the cache half-way."""
     from specdec_core.engine import Request
 
     prompt, tokens = min(64, pair.max_length // 2), min(32, pair.max_length // 2)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, exp, inf, log, sqrt
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -165,7 +166,7 @@ class Race:
             if turns := set.intersection(*map(set, each)):
                 columns.append(
                     [
-                        np.median([times[turn].for_tokens(length, pace) for turn in turns])
+                        median(times[turn].for_tokens(length, pace) for turn in turns)
                         for times, pace in zip(each, paces, strict=True)
                     ]
                 )

@@ -15,6 +15,7 @@ intervals of all looks hold together (Bonferroni).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -91,25 +92,20 @@ class LoadComparison:
         costs = np.where(best > 0, 1 - chosen / np.where(best > 0, best, 1), 0.0)
         return Cost(float(costs.mean()), *self._interval(costs))
 
-    def choose(self, among: Collection[str]) -> str:
-        """The configuration in question with the least expected cost."""
-        return min(self.in_question(among), key=lambda each: self.cost(each, among).expected)
-
     def decision(
         self, kept: str | None = None, tolerance: float = 0, most: float = 1
     ) -> tuple[str, Cost]:
         """The choice among the configurations that had every turn, and its cost: a configuration
-        that left before was shown to be worse. `kept` is the choice if it is in question, is
-        expected to cost at most `tolerance` more than the best, and is shown to cost at most
-        `most`."""
+        that left before was shown to be worse. The one in question with the least expected cost is
+        the choice, unless `kept` is in question, is expected to cost at most `tolerance` more, and
+        is shown to cost at most `most`."""
         among = self.racing
-        best = self.choose(among)
-        cost = self.cost(best, among)
-        if kept in self.in_question(among):
-            keeping = self.cost(kept, among)
-            if keeping.expected <= cost.expected + tolerance and keeping.high <= most:
-                return kept, keeping
-        return best, cost
+        costs = {each: self.cost(each, among) for each in self.in_question(among)}
+        best = min(costs, key=lambda each: costs[each].expected)
+        if kept is not None and kept in costs:
+            within = costs[kept].expected <= costs[best].expected + tolerance
+            best = kept if within and costs[kept].high <= most else best
+        return best, costs[best]
 
     def _interval(self, draws: np.ndarray) -> tuple[float, float]:
         tails = [self._tail, 1 - self._tail]
@@ -162,22 +158,18 @@ class LoadTimer(Protocol):
         with nothing learned."""
 
 
+@dataclass
 class LiveRace:
     """Races of configurations, one load after another. Each run is a file in `folder` as soon as it
     is taken; a run that is there is not taken again."""
 
-    def __init__(
-        self,
-        live: LiveSettings,
-        timer: LoadTimer,
-        folder: Path,
-        observer: Observer,
-        by: Objective,
-        slo: Slo | None = None,
-    ) -> None:
-        self.live, self.timer, self.folder, self.observer = live, timer, folder, observer
-        self.by, self.slo = by, slo
-        self._warm: set[tuple[Load, str]] = set()
+    live: LiveSettings
+    timer: LoadTimer
+    folder: Path
+    observer: Observer
+    by: Objective
+    slo: Slo | None = None
+    _warm: set[tuple[Load, str]] = field(default_factory=set)
 
     def run(
         self, load: Load, contestants: Sequence[Configuration], first: int = 0

@@ -19,7 +19,7 @@ from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import CLIENTS, Load, Workload
 
-_RECENT = 16  # configurations whose rounds are kept
+_RECENT = 16  # latest configurations: their rounds are kept
 
 
 class Simulated:

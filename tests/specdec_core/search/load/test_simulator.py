@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from specdec_core.cost import Hardware
@@ -43,6 +46,13 @@ def drafted(prompt: int = 10, rounds: int = 3) -> Answers:
 def clients(answers: Answers, number: int, count: int, **limits: int) -> Simulation:
     limit = Limits(**{"slots": 4, **limits})
     return simulate_clients(StepCosts(answers, CONSTANT), shapes_of(answers, count), number, limit)
+
+
+def arriving(
+    answers: Answers, arrivals: Sequence[float], slots: int, replicas: int = 1, **router: Any
+) -> Simulation:
+    costs, shapes = StepCosts(answers, CONSTANT), shapes_of(answers, len(arrivals))
+    return simulate_arrivals(costs, shapes, arrivals, Limits(slots), replicas, Router(**router))
 
 
 def times(simulation: Simulation) -> Rows:
@@ -165,11 +175,8 @@ def test_clients_send_the_next_request_when_they_have_their_answer() -> None:
 
 
 def test_an_open_loop_does_not_wait_for_answers() -> None:
-    answers = autoregressive()
     arrivals = [0.0, 1.0, 1.0, 1.005]
-    simulation = simulate_arrivals(
-        StepCosts(answers, CONSTANT), shapes_of(answers, 4), arrivals, Limits(4)
-    )
+    simulation = arriving(autoregressive(), arrivals, 4)
     assert simulation.records["sent"].tolist() == arrivals
     # One that comes within a step is served from the next one on.
     assert simulation.records["first"].tolist() == pytest.approx([T, 1 + T, 1 + T, 1 + 2 * T])
@@ -177,13 +184,10 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
 
 
 def test_an_overloaded_engine_queues() -> None:
-    answers = autoregressive()
     capacity = 2 / (5 * T)  # requests a second of two slots
 
     def waits(rate: float) -> float:
-        arrivals = arrival_times(rate, 200).tolist()
-        shapes = shapes_of(answers, 200)
-        simulation = simulate_arrivals(StepCosts(answers, CONSTANT), shapes, arrivals, Limits(2))
+        simulation = arriving(autoregressive(), arrival_times(rate, 200).tolist(), 2)
         return simulation.measure().value("ttft", 99)
 
     assert waits(0.5 * capacity) < 10 * T
@@ -253,63 +257,33 @@ def test_a_full_cache_preempts_and_every_answer_is_whole() -> None:
 
 @pytest.mark.parametrize("routing", ["round_robin", "least_loaded", "two_choices"])
 def test_routers_spread_requests(routing: Routing) -> None:
-    answers = autoregressive()
     arrivals = arrival_times(100, 300).tolist()
-    simulation = simulate_arrivals(
-        StepCosts(answers, CONSTANT),
-        shapes_of(answers, 300),
-        arrivals,
-        Limits(2),
-        4,
-        Router(routing),
-    )
+    simulation = arriving(autoregressive(), arrivals, 2, 4, routing=routing)
     assert len(simulation.records) == 300
     assert len(simulation.busy) == 4
     assert min(simulation.busy) > 0.5 * max(simulation.busy)
 
 
 def test_the_least_loaded_replica_is_the_better_choice() -> None:
+    # Short and long answers alternate: a round robin sends all long ones to one replica.
     answers = Answers([10, 10], {1: [[ALONE] * 2, [ALONE] * 60]}, None)
-    shapes = shapes_of(answers, 200)  # in turn short and long: a round robin sends all long to one
 
     def latency(routing: Routing) -> float:
-        arrivals = arrival_times(3, 200).tolist()
-        simulation = simulate_arrivals(
-            StepCosts(answers, CONSTANT), shapes, arrivals, Limits(1), 2, Router(routing)
-        )
+        simulation = arriving(answers, arrival_times(3, 200).tolist(), 1, 2, routing=routing)
         return simulation.measure().value("ttft", 95)
 
     assert latency("least_loaded") < latency("round_robin")
 
 
 def test_a_router_passes_one_request_on_after_the_other() -> None:
-    answers = autoregressive(tokens=1)
-    simulation = simulate_arrivals(
-        StepCosts(answers, CONSTANT),
-        shapes_of(answers, 3),
-        [0.0] * 3,
-        Limits(4),
-        3,
-        Router(seconds=1.0),
-    )
+    simulation = arriving(autoregressive(tokens=1), [0.0] * 3, 4, 3, seconds=1.0)
     assert simulation.records["first"].tolist() == pytest.approx([1 + T, 2 + T, 3 + T])
     assert simulation.router_busy == pytest.approx(3 / (3 + T))
 
 
 def test_a_simulation_is_the_same_every_time() -> None:
-    answers = drafted()
     arrivals = arrival_times(30, 100).tolist()
-    runs = [
-        simulate_arrivals(
-            StepCosts(answers, CONSTANT),
-            shapes_of(answers, 100),
-            arrivals,
-            Limits(2),
-            3,
-            Router("two_choices"),
-        )
-        for _ in range(2)
-    ]
+    runs = [arriving(drafted(), arrivals, 2, 3, routing="two_choices") for _ in range(2)]
     assert runs[0].records.equals(runs[1].records)
     assert runs[0].measure(Slo(ttft=0.1)) == runs[1].measure(Slo(ttft=0.1))
 
