@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import ray
@@ -190,11 +190,14 @@ class RecordingWorker:
 
     def __init__(self, spec: PairSpec, served: str | None = None) -> None:
         self.spec, self.served = spec, served
+        self.loaded: Pair | None = None
         self.recorder: Recorder | None = None
 
-    @cached_property
+    @property
     def pair(self) -> Pair:
-        return load_pair(self.spec) if self.served is None else served_pair(self.spec)
+        if self.loaded is None:
+            self.loaded = (load_pair if self.served is None else served_pair)(self.spec)
+        return self.loaded
 
     def fingerprints(self) -> dict[str, str]:
         """The digest of each model's weights."""

@@ -203,7 +203,7 @@ def test_an_actor_that_comes_too_late_for_work_is_not_told_of(
 ) -> None:
     class Late(RecordingWorker):
         def ready(self, header: Header) -> None:
-            if "pair" not in self.__dict__:  # the first one has loaded it by now
+            if self.loaded is None:  # the first one has loaded it by now
                 (tmp_path / "late").touch()
                 time.sleep(600)
             super().ready(header)
