@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -120,21 +119,6 @@ def test_replicas_answer_as_one_server(url, expected):
     assert 'specdec:replicas{model_name="llama"} 2.0' in page.replace(status["model"], "llama")
     empty = http.post(url + PATH, json={"prompt": ""})  # what only an engine refuses
     assert (empty.status_code, "empty" in empty.text) == (400, True)
-
-
-def test_the_queue_counts_over_all_replicas(url):
-    body = {"prompt": ["x"] * 64, "stream": True, **LONG}
-    with ExitStack() as streams:
-        for _ in range(2):
-            stream = streams.enter_context(http.stream("POST", url + PATH, json=body))
-            lines = stream.iter_lines()
-            next(lines)
-            streams.callback(lines.close)
-        assert all(replica["waiting"] > 32 for replica in health(url)["replicas"])
-        assert http.get(f"{url}/ready").status_code == 503
-        refused = http.post(url + PATH, json=body)
-        assert (refused.status_code, "are waiting already" in refused.text) == (429, True)
-    wait(lambda: health(url)["running"] == 0)
 
 
 def test_a_deployment_reaches_every_replica_and_changes_no_text(url, expected, tiny_spec):

@@ -210,6 +210,7 @@ def test_a_killed_shard_costs_no_token_and_changes_none(both: Both) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("both", ["heads"], indirect=True)
 def test_a_group_that_did_not_start_again_is_lost_and_may_start_later(
     both: Both, monkeypatch: pytest.MonkeyPatch

@@ -19,7 +19,7 @@ from research.bandits.regret import (
     regret,
     ucb_bound,
 )
-from specdec_core.drafting.bandit.rules import Bandit, EXP3Spec, Thompson, UCBSpec
+from specdec_core.drafting.bandit.rules import Bandit, UCBSpec
 from specdec_core.tokens.statistics import Round
 
 LONGEST = 4
@@ -139,19 +139,6 @@ def test_regret_of_ucbspec_grows_like_a_logarithm_and_stays_below_its_order() ->
     inside = 1 + 2 * math.log(3 * rounds**2.5 / 0.05)
     most = hardness(means) * LONGEST**2 * inside + 2 * len(means)
     assert max(curve[-1] for curve in curves) < most
-
-
-def test_regret_of_exp3spec_grows_slower_than_the_rounds() -> None:
-    rounds = 20_000
-    curves = [simulate(EXP3Spec(3, LONGEST, seed=seed), rounds, seed) for seed in range(3)]
-    # linear would be 9, a square root √10 − 1 = 2.2
-    assert growth(curves) < 3
-    bound = 2 * exp3_bound(3, LONGEST, np.array([rounds]))[0]
-    assert max(curve[-1] for curve in curves) < bound
-
-
-def test_regret_of_thompson_sampling_grows_like_a_logarithm() -> None:
-    assert growth([simulate(Thompson(3, LONGEST, seed=n), 20_000, n) for n in range(3)]) < 1
 
 
 def test_a_rule_that_learns_nothing_has_linear_regret() -> None:

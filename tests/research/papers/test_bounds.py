@@ -65,13 +65,6 @@ class TestBounds:
         assert (other >= 0).all()
         np.testing.assert_array_equal(pinsker > other, [True, True, True, False, False, False])
 
-    def test_acceptance_is_that_of_drawn_tokens(self):
-        rng = np.random.default_rng(1)
-        p, q = rng.dirichlet(np.full(20, 0.5), size=2)
-        tokens = rng.choice(20, p=q, size=100_000)
-        accepted = rng.random(len(tokens)) < p[tokens] / q[tokens]
-        assert expected_acceptance(p, q) == pytest.approx(accepted.mean(), abs=5e-3)
-
     def test_entropies_are_scipys(self):
         for p, q in [*random_pairs(), *EXTREMES]:
             np.testing.assert_allclose(entropy(q), stats.entropy(q, axis=-1), atol=1e-12)

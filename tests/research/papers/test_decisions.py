@@ -128,59 +128,7 @@ class TestCostsOfDecisions:
             immediate_costs(rounds_frame(generations), T_DRAFT, T_TARGET)
 
 
-class Drafting:
-    """The MDP where every token is accepted with probability `alpha`, whatever came before it, and
-    `fixed` candidates are drafted each round; costs to go by dynamic programming."""
-
-    def __init__(self, alpha: float, fixed: int, length: int) -> None:
-        self.alpha, self.fixed = alpha, fixed
-        self.to_go = [0.0]
-        for left in range(1, length + 1):
-            self.to_go.append(self.cost(left, min(fixed, left - 1)))
-
-    def cost(self, left: int, drafted: int, accepted: int = 0) -> float:
-        """Of a round of `drafted` candidates, and of what follows, with `left` tokens to write,
-        where the first `accepted` candidates are known to be accepted."""
-        total = C2
-        for number in range(accepted, drafted + 1):
-            probability = self.alpha ** (number - accepted)
-            if number < drafted:
-                probability *= 1 - self.alpha
-            total += probability * (C1 * (drafted - number) + self.to_go[left - number - 1])
-        return total
-
-    def states(self):
-        """(left, k, candidates of the round after going on)"""
-        for left in range(3, len(self.to_go)):
-            for k in range(left - 2):
-                yield left, k, max(min(self.fixed, left - 1), k + 2)
-
-    def delta(self) -> float:
-        """The theorem's bound on what continuing makes dearer. A rejection does not matter to
-        what follows here, which leaves Δ2."""
-        return max(
-            self.to_go[left - k - 2] - self.cost(left, drafted, k + 2)
-            for left, k, drafted in self.states()
-        )
-
-
 class TestStoppingThreshold:
-    @pytest.mark.parametrize("alpha", [0.3, 0.7, 0.9])
-    @pytest.mark.parametrize("fixed", [1, 4, 8])
-    def test_stopping_at_the_threshold_is_never_dearer(self, alpha, fixed):
-        mdp = Drafting(alpha, fixed, length=30)
-        threshold = stopping_threshold(C1, C2, max(mdp.delta(), 0.0))
-        stopped = 0
-        for left, k, drafted in mdp.states():
-            if 1 - alpha**k >= threshold:
-                stopped += 1
-                assert mdp.cost(left, k + 1) <= mdp.cost(left, drafted)
-        assert stopped
-
-    def test_going_on_is_right_where_rejection_is_unlikely(self):
-        mdp = Drafting(0.9, fixed=8, length=30)
-        assert mdp.cost(30, 1) > mdp.cost(30, 8)
-
     def test_is_the_papers_formula(self):
         assert stopping_threshold(1.0, 3.0) == pytest.approx(3 / 4)
         assert stopping_threshold(1.0, 3.0, delta=2.0) == pytest.approx(5 / 6)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pandas as pd
 import pytest
 
 from research.papers import banditspec, replayed
@@ -94,28 +93,6 @@ def test_bounds_add_up_over_prompts_for_bandits_that_the_theorems_cover(greedy: 
         ucb += hardness * longest**2 * math.log(len(output))
     assert table.loc["EXP3Spec", "bound"] == pytest.approx(exp3)
     assert table.loc["UCBSpec", "bound"] == pytest.approx(ucb)
-
-
-def test_arms_are_priced_by_the_recorded_draft(greedy: Sets) -> None:
-    """Whatever the pair that is priced has first."""
-    drafts = {"head": ForwardCost.constant(10.0), **PROFILE.drafts}
-    with_head = PROFILE.model_copy(update={"drafts": drafts})
-    expected = replayed.regret(greedy, PROFILE)
-    pd.testing.assert_frame_equal(replayed.regret(greedy, with_head), expected)
-
-
-def test_a_chain_of_a_trees_depth_is_never_deeper_accepted(greedy: Sets) -> None:
-    table = replayed.trees(greedy, PROFILE).set_index("shape")
-    assert table.loc["4×2×2×1", "nodes"] == 4 + 8 + 16 + 16
-    assert table["path_rate"].between(0, 1).all()
-    assert table.loc["4×1×1×1", "mat"] >= table.loc["2×1×1×1", "mat"]
-
-
-def test_ranks_share_all_places(greedy: Sets) -> None:
-    table = replayed.ranks(greedy)
-    track = Replay(greedy["code"], hidden=False).track()
-    assert table["share"][0] == pytest.approx(track.agreeing.astype(bool).mean())
-    assert table["share"].sum() <= 1 + 1e-9
 
 
 def decoded(spec: PairSpec) -> DecodedPrompts:

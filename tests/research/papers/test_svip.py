@@ -108,26 +108,6 @@ def test_divergence_is_of_the_rejected_token_and_of_those_before_it(sampled: Set
         )
 
 
-def test_outcomes_add_up_to_all_tokens(greedy: Sets, sampled: Sets) -> None:
-    for sets in (greedy, sampled):
-        [recording] = sets.values()
-        [row] = svip.entropies(sets).to_dict("records")
-        assert row["n_accepted"] + row["n_rejected"] == sum(map(len, recording.prompts.outputs))
-        table = svip.tokens(sets)
-        assert table["count"][0] == row["n_accepted"] + row["n_rejected"]
-        assert table["accepted"][0] == pytest.approx(row["n_accepted"] / table["count"][0])
-        assert table["accepted"][1:].is_monotonic_increasing
-
-
-def test_bounds_stay_below_what_they_bound(sampled: Sets) -> None:
-    table = svip.bounds(sampled, bins=4)
-    assert table["beta"].is_monotonic_increasing
-    assert (table["oracle_bound"] <= table["beta"] + 1e-3).all()
-    fits = svip.ratio_fits(sampled)
-    for column in ("measured", "gaussian", "gamma"):
-        assert fits[column].is_monotonic_increasing  # in c
-
-
 def test_lengths_are_those_of_replay_held_against_the_oracle(sampled: Sets) -> None:
     [recording] = sampled.values()
     most = recording.header.max_draft
@@ -138,18 +118,6 @@ def test_lengths_are_those_of_replay_held_against_the_oracle(sampled: Sets) -> N
     start = track.firsts[rounds.prompt] + rounds.position
     assert (rounds.drafted[free] == 1).all()
     assert (delta == 1 - np.minimum(track.agreeing[start[free]], most)).all()
-
-
-def test_a_row_of_lengths_is_of_the_same_rounds(sampled: Sets) -> None:
-    [recording] = sampled.values()
-    track = texts(sampled)[0][1]
-    table = svip.lengths(sampled).set_index("policy")
-    for policy, rounds in svip._replayed(recording, svip.POLICIES):
-        free, _ = svip._deltas(track, rounds)
-        assert not free.all()
-        row, accepted = table.loc[policy], rounds.accepted[free]
-        assert row["accepted"] == pytest.approx(accepted.sum() / rounds.drafted[free].sum())
-        assert row["mat"] == pytest.approx(row["drafted"] * row["accepted"] + 1)
 
 
 def test_a_speedup_is_that_of_the_rounds_counts(sampled: Sets) -> None:

@@ -14,7 +14,6 @@ from research.plan_tree.tree_plan import (
     PlannedTree,
     StaticTrees,
     expected_accepted,
-    fastest,
     uniform_tree,
 )
 from specdec_core.search.space import k_configurations
@@ -93,24 +92,6 @@ def test_no_k_configuration_is_better_than_the_planned_one(
         assert planned.depth <= depth
 
 
-def test_what_is_expected_is_what_happens() -> None:
-    """Paths drawn by the rates are as long as the planner says."""
-    acceptance = [0.5, 0.2, 0.1]
-    tree = StaticTrees(acceptance, 9, 4).tree(9, 4)
-    rng = np.random.default_rng(0)
-    lengths = []
-    for _ in range(4000):
-        node, length = 0, 0
-        for level in tree.children:
-            rank = int(rng.choice(4, p=[*acceptance, 1 - sum(acceptance)]))
-            if rank >= level[node]:
-                break
-            node, length = sum(level[:node]) + rank, length + 1
-        lengths.append(length)
-    error = np.std(lengths) / len(lengths) ** 0.5
-    assert abs(np.mean(lengths) - tree.expected) < 4 * error
-
-
 def test_a_k_configuration_is_the_tree_that_its_numbers_say() -> None:
     tree = uniform_tree([0.5, 0.2, 0.1, 0.05], (4, 2, 2, 1))
     assert tree.children == ((4,), (2,) * 4, (2,) * 8, (1,) * 16)
@@ -118,18 +99,6 @@ def test_a_k_configuration_is_the_tree_that_its_numbers_say() -> None:
     assert tree.branching == (4, 2, 2, 1)
     assert tree.label == "4·2·2·1"
     assert tree.expected == pytest.approx(0.85 * (1 + 0.7 * (1 + 0.7 * (1 + 0.5))))
-
-
-def test_dear_nodes_make_small_trees_and_dear_forwards_shallow_ones() -> None:
-    trees = StaticTrees(RATES[0], 24, 8)
-
-    def best(round_: float, forward: float, node: float) -> PlannedTree:
-        return fastest(trees, lambda tree: round_ + forward * tree.depth + node * tree.nodes)
-
-    free, dear_nodes, dear_forwards = best(1, 0, 0), best(1, 0, 0.2), best(1, 0.5, 0)
-    assert free.expected == trees.values.max()
-    assert dear_nodes.nodes < free.nodes
-    assert dear_forwards.depth < free.depth
 
 
 def test_the_grid_has_every_configuration_within_its_bounds_once() -> None:
