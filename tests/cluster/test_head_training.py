@@ -14,6 +14,7 @@ from specdec_core.drafting.heads.storage import load_head
 from specdec_core.training.heads.finished import FinishedHead, HeadObserver
 from specdec_core.training.heads.training import HeadTraining
 from tests.full_disk import SmallDisk
+from tests.observers import Heard
 from tests.specdec_core.drafting.heads.examples import PAIR, learnable
 
 pytestmark = pytest.mark.usefixtures("ray_running")
@@ -24,22 +25,19 @@ NAMES = ["small-specdecpp-d0-w1", "small-specdecpp-d2-w6", "small-t2"]
 EXAMPLES = {"specdecpp": learnable(), "t2": learnable("t2")}
 
 
-class Heard(HeadObserver):
+class HeardTraining(Heard, HeadObserver):
     def __init__(self) -> None:
+        super().__init__()
         self.finished: list[str] = []
-        self.steps = 0
 
     def head_finished(self, head: FinishedHead) -> None:
         self.finished.append(head.label)
-
-    def step(self) -> None:
-        self.steps += 1
 
 
 def test_heads_are_those_of_a_training_in_this_process_and_are_not_trained_twice(
     tmp_path: Path,
 ) -> None:
-    first = Heard()
+    first = HeardTraining()
     heads = train_heads(SPECS, EXAMPLES, SETTINGS, tmp_path, observers=[first])
     assert [head.label for head in heads] == NAMES
     assert sorted(first.finished) == NAMES
@@ -51,7 +49,7 @@ def test_heads_are_those_of_a_training_in_this_process_and_are_not_trained_twice
         assert load_head(head.folder, PAIR["draft"], PAIR["target"]).card == head.card
 
     (tmp_path / NAMES[1] / "head.json").unlink()  # as if it had been interrupted there
-    again = Heard()
+    again = HeardTraining()
     assert train_heads(SPECS, EXAMPLES, SETTINGS, tmp_path, observers=[again]) == heads
     assert again.steps == 1
     assert sorted(again.finished) == NAMES
@@ -62,7 +60,7 @@ def test_of_several_learning_rates_the_one_with_the_least_eval_loss_is_kept(
     tmp_path: Path,
 ) -> None:
     rates = [1e-6, 1e-2, 1e-5]
-    heard = Heard()
+    heard = HeardTraining()
     heads = train_heads(SPECS[:2], EXAMPLES, SETTINGS, tmp_path, rates, [heard])
     assert heard.steps == 6
     assert [head.label for head in heads] == NAMES[:2]
@@ -79,7 +77,7 @@ def test_of_several_learning_rates_the_one_with_the_least_eval_loss_is_kept(
 def test_a_full_disk_ends_a_training_in_one_line_and_with_room_it_goes_on(
     small_disk: SmallDisk,
 ) -> None:
-    class Filler(Heard):
+    class Filler(HeardTraining):
         def head_finished(self, head: FinishedHead) -> None:
             super().head_finished(head)
             small_disk.fill()
@@ -90,7 +88,7 @@ def test_a_full_disk_ends_a_training_in_one_line_and_with_room_it_goes_on(
     small_disk.make_room()
     (whole,) = (name for name in NAMES if (heads / name / "head.json").exists())
     load_head(heads / whole, PAIR["draft"], PAIR["target"])
-    heard = Heard()
+    heard = HeardTraining()
     found = train_heads(SPECS, EXAMPLES, SETTINGS, heads, observers=[heard])
     assert [head.label for head in found] == NAMES
     assert heard.steps == 2
@@ -99,7 +97,7 @@ def test_a_full_disk_ends_a_training_in_one_line_and_with_room_it_goes_on(
 
 @pytest.mark.long
 def test_a_head_whose_worker_is_killed_is_trained_again(tmp_path: Path) -> None:
-    class Killer(Heard):
+    class Killer(HeardTraining):
         def head_finished(self, head: FinishedHead) -> None:
             if not self.finished:  # the other worker is at work on the next one
                 found = psutil.Process().children(recursive=True)

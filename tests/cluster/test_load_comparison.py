@@ -10,7 +10,6 @@ import pytest
 from cluster.load_comparison import Contestant, compare_servers
 from cluster.serving.server_process import Cores, StartableServer
 from specdec_core.base.errors import UserError
-from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine
@@ -22,6 +21,7 @@ from specdec_core.measure.comparison import over
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
 from tests.local_server import LocalServer, engine_server
+from tests.observers import Heard
 
 CHAIN = Configuration(drafter=DraftModelSettings())
 PLAN = LoadPlan(clients=(1, 2), requests=4, repeats=2, max_new_tokens=6)
@@ -53,20 +53,6 @@ class Turns:
         return Contestant(row, server)
 
 
-class Watched(Observer):
-    def __init__(self) -> None:
-        self.steps, self.warnings, self.done = 0, [], 0
-
-    def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
-        self.done = done
-
-    def step(self) -> None:
-        self.steps += 1
-
-    def warned(self, message: str) -> None:
-        self.warnings.append(message)
-
-
 class Broken(LocalServer):
     def start(self, port: int) -> str:
         raise UserError("no memory")
@@ -94,7 +80,7 @@ def parts(tmp_path: Path) -> Iterator[Parts[LoadRecord]]:
 def test_all_answer_the_same_requests_of_every_load_in_turns(
     tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, parts: Parts[LoadRecord]
 ) -> None:
-    turns, observer = Turns(tiny_pair, monkeypatch), Watched()
+    turns, observer = Turns(tiny_pair, monkeypatch), Heard()
     contestants = [
         turns.contestant("autoregressive", AUTOREGRESSIVE),
         turns.contestant("chain", CHAIN),
@@ -135,7 +121,7 @@ def test_an_interrupted_comparison_goes_on_with_what_is_missing(
 
     turns.started.clear()
     again = turns.contestant("autoregressive", AUTOREGRESSIVE)
-    observer = Watched()
+    observer = Heard()
     contestants = [again, turns.contestant("chain", CHAIN)]
     plain, chain = compare_servers(plan, contestants, requests, cores, parts, observer)
     assert turns.started == [("chain", 2), ("chain", 2), ("autoregressive", 2)]

@@ -31,6 +31,7 @@ from specdec_core.recordings.plan import SHARD, RecordingPlan
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import Header, Recording, save_header, shard_file
 from tests.commands import prompts_file
+from tests.observers import Heard
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
 pytestmark = pytest.mark.usefixtures("ray_running")
@@ -41,21 +42,12 @@ PROMPTS.insert(8, PROMPTS[1])
 PARTS = ("prompts", "drafts/draft", "examples/draft")
 
 
-class Heard(RecordingObserver):
-    def __init__(self) -> None:
-        self.prompts = self.tokens = 0
-        self.stages: list[str] = []
-        self.warnings: list[str] = []
-
-    def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
-        self.stages.append(f"{name} {steps}" if steps else name)
+class HeardRecording(Heard, RecordingObserver):
+    prompts = tokens = 0
 
     def recorded(self, prompts: int, tokens: int) -> None:
         self.prompts += prompts
         self.tokens += tokens
-
-    def warned(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +61,13 @@ def plan(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> Recor
 @pytest.fixture(scope="module")
 def recorded(
     plan: RecordingPlan, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Recording, Heard]:
-    heard = Heard()
+) -> tuple[Recording, HeardRecording]:
+    heard = HeardRecording()
     return run_recording(plan, tmp_path_factory.mktemp("home"), observer=heard), heard
 
 
 @pytest.fixture
-def copy(recorded: tuple[Recording, Heard], tmp_path: Path) -> Path:
+def copy(recorded: tuple[Recording, HeardRecording], tmp_path: Path) -> Path:
     """A finished recording that may be damaged, in a home of its own."""
     folder = recorded[0].folder
     return Path(shutil.copytree(folder, tmp_path / "traces" / folder.name))
@@ -96,7 +88,7 @@ def asked(recorder: Recorder, numbers: Iterable[int]) -> list[tuple[int, Request
 
 
 def test_shards_hold_what_one_process_records(
-    recorded: tuple[Recording, Heard], tiny_pair: Pair
+    recorded: tuple[Recording, HeardRecording], tiny_pair: Pair
 ) -> None:
     recording, heard = recorded
     recorder = Recorder(tiny_pair, recording.header)
@@ -125,14 +117,16 @@ def test_a_heads_recording_is_whole_without_examples(
     wanted = plan.model_copy(update={"pair": pair, "prompts": prompts})
     recording = run_recording(wanted, tmp_path)
     assert recording.header.mixing
-    before, heard = times(recording.folder), Heard()
+    before, heard = times(recording.folder), HeardRecording()
     assert len(before) == 2  # prompts, and what the head drafts
     assert run_recording(wanted, tmp_path, observer=heard).folder == recording.folder
     assert times(recording.folder) == before
     assert not heard.warnings
 
 
-def test_a_text_that_comes_twice_is_recorded_once(recorded: tuple[Recording, Heard]) -> None:
+def test_a_text_that_comes_twice_is_recorded_once(
+    recorded: tuple[Recording, HeardRecording],
+) -> None:
     recording = recorded[0]
     assert recording.prompts.numbers == [n for n in range(len(PROMPTS)) if n != 8]
     assert recording.header.prompts.count == len(PROMPTS)
@@ -141,13 +135,13 @@ def test_a_text_that_comes_twice_is_recorded_once(recorded: tuple[Recording, Hea
 def test_the_same_call_finds_a_finished_recording_and_writes_nothing(
     plan: RecordingPlan, copy: Path
 ) -> None:
-    before, heard = times(copy), Heard()
+    before, heard = times(copy), HeardRecording()
     again = run_recording(plan, copy.parents[1], observer=heard)
     assert (again.folder, heard.prompts, times(copy)) == (copy, 0, before)
 
 
 def test_missing_broken_and_foreign_shards_alone_are_recorded_again(
-    plan: RecordingPlan, recorded: tuple[Recording, Heard], copy: Path
+    plan: RecordingPlan, recorded: tuple[Recording, HeardRecording], copy: Path
 ) -> None:
     whole = tables(recorded[0].folder)
     for part in PARTS:  # another shard's files can be read and are of other prompts
@@ -159,7 +153,7 @@ def test_missing_broken_and_foreign_shards_alone_are_recorded_again(
     left.mkdir()
     (left / "shard-00003.parquet").write_bytes(b"half")
     shutil.copy(shard_file(copy, "prompts", 1), shard_file(copy, "prompts", 7))
-    before, heard = times(copy), Heard()
+    before, heard = times(copy), HeardRecording()
     run_recording(plan, copy.parents[1], observer=heard)
     assert heard.prompts == 8 + 8 + 3
     assert [message.split()[1] for message in heard.warnings] == ["0", "1", "7"]
@@ -171,11 +165,11 @@ def test_missing_broken_and_foreign_shards_alone_are_recorded_again(
 
 
 def test_killed_actors_are_started_again_with_their_shards(
-    plan: RecordingPlan, recorded: tuple[Recording, Heard], tmp_path: Path
+    plan: RecordingPlan, recorded: tuple[Recording, HeardRecording], tmp_path: Path
 ) -> None:
     import psutil  # Ray brings it and puts it on the path
 
-    class Killer(Heard):
+    class Killer(HeardRecording):
         killed = 0
 
         def recorded(self, prompts: int, tokens: int) -> None:
@@ -208,7 +202,7 @@ def test_an_actor_that_comes_too_late_for_work_is_not_told_of(
                 time.sleep(600)
             super().ready(header)
 
-    class Waits(Heard):
+    class Waits(HeardRecording):
         def recorded(self, prompts: int, tokens: int) -> None:
             super().recorded(prompts, tokens)
             while not (tmp_path / "late").exists():
@@ -224,7 +218,7 @@ def test_an_actor_that_comes_too_late_for_work_is_not_told_of(
 
 
 def test_what_a_recording_depends_on_is_in_its_name(
-    plan: RecordingPlan, recorded: tuple[Recording, Heard], copy: Path, tmp_path: Path
+    plan: RecordingPlan, recorded: tuple[Recording, HeardRecording], copy: Path, tmp_path: Path
 ) -> None:
     longer = plan.model_copy(update={"max_draft": 7})
     with pytest.raises(UserError, match=r"another recording \(other max_draft\); .* --name"):
@@ -251,7 +245,7 @@ def test_what_a_recording_depends_on_is_in_its_name(
 
 
 def test_recordings_are_found_by_what_they_are_of(
-    recorded: tuple[Recording, Heard], copy: Path
+    recorded: tuple[Recording, HeardRecording], copy: Path
 ) -> None:
     header = recorded[0].header
     wanted = {
@@ -330,16 +324,16 @@ def test_a_folder_that_cannot_be_written_is_one_line(plan: RecordingPlan, tmp_pa
 
 @pytest.mark.long
 def test_what_is_on_a_full_disk_stays_whole_and_the_recording_goes_on_with_more_room(
-    plan: RecordingPlan, recorded: tuple[Recording, Heard], tmp_path: Path
+    plan: RecordingPlan, recorded: tuple[Recording, HeardRecording], tmp_path: Path
 ) -> None:
     room = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    class Filler(Heard):
+    class Filler(HeardRecording):
         def recorded(self, prompts: int, tokens: int) -> None:
             super().recorded(prompts, tokens)
             resource.setrlimit(resource.RLIMIT_FSIZE, (1024, room[1]))
 
-    filler, heard = Filler(), Heard()
+    filler, heard = Filler(), HeardRecording()
     try:
         with pytest.raises(UserError, match=r"cannot be written, file too large"):
             run_recording(plan, tmp_path, observer=filler)

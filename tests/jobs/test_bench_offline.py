@@ -15,7 +15,6 @@ from jobs import bench_offline, bench_serve
 from jobs.bench_offline import ROWS
 from jobs.console import run
 from specdec_core.base.errors import UserError
-from specdec_core.base.observer import Observer
 from specdec_core.config import PairSpec
 from specdec_core.evidence.bench.benchmark import BenchPlan, open_peers
 from specdec_core.evidence.bench.result import BenchResult
@@ -24,6 +23,7 @@ from specdec_core.models import pair as pair_module
 from specdec_core.models.pair import Pair
 from specdec_core.servers.transformers.peer import TransformersPeer
 from tests.conftest import save_random_head
+from tests.observers import Heard
 
 DRAFTED = ", K=2"
 
@@ -162,15 +162,6 @@ def test_what_is_wrong_is_one_line(
     assert not (files["home"] / "bench").exists()
 
 
-class Warned(Observer):
-    """Keeps its last warning."""
-
-    message: str | None = None
-
-    def warned(self, message: str) -> None:
-        self.message = message
-
-
 def test_a_peer_that_was_asked_for_must_be_there(
     files: dict[str, Path], tiny_pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,10 +169,10 @@ def test_a_peer_that_was_asked_for_must_be_there(
     monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", files["home"] / "nowhere")
     with pytest.raises(UserError, match="make bench-peers"), open_peers(plan, tiny_pair, True):
         pass
-    observer = Warned()
+    observer = Heard()
     with open_peers(plan, tiny_pair, False, observer) as others:
         assert others == []
-    assert "make bench-peers" in observer.message
+    assert "make bench-peers" in observer.warnings[0]
 
 
 def test_a_mode_that_does_not_start_leaves_the_others_in(
@@ -197,10 +188,10 @@ def test_a_mode_that_does_not_start_leaves_the_others_in(
 
     monkeypatch.setattr(TransformersPeer, "open", fails)
     plan = BenchPlan(pair=tiny_pair.spec, peers=("transformers",))
-    observer = Warned()
+    observer = Heard()
     with open_peers(plan, tiny_pair, False, observer) as others:
         names = [each.peer.name for each in others]
-    assert observer.message == f"without {broken}: it has no memory left"
+    assert observer.warnings == [f"without {broken}: it has no memory left"]
     assert broken not in names
     assert [each.autoregressive for each in others] == [True] + [False] * (len(names) - 1)
     with pytest.raises(UserError, match="no memory left"), open_peers(plan, tiny_pair, True):

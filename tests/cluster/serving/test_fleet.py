@@ -47,7 +47,7 @@ PROMPTS = ("def main(", "class A:", "import os", "x = 1")
 Story = Callable[[Fleet], Awaitable[None]]
 
 
-def requests(pair: Pair, name: str, tokens: int = 200) -> list[Request]:
+def requests(pair: Pair, name: str, tokens: int = 120) -> list[Request]:
     """A greedy and a coupled request for each prompt."""
     prompts = [tuple(pair.tokenizer(prompt)["input_ids"]) for prompt in PROMPTS]
     return [

@@ -30,6 +30,7 @@ from specdec_core.tokens.statistics import Counts
 from tests.commands import prompts_file
 from tests.full_disk import SmallDisk
 from tests.jobs.conftest import record_prompts
+from tests.observers import Heard
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 
@@ -43,16 +44,13 @@ SEARCH = [
 TREE = {"kind": "dynamic_tree", "policy": {"kind": "fixed", "max_tokens": 6}}
 
 
-class Heard(SweepObserver):
+class HeardSweep(Heard, SweepObserver):
     def __init__(self) -> None:
+        super().__init__()
         self.finished: list[str] = []
-        self.warnings: list[str] = []
 
     def trial_finished(self, trial: Trial) -> None:
         self.finished.append(trial.id)
-
-    def warned(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +77,14 @@ def plan_for(spec: PairSpec, prompts: Path, **changes: object) -> ResolvedPlan:
 @pytest.fixture(scope="module")
 def swept(
     tiny_spec: PairSpec, prompts: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[SweepResult, SweepFolder, Heard]:
-    heard = Heard()
+) -> tuple[SweepResult, SweepFolder, HeardSweep]:
+    heard = HeardSweep()
     home = tmp_path_factory.mktemp("home")
     return *run_sweep(plan_for(tiny_spec, prompts), home, observers=[heard]), heard
 
 
 def test_counts_are_those_of_the_engine(
-    swept: tuple[SweepResult, SweepFolder, Heard], tiny_pair: Pair
+    swept: tuple[SweepResult, SweepFolder, HeardSweep], tiny_pair: Pair
 ) -> None:
     result = swept[0]
     assert len(result.trials) == 5  # four drafters and autoregressive decoding
@@ -99,7 +97,7 @@ def test_counts_are_those_of_the_engine(
 
 
 def test_rounds_are_those_that_the_counts_sum(
-    swept: tuple[SweepResult, SweepFolder, Heard],
+    swept: tuple[SweepResult, SweepFolder, HeardSweep],
 ) -> None:
     result, folder, _ = swept
     rounds = pd.read_parquet(folder.path / "rounds.parquet").groupby("config_id")
@@ -111,7 +109,7 @@ def test_rounds_are_those_that_the_counts_sum(
 
 
 def test_finalists_write_what_the_target_writes_alone(
-    swept: tuple[SweepResult, SweepFolder, Heard],
+    swept: tuple[SweepResult, SweepFolder, HeardSweep],
 ) -> None:
     result = swept[0]
     assert {result.trial(t.config_id).configuration.family for t in result.timings} == {
@@ -127,7 +125,7 @@ def test_finalists_write_what_the_target_writes_alone(
 
 
 def test_nothing_verifies_less_than_the_oracle(
-    swept: tuple[SweepResult, SweepFolder, Heard],
+    swept: tuple[SweepResult, SweepFolder, HeardSweep],
 ) -> None:
     result = swept[0]
     (oracle,) = result.oracles
@@ -140,7 +138,7 @@ def test_nothing_verifies_less_than_the_oracle(
 
 
 def test_the_result_is_saved_and_read_again_without_running_anything(
-    swept: tuple[SweepResult, SweepFolder, Heard], tiny_spec: PairSpec, prompts: Path
+    swept: tuple[SweepResult, SweepFolder, HeardSweep], tiny_spec: PairSpec, prompts: Path
 ) -> None:
     result, folder, heard = swept
     assert SweepResult.load(folder.path) == result
@@ -151,7 +149,7 @@ def test_the_result_is_saved_and_read_again_without_running_anything(
 
 
 def test_a_result_of_other_weights_is_not_delivered(
-    swept: tuple[SweepResult, SweepFolder, Heard],
+    swept: tuple[SweepResult, SweepFolder, HeardSweep],
     tiny_spec: PairSpec,
     prompts: Path,
     tmp_path: Path,
@@ -171,7 +169,7 @@ def test_a_result_of_other_weights_is_not_delivered(
 def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
     tiny_pair: Pair, prompts: Path, tmp_path: Path
 ) -> None:
-    class Stopped(Heard):
+    class Stopped(HeardSweep):
         def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
             if name == "timing 3 clients":
                 raise KeyboardInterrupt
@@ -194,7 +192,7 @@ def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
     [decoded] = tmp_path.glob("traces/mine/decoded/*.parquet")
     taken[decoded] = decoded.stat().st_mtime_ns
 
-    heard = Heard()
+    heard = HeardSweep()
     result, folder = run_sweep(plan, tmp_path, observers=[heard])
     assert heard.finished == []  # neither counted nor timed again
     timed = folder.timed()
@@ -214,7 +212,7 @@ def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
 def test_what_was_decoded_to_be_counted_competes_for_each_load(
     tiny_pair: Pair, prompts: Path, tmp_path: Path
 ) -> None:
-    class Stopped(Heard):
+    class Stopped(HeardSweep):
         def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
             if name == "simulating load":
                 raise KeyboardInterrupt
@@ -231,7 +229,7 @@ def test_what_was_decoded_to_be_counted_competes_for_each_load(
     )
     with pytest.raises(KeyboardInterrupt):
         run_sweep(plan, tmp_path, observers=[Stopped()])
-    heard = Heard()
+    heard = HeardSweep()
     result, _ = run_sweep(plan, tmp_path, observers=[heard])
     assert heard.finished == []  # the rounds are those that were counted
     assert any("not simulated" in warning and "ranges" in warning for warning in heard.warnings)
@@ -256,7 +254,7 @@ def test_optuna_proposes_and_asha_stops_and_a_resumed_study_is_not_repeated(
     plan = plan_for(
         tiny_spec, prompts, method="optuna", trials=6, early_stopping=True, search=search
     )
-    heard = Heard()
+    heard = HeardSweep()
     result, folder = run_sweep(plan, tmp_path, observers=[heard])
     drafted = [t for t in result.trials if t.configuration.drafter]
     assert 1 < len(drafted) <= 6  # the same length may be proposed twice
@@ -272,7 +270,7 @@ def test_optuna_proposes_and_asha_stops_and_a_resumed_study_is_not_repeated(
     with pytest.raises(UserError, match="other weights of draft"):
         run_sweep(plan, tmp_path)
     (folder.path / "weights.json").write_text(json.dumps(weights))
-    heard = Heard()
+    heard = HeardSweep()
     resumed, _ = run_sweep(plan, tmp_path, observers=[heard])
     assert heard.finished == []
     assert {t.id: t.counts for t in resumed.trials} == {t.id: t.counts for t in result.trials}
@@ -282,7 +280,7 @@ def test_optuna_proposes_and_asha_stops_and_a_resumed_study_is_not_repeated(
 def test_a_full_disk_ends_a_sweep_in_one_line_and_with_room_it_goes_on(
     tiny_spec: PairSpec, prompts: Path, small_disk: SmallDisk
 ) -> None:
-    class Filler(Heard):
+    class Filler(HeardSweep):
         def trial_finished(self, trial: Trial) -> None:
             super().trial_finished(trial)
             if len(self.finished) == 2:
@@ -297,7 +295,7 @@ def test_a_full_disk_ends_a_sweep_in_one_line_and_with_room_it_goes_on(
     small_disk.make_room()
     (whole,) = small_disk.folder.glob("sweeps/*/trials/*.json")
     written = whole.stat().st_mtime_ns
-    heard = Heard()
+    heard = HeardSweep()
     result, folder = run_sweep(plan, small_disk.folder, observers=[heard])
     assert (whole.stat().st_mtime_ns, whole.parents[1]) == (written, folder.path)
     assert len(heard.finished) == 4

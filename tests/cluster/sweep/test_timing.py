@@ -12,24 +12,12 @@ from cluster.session import Remote
 from cluster.sweep import alone as module
 from cluster.sweep.alone import alone, left_cores
 from cluster.sweep.bench import start_bench
-from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.pre_cut import PreCutSettings
+from tests.observers import Heard
 
 pytestmark = pytest.mark.usefixtures("ray_running")
-
-
-class Heard(Observer):
-    def __init__(self) -> None:
-        self.stages: list[str] = []
-        self.warnings: list[str] = []
-
-    def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
-        self.stages.append(name)
-
-    def warned(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 @ray.remote(num_cpus=1)

@@ -35,6 +35,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.recordings.observer import RecordingObserver
 from tests.commands import Command, assert_refused, stopped
 from tests.conftest import chat_tokenizer, save_random_head
+from tests.observers import Heard
 
 ROOT = Path(__file__).parents[3]
 CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
@@ -363,10 +364,10 @@ def test_tables_of_eagle_heads_are_for_pairs_that_have_one(
 ) -> None:
     content = plan(tmp_path, tiny_spec)
     content["tables"]["methods"]["eagle"] = True
-    observer = Warned()
+    observer = HeardRecording()
     without = with_eagle_heads(loaded(tmp_path, content), observer)
     assert list(without.tables) == ["once", "lengths"]
-    assert observer.lines == ["Methods by task: left out (the pair has no EAGLE head)"]
+    assert observer.warnings == ["Methods by task: left out (the pair has no EAGLE head)"]
     head = {"drafts": {**tiny_spec.drafts, "eagle": "bundled:smollm2-eagle"}}
     found = with_eagle_heads(loaded(tmp_path, content, pair=head))
     assert found.methods("methods")[1].configurations[0].draft == "eagle"
@@ -452,21 +453,15 @@ def test_sections_of_recordings_are_left_out_for_a_pair_without_draft_models(
     content = plan(tmp_path, tiny_spec)
     content["pair"]["drafts"] = {"eagle": "bundled:smollm2-eagle"}
     content["recordings"] = {"texts": {"prompts": ["sums"], "limit": 1}}
-    asked, observer = loaded(tmp_path, content), Warned()
+    asked, observer = loaded(tmp_path, content), HeardRecording()
     result = unmeasured(asked)
     folder = PapersFolder(tmp_path / "papers" / "x")
     assert study_inputs(asked, result, folder, tmp_path, {"texts"}, observer) == {}
-    assert observer.lines == ["nothing is recorded: the pair has no draft model"]
+    assert observer.warnings == ["nothing is recorded: the pair has no draft model"]
 
 
-class Warned(RecordingObserver):
-    """Keeps its warnings."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def warned(self, message: str) -> None:
-        self.lines.append(message)
+class HeardRecording(Heard, RecordingObserver):
+    pass
 
 
 def test_bandits_choose_among_the_rows_of_their_table() -> None:

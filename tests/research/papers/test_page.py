@@ -31,7 +31,7 @@ from research.papers.studies import (
     Study,
 )
 from specdec_core.base.errors import UserError
-from specdec_core.base.observer import Observer
+from tests.observers import Heard
 from tests.research.papers.test_tables import frontier, result  # noqa: F401 (fixtures)
 
 ROOT = Path(__file__).parents[3]
@@ -162,17 +162,10 @@ def test_a_section_has_both_numbers_its_setting_and_its_figure(
 
 
 def test_rows_with_the_head_of_another_pair_are_left_out() -> None:
-    class Watching(Observer):
-        def __init__(self) -> None:
-            self.warnings: list[str] = []
-
-        def warned(self, message: str) -> None:
-            self.warnings.append(message)
-
     def rows(plan: PaperPlan) -> list[str]:
         return [row.name for row in plan.tables["specdecpp-1"].rows]
 
-    watching = Watching()
+    watching = Heard()
     own = load_paper_plan(PAPERS, only=["specdecpp-1"])
     assert rows(with_own_heads(own, watching)) == rows(own)
     assert not watching.warnings

@@ -10,7 +10,7 @@ import pytest
 
 from research.papers.studies import Input, Study, study_tables
 from specdec_core.base.errors import UserError
-from specdec_core.base.observer import Observer
+from tests.observers import Heard
 
 
 class Counted:
@@ -56,13 +56,7 @@ def test_an_interrupted_run_keeps_the_tables_that_it_has(tmp_path: Path) -> None
 
 
 def test_each_table_is_a_stage_after_those_of_its_inputs(tmp_path: Path) -> None:
-    seen = []
-
-    class Watching(Observer):
-        def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
-            seen.append(name)
-
-    watching = Watching()
+    watching = Heard()
 
     def make() -> int:
         watching.stage("making a", 6)
@@ -72,7 +66,7 @@ def test_each_table_is_a_stage_after_those_of_its_inputs(tmp_path: Path) -> None
     given = {"a": Input("3", make)} | inputs(b=4)
     for _ in range(2):  # what there is already is no stage
         study_tables(studies, given, tmp_path, observer=watching)
-    assert seen == ["making a", "computing double", "computing again"]
+    assert watching.stages == ["making a", "computing double", "computing again"]
 
 
 def too_few(number: int) -> pd.DataFrame:
@@ -90,13 +84,8 @@ def too_few(number: int) -> pd.DataFrame:
 def test_what_cannot_be_computed_is_left_out_with_a_warning(
     needs: tuple[str, ...], measure: Callable[..., pd.DataFrame], reason: str, tmp_path: Path
 ) -> None:
-    warnings = []
-
-    class Watching(Observer):
-        def warned(self, message: str) -> None:
-            warnings.append(message)
-
+    watching = Heard()
     studies = [Study("one", needs, measure), Study("double", ("a",), Counted())]
     for _ in range(2):
-        assert [*study_tables(studies, inputs(a=1), tmp_path, observer=Watching())] == ["double"]
-    assert warnings == [f"one is left out: {reason}"] * 2
+        assert [*study_tables(studies, inputs(a=1), tmp_path, observer=watching)] == ["double"]
+    assert watching.warnings == [f"one is left out: {reason}"] * 2
