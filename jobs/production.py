@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jobs.console import console, point
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-
-if TYPE_CHECKING:
-    from specdec_core.cost import Profile
 
 LOOKUP = "ngram"  # as a --draft: a lookup alone drafts
 
@@ -29,20 +25,14 @@ def read_production(
 
     productions = [read_metrics(file) for file in files]
     times = Profile.load(profile) if profile is not None else None
-    draft = _draft(drafts, times)
+    draft = None  # a lookup, or without times
+    if times is not None and drafts != [LOOKUP]:
+        draft = drafts[0] if drafts else next(iter(times.drafts), None)
+        if draft is not None and draft not in times.drafts:
+            known = ", ".join([*times.drafts, LOOKUP])
+            raise UserError(f"--draft {draft}: expected one of the profile's: {known}")
     now = productions[0]
     lengths = expectations(productions, range(1, now.length + 3), times, draft)
     lines = findings(lengths, now)
     show(console, [seen(productions), expected(lengths, now), Section(key="so", lines=lines)])
     point("written", save(productions, out or workspace() / "production.json"))
-
-
-def _draft(drafts: list[str] | None, times: Profile | None) -> str | None:
-    """The draft in the profile that the server runs; None for lookups."""
-    if times is None or drafts == [LOOKUP]:
-        return None
-    name = drafts[0] if drafts else next(iter(times.drafts), None)
-    if name is not None and name not in times.drafts:
-        known = ", ".join([*times.drafts, LOOKUP])
-        raise UserError(f"--draft {name}: expected one of the profile's: {known}")
-    return name

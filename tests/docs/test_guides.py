@@ -41,7 +41,7 @@ def write_files(page: str, folder: Path) -> dict[str, str]:
 
 def test_the_code_of_the_guides_runs(tmp_path: Path) -> None:
     pages = []
-    for page in ("add-a-policy.md", "add-a-drafter.md", "add-a-figure.md"):
+    for page in ("add-a-policy.md", "add-a-drafter.md", "add-a-figure.md", "add-a-server.md"):
         folder = tmp_path / page
         folder.mkdir()
         environment = write_files(page, folder)

@@ -152,8 +152,8 @@ def _fixed(mode: Mode) -> bool:
 def served(pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> ServedMode:
     """A mode as vLLM's OpenAI server. Raises :class:`UserError` where vLLM is not installed."""
     _check("vLLM", mode.settings)
-    installed = environment_folder() / "lib"
-    names = (path.name for path in installed.glob("python*/site-packages/vllm*-*.dist-info"))
+    installed = environment_folder().glob("lib/python*/site-packages/vllm*-*.dist-info")
+    names = (path.name for path in installed)
 
     def command(requests: int, port: int) -> list[str]:
         where = {"host": "127.0.0.1", "port": port}
@@ -232,8 +232,7 @@ def interpreter() -> Path:
 
 def has_suffix() -> bool:
     """Whether vLLM's environment has the package that suffix decoding needs."""
-    installed = environment_folder() / "lib"
-    return any(installed.glob("python*/site-packages/arctic_inference"))
+    return any(environment_folder().glob("lib/python*/site-packages/arctic_inference"))
 
 
 def missing(settings: Mapping[str, Any]) -> str | None:

@@ -41,11 +41,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SUFFIX = Mode("vLLM suffix", {"method": "suffix"})  # it chooses its lengths
-# The lengths that are compared, by the kind of a draft, and those of lookups.
-_LENGTHS = {"model": (3, 5, 7), "eagle3": (3, 5)}
+# The lengths that are compared, by the kind of a draft and for lookups; fewer under load.
+_LENGTHS = {"model": ("draft model", (3, 5, 7)), "eagle3": ("EAGLE-3", (3, 5))}
 _LOOKUPS = (4, 8)
-_SERVED = (3, 4, 5)  # of these lengths those under load
-_TITLES = {"model": "draft model", "eagle3": "EAGLE-3"}
+_SERVED = (3, 4, 5)
 
 
 class Vllm(Server):
@@ -115,23 +114,22 @@ class Vllm(Server):
         models = models_of(pair.spec, self.heads, dtype=pair.target.dtype)
         drafters: dict[str, DrafterSettings | None] = {"vLLM": None}
         for name, draft in models.drafts.items():
-            for k in _compared(_LENGTHS.get(draft.kind, ()), served):
-                chain = DraftModelSettings(draft=name, policy=FixedSettings(max_tokens=k))
-                drafters[f"vLLM {_TITLES[draft.kind]} K={k}, {name}"] = chain
-        for k in _compared(_LOOKUPS, served):
-            drafters[f"vLLM n-gram K={k}"] = self.lookup(k)
+            title, lengths = _LENGTHS.get(draft.kind, ("", ()))
+            for k in lengths:
+                if not served or k in _SERVED:
+                    chain = DraftModelSettings(draft=name, policy=FixedSettings(max_tokens=k))
+                    drafters[f"vLLM {title} K={k}, {name}"] = chain
+        for k in _LOOKUPS:
+            if not served or k in _SERVED:
+                drafters[f"vLLM n-gram K={k}"] = PromptLookupSettings(
+                    min_ngram=2, max_ngram=4, max_tokens=k, occurrence=self.occurrence
+                )
         modes = self.compared(drafters, models)
         if (reason := self.missing(SUFFIX.settings)) is None:
             modes.append(SUFFIX)
         elif self.missing({}) is None:
             log.warning("without vLLM's suffix decoding: %s", reason)
         return modes
-
-    def lookup(self, tokens: int) -> PromptLookupSettings:
-        """N-grams of 2 to 4 tokens, as vLLM looks them up."""
-        return PromptLookupSettings(
-            min_ngram=2, max_ngram=4, max_tokens=tokens, occurrence=self.occurrence
-        )
 
     def missing(self, settings: Mapping[str, Any]) -> str | None:
         from specdec_core.servers.vllm.process import missing
@@ -154,7 +152,3 @@ class Vllm(Server):
         from specdec_core.servers.vllm.profile import profile_vllm
 
         return profile_vllm(self, pair, **sizes)
-
-
-def _compared(lengths: Sequence[int], served: bool) -> list[int]:
-    return [k for k in lengths if not served or k in _SERVED]
