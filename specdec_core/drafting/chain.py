@@ -17,7 +17,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from specdec_core.config import PolicySettings
+from specdec_core.config import PolicyDrafterSettings
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.policies.policy import PolicyOutcome
@@ -82,9 +82,10 @@ class ChainDrafter(Drafter):
 
     guesses = True
 
-    def __init__(self, draft: str | None, policy: PolicySettings, resources: Resources) -> None:
+    def __init__(self, settings: PolicyDrafterSettings, resources: Resources) -> None:
+        draft = settings.draft
         self.model: ChainModel = resources.recorded_chain(draft) or LiveChainModel(draft, resources)
-        self.policy = resources.policy(draft, policy)
+        self.policy = resources.policy(draft, settings.policy)
         self.eos_token_ids = resources.eos_token_ids
         self.clock = resources.clock
         self._lengths: dict[int, int] = {}  # of the latest chain, by slot
@@ -210,7 +211,7 @@ class LiveChainModel(ChainModel):
         return signals
 
     def keep(self, sequence: SlotState, outcome: Outcome, length: int) -> None:
-        self.context.keep_chain(sequence, outcome, length)
+        self.context.keep(sequence, outcome, range(length))
 
     def cut(self, draft: ChainInProgress) -> None:
         slot, end = draft.state.slot, len(draft.state.tokens) + len(draft.tree)

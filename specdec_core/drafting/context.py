@@ -38,24 +38,16 @@ class DraftContext:
             length = self.runner.lengths[slot]
         return sequence.tokens[length:]
 
-    def keep(self, sequence: SlotState, outcome: Outcome, cached: Mapping[int, int]) -> None:
+    def keep(
+        self, sequence: SlotState, outcome: Outcome, cached: Mapping[int, int] | range
+    ) -> None:
         """Keep the accepted nodes of a tree in the cache; nothing is computed again. `cached` gives
-        the cache offset, from the sequence before the round, of each node that was read."""
-        text = self._before(sequence, outcome)
-        kept = [cached[node] for node in takewhile(cached.__contains__, outcome.path)]
-        if self.runner.lengths[sequence.slot] > text:
-            self.runner.keep(sequence.slot, text, kept)
-
-    def keep_chain(self, sequence: SlotState, outcome: Outcome, length: int) -> None:
-        """The same where the draft model has read the first `length` nodes of the tree, a chain, at
-        times without the last one, and no other node."""
-        slot, text = sequence.slot, self._before(sequence, outcome)
-        accepted = sum(node < length for node in outcome.path)
-        if (read := self.runner.lengths[slot] - text) > 0:
-            self.runner.truncate(slot, text + min(read, accepted))
-
-    def _before(self, sequence: SlotState, outcome: Outcome) -> int:
-        """The length of the sequence before the round."""
+        the cache offset, from the sequence before the round, of each node that was read; of a chain
+        it may also give the last node, which is not always read."""
         # The round has added the path and, unless it begins the next tree, the target's own token.
         own = 0 if outcome.tree.begun else 1
-        return len(sequence.tokens) - outcome.accepted - own
+        slot, before = sequence.slot, len(sequence.tokens) - outcome.accepted - own
+        read = self.runner.lengths[slot] - before
+        if read > 0:
+            accepted = takewhile(lambda n: n in cached and cached[n] < read, outcome.path)
+            self.runner.keep(slot, before, [cached[node] for node in accepted])

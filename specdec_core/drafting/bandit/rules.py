@@ -156,8 +156,7 @@ class Bandit(ABC):
         return max(found, 0.0)  # rounding
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row an arm: `arm`, `rounds`, their `share`, mean `tokens` of a round, and tokens
-        `per_millisecond`; None where nothing is known."""
+        """One row an arm, None where nothing is known."""
         total = max(sum(self.rounds), 1)
         return [
             {
@@ -188,11 +187,8 @@ class Bandit(ABC):
         }
 
     def restore(self, state: dict[str, Any], source: str = "the state") -> None:
-        """Continue from a :meth:`state`, exactly as the bandit that it was taken from would.
-
-        Raises:
-            UserError: it is not a bandit's state, or has another rule or other arms.
-        """
+        """Continue from a :meth:`state`, exactly as the bandit that it was taken from would. Raises
+        :class:`UserError` where it is not a bandit's state, or has another rule or other arms."""
         saved = parse(BanditState, state, f"{source}: not a bandit's state")
         saved_rule, rule = (f"{b.rule} by {b.reward}" for b in (saved, self))
         if saved_rule != rule:

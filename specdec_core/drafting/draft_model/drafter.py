@@ -16,9 +16,6 @@ class DraftModelDrafter(ChainDrafter):
 
     guesses = False
 
-    def __init__(self, settings: DraftModelSettings, resources: Resources) -> None:
-        super().__init__(settings.draft, settings.policy, resources)
-
     @classmethod
     def recorded_rounds(
         cls, settings: DraftModelSettings, recorded: RecordedResources
@@ -32,7 +29,7 @@ class CascadeDrafter(ChainDrafter):
     draft model's chain."""
 
     def __init__(self, settings: CascadeSettings, resources: Resources) -> None:
-        super().__init__(settings.draft, settings.policy, resources)
+        super().__init__(settings, resources)
         self.proposer = resources.lookup(settings.proposer)
         self.parts = (self.proposer,)
 

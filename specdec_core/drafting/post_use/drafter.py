@@ -34,7 +34,7 @@ class PostUseDrafter(ChainDrafter):
     """
 
     def __init__(self, settings: PostUseSettings, resources: Resources) -> None:
-        super().__init__(settings.draft, settings.policy, resources)
+        super().__init__(settings, resources)
         self.settings = settings
         self.cache = TokenCacheDrafter(settings.cache, resources)
         self.parts = (self.cache,)

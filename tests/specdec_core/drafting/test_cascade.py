@@ -186,7 +186,7 @@ def test_a_perfect_guess_takes_one_forward_and_leaves_the_cache_in_step(tiny_pai
     for slot in (0, 1):
         runner.truncate(slot, 0)
     resources = Resources(lambda name: runner, print, engine.target.vocab_size, frozenset())
-    drafter = Foreseeing(None, policy, resources)
+    drafter = Foreseeing(DraftModelSettings(policy=policy), resources)
     drafter.told = {slot: tree.tokens for slot, tree in enumerate(plain)}
     drafter.open(sequences)
     trees = drafter.propose(sequences)
