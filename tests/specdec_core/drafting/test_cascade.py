@@ -206,7 +206,7 @@ def test_pre_cut_pays_for_forwards_not_for_candidates(tiny_pair: Pair) -> None:
         Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=8))),
     ).drafter.propose([sequence])[0]
     policy = PreCutSettings(max_tokens=8, exploration=0.0, target_cost=4)
-    drafter = Foreseeing(None, policy, resources)
+    drafter = Foreseeing(DraftModelSettings(policy=policy), resources)
     drafter.told = {0: plain.tokens}
     drafter.open([sequence])
     [tree] = drafter.propose([sequence])
