@@ -11,10 +11,10 @@ import pandas as pd
 
 from specdec_core.base.observer import Observer
 from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
-from specdec_core.drafting.heads.metrics import auc
 from specdec_core.drafting.heads.modules import HeadKind
 from specdec_core.recordings.schema import Recording
 from specdec_core.training.heads.examples import Examples, load_examples
+from specdec_core.training.heads.metrics import auc
 from specdec_core.training.heads.training import HeadTraining
 
 KINDS: tuple[HeadKind, ...] = ("t1", "t2", "joint")

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from specdec_core.config import Sampling, Value
-from specdec_core.drafting.heads.metrics import ReliabilityBin
 from specdec_core.drafting.heads.modules import HeadKind
 
 
@@ -55,6 +54,16 @@ class Epoch(Value):
     eval_loss: float
     eval_kl: float
     auc: float
+
+
+class ReliabilityBin(Value):
+    """Candidates with a predicted probability in [low, high)."""
+
+    low: float
+    high: float
+    count: int
+    predicted: float  # mean prediction
+    accepted: float  # mean label
 
 
 class HeadCard(Value):

@@ -20,7 +20,6 @@ from specdec_core.cost import Profile, policy_key
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.loaded import LoadedHead
-from specdec_core.drafting.heads.metrics import auc
 from specdec_core.drafting.heads.storage import load_head
 from specdec_core.drafting.policies.confidence import ConfidenceProductSettings, ConfidenceSettings
 from specdec_core.drafting.policies.decision import DecisionSettings
@@ -41,6 +40,7 @@ from specdec_core.training.heads.examples import (
     split_prompts,
 )
 from specdec_core.training.heads.finished import FinishedHead
+from specdec_core.training.heads.metrics import auc
 
 # These include SpecDec++'s 0.1, 0.3, …, 0.9.
 THRESHOLDS = (*(round(0.05 * i, 2) for i in range(1, 20)), 0.975, 0.99)

@@ -14,16 +14,16 @@ from safetensors.torch import load
 from torch import Tensor
 
 from specdec_core.drafting.heads.card import Epoch, HeadCard, HeadSpec, HeadTrainingSettings
-from specdec_core.drafting.heads.metrics import (
+from specdec_core.drafting.heads.modules import build_head
+from specdec_core.drafting.heads.storage import weights_of
+from specdec_core.training.heads.examples import DEV, TEST, TRAIN, Examples, training_digest
+from specdec_core.training.heads.metrics import (
     auc,
     binary_kl,
     calibration_error,
     reliability,
     weighted_bce,
 )
-from specdec_core.drafting.heads.modules import build_head
-from specdec_core.drafting.heads.storage import weights_of
-from specdec_core.training.heads.examples import DEV, TEST, TRAIN, Examples, training_digest
 from specdec_core.training.trainer import Loop, ModelTrainer
 
 CHUNK = 16384  # rows of a forward that keeps no gradients

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specdec_core.config import Value
+from specdec_core.drafting.heads.card import ReliabilityBin
 
 BINS = 10
 
@@ -40,16 +40,6 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float:
     below = np.cumsum(rejected) - rejected
     pairs = accepted.sum() * rejected.sum()
     return float((accepted * (below + rejected / 2)).sum() / pairs) if pairs > 0 else float("nan")
-
-
-class ReliabilityBin(Value):
-    """Candidates with a predicted probability in [low, high)."""
-
-    low: float
-    high: float
-    count: int
-    predicted: float  # mean prediction
-    accepted: float  # mean label
 
 
 def reliability(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from specdec_core.drafting.heads.metrics import (
+from specdec_core.training.heads.metrics import (
     auc,
     binary_kl,
     calibration_error,
