@@ -21,7 +21,6 @@ from specdec_core.models.pair import Pair
 from specdec_core.recordings.find import latest_recording
 from specdec_core.recordings.schema import HEADER
 from specdec_core.servers.model_files import models_of
-from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm.process import VENV, has_suffix, inherited_environment
 from tests.commands import Command, Done, assert_refused, prompts_file
 from tests.jobs.conftest import record_prompts
@@ -82,11 +81,10 @@ def test_a_draft_with_another_number_of_logits_is_told_apart(
     }
 
 
-@pytest.mark.parametrize("server", SERVERS)
 def test_a_chain_is_written_with_how_to_start_it(
-    command: Command, tiny_pair: Pair, tmp_path: Path, server: str
+    command: Command, tiny_pair: Pair, tmp_path: Path
 ) -> None:
-    options = ("--to", server, "--config", config(tiny_pair, CHAIN, tmp_path))
+    options = ("--to", "sglang", "--config", config(tiny_pair, CHAIN, tmp_path))
     done = exported(command, tmp_path, *options, "--out", tmp_path / "out")
     usage = (tmp_path / "out" / "usage.txt").read_text().strip()
     assert usage.replace("\n", "") in done.stdout.replace("\n", "")

@@ -28,7 +28,16 @@ def test_a_ranking_is_held_against_transformers(
     times = {"name": "far", "target": 0.1, "drafts": {"*": 0.001}}
     (tmp_path / "h.yaml").write_text(json.dumps(times))
     record_prompts(tiny_pair, prompts, tmp_path / "traces" / "sums", 12)
-    options = ["--hardware", tmp_path / "h.yaml", "--lengths", "1,3", "--repeats", "1"]
+    options = [
+        "--hardware",
+        tmp_path / "h.yaml",
+        "--lengths",
+        "1,3",
+        "--repeats",
+        "1",
+        "--limit",
+        "1",
+    ]
     told = ["--to", "transformers", *of_pair(tiny_pair, tmp_path), *options, "--name", "one"]
     done = command(export.main, tmp_path, "--check", *told)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -28,7 +28,6 @@ MODELS = Models(
 CHAIN = {"kind": "draft_model", "draft": "small", "policy": {"kind": "fixed", "max_tokens": 4}}
 EAGLE = CHAIN | {"draft": "head"}
 BY_LOAD = CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 5, 4: 5, 8: 2, 16: 0}}}
-RISING = {"kind": "by_batch", "tokens": {1: 2, 4: 5}}
 LOOKUP = {"kind": "prompt_lookup", "max_ngram": 3, "max_tokens": 8}
 SUFFIX = {"kind": "suffix", "max_tokens": 6}
 TREE = {
@@ -54,201 +53,159 @@ def read(drafter: dict[str, Any]) -> DrafterSettings:
     return parse(AnyDrafter, drafter, "drafter")
 
 
-def test_vllm_is_told_of_chains_heads_lookups_and_lengths_by_load() -> None:
-    assert settings("vllm", CHAIN) == {
-        "method": "draft_model",
-        "model": "org/small",
-        "num_speculative_tokens": 4,
-        "draft_sample_method": "probabilistic",
-    }
-    assert settings("vllm", EAGLE) == {
-        "method": "eagle3",
-        "model": "org/head",
-        "num_speculative_tokens": 4,
-        "draft_sample_method": "probabilistic",
-    }
-    assert settings("vllm", BY_LOAD)["num_speculative_tokens_per_batch_size"] == [
-        [1, 7, 5],
-        [8, 15, 2],
-        [16, 1024, 0],
-    ]
-    assert settings("vllm", LOOKUP)["prompt_lookup_max"] == 3
-    assert settings("vllm", SUFFIX)["suffix_decoding_max_cached_requests"] == 0
-    assert settings("vllm", CHAIN | {"draft": "tiny"}) is None
-    assert settings("vllm", TREE) is None
+def by_batch(tokens: dict[int, int]) -> dict[str, Any]:
+    return {"policy": {"kind": "by_batch", "tokens": tokens}}
 
 
-def test_vllm_draws_nothing_from_a_draft_with_another_number_of_logits() -> None:
-    """It pairs the tokens by their texts there, and refuses to draw."""
-    told = SERVERS["vllm"].counterpart(read(CHAIN | {"draft": "padded"}), MODELS)
-    assert told.settings == {
-        "method": "draft_model",
-        "model": "org/padded",
-        "num_speculative_tokens": 4,
-        "use_heterogeneous_vocab": True,
-    }
-    assert "numbers of logits" in told.remarks[0]
+def resting(*drafters: dict[str, Any] | None) -> dict[str, Any]:
+    """A schedule whose ranges begin at 1, 4, 9 and 12 requests."""
+    return {"kind": "schedule", "ranges": dict(zip((1, 4, 9, 12), drafters, strict=False))}
 
 
-def test_sglang_counts_the_root_of_a_lookup_and_the_tokens_of_its_match() -> None:
-    told = settings("sglang", LOOKUP)
-    assert told["speculative-num-draft-tokens"] == 9
-    assert told["speculative-ngram-max-trie-depth"] == 11
+MOST = "max_concurrency"
+NODES = "speculative-num-draft-tokens"
+DEPTH = "suffix_decoding_max_tree_depth"
+STEPS = {"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [2]}}
 
 
 @pytest.mark.parametrize(
-    ("server", "drafter", "change"),
+    ("server", "drafter", "some"),
     [
-        ("trtllm", LOOKUP, {"min_ngram": 2}),
-        ("trtllm", SUFFIX, {"min_match": 2}),
-        ("vllm", SUFFIX, {"min_match": 2}),
-        ("trtllm", TREE, {"keep": 13}),  # more than 3 · 4
-        ("trtllm", TREE, {"keep": 3}),  # fewer than its levels
-        ("trtllm", BY_LOAD, {"policy": RISING}),  # the first length has to be the longest
-        ("sglang", LOOKUP, {"min_ngram": 2}),
-        ("sglang", EAGLE, {"draft": "small", "policy": BY_LOAD["policy"]}),  # of heads alone
+        ("vllm", CHAIN, {"method": "draft_model", "model": "org/small"}),
+        ("vllm", CHAIN, {"num_speculative_tokens": 4, "draft_sample_method": "probabilistic"}),
+        ("vllm", EAGLE, {"method": "eagle3", "model": "org/head"}),
+        (
+            "vllm",
+            BY_LOAD,
+            {"num_speculative_tokens_per_batch_size": [[1, 7, 5], [8, 15, 2], [16, 1024, 0]]},
+        ),
+        # It pairs tokens by their texts for a draft with another number of logits, and draws none.
+        (
+            "vllm",
+            CHAIN | {"draft": "padded"},
+            {"use_heterogeneous_vocab": True, "draft_sample_method": None},
+        ),
+        ("vllm", LOOKUP, {"prompt_lookup_min": 1, "prompt_lookup_max": 3}),
+        ("vllm", SUFFIX, {"suffix_decoding_max_cached_requests": 0}),
+        # A match and its draft have 24 tokens together, unless a depth is given.
+        ("vllm", SUFFIX | {"max_tokens": 16}, {DEPTH: None}),
+        ("vllm", SUFFIX | {"max_tokens": 17}, {DEPTH: 26}),
+        ("vllm", SUFFIX | {"max_tokens": 16, "per_match": 1}, {DEPTH: 32}),
+        ("vllm", SUFFIX | {"max_tokens": 23, "per_match": 0}, {DEPTH: None}),
+        ("vllm", SUFFIX | {"max_tokens": 30, "per_match": 0}, {DEPTH: 31}),
+        # It counts the root of what is drafted, and the tokens of a match.
+        ("sglang", LOOKUP, {NODES: 9, "speculative-ngram-max-trie-depth": 11}),
+        ("sglang", EAGLE, {NODES: 5, "speculative-algorithm": "EAGLE3"}),
+        ("sglang", EAGLE | {"draft": "first"}, {"speculative-algorithm": "EAGLE"}),
+        ("sglang", TREE, {"speculative-eagle-topk": 3}),
+        # 3 nodes grow at first, and 9 on each of three further levels.
+        *(("sglang", TREE | {"keep": k}, {NODES: n}) for k, n in ((29, 30), (30, 31), (64, 31))),
+        ("trtllm", CHAIN, {"decoding_type": "Draft_Target", MOST: None}),
+        ("trtllm", BY_LOAD, {"draft_len_schedule": {7: 5, 15: 2}}),
+        ("trtllm", HYBRID, {"sa_config": {"threshold": 3}}),
+        ("trtllm", TREE, {"max_total_draft_tokens": 8}),
+        ("trtllm", LOOKUP, {"is_use_oldest": False}),
+        ("trtllm", LOOKUP | {"occurrence": "earliest"}, {"is_use_oldest": True}),
+        *(("trtllm", resting(d, d, None, None), {MOST: 8}) for d in (CHAIN, LOOKUP, TREE)),
+        ("trtllm", CHAIN | by_batch({1: 4, 9: 0}), {MOST: 8, "max_draft_len": 4}),
+        ("llamacpp", CONFIDENCE, {"spec-draft-p-min": 0.5}),
+        ("llamacpp", CHAIN, {"spec-type": "draft-simple"}),
+        ("transformers", CONFIDENCE, {"assistant_confidence_threshold": 0.5}),
+        (
+            "transformers",
+            CHAIN | {"policy": {"kind": "heuristic", "start": 5}},
+            {"num_assistant_tokens_schedule": "heuristic_transient"},
+        ),
     ],
 )
-def test_what_a_server_would_do_otherwise_has_no_counterpart(
-    server: str, drafter: dict[str, Any], change: dict[str, Any]
+def test_a_drafter_has_these_settings(
+    server: str, drafter: dict[str, Any], some: dict[str, Any]
 ) -> None:
-    assert settings(server, drafter) is not None
-    assert settings(server, drafter | change) is None
+    found = settings(server, drafter)
+    assert {name: found.get(name) for name in some} == some
 
 
-def test_vllms_suffixes_are_ranked_with_and_without_earlier_requests() -> None:
-    """By default it remembers them, which is faster where answers repeat."""
-    ranked = [d for d in expressible(SERVERS["vllm"], MODELS) if d and d.kind == "suffix"]
-    told = [SERVERS["vllm"].counterpart(drafter, MODELS) for drafter in ranked]
-    kept = {each.settings["suffix_decoding_max_cached_requests"] for each in told if each}
-    assert kept == {0, 10_000}
+@pytest.mark.parametrize(
+    ("server", "drafter"),
+    [
+        *((server, SVIP) for server in SERVERS),
+        ("vllm", TREE),
+        ("vllm", CHAIN | {"draft": "tiny"}),
+        ("vllm", EAGLE | {"draft": "first"}),
+        ("vllm", SUFFIX | {"min_match": 2}),
+        ("sglang", LOOKUP | {"min_ngram": 2}),
+        ("sglang", BY_LOAD),  # of heads alone
+        ("trtllm", EAGLE | {"draft": "first"}),
+        ("trtllm", LOOKUP | {"min_ngram": 2}),
+        ("trtllm", SUFFIX | {"min_match": 2}),
+        ("trtllm", TREE | {"keep": 13}),  # more than 3 · 4
+        ("trtllm", TREE | {"keep": 3}),  # fewer than its levels
+        ("trtllm", CHAIN | by_batch({1: 2, 4: 5})),  # the first length has to be the longest
+        ("trtllm", resting(CHAIN | by_batch({1: 4, 3: 2}), None)),  # a schedule and a limit
+        ("trtllm", resting(None, LOOKUP)),
+        ("trtllm", resting(LOOKUP, CHAIN, None)),
+        ("trtllm", resting(LOOKUP, TREE)),
+        ("llamacpp", EAGLE),
+    ],
+)
+def test_a_drafter_has_no_counterpart(server: str, drafter: dict[str, Any]) -> None:
+    assert settings(server, drafter) is None
+
+
+@pytest.mark.parametrize(
+    ("server", "drafter", "remark"),
+    [
+        ("vllm", SUFFIX, "suffix_decoding_min_token_prob"),
+        ("vllm", SUFFIX, "longest suffix"),
+        ("vllm", CHAIN | {"draft": "padded"}, "numbers of logits"),
+        ("trtllm", SUFFIX, "earliest occurrence"),
+        ("trtllm", HYBRID, "earliest occurrence"),
+    ],
+)
+def test_a_remark_names_the_difference(server: str, drafter: dict[str, Any], remark: str) -> None:
+    remarks = SERVERS[server].counterpart(read(drafter), MODELS).remarks
+    assert any(remark in each for each in remarks)
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_lookups_are_told_after_which_occurrence_a_server_copies(server: str) -> None:
-    """Nothing is said where a server copies as ours does, and all that is ranked does."""
-    told = {}
+def test_lookups_are_ranked_by_the_occurrence_after_which_a_server_copies(server: str) -> None:
+    """A remark tells where a lookup copies otherwise than a server."""
+    alike = {}
     for occurrence in ("latest", "earliest"):
         lookup = read(LOOKUP | {"min_ngram": 3 if server == "llamacpp" else 1})
         lookup = lookup.model_copy(update={"occurrence": occurrence})
         remarks = SERVERS[server].counterpart(lookup, MODELS).remarks
-        told[occurrence] = not any("occurrence" in remark for remark in remarks)
-    if server == "trtllm":  # it can be told
-        assert told == {"latest": True, "earliest": True}
-        assert settings(server, LOOKUP)["is_use_oldest"] is False
-        assert settings(server, LOOKUP | {"occurrence": "earliest"})["is_use_oldest"] is True
-    else:
-        own = "earliest" if server in ("vllm", "transformers") else "latest"
-        assert told == {"latest": own == "latest", "earliest": own == "earliest"}
+        alike[occurrence] = not any("occurrence" in remark for remark in remarks)
+    own = SERVERS[server].occurrence
+    other = server == "trtllm"  # it has a setting for it
+    assert alike == {"latest": other or own == "latest", "earliest": other or own == "earliest"}
     ranked = [d for d in expressible(SERVERS[server], MODELS) if d and d.kind == "prompt_lookup"]
-    assert {lookup.occurrence for lookup in ranked} == {SERVERS[server].occurrence}
-    assert all(told[lookup.occurrence] for lookup in ranked)
+    assert {lookup.occurrence for lookup in ranked} == {own}
 
 
-def test_what_is_ranked_for_vllm_has_the_lengths_of_its_matches() -> None:
-    """Among them those of the modes that it is compared with."""
+def test_the_grid_for_vllm_has_each_setting_once() -> None:
+    """Lookups of all sizes, and suffixes with and without the answers of earlier requests."""
     server = SERVERS["vllm"]
     ranked = [dict(server.counterpart(d, MODELS).settings) for d in expressible(server, MODELS)]
-    lookups = {
-        (t["prompt_lookup_min"], t["prompt_lookup_max"])
-        for t in ranked
-        if t.get("method") == "ngram"
-    }
-    assert {(1, 4), (2, 4), (3, 4), (4, 4)} <= lookups
-    factors = {t["suffix_decoding_max_spec_factor"] for t in ranked if t.get("method") == "suffix"}
-    assert factors == {1, 2, 4}
-    assert len(ranked) == len({json.dumps(told) for told in ranked})
-
-
-@pytest.mark.parametrize(
-    ("suffix", "depth"),
-    [
-        ({"max_tokens": 16}, None),  # 8 tokens found again allow 16, 24 together
-        ({"max_tokens": 17}, 26),
-        ({"max_tokens": 16, "per_match": 1}, 32),
-        ({"max_tokens": 23, "per_match": 0}, None),
-        ({"max_tokens": 30, "per_match": 0}, 31),
-    ],
-)
-def test_vllm_is_told_of_suffixes_and_drafts_that_do_not_fit_otherwise(
-    suffix: dict[str, Any], depth: int | None
-) -> None:
-    assert settings("vllm", SUFFIX | suffix).get("suffix_decoding_max_tree_depth") == depth
-
-
-def test_what_servers_do_otherwise_with_suffixes_is_said() -> None:
-    vllm = SERVERS["vllm"].counterpart(read(SUFFIX), MODELS)
-    assert "suffix_decoding_min_token_prob" not in vllm.settings
-    assert any("suffix_decoding_min_token_prob" in remark for remark in vllm.remarks)
-    assert any("longest suffix" in remark for remark in vllm.remarks)
-    for drafter in (SUFFIX, HYBRID):
-        remarks = SERVERS["trtllm"].counterpart(read(drafter), MODELS).remarks
-        assert any("earliest occurrence" in remark for remark in remarks)
-
-
-def test_sglang_alone_is_told_of_heads_of_the_first_generations() -> None:
-    first = EAGLE | {"draft": "first"}
-    assert settings("sglang", first)["speculative-algorithm"] == "EAGLE"
-    assert settings("sglang", EAGLE)["speculative-algorithm"] == "EAGLE3"
-    assert settings("vllm", first) is None
-    assert settings("trtllm", first) is None
+    assert len(ranked) == len({json.dumps(each) for each in ranked})
+    lookups, suffixes = (
+        [each for each in ranked if each.get("method") == method] for method in ("ngram", "suffix")
+    )
+    sizes = {(each["prompt_lookup_min"], each["prompt_lookup_max"]) for each in lookups}
+    assert {(1, 4), (2, 4), (3, 4), (4, 4)} <= sizes
+    assert {each["suffix_decoding_max_spec_factor"] for each in suffixes} == {1, 2, 4}
+    assert {each["suffix_decoding_max_cached_requests"] for each in suffixes} == {0, 10_000}
 
 
 def test_sglang_has_lengths_by_load_of_eagle_heads() -> None:
     server = SERVERS["sglang"]
-    told = server.counterpart(read(EAGLE | {"policy": BY_LOAD["policy"]}), MODELS)
-    written = server.written(told, MODELS)
-    assert json.loads(written.files["adaptive.json"]) == {
-        "1": {"candidate_steps": [5]},
-        "8": {"candidate_steps": [2]},
-        "16": {"candidate_steps": [0]},
-    }
+    found = server.counterpart(read(EAGLE | {"policy": BY_LOAD["policy"]}), MODELS)
+    written = server.written(found, MODELS)
+    by_load = json.loads(written.files["adaptive.json"])
+    assert by_load == STEPS | {"16": {"candidate_steps": [0]}}
     options = "--speculative-adaptive --speculative-adaptive-config adaptive.json"
     assert options in written.usage
     assert "--speculative-num-steps 5" in written.usage  # has to be one of the file's
-
-
-def test_tensorrt_is_told_beyond_which_load_to_rest() -> None:
-    """It refuses a schedule beside that."""
-    for drafter in (CHAIN, LOOKUP, TREE):
-        ranges = {1: drafter, 4: drafter, 9: None, 12: None}
-        told = settings("trtllm", {"kind": "schedule", "ranges": ranges})
-        assert told == {**settings("trtllm", drafter), "max_concurrency": 8}
-    told = settings("trtllm", CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 4, 9: 0}}})
-    assert told == {**settings("trtllm", CHAIN), "max_concurrency": 8}
-    by_batch = CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 4, 3: 2}}}
-    assert settings("trtllm", {"kind": "schedule", "ranges": {1: by_batch, 9: None}}) is None
-    for ranges in ({1: None, 9: LOOKUP}, {1: LOOKUP, 4: CHAIN, 9: None}, {1: LOOKUP, 4: TREE}):
-        assert settings("trtllm", {"kind": "schedule", "ranges": ranges}) is None
-
-
-def test_the_others_are_told_of_what_they_have() -> None:
-    assert settings("sglang", EAGLE)["speculative-num-draft-tokens"] == 5
-    assert settings("sglang", TREE)["speculative-eagle-topk"] == 3
-    assert settings("trtllm", BY_LOAD)["draft_len_schedule"] == {7: 5, 15: 2}
-    assert settings("trtllm", CHAIN)["decoding_type"] == "Draft_Target"
-    assert settings("trtllm", HYBRID)["sa_config"] == {"threshold": 3}
-    assert settings("trtllm", TREE)["max_total_draft_tokens"] == 8
-    assert settings("llamacpp", CONFIDENCE)["spec-draft-p-min"] == 0.5
-    assert settings("llamacpp", CHAIN)["spec-type"] == "draft-simple"
-    assert settings("llamacpp", EAGLE) is None
-    assert settings("transformers", CONFIDENCE)["assistant_confidence_threshold"] == 0.5
-    heuristic = CHAIN | {"policy": {"kind": "heuristic", "start": 5}}
-    told = settings("transformers", heuristic)
-    assert told["num_assistant_tokens_schedule"] == "heuristic_transient"
-
-
-@pytest.mark.parametrize(("keep", "nodes"), [(29, 30), (30, 31), (31, 31), (64, 31)])
-def test_sglang_is_told_to_keep_no_more_nodes_than_grow(keep: int, nodes: int) -> None:
-    """3 at first and 9 on each of three further levels, and the root."""
-    told = settings("sglang", TREE | {"keep": keep})
-    assert told["speculative-num-draft-tokens"] == nodes
-
-
-@pytest.mark.parametrize("server", SERVERS)
-def test_no_server_is_told_of_an_entropy_stop(server: str) -> None:
-    assert settings(server, SVIP) is None
-    assert settings(server, None) == {}
 
 
 @pytest.mark.parametrize("server", SERVERS)
