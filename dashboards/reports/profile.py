@@ -72,6 +72,8 @@ def _fit(
 
 def _overheads(profile: Profile) -> str:
     parts = [f"a round {1e3 * profile.round_overhead:.2f} ms"]
+    if profile.row_overhead:
+        parts.append(f"each further request in a step {1e3 * profile.row_overhead:.2f} ms")
     parts += [
         f"a token of {name} {1e3 * seconds:.2f} ms"
         for name, seconds in profile.draft_overhead.items()
