@@ -23,6 +23,7 @@ SMALL = (
 )
 
 
+@pytest.mark.long
 def test_a_head_is_trained_with_the_best_rate_and_not_trained_again(
     command: Command, ray_running: None, tiny_spec: PairSpec, home: Path
 ) -> None:
