@@ -115,12 +115,14 @@ def chat_tokenizer(template: Any = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def save_random_head(pair: Pair, kind: HeadKind, folder: Path, seed: int = 0) -> None:
-    """A head with random weights for the pair's draft named `draft`."""
-    hidden, own = pair.drafts["draft"].config.hidden_size, pair.fingerprints
+def save_random_head(
+    pair: Pair, kind: HeadKind, folder: Path, seed: int = 0, draft: str = "draft"
+) -> None:
+    """A head with random weights for a draft of the pair."""
+    hidden, own = pair.drafts[draft].config.hidden_size, pair.fingerprints
     card = HeadCard(
-        kind=kind, draft="draft", depth=1, width=8, hidden_size=hidden, top_k=10, w_acc=1,
-        w_rej=1, sampling=Sampling(), pair={"target": own["target"], "draft": own["draft"]},
+        kind=kind, draft=draft, depth=1, width=8, hidden_size=hidden, top_k=10, w_acc=1,
+        w_rej=1, sampling=Sampling(), pair={"target": own["target"], "draft": own[draft]},
     )  # fmt: skip
     torch.manual_seed(seed)
     save_head(build_head(kind, hidden, 10, depth=1, width=8), card, folder)

@@ -1,21 +1,45 @@
-"""Short texts counted so that a fit sees the tokens that had candidates."""
+"""Whether what an engine writes fits the target's distribution, on a pair whose distribution is
+known exactly."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from research.drift.toy_pair import VOCABULARY
+from research.drift.drift import goodness_of_fit
+from research.drift.toy_pair import VOCABULARY, exact_distribution, sample_counts, toy_pair
+from specdec_core.config import Sampling
+from specdec_core.models.pair import Pair
+from tests.specdec_core.kinds import configured
 
+LENGTH = 4  # of the continuations; the first token has no candidates
 _LEAST_EXPECTED = 10
+
+
+def fit(
+    drafter: object, sampling: Sampling, samples: int = 2_500, pair: Pair | None = None
+) -> float:
+    """p-value of the exact distribution of all continuations, given samples of them. 2,500 find,
+    99 times in 100, what differs by a χ² divergence of some 0.05, a total variation of 0.11."""
+    pair = toy_pair() if pair is None else pair
+    configuration = configured(drafter, sampling)
+    return p_value(
+        sample_counts(pair, configuration, samples, LENGTH),
+        exact_distribution(pair, sampling, LENGTH),
+    )
+
+
+def p_value(counts: np.ndarray, expected: np.ndarray) -> float:
+    """Of a chi-square goodness of fit of `counts` (sequences,) to probabilities (sequences,)."""
+    return goodness_of_fit(*alike_behind_the_first(counts, expected))
 
 
 def alike_behind_the_first(
     counts: np.ndarray, expected: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of all texts of some length, in the order of counting, `counts` (texts,) and probabilities
-    (texts,): those expected less than 10 times are put together with the others of them that differ
-    in the first token only, which no drafter has proposed. A text that cannot happen stays alone.
-    """
+    """Of all sequences of some length, in the order of counting, `counts` (sequences,) and
+    probabilities (sequences,): those expected less than 10 times are put together with the others
+    of them that differ in the first token only, which no drafter has proposed. A sequence that
+    cannot happen stays alone."""
     rare = (expected > 0) & (expected * counts.sum() < _LEAST_EXPECTED)
 
     def put_together(own: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdec_core.config import DrafterSettings, PolicySettings
+from specdec_core.config import Configuration, DrafterSettings, PolicySettings, Sampling, parse
 from specdec_core.config.kinds import DRAFTERS, POLICIES, KindSettings, kinds_of
 
 NEEDED: dict[str, dict[str, Any]] = {
@@ -31,3 +31,16 @@ def policy(kind: str, **changes: Any) -> PolicySettings:
     return kinds_of(POLICIES, KindSettings)[kind].model_validate(
         {**NEEDED.get(kind, {}), **changes}
     )
+
+
+def configured(drafter: Any = None, sampling: Sampling | None = None) -> Configuration:
+    """The configuration of a drafter's settings, which may be written as in a file."""
+    if not isinstance(drafter, dict):
+        return Configuration(drafter=drafter, sampling=sampling or Sampling())
+    value = {"drafter": drafter, "sampling": (sampling or Sampling()).model_dump()}
+    return parse(Configuration, value, "test")
+
+
+def chain(kind: str = "fixed", **policy: Any) -> dict[str, Any]:
+    """A draft model's chain with this length policy, as in a file."""
+    return {"kind": "draft_model", "policy": {**NEEDED.get(kind, {}), "kind": kind, **policy}}

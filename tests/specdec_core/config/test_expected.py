@@ -1,4 +1,4 @@
-"""A mistake in a file is named by the path that it has there, with what would be right."""
+"""A mistake in a file is named by its path in the file, with what would be right."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def test_kinds_that_the_environment_names_are_there_in_every_process(tmp_path: P
 
 
 def run(script: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A script in a process of its own."""
+    """A script in a separate process."""
     import os
 
     path = os.pathsep.join([str(Path(__file__).parents[3]), environment.pop("PYTHONPATH", "")])

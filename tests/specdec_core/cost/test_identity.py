@@ -6,41 +6,34 @@ from collections import Counter
 
 import pytest
 
-from specdec_core.config import Configuration, PolicySettings, Sampling
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.policies.heuristic import HeuristicSettings
-from specdec_core.drafting.policies.pre_cut import PreCutSettings
-from specdec_core.drafting.policies.svip import SvipSettings
+from specdec_core.config import Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts, Generation
+from tests.specdec_core.kinds import chain, configured
 
-POLICIES = [
-    FixedSettings(max_tokens=4),
-    HeuristicSettings(),
-    SvipSettings(threshold=1.0),
-    PreCutSettings(target_cost=5),
-]
+POLICIES = {
+    "fixed": {"max_tokens": 4},
+    "heuristic": {},
+    "svip": {"threshold": 1.0},
+    "pre_cut": {},
+}
 
 
-def decode(
-    pair: Pair, policy: PolicySettings, temperature: float, **options: bool
-) -> list[Generation]:
-    configuration = Configuration(
-        drafter=DraftModelSettings(policy=policy), sampling=Sampling(temperature=temperature)
-    )
+def decode(pair: Pair, policy: str, temperature: float, **options: bool) -> list[Generation]:
+    drafter = chain(policy, **POLICIES[policy])
     requests = [
         Request(str(i), tuple(range(5 + i, 12 + 3 * i)), 17 + 4 * i, seed=i, **options)
         for i in range(4)
     ]
-    return Engine(pair, configuration, slots=2).generate(requests)
+    engine = Engine(pair, configured(drafter, Sampling(temperature=temperature)), slots=2)
+    return engine.generate(requests)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.label)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_the_identity_holds_whatever_ends_a_request(
-    tiny_pair: Pair, policy: PolicySettings, temperature: float, monkeypatch: pytest.MonkeyPatch
+    tiny_pair: Pair, policy: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generations = decode(tiny_pair, policy, temperature, ignore_eos=True)
     for c in [Counts.of(generations), *(g.counts for g in generations)]:
@@ -53,7 +46,7 @@ def test_the_identity_holds_whatever_ends_a_request(
     assert any(g.finish_reason == "stop" for g in generations)
     for g in generations:
         c = g.counts
-        # A verification whose own token was discarded, because the request ended before it.
+        # A verification's token is discarded where the request ended before it.
         wasted = c.n_target - c.n_target_tokens
         assert c.n_draft + c.n_target - wasted == c.n + c.n_discarded
         assert wasted in ((0, 1) if g.finish_reason == "stop" else (0,))

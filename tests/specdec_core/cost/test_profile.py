@@ -9,14 +9,9 @@ import pytest
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.cost import ForwardCost, Measurement, Profile
-from specdec_core.drafting.bandit.settings import BanditSettings
-from specdec_core.drafting.draft_model.settings import CascadeSettings, DraftModelSettings
-from specdec_core.drafting.hybrid import HybridSettings
-from specdec_core.drafting.policies.confidence import ConfidenceProductSettings
-from specdec_core.drafting.suffix import SuffixSettings
-from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
 from specdec_core.tokens.statistics import Counts
 from tests.specdec_core.cost.examples import counts, truth
+from tests.specdec_core.kinds import chain, configured, drafter, policy
 
 
 class TestProfile:
@@ -36,12 +31,12 @@ class TestProfile:
         times = profile.model_copy(
             update={"proposals": {"suffix": 2e-3, "draft small": 5e-3, "prompt_lookup": 1.0}}
         )
-        chain = DraftModelSettings()
-        hybrid = HybridSettings(lookup=SuffixSettings(), otherwise=chain)
+        model, lookup = drafter("draft_model"), drafter("suffix")
+        hybrid = drafter("hybrid", lookup=lookup, otherwise=model)
         c = counts(n_draft=40, n_target=10, n_discarded=12)
         plain = times.estimate_seconds(c)
-        for drafter, seconds in ((SuffixSettings(), 2e-3), (chain, 5e-3), (hybrid, 7e-3)):
-            under = times.under(Configuration(drafter=drafter))
+        for own, seconds in ((lookup, 2e-3), (model, 5e-3), (hybrid, 7e-3)):
+            under = times.under(configured(own))
             assert under.estimate_seconds(c) == pytest.approx(plain + 10 * seconds)
             # Autoregressive decoding, which speedups compare with, has nothing that proposes.
             assert under.autoregressive_seconds(50) == times.autoregressive_seconds(50)
@@ -52,8 +47,8 @@ class TestProfile:
         assert profile.speedup(c) == pytest.approx(1)
 
     def test_a_policy_adds_its_own_time_to_each_drafted_token(self, profile):
-        product = Configuration(drafter=DraftModelSettings(policy=ConfidenceProductSettings()))
-        fixed = Configuration(drafter=DraftModelSettings(draft="small"))
+        product = configured(chain("confidence_product"))
+        fixed = configured(drafter("draft_model", draft="small"))
         measured = profile.model_copy(update={"policies": {"small confidence_product": 3e-5}})
         assert measured.under(product).t_draft("small") == pytest.approx(
             measured.t_draft("small") + 3e-5
@@ -75,25 +70,26 @@ class TestProfile:
         )
 
     def test_policies_of_nested_drafters_take_their_time_too(self, profile):
-        product = DraftModelSettings(policy=ConfidenceProductSettings())
+        product = drafter("draft_model", policy=policy("confidence_product"))
         measured = profile.model_copy(update={"policies": {"small confidence_product": 4e-5}})
         plain = measured.t_draft()
-        for drafter, seconds in (
-            (HybridSettings(otherwise=product), 4e-5),
-            (CascadeSettings(policy=ConfidenceProductSettings()), 4e-5),
-            (ForkSettings(policy=ConfidenceProductSettings()), 4e-5),
-            (BanditSettings(arms=(product, DraftModelSettings(), SuffixSettings())), 2e-5),
-            (TreeSettings(), 0.0),
-            (SuffixSettings(), 0.0),
+        arms = (product, drafter("draft_model"), drafter("suffix"))
+        for own, seconds in (
+            (drafter("hybrid", otherwise=product), 4e-5),
+            (drafter("cascade", policy=policy("confidence_product")), 4e-5),
+            (drafter("fork", policy=policy("confidence_product")), 4e-5),
+            (drafter("bandit", arms=arms), 2e-5),
+            (drafter("tree"), 0.0),
+            (drafter("suffix"), 0.0),
         ):
-            own = measured.under(Configuration(drafter=drafter))
-            assert own.t_draft() == pytest.approx(plain + seconds)
+            assert measured.under(configured(own)).t_draft() == pytest.approx(plain + seconds)
 
     def test_the_policies_of_a_configuration_come_with_their_drafts(self):
-        arms = (DraftModelSettings(draft="small"), CascadeSettings(), TreeSettings(draft="medium"))
-        found = Configuration(drafter=BanditSettings(arms=arms)).policies
+        small, medium = drafter("draft_model", draft="small"), drafter("tree", draft="medium")
+        arms = (small, drafter("cascade"), medium)
+        found = configured(drafter("bandit", arms=arms)).policies
         assert [draft for draft, _ in found] == ["small", None]
-        assert Configuration(drafter=BanditSettings(arms=arms[1:])).draft == "medium"
+        assert configured(drafter("bandit", arms=arms[1:])).draft == "medium"
         assert Configuration().policies == ()
 
     def test_nothing_generated_takes_no_time(self, profile):

@@ -1,56 +1,78 @@
-"""What every lossless drafter must show: the greedy text is the target's own, and samples have the
-target's joint distribution."""
+"""Prompts and sequences that the tests of drafters share, and what every lossless drafter shows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from research.drift.drift import goodness_of_fit
-from research.drift.toy_pair import exact_distribution, sample_counts, toy_pair
-from specdec_core.config import AUTOREGRESSIVE, Configuration, DrafterSettings, Sampling
-from specdec_core.drafting.drafter import Lookup, LookupResult, SlotState
+from specdec_core.config import Sampling
+from specdec_core.drafting.drafter import Drafter, Lookup, LookupResult, SlotState
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import ROOT, TokenTree
-from tests.specdec_core.fits import alike_behind_the_first
+from tests.specdec_core.kinds import configured
 
 # Loops and repeats, so that lookups find something; of different lengths, the last of one token.
 PROMPTS = [
     tuple([7, 8, 9, 10, 11] * n) + tuple(range(20, 20 + n)) + (7, 8) for n in (1, 3, 2, 5)
 ] + [(5,)]
+# Of different lengths, without repeats.
+COUNTING = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
+_alone: dict[tuple[int, Sampling], list[list[int]]] = {}
 
 
-def requests(new_tokens: int = 40) -> list[Request]:
+def requests(
+    new_tokens: int = 40, prompts: Sequence[tuple[int, ...]] = tuple(PROMPTS)
+) -> list[Request]:
     return [
         Request(str(i), prompt, new_tokens, seed=i, ignore_eos=True)
-        for i, prompt in enumerate(PROMPTS)
+        for i, prompt in enumerate(prompts)
     ]
 
 
-def assert_greedy_identity(pair: Pair, drafter: DrafterSettings) -> list[Generation]:
-    """Decode a ragged batch, one at a time and in three slots, which requests enter and leave at
-    different times; returns the last generations."""
-    expected = [g.tokens for g in Engine(pair, AUTOREGRESSIVE).generate(requests())]
-    for slots in (1, 3):
-        engine = Engine(pair, Configuration(drafter=drafter), slots)
-        generations = engine.generate(requests())
-        assert [g.tokens for g in generations] == expected, f"{slots} slots"
+class Proposal(NamedTuple):
+    """A tree of candidates, and what it was proposed for: the text, the tokens that are still
+    wanted, and the number of requests that decode beside it."""
+
+    text: list[int]
+    room: int
+    batch: int
+    tree: TokenTree
+
+
+def proposals(drafter: Drafter) -> list[Proposal]:
+    """All trees that `drafter` proposes from now on."""
+    propose, seen = drafter.propose, []
+
+    def watched(sequences: Sequence[SlotState]) -> list[TokenTree]:
+        trees = propose(sequences)
+        seen.extend(
+            Proposal(list(own.tokens), own.room, own.batch, tree)
+            for own, tree in zip(sequences, trees, strict=True)
+        )
+        return trees
+
+    drafter.propose = watched
+    return seen
+
+
+def assert_the_targets_own(
+    pair: Pair, drafter: object, sampling: Sampling | None = None, slots: int = 3
+) -> list[Generation]:
+    """Decode a ragged batch in slots that requests enter and leave at different times, with an
+    output that no drafter may change; returns the generations."""
+    sampling = sampling or Sampling()
+    key = id(pair), sampling
+    if key not in _alone:
+        alone = Engine(pair, configured(None, sampling)).generate(requests())
+        _alone[key] = [g.tokens for g in alone]
+    generations = Engine(pair, configured(drafter, sampling), slots).generate(requests())
+    assert [g.tokens for g in generations] == _alone[key]
     accepted = sum(r.accepted for g in generations for r in g.rounds)
     assert accepted > 0, "nothing was ever accepted, so nothing was shown"
     return generations
-
-
-def assert_exact(drafter: DrafterSettings, sampling: Sampling, samples: int = 4_000) -> None:
-    """Compare samples of all texts of four tokens with their probabilities: the first has no
-    candidates. 4,000 find, 99 times in 100, what differs by a χ² divergence of 0.034, a total
-    variation of some 0.09."""
-    pair = toy_pair()
-    configuration = Configuration(drafter=drafter, sampling=sampling)
-    counts = sample_counts(pair, configuration, samples, length=4)
-    expected = exact_distribution(pair, sampling, 4)
-    assert goodness_of_fit(*alike_behind_the_first(counts, expected)) > 1e-3
 
 
 def sequence(tokens: Sequence[int], slot: int = 0, room: int = 50) -> SlotState:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from research.drift.drift import goodness_of_fit
-from research.drift.toy_pair import exact_distribution, sample_counts, toy_pair
-from specdec_core.config import AUTOREGRESSIVE, Configuration, DrafterSettings, Sampling
+from specdec_core.config import AUTOREGRESSIVE, DrafterSettings, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.acceptance import VerifierOutput, rule_of
@@ -12,7 +10,9 @@ from specdec_core.tokens.sampling import draw
 from specdec_core.tokens.statistics import Generation, TokenOrigin
 from specdec_core.tokens.token_tree import ROOT
 from specdec_core.tokens.verification import Verdict
-from tests.specdec_core.fits import alike_behind_the_first
+from tests.specdec_core.fits import fit
+
+__all__ = ["fit"]
 
 _TEXTS = [
     "def add(a, b):\n    return a + b\n\ndef add(a, b):\n",
@@ -21,7 +21,6 @@ _TEXTS = [
     "for i in range(10):\n    print(i)\n" * 2,
     "0",
 ]
-LENGTH = 4  # of the enumerated continuations, whose first token has no candidates
 
 
 def generate(
@@ -71,12 +70,3 @@ class AnyPossibleGuess(REJECTION):
         possible = [node for node in guesses if probs[0, tree.tokens[node]] > 0]
         [own] = draw(probs[:1], [random.uniform()])
         return Verdict([], tree.tokens[possible[0]] if possible else own, corrected=False)
-
-
-def fit(drafter: DrafterSettings, sampling: Sampling, samples: int = 4_000) -> float:
-    """p-value of the toy target's exact distribution, given what was sampled."""
-    pair = toy_pair()
-    configuration = Configuration(drafter=drafter, sampling=sampling)
-    counts = sample_counts(pair, configuration, samples, LENGTH)
-    expected = exact_distribution(pair, sampling, LENGTH)
-    return goodness_of_fit(*alike_behind_the_first(counts, expected))

@@ -1,4 +1,4 @@
-"""The rules of bandits follow their formulas, learn, and go on from a saved state."""
+"""The rules of bandits follow their formulas, learn, and continue from a saved state."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_thompson_draws_from_what_an_arms_rounds_leave_open() -> None:
     assert bandit.preferences() == [2, 5]
     timed = Thompson(2, 4, reward="time")
     for tokens, seconds in ((2, 1.0), (4, 2.0)):
-        timed.update(0, tokens, seconds)  # a longer round brings as much more: V = 0
+        timed.update(0, tokens, seconds)  # a longer round adds as many more tokens: V = 0
     timed.update(1, 3, 3.0)
     assert timed.uncertainty(0) == pytest.approx(1)
     assert timed.preferences() == pytest.approx([3, 1.5])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,131 +10,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from research.drift.drift import goodness_of_fit
-from research.drift.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
-from specdec_core.config import AUTOREGRESSIVE, Configuration, PolicySettings, Sampling
+from specdec_core.config import PolicySettings
 from specdec_core.drafting.dynamic_tree.drafter import rerank
 from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
-from specdec_core.drafting.heads.card import HeadCard
-from specdec_core.drafting.heads.modules import build_head
-from specdec_core.drafting.heads.storage import save_head
-from specdec_core.drafting.policies.confidence import ConfidenceProductSettings, ConfidenceSettings
-from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.policies.heuristic import HeuristicSettings
-from specdec_core.drafting.policies.pre_cut import PreCutSettings
-from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
 from specdec_core.drafting.policies.svip import SvipSettings
-from specdec_core.engine import Engine, Request
+from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
-from specdec_core.tokens.token_tree import ROOT, TokenTree
-from tests.specdec_core.fits import alike_behind_the_first
+from specdec_core.tokens.token_tree import ROOT
+from tests.specdec_core.drafting.proofs import COUNTING, Proposal, paths, proposals, requests
+from tests.specdec_core.kinds import configured
 
-PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
-POLICIES = {
-    "fixed": FixedSettings(max_tokens=5),
-    "svip": SvipSettings(threshold=2.25, max_tokens=6),
-    "product": ConfidenceProductSettings(threshold=0.002, max_tokens=6),
-    "heuristic": HeuristicSettings(start=2, max_tokens=6),
-    "dynamic-confidence": DynamicConfidenceSettings(start=0.05, max_tokens=6),
-    "pre-cut": PreCutSettings(max_tokens=6, target_cost=5),
-    "specdecpp": SpecDecPlusPlusSettings(head="", threshold=0.6, max_tokens=6),
-}
-
-
-def requests(new_tokens: int = 24) -> list[Request]:
-    return [Request(str(i), p, new_tokens, seed=i) for i, p in enumerate(PROMPTS)]
-
-
-@pytest.fixture(scope="module")
-def head(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An acceptance head with random weights."""
-    folder = tmp_path_factory.mktemp("heads") / "random"
-    hidden, own = tiny_pair.drafts["draft"].config.hidden_size, tiny_pair.fingerprints
-    card = HeadCard(
-        kind="specdecpp", draft="draft", depth=1, width=8, hidden_size=hidden, top_k=10, w_acc=1,
-        w_rej=1, sampling=Sampling(), pair={"target": own["target"], "draft": own["draft"]},
-    )  # fmt: skip
-    torch.manual_seed(0)
-    save_head(build_head("specdecpp", hidden, 10, depth=1, width=8), card, folder)
-    return folder
-
-
-@pytest.fixture(params=POLICIES)
-def policy(request: pytest.FixtureRequest, head: Path) -> PolicySettings:
-    policy = POLICIES[request.param]
-    return policy.model_copy(update={"head": str(head)}) if hasattr(policy, "head") else policy
-
-
-def test_greedy_output_is_the_targets_own(tiny_pair: Pair, policy: PolicySettings) -> None:
-    drafter = DynamicTreeSettings(expand=3, children=3, keep=10, policy=policy)
-    expected = [g.tokens for g in Engine(tiny_pair, AUTOREGRESSIVE).generate(requests())]
-    for slots in (1, 3):
-        engine = Engine(tiny_pair, Configuration(drafter=drafter), slots)
-        assert [g.tokens for g in engine.generate(requests())] == expected
+FIXED, SVIP = FixedSettings(max_tokens=5), SvipSettings(threshold=2.25, max_tokens=6)
 
 
 def test_candidates_beside_the_most_likely_are_accepted(tiny_pair: Pair) -> None:
     def mat(children: int) -> float:
         drafter = DynamicTreeSettings(expand=children, children=children, keep=24)
-        generations = Engine(tiny_pair, Configuration(drafter=drafter), 5).generate(requests(48))
+        generations = Engine(tiny_pair, configured(drafter), 5).generate(requests(48, COUNTING))
         return sum(len(g.tokens) for g in generations) / sum(len(g.rounds) for g in generations)
 
     assert mat(4) > mat(1)
 
 
-@pytest.mark.parametrize(
-    ("draft", "policy", "sampling"),
-    [
-        (NEAR, FixedSettings(max_tokens=3), Sampling(temperature=1.0)),
-        (FAR, SvipSettings(threshold=1.1, max_tokens=3), Sampling(temperature=1.0)),
-        (
-            FAR,
-            ConfidenceSettings(threshold=0.35, max_tokens=3),
-            Sampling(temperature=1.3, top_p=0.8),
-        ),
-        (NEAR, PreCutSettings(max_tokens=3, target_cost=5), Sampling(temperature=0.7, top_k=3)),
-        (NEAR, SvipSettings(threshold=1.2, max_tokens=3), Sampling(temperature=0.8)),
-        (FAR, FixedSettings(max_tokens=2), Sampling(temperature=1.0, coupling="gumbel")),
-    ],
-    ids=["fixed", "svip", "top-p", "top-k", "least", "coupled"],
-)
-def test_samples_have_the_targets_joint_distribution(
-    draft: str, policy: PolicySettings, sampling: Sampling
-) -> None:
-    pair = toy_pair()
-    drafter = DynamicTreeSettings(
-        draft=draft,
-        expand=2,
-        children=2,
-        keep=5,
-        least=0.1 if sampling.temperature == 0.8 else 0.0,
-        policy=policy,
-    )
-    configuration = Configuration(drafter=drafter, sampling=sampling)
-    counts = sample_counts(pair, configuration, 4_000, length=4)
-    expected = exact_distribution(pair, sampling, 4)
-    assert goodness_of_fit(*alike_behind_the_first(counts, expected)) > 1e-3
-
-
-def proposed(pair: Pair, configuration: Configuration, slots: int) -> list[tuple[tuple, TokenTree]]:
-    """Every tree that was proposed, and the text it was proposed for."""
-    engine, seen = Engine(pair, configuration, slots), []
-    propose = engine.drafter.propose
-
-    def record(sequences: list) -> list[TokenTree]:
-        trees = propose(sequences)
-        seen.extend(((tuple(s.tokens), s.room), t) for s, t in zip(sequences, trees, strict=True))
-        return trees
-
-    engine.drafter.propose = record
-    engine.generate(requests())
+def proposed(pair: Pair, drafter: DynamicTreeSettings, slots: int) -> list[Proposal]:
+    engine = Engine(pair, configured(drafter), slots)
+    seen = proposals(engine.drafter)
+    engine.generate(requests(24, COUNTING))
     return seen
 
 
 @torch.inference_mode()
 def grown_plainly(
-    model: torch.nn.Module, text: tuple[int, ...], drafter: DynamicTreeSettings, levels: int
+    model: torch.nn.Module, text: list[int], drafter: DynamicTreeSettings, levels: int
 ) -> set[tuple[int, ...]]:
     """The paths of the tree, expanded and reranked without a cache, for policy SVIP or fixed."""
     confidence: dict[tuple[int, ...], float] = {(): 1.0}
@@ -161,34 +68,24 @@ def grown_plainly(
     return set(sorted(confidence, key=lambda p: -confidence[p])[: drafter.keep])
 
 
-@pytest.mark.parametrize(("policy", "least"), [("fixed", 0.0), ("fixed", 0.002), ("svip", 0.0)])
-@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize(("policy", "least"), [(FIXED, 0.002), (SVIP, 0.0)])
 def test_trees_are_those_of_a_plain_expansion(
-    tiny_pair: Pair, policy: str, least: float, slots: int
+    tiny_pair: Pair, policy: PolicySettings, least: float
 ) -> None:
-    drafter = DynamicTreeSettings(
-        expand=2, children=3, keep=12, least=least, policy=POLICIES[policy]
-    )
-    seen = proposed(tiny_pair, Configuration(drafter=drafter), slots)
+    drafter = DynamicTreeSettings(expand=2, children=3, keep=12, least=least, policy=policy)
+    seen = proposed(tiny_pair, drafter, 3)
     model, shapes = tiny_pair.drafts["draft"], set()
-    for (text, room), tree in seen[::5]:
+    for text, room, _, tree in seen[::5]:
         levels = min(room, drafter.policy.max_tokens)
-        paths = grown_plainly(model, text, drafter, levels)
-        assert set(paths_of(tree)) == paths
+        expected = grown_plainly(model, text, drafter, levels)
+        assert set(paths(tree)) == expected
         shapes.add(tuple(tree.parents))
     assert len(shapes) > 2
 
 
-def paths_of(tree: TokenTree) -> list[tuple[int, ...]]:
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(tree.tokens, tree.parents, strict=True):
-        paths.append((token,) if parent == ROOT else (*paths[parent], token))
-    return paths
-
-
 def test_room_and_nodes_are_kept_to(tiny_pair: Pair) -> None:
     drafter = DynamicTreeSettings(expand=4, children=4, keep=9)
-    for (_, room), tree in proposed(tiny_pair, Configuration(drafter=drafter), 2):
+    for _, room, _, tree in proposed(tiny_pair, drafter, 2):
         assert tree.depth <= min(room, 6)
         assert len(tree) <= 9
         assert tree.draft_tokens <= 1 + 4 * (tree.draft_forwards - 1) or not len(tree)

@@ -8,68 +8,27 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdec_core.config import AUTOREGRESSIVE, Configuration, PolicySettings, Sampling
+from specdec_core.config import Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.heads.card import HeadCard
-from specdec_core.drafting.heads.modules import build_head
-from specdec_core.drafting.heads.storage import save_head
-from specdec_core.drafting.policies.confidence import ConfidenceProductSettings, ConfidenceSettings
-from specdec_core.drafting.policies.decision import DecisionSettings
-from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.drafting.policies.policy import PolicyOutcome
-from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from specdec_core.drafting.policies.signals import Signals
-from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
-from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.tree.settings import ForkSettings
-from specdec_core.engine import Engine, Request
+from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import warp
 from specdec_core.tokens.token_tree import ROOT, TokenTree
+from tests.conftest import save_random_head
+from tests.specdec_core.drafting.proofs import COUNTING, proposals, requests
+from tests.specdec_core.kinds import configured, policy
 
-PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
-POLICIES: dict[str, PolicySettings] = {
-    "fixed": FixedSettings(max_tokens=5),
-    "heuristic": HeuristicSettings(start=2, max_tokens=8),
-    "confidence": ConfidenceSettings(threshold=0.08, max_tokens=8),
-    "svip": SvipSettings(threshold=2.25, max_tokens=8),
-    "product": ConfidenceProductSettings(threshold=0.01, max_tokens=8),
-    "dynamic-confidence": DynamicConfidenceSettings(start=0.05, max_tokens=8),
-    "pre-cut": PreCutSettings(max_tokens=8, target_cost=5),
-    "specdecpp": SpecDecPlusPlusSettings(head="specdecpp", threshold=0.6, max_tokens=8),
-    "t1": DecisionSettings(head="t1", threshold=0.5, max_tokens=8),
-    "t2": DecisionSettings(head="t2", threshold=0.5, cumulative=True, max_tokens=8),
-    "joint": DecisionSettings(head="joint", threshold=0.5, max_tokens=8),
+GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.9)
+# Policies that differ in their inputs.
+POLICIES = {
+    "heuristic": policy("heuristic", start=2, max_tokens=8),
+    "product": policy("confidence_product", threshold=0.01, max_tokens=8),
+    "pre-cut": policy("pre_cut", max_tokens=8),
+    "joint": policy("decision", head="joint", threshold=0.5, cumulative=True, max_tokens=8),
 }
-
-
-def requests(new_tokens: int = 24) -> list[Request]:
-    return [Request(str(i), p, new_tokens, seed=i, ignore_eos=True) for i, p in enumerate(PROMPTS)]
-
-
-@pytest.fixture(scope="module")
-def heads(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Heads of all kinds with random weights."""
-    root = tmp_path_factory.mktemp("heads")
-    hidden, own = tiny_pair.drafts["draft"].config.hidden_size, tiny_pair.fingerprints
-    for kind in ("specdecpp", "t1", "t2", "joint"):
-        card = HeadCard(
-            kind=kind, draft="draft", depth=1, width=8, hidden_size=hidden, top_k=10, w_acc=1,
-            w_rej=1, sampling=Sampling(), pair={"target": own["target"], "draft": own["draft"]},
-        )  # fmt: skip
-        torch.manual_seed(0)
-        save_head(build_head(kind, hidden, 10, depth=1, width=8), card, root / kind)
-    return root
-
-
-@pytest.fixture(params=POLICIES)
-def policy(request: pytest.FixtureRequest, heads: Path) -> PolicySettings:
-    policy = POLICIES[request.param]
-    if not hasattr(policy, "head"):
-        return policy
-    return policy.model_copy(update={"head": str(heads / policy.head)})
 
 
 @pytest.fixture
@@ -79,29 +38,22 @@ def endless(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Pair:
     return tiny_pair
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9)], ids=["greedy", "T"])
+@pytest.mark.parametrize(
+    ("name", "sampling"), [*((name, GREEDY) for name in POLICIES), ("product", SAMPLED)]
+)
 def test_a_fork_of_width_one_is_the_chain(
-    endless: Pair, policy: PolicySettings, sampling: Sampling
+    endless: Pair, name: str, sampling: Sampling, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcomes = []
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    save_random_head(endless, "joint", tmp_path / "heads" / "joint")
+    policy, outcomes = POLICIES[name], []
     for drafter in (DraftModelSettings(policy=policy), ForkSettings(width=1, policy=policy)):
-        configuration = Configuration(drafter=drafter, sampling=sampling)
-        generations = Engine(endless, configuration, 1).generate(requests())
+        engine = Engine(endless, configured(drafter, sampling))
+        generations = engine.generate(requests(24, COUNTING))
         outcomes.append(
             [(g.tokens, [(r.drafted, r.accepted) for r in g.rounds]) for g in generations]
         )
     assert outcomes[0] == outcomes[1]
-
-
-def test_greedy_output_is_that_of_autoregressive_decoding(
-    tiny_pair: Pair, policy: PolicySettings
-) -> None:
-    expected = [g.tokens for g in Engine(tiny_pair, AUTOREGRESSIVE).generate(requests())]
-    configuration = Configuration(drafter=ForkSettings(width=3, policy=policy))
-    for slots in (1, 3):
-        generations = Engine(tiny_pair, configuration, slots).generate(requests())
-        assert [g.tokens for g in generations] == expected
-    assert max(r.accepted for g in generations for r in g.rounds) > 1
 
 
 def branches(tree: TokenTree, width: int) -> list[list[int]]:
@@ -117,48 +69,36 @@ def confidences(model: torch.nn.Module, text: list[int], sampling: Sampling) -> 
     return probs.amax(dim=-1).tolist()
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9)], ids=["greedy", "T"])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "T"])
 def test_a_fork_ends_when_all_its_branches_are_below_the_threshold(
     tiny_pair: Pair, sampling: Sampling
 ) -> None:
     """The rule of improved MCSD, §3.3, worked out again with a plain model."""
     threshold, most, width = 0.11, 7, 3
-    drafter = ForkSettings(
-        width=width, policy=ConfidenceSettings(threshold=threshold, max_tokens=most)
-    )
-    engine = Engine(tiny_pair, Configuration(drafter=drafter, sampling=sampling), 3)
-    for request in requests(90):
-        engine.add(request)
+    stops = policy("confidence", threshold=threshold, max_tokens=most)
+    engine = Engine(tiny_pair, configured(ForkSettings(width=width, policy=stops), sampling), 3)
+    seen = proposals(engine.drafter)
+    engine.generate(requests(90, COUNTING))
     draft, lengths, disagreed = tiny_pair.drafts["draft"], [], 0
-    propose = engine.drafter.propose
-
-    def watched(sequences: list) -> list[TokenTree]:
-        nonlocal disagreed
-        trees = propose(sequences)
-        for sequence, tree in zip(sequences, trees, strict=True):
-            if not sequence.room:
-                continue
-            sure = []
-            for nodes in branches(tree, width):
-                text = sequence.tokens + [tree.tokens[node] for node in nodes]
-                found = confidences(draft, text, sampling)[len(sequence.tokens) - 1 : -1]
-                sure.append([c >= threshold for c in found])
-            levels = list(zip(*sure, strict=True))
-            stop = next((n for n, level in enumerate(levels) if not any(level)), len(levels))
-            assert tree.depth == min(stop + 1, most, sequence.room)
-            lengths.append(tree.depth)
-            disagreed += any(any(level) and not all(level) for level in levels)
-        return trees
-
-    engine.drafter.propose = watched
-    while not engine.idle:
-        engine.step()
+    for text, room, _, tree in seen:
+        if not room:
+            continue
+        sure = []
+        for nodes in branches(tree, width):
+            whole = text + [tree.tokens[node] for node in nodes]
+            found = confidences(draft, whole, sampling)[len(text) - 1 : -1]
+            sure.append([c >= threshold for c in found])
+        levels = list(zip(*sure, strict=True))
+        stop = next((n for n, level in enumerate(levels) if not any(level)), len(levels))
+        assert tree.depth == min(stop + 1, most, room)
+        lengths.append(tree.depth)
+        disagreed += any(any(level) and not all(level) for level in levels)
     assert len(set(lengths)) > 3, "the policy never stopped anything"
     assert disagreed > 3, "branches always agreed"
 
 
 class Told:
-    """What a fork's policy is asked and told, slot by slot."""
+    """The calls of a fork's policy, slot by slot."""
 
     def __init__(self, fork: object) -> None:
         self.seen: dict[int, list[int]] = {}
@@ -185,8 +125,8 @@ class Told:
 
 
 def test_a_policy_that_learns_is_told_what_became_of_each_branch(tiny_pair: Pair) -> None:
-    policy = DynamicConfidenceSettings(start=0.05, max_tokens=4)
-    engine = Engine(tiny_pair, Configuration(drafter=ForkSettings(width=3, policy=policy)), 2)
+    learns = policy("dynamic_confidence", start=0.05, max_tokens=4)
+    engine = Engine(tiny_pair, configured(ForkSettings(width=3, policy=learns)), 2)
     told = Told(engine.drafter)
     observe = engine.drafter.observe
     winners = 0
@@ -205,15 +145,14 @@ def test_a_policy_that_learns_is_told_what_became_of_each_branch(tiny_pair: Pair
         assert told.told == expected
 
     engine.drafter.observe = watched
-    engine.generate(requests(40))
+    engine.generate(requests(40, COUNTING))
     assert winners > 0, "the first branch always won"
 
 
 def test_a_policy_that_follows_rounds_grows_with_the_fork(tiny_pair: Pair) -> None:
     """K follows the accepted path, whichever branch it is in."""
-    policy = HeuristicSettings(start=2, max_tokens=8)
-    engine = Engine(tiny_pair, Configuration(drafter=ForkSettings(width=3, policy=policy)), 1)
-    [generation] = engine.generate(requests(60)[:1])
+    drafter = ForkSettings(width=3, policy=POLICIES["heuristic"])
+    [generation] = Engine(tiny_pair, configured(drafter)).generate(requests(60, COUNTING[:1]))
     length = 2
     for r in generation.rounds[1:-1]:
         assert r.depth == min(length, 60 - r.position - 1)

@@ -9,13 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec_core.config import Sampling
 from specdec_core.drafting.automaton import ROOT, SuffixAutomaton
 from specdec_core.drafting.suffix import EarlierOutputs, SuffixDrafter, SuffixSettings
-from specdec_core.models.pair import Pair
 from tests.specdec_core.drafting.proofs import (
-    assert_exact,
-    assert_greedy_identity,
     found_in,
     paths,
     sequence,
@@ -67,9 +63,7 @@ def test_the_automaton_knows_every_phrase_its_count_and_its_followers(
         automaton.extend(text)
     assert automaton.tokens == sum(map(len, texts))
     assert len(automaton.link) <= 2 * automaton.tokens + 1
-    state, matched = ROOT, 0
-    for token in query:
-        state, matched = automaton.step(state, matched, token)
+    state, matched = automaton.walk(ROOT, 0, query)
     sizes = range(len(query), 0, -1)
     known = next((n for n in sizes if places(texts, query[len(query) - n :])), 0)
     assert matched == known
@@ -151,7 +145,7 @@ def test_outputs_of_earlier_requests_are_found_but_not_their_prompts(
         earlier = sequence([9, 9, 9, *text])
         lookup.open([earlier])
         earlier.tokens += output
-        lookup.find(beside, (), 5)  # it was reading already when the others ended
+        lookup.find(beside, (), 5)  # it had begun before the other requests ended
         lookup.close(earlier)
     beside.tokens += later
     found = lookup.find(beside, (), beside.room)
@@ -187,14 +181,3 @@ def test_too_short_a_match_proposes_nothing() -> None:
     assert found_in(lookup, [1, 2, 3, 4, 9, 2, 3, 4]).match == 3
     found = found_in(lookup, [1, 2, 3, 4, 9, 3, 4])
     assert (len(found.tree), found.match) == (0, 0)
-
-
-@pytest.mark.parametrize("memory", ["request", "all"])
-@pytest.mark.parametrize("tree", [False, True])
-def test_greedy_output_is_the_targets_own(tiny_pair: Pair, memory: str, tree: bool) -> None:
-    assert_greedy_identity(tiny_pair, SuffixSettings(memory=memory, tree=tree))
-
-
-@pytest.mark.parametrize("ways", [{}, {"memory": "all"}, {"tree": True}], ids=str)
-def test_samples_have_the_targets_joint_distribution(ways: dict[str, object]) -> None:
-    assert_exact(SuffixSettings(per_match=0, **ways), Sampling(temperature=1.0))

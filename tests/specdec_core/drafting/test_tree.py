@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
+from specdec_core.config import Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
-from specdec_core.engine import Engine, Request
+from specdec_core.engine import Engine
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.coupling import SharedNoise
@@ -17,8 +17,9 @@ from specdec_core.tokens.sampling import warp
 from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from specdec_core.tokens.topology import k_configuration, static_tree
+from tests.specdec_core.drafting.proofs import COUNTING, Proposal, paths, proposals, requests
+from tests.specdec_core.kinds import configured
 
-PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
 SHAPES = {
     "4x2x2x1": TreeSettings(),
     "1x3": TreeSettings(branching=(1, 3)),
@@ -34,57 +35,30 @@ SAMPLINGS = {
 }
 
 
-def requests(new_tokens: int = 24) -> list[Request]:
-    return [Request(str(i), p, new_tokens, seed=i, ignore_eos=True) for i, p in enumerate(PROMPTS)]
-
-
-class Watched:
-    """An engine whose rounds can be looked at: the texts and trees of each."""
-
-    def __init__(self, pair: Pair, drafter: object, sampling: Sampling, slots: int = 3) -> None:
-        self.engine = Engine(pair, Configuration(drafter=drafter, sampling=sampling), slots)
-        self.rounds: list[tuple[list[int], int, TokenTree]] = []
-        propose = self.engine.drafter.propose
-
-        def watched(sequences: list) -> list[TokenTree]:
-            trees = propose(sequences)
-            for sequence, tree in zip(sequences, trees, strict=True):
-                self.rounds.append((list(sequence.tokens), sequence.room, tree))
-            return trees
-
-        self.engine.drafter.propose = watched
+def decoded(
+    pair: Pair, drafter: object, sampling: str = "greedy", new_tokens: int = 12
+) -> list[Proposal]:
+    """What is proposed while a batch is decoded."""
+    engine = Engine(pair, configured(drafter, SAMPLINGS[sampling]), slots=3)
+    seen = proposals(engine.drafter)
+    engine.generate(requests(new_tokens, COUNTING))
+    return seen
 
 
 @torch.inference_mode()
 def plain(model: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
-    """The model's logits behind a text, computed afresh."""
+    """The model's logits after `tokens`, computed afresh."""
     return model(torch.tensor([tokens])).logits[0, -1]
 
 
 def path(tree: TokenTree, node: int) -> list[int]:
-    tokens: list[int] = []
-    while node != ROOT:
-        tokens.insert(0, tree.tokens[node])
-        node = tree.parents[node]
-    return tokens
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_greedy_output_is_that_of_autoregressive_decoding(tiny_pair: Pair, shape: str) -> None:
-    expected = [g.tokens for g in Engine(tiny_pair, AUTOREGRESSIVE).generate(requests())]
-    for slots in (1, 3):
-        generations = Engine(tiny_pair, Configuration(drafter=SHAPES[shape]), slots).generate(
-            requests()
-        )
-        assert [g.tokens for g in generations] == expected
-        assert max(r.accepted for g in generations for r in g.rounds) > 1
+    return [] if node == ROOT else list(paths(tree)[node])
 
 
 def test_a_greedy_tree_holds_the_most_likely_tokens_of_every_node(tiny_pair: Pair) -> None:
-    watched = Watched(tiny_pair, TreeSettings(branching=(3, (2, 0, 1), 2)), Sampling())
-    watched.engine.generate(requests(12))
     draft = tiny_pair.drafts["draft"]
-    for text, room, tree in watched.rounds[:12]:
+    seen = decoded(tiny_pair, TreeSettings(branching=(3, (2, 0, 1), 2)))
+    for text, room, _, tree in seen[:12]:
         whole = static_tree([(3,), (2, 0, 1), (2, 2, 2)][:room])
         assert tree.parents == whole
         for parent, nodes in tree.children().items():
@@ -101,10 +75,8 @@ def test_a_sampled_tree_carries_what_its_tokens_were_drawn_from(
     tiny_pair: Pair, sampling: str, replacement: bool
 ) -> None:
     drafter = TreeSettings(branching=(3, 2, 1), replacement=replacement)
-    watched = Watched(tiny_pair, drafter, SAMPLINGS[sampling])
-    watched.engine.generate(requests(12))
     draft, sizes = tiny_pair.drafts["draft"], set()
-    for text, _, tree in watched.rounds[:12]:
+    for text, _, _, tree in decoded(tiny_pair, drafter, sampling)[:12]:
         for parent, nodes in tree.children().items():
             left = warp(plain(draft, text + path(tree, parent)), SAMPLINGS[sampling])
             sizes.add(len(nodes))
@@ -121,10 +93,11 @@ def test_a_sampled_tree_carries_what_its_tokens_were_drawn_from(
 @pytest.mark.parametrize("top_k", [0, 2])
 def test_a_coupled_tree_holds_the_winners_of_the_shared_race(tiny_pair: Pair, top_k: int) -> None:
     sampling = SAMPLINGS["coupled"].model_copy(update={"top_k": top_k})
-    watched = Watched(tiny_pair, TreeSettings(branching=(3, 2)), sampling, slots=1)
-    watched.engine.generate(requests(12)[:1])
-    noise, sizes = SharedNoise(0, watched.engine.target.vocab_size), set()
-    for text, _, tree in watched.rounds:
+    engine = Engine(tiny_pair, configured(TreeSettings(branching=(3, 2)), sampling))
+    seen = proposals(engine.drafter)
+    engine.generate(requests(12, COUNTING[:1]))
+    noise, sizes = SharedNoise(0, engine.target.vocab_size), set()
+    for text, _, _, tree in seen:
         for parent, nodes in tree.children().items():
             before = text + path(tree, parent)
             q = warp(plain(tiny_pair.drafts["draft"], before), sampling)
@@ -134,7 +107,7 @@ def test_a_coupled_tree_holds_the_winners_of_the_shared_race(tiny_pair: Pair, to
     assert max(sizes) == (top_k or 3), "where two tokens are possible, two race"
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", ["greedy", "top-k"])
 def test_a_tree_of_width_one_is_the_chain(tiny_pair: Pair, sampling: str) -> None:
     chain = DraftModelSettings(policy=FixedSettings(max_tokens=4))
     outcomes = []
@@ -147,8 +120,8 @@ def test_a_tree_of_width_one_is_the_chain(tiny_pair: Pair, sampling: str) -> Non
             TreeSettings(branching=(1, 1, 1, 1)),
             ForkSettings(width=1, policy=FixedSettings(max_tokens=4)),
         ):
-            configuration = Configuration(drafter=drafter, sampling=SAMPLINGS[sampling])
-            generations = Engine(tiny_pair, configuration, 2).generate(requests())
+            engine = Engine(tiny_pair, configured(drafter, SAMPLINGS[sampling]), 2)
+            generations = engine.generate(requests(24, COUNTING))
             outcomes.append([(g.tokens, g.counts) for g in generations])
     finally:
         tiny_pair.target.generation_config.eos_token_id = original
@@ -165,10 +138,8 @@ def test_a_tree_costs_a_forward_a_level_and_is_cut_at_the_end(tiny_pair: Pair, s
         "replaced": k_configuration((2, 2, 1)),
         "fork": k_configuration((3, 1, 1, 1)),
     }[shape]
-    watched = Watched(tiny_pair, drafter, Sampling())
-    watched.engine.generate(requests(9))
     rooms = set()
-    for _, room, tree in watched.rounds:
+    for _, room, _, tree in decoded(tiny_pair, drafter, new_tokens=9):
         depth = min(room, drafter.depth)
         assert tree.depth == tree.draft_forwards == depth
         assert tree.parents == levels[: len(tree)]
@@ -179,15 +150,15 @@ def test_a_tree_costs_a_forward_a_level_and_is_cut_at_the_end(tiny_pair: Pair, s
     assert len(rooms) > 1, "no tree was cut"
 
 
-@pytest.mark.parametrize("sampling", ["greedy", "sampled"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "sampling"), [("4x2x2x1", "greedy"), ("uneven", "sampled"), ("fork", "greedy")]
+)
 def test_both_caches_hold_the_committed_text_as_if_just_read(
     tiny_pair: Pair, shape: str, sampling: str
 ) -> None:
     """After every round, whichever path of the tree was accepted."""
-    configuration = Configuration(drafter=SHAPES[shape], sampling=SAMPLINGS[sampling])
-    engine = Engine(tiny_pair, configuration, 3)
-    for request in requests():
+    engine = Engine(tiny_pair, configured(SHAPES[shape], SAMPLINGS[sampling]), 3)
+    for request in requests(24, COUNTING):
         engine.add(request)
     draft, moved = engine.drafts.open(None), 0
     while not engine.idle:

@@ -53,7 +53,7 @@ def test_the_best_threshold_is_that_of_sklearns_roc_curve(values: int) -> None:
 
 def test_of_points_of_equal_cost_the_same_one_is_taken_as_in_sklearn() -> None:
     # The curve rises (sure and accepted), runs along a line of equal cost in steps of `hits` and
-    # `misses`, then goes on flat: rounding chooses among the steps.
+    # `misses`, then stays flat: rounding chooses among the steps.
     compared = 0
     for rise, steps, hits, misses, flat in itertools.product(
         range(13), range(2, 7), (1, 2, 3), range(1, 7), range(12)
@@ -138,14 +138,10 @@ def begun(pair: Pair, prompts: list[Prompt]) -> list[Prompt]:
     return [(*p, *g.tokens) for p, g in zip(prompts, generations, strict=True)]
 
 
-@pytest.mark.parametrize(("start", "most"), [(0.05, 3), (0.4, 20)])
 def test_dynamic_confidence_drafts_as_transformers_does(
-    tiny_pair: Pair,
-    tiny_pair_folders: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    start: float,
-    most: int,
+    tiny_pair: Pair, tiny_pair_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    start, most = 0.05, 3
     expected = theirs(
         tiny_pair_folders,
         monkeypatch,
@@ -164,38 +160,26 @@ def test_dynamic_confidence_drafts_as_transformers_does(
     assert len({threshold for text in texts for threshold in text.thresholds}) > 4  # and moves
 
 
-def test_the_transient_heuristic_drafts_as_transformers_does(
-    tiny_pair: Pair, tiny_pair_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compare_heuristics(tiny_pair, tiny_pair_folders, monkeypatch, True, PROMPTS)
-
-
-@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
-def test_the_lasting_heuristic_drafts_as_transformers_does_within_a_text(
+@pytest.mark.parametrize(("transient", "prompts"), [(True, PROMPTS), (False, PROMPTS[2:])])
+def test_the_heuristic_drafts_as_transformers_does(
     tiny_pair: Pair,
     tiny_pair_folders: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    prompt: Prompt,
-) -> None:
-    compare_heuristics(tiny_pair, tiny_pair_folders, monkeypatch, False, [prompt])
-
-
-def compare_heuristics(
-    pair: Pair,
-    folders: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
     transient: bool,
     prompts: list[Prompt],
 ) -> None:
+    """A lasting one within a sequence: over several, transformers counts otherwise."""
     expected = theirs(
-        folders,
+        tiny_pair_folders,
         monkeypatch,
-        begun(pair, prompts),
+        begun(tiny_pair, prompts),
         assistant_confidence_threshold=0.0,
         num_assistant_tokens=3,
         num_assistant_tokens_schedule="heuristic_transient" if transient else "heuristic",
     )
-    texts = ours(pair, HeuristicSettings(start=3, transient=transient, max_tokens=128), prompts)
+    texts = ours(
+        tiny_pair, HeuristicSettings(start=3, transient=transient, max_tokens=128), prompts
+    )
     for own, other in zip(texts, expected, strict=True):
         assert own.tokens == other.tokens
         assert own.rounds[:-1] == other.rounds[:-1]

@@ -7,18 +7,15 @@ from dataclasses import replace
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Sampling
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.policies.heuristic import HeuristicSettings
-from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.config import AUTOREGRESSIVE, PairSpec, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair, check_pair, load_pair
 from specdec_core.models.runner import Batch, Output
-from specdec_core.tokens.statistics import Counts, TokenOrigin
+from specdec_core.tokens.statistics import TokenOrigin
+from tests.specdec_core.kinds import chain, configured
 
-CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
+CHAIN = configured(chain(max_tokens=4))
 SAMPLED = CHAIN.model_copy(update={"sampling": Sampling(temperature=0.9)})
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
 
@@ -72,7 +69,7 @@ def test_a_request_that_can_never_fit_in_the_cache_is_refused(tiny_pair: Pair) -
 
 
 def test_the_cache_has_room_for_all_that_a_round_verifies(tiny_pair: Pair) -> None:
-    wide = Configuration(drafter=PromptLookupSettings(max_tokens=128))
+    wide = configured({"kind": "prompt_lookup", "max_tokens": 128})
     limits, held = Limits(3, cache_tokens=512), []
     engine = Engine(tiny_pair, limits=limits)
     assert engine.max_length == min(tiny_pair.max_length, 512 - 64)
@@ -148,7 +145,7 @@ def test_text_can_wait_for_the_last_chunk(tiny_pair: Pair) -> None:
     engine = Engine(tiny_pair, CHAIN)
     engine.add(Request("r", PROMPTS[0], 24, ignore_eos=True))
     chunks = engine.step(texts=False)
-    late = engine.step(texts=True)[0].text  # somebody wants to see it after all
+    late = engine.step(texts=True)[0].text  # a console opens after all
     while not chunks[-1].finished:
         chunks += engine.step(texts=False)
     assert late
@@ -196,28 +193,11 @@ def test_the_drafter_closes_every_slot_that_it_opened(tiny_pair: Pair) -> None:
     assert slots == []
 
 
-@pytest.mark.parametrize(
-    "drafter",
-    [
-        DraftModelSettings(policy=FixedSettings(max_tokens=4)),
-        DraftModelSettings(policy=HeuristicSettings()),
-    ],
-)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_lemma_3_1_holds_on_live_counts(
-    tiny_pair: Pair, drafter: DraftModelSettings, temperature: float
-) -> None:
-    configuration = Configuration(drafter=drafter, sampling=Sampling(temperature=temperature))
-    counts = Counts.of(Engine(tiny_pair, configuration, 3).generate(requests(ignore_eos=True)))
-    assert counts.n_draft + counts.n_target == counts.n + counts.n_discarded
-    assert counts.n_accepted + counts.n_target_tokens == counts.n
-
-
 def test_every_token_carries_its_origin(tiny_pair: Pair) -> None:
     for configuration, drafted in (
         (AUTOREGRESSIVE, None),
         (CHAIN, TokenOrigin.DRAFT),
-        (Configuration(drafter=PromptLookupSettings()), TokenOrigin.LOOKUP),
+        (configured({"kind": "prompt_lookup"}), TokenOrigin.LOOKUP),
     ):
         for generation in Engine(tiny_pair, configuration, 2).generate(requests()):
             assert len(generation.origins) == len(generation.tokens)

@@ -1,4 +1,4 @@
-"""A request's first round reads its prompt to the end and has no candidates, whoever drafts; its
+"""A request's first round prefills its whole prompt and has no candidates, with every drafter; its
 first token waits for no draft, and drafts follow the target."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specdec_core.config import Configuration, parse
+from specdec_core.config import Configuration
 from specdec_core.config.kinds import DRAFTERS
 from specdec_core.drafting.drafter import SlotState
 from specdec_core.engine import Engine, Request
@@ -19,9 +19,9 @@ from specdec_core.models.runner import Batch, ModelRunner, Output
 from specdec_core.training.datastores.build import write_datastore
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.drafting.proofs import PROMPTS
-from tests.specdec_core.kinds import drafter
+from tests.specdec_core.kinds import chain, configured, drafter
 
-CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 4}}
+CHAIN = chain(max_tokens=4)
 FOLLOWING: dict[str, dict[str, Any]] = {
     "chain": CHAIN,
     "tree": {"kind": "tree", "branching": [3, 2, 1]},
@@ -31,10 +31,6 @@ FOLLOWING: dict[str, dict[str, Any]] = {
     "schedule": {"kind": "schedule", "ranges": {1: 4, 2: {"kind": "suffix"}, 3: 2}},
     "bandit": {"kind": "bandit", "arms": [1, 4, {"kind": "suffix"}]},
 }
-
-
-def opened(pair: Pair, given: dict[str, Any], limits: Limits | None = None) -> Engine:
-    return Engine(pair, parse(Configuration, {"drafter": given}, "test"), limits=limits)
 
 
 def calls(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Batch]]:
@@ -77,9 +73,8 @@ def test_no_drafter_is_asked_in_the_first_round(
     requests = [Request(str(n), p, 24, seed=n, ignore_eos=True) for n, p in enumerate(PROMPTS[:3])]
     generations = engine.generate(requests)
     assert list(missed.values()) == [1, 1, 1]
-    begins = (
-        engine.configuration.drafter.target_started
-    )  # the first round draws the first token of a tree
+    # The first round draws the first token of a tree.
+    begins = engine.configuration.drafter.target_started
     for generation in generations:
         first, *rounds = generation.rounds
         assert (first.position, first.drafted, first.accepted) == (0, 0, 0)
@@ -94,7 +89,7 @@ def test_no_drafter_is_asked_in_the_first_round(
 def test_the_first_token_waits_for_no_draft(
     tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = opened(tiny_pair, CHAIN)
+    engine = Engine(tiny_pair, configured(CHAIN))
     made = calls(engine, monkeypatch)
     prompt = tuple(range(5, 35))
     engine.add(Request("r", prompt, 9, ignore_eos=True))
@@ -102,7 +97,7 @@ def test_the_first_token_waits_for_no_draft(
     assert len(chunk.tokens) == 1
     [(model, batch)] = made
     assert (model, batch.tokens) == ("target", [list(prompt)]), "one forward, of all the prompt"
-    assert batch.counts == [1], "logits nobody reads"
+    assert batch.counts == [1], "logits that are not needed"
     made.clear()
     engine.step()
     assert [model for model, _ in made] == ["draft"] * 5 + ["target"]
@@ -115,7 +110,7 @@ def test_the_first_token_waits_for_no_draft(
 def test_a_request_of_one_token_needs_no_draft_at_all(
     tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = opened(tiny_pair, CHAIN, Limits(2))
+    engine = Engine(tiny_pair, configured(CHAIN), 2)
     made = calls(engine, monkeypatch)
     engine.generate([Request(str(n), PROMPTS[n], 1) for n in range(4)])
     assert {model for model, _ in made} == {"target"}
@@ -132,7 +127,7 @@ def test_drafts_read_what_the_target_has_read(
     ]
     alone = Engine(tiny_pair).generate(asked)
     limits = Limits(4, step_tokens=40, cache_tokens=512, share_prefixes=True)
-    engine = opened(tiny_pair, given, limits)
+    engine = Engine(tiny_pair, configured(given), limits=limits)
     assert engine.drafter is not None
     forward, read, missed = ModelRunner.forward, 0, Counter[int]()
     miss = engine.drafter.missed

@@ -16,7 +16,7 @@ import torch
 from scipy.stats import chisquare
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling, parse
+from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.engine import Chunk, Engine, Request
 from specdec_core.engine.active_request import ActiveRequest, Addition
@@ -25,6 +25,7 @@ from specdec_core.tokens.grammar import Grammar, Matcher
 from specdec_core.tokens.token_tree import TokenOrigin
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.engine.test_text_warpers import DRAFTERS, PROMPTS
+from tests.specdec_core.kinds import configured
 
 SCHEMA = {
     "type": "object",
@@ -44,8 +45,7 @@ NEW = 40
 
 
 def under(drafter: str | None, sampling: Sampling) -> Configuration:
-    value = {"drafter": drafter and DRAFTERS[drafter], "sampling": sampling.model_dump()}
-    return parse(Configuration, value, "test")
+    return configured(drafter and DRAFTERS[drafter], sampling)
 
 
 def requests() -> list[Request]:
@@ -58,7 +58,7 @@ def requests() -> list[Request]:
 
 @torch.inference_mode()
 def masked(pair: Pair, request: Request) -> list[int]:
-    """One token at a time, each the most likely of those after which the text can go on."""
+    """One token at a time, each the most likely one after which the text can be continued."""
     from llguidance import LLMatcher
     from llguidance.hf import from_tokenizer
 
@@ -99,9 +99,8 @@ def test_an_asynchronous_draft_follows_the_grammar(
     assert sum(r.accepted for g in generations for r in g.rounds) > 3
 
 
-@pytest.mark.parametrize("drafter", ["tree", "hybrid"])
-def test_what_ends_by_itself_parses(tiny_pair: Pair, drafter: str) -> None:
-    engine = Engine(tiny_pair, under(drafter, Sampling(temperature=1.5)), 4)
+def test_what_ends_by_itself_parses(tiny_pair: Pair) -> None:
+    engine = Engine(tiny_pair, under("hybrid", Sampling(temperature=1.5)), 4)
     ended = 0
     asked = [replace(r, id=f"{r.id}/{n}", seed=n) for n in range(3) for r in requests()]
     for request, generation in zip(asked, engine.generate(asked), strict=True):
@@ -226,9 +225,8 @@ def test_tokens_that_the_grammar_forces_are_free_and_harmless(
     assert set(rounds) == {(2, 0, 0)}
 
 
-@pytest.mark.parametrize("drafter", ["chain", "tree"])
 def test_that_notices_masks_of_other_nodes(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, drafter: str
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = Matcher.allowed
     monkeypatch.setattr(
@@ -236,7 +234,7 @@ def test_that_notices_masks_of_other_nodes(
         "allowed",
         lambda self, output, paths: whole(self, output, [()] * len(paths)),
     )
-    assert p_value(tiny_pair, drafter, 300) < 1e-9
+    assert p_value(tiny_pair, "tree", 300) < 1e-9
 
 
 @pytest.mark.parametrize(

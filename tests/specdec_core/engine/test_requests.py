@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling, parse
+from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import TokenOrigin
 from tests.specdec_core.engine.test_text_warpers import DRAFTERS, PROMPTS
+from tests.specdec_core.kinds import configured
 
 NEW = 24
 SAMPLINGS = {
@@ -27,8 +28,7 @@ SAMPLINGS = {
 
 
 def under(drafter: str, sampling: Sampling | None = None) -> Configuration:
-    value = {"drafter": DRAFTERS[drafter], "sampling": (sampling or Sampling()).model_dump()}
-    return parse(Configuration, value, "test")
+    return configured(DRAFTERS[drafter], sampling)
 
 
 def requests(**options: Any) -> list[Request]:
@@ -36,8 +36,15 @@ def requests(**options: Any) -> list[Request]:
     return [Request(str(n), prompt, seed=n, **asked) for n, prompt in enumerate(PROMPTS)]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("drafter", ["chain", "tree", "target tree"])
+@pytest.mark.parametrize(
+    ("drafter", "sampling"),
+    [
+        ("chain", "greedy"),
+        ("chain", "coupled"),
+        ("tree", "rejection"),
+        ("target tree", "rejection"),
+    ],
+)
 def test_log_probabilities_are_those_of_one_forward_over_the_text(
     tiny_pair: Pair, drafter: str, sampling: str
 ) -> None:
@@ -83,8 +90,9 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("limits", LIMITS)
-@pytest.mark.parametrize("drafter", ["chain", "target tree"])
+@pytest.mark.parametrize(
+    ("drafter", "limits"), [*(("chain", limits) for limits in LIMITS), ("target tree", "preempted")]
+)
 def test_a_prompts_log_probabilities_are_those_of_one_forward(
     tiny_pair: Pair, drafter: str, limits: str
 ) -> None:
@@ -150,13 +158,12 @@ def free(tiny_pair: Pair) -> list[Generation]:
     return Engine(tiny_pair, AUTOREGRESSIVE, 3).generate(requests(ignore_eos=True))
 
 
-@pytest.mark.parametrize("drafter", ["chain", "tree"])
 def test_a_stop_token_ends_the_text_and_has_no_text(
-    tiny_pair: Pair, free: list[Generation], drafter: str
+    tiny_pair: Pair, free: list[Generation]
 ) -> None:
     token = free[0].tokens[6]
     asked = requests(stop_tokens=frozenset({token}), ignore_eos=True)
-    generations = Engine(tiny_pair, under(drafter), 3).generate(asked)
+    generations = Engine(tiny_pair, under("tree"), 3).generate(asked)
     assert generations[0].finish_reason == "stop"
     for generation, whole in zip(generations, free, strict=True):
         if token in whole.tokens:

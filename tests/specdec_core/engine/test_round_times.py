@@ -5,23 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdec_core.config import Configuration, DrafterSettings, Sampling
-from specdec_core.drafting.draft_model.settings import CascadeSettings, DraftModelSettings
-from specdec_core.drafting.hybrid import HybridSettings
-from specdec_core.drafting.policies.confidence import ConfidenceProductSettings, ConfidenceSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.policies.svip import SvipSettings
-from specdec_core.drafting.suffix import SuffixSettings
-from specdec_core.drafting.tree.settings import TreeSettings
+from specdec_core.config import Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.evidence.bench.result import PARTS_OF_A_ROUND
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.pair import Pair
+from tests.specdec_core.kinds import chain, configured
 
-CHAIN = DraftModelSettings(policy=ConfidenceProductSettings(threshold=0.3, max_tokens=5))
-CASCADE = CascadeSettings(proposer=SuffixSettings(max_tokens=4))
-BOTH = HybridSettings(lookup=SuffixSettings(max_tokens=6), min_match=3, otherwise=CASCADE)
-TREE = TreeSettings(branching=[2, 1])
+CHAIN = chain("confidence_product", threshold=0.3, max_tokens=5)
+CASCADE = {"kind": "cascade", "proposer": {"kind": "suffix", "max_tokens": 4}}
+BOTH = {"kind": "hybrid", "min_match": 3, "otherwise": CASCADE}
+TREE = {"kind": "tree", "branching": [2, 1]}
 PROMPTS = [tuple(range(5, 25)), (7, 8, 9) * 6]
 
 
@@ -29,14 +23,15 @@ def requests(tokens: int = 20) -> list[Request]:
     return [Request(str(i), p, tokens, seed=i, ignore_eos=True) for i, p in enumerate(PROMPTS)]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
-    "drafter", [None, CHAIN, TREE, BOTH], ids=["none", "chain", "tree", "hybrid"]
+    ("drafter", "temperature"),
+    [(None, 1.0), (CHAIN, 0.0), (TREE, 1.0), (BOTH, 0.0)],
+    ids=["none", "chain", "tree", "hybrid"],
 )
 def test_the_parts_of_a_round_are_its_time(
-    tiny_pair: Pair, drafter: DrafterSettings | None, temperature: float
+    tiny_pair: Pair, drafter: dict | None, temperature: float
 ) -> None:
-    configuration = Configuration(drafter=drafter, sampling=Sampling(temperature=temperature))
+    configuration = configured(drafter, Sampling(temperature=temperature))
     generations = Engine(tiny_pair, configuration, slots=2).generate(requests())
     for r in (r for g in generations for r in g.rounds):
         parts = [getattr(r, f"{name}_seconds") for name in PARTS_OF_A_ROUND]
@@ -83,21 +78,20 @@ class Copies:
 
 
 @pytest.mark.parametrize(
-    "policy",
+    ("drafter", "slots"),
     [
-        FixedSettings(max_tokens=4),
-        ConfidenceSettings(threshold=0.001, max_tokens=4),
-        ConfidenceProductSettings(threshold=1e-6, max_tokens=4),
-        SvipSettings(threshold=5.0, max_tokens=4),
+        (chain(max_tokens=4), 2),
+        (chain("confidence", threshold=0.001, max_tokens=4), 1),
+        (chain("confidence_product", threshold=1e-6, max_tokens=4), 2),
+        (chain("svip", threshold=5.0, max_tokens=4), 2),
     ],
-    ids=lambda policy: policy.kind,
+    ids=lambda given: given["policy"]["kind"] if isinstance(given, dict) else given,
 )
-@pytest.mark.parametrize("slots", [1, 2])
 def test_a_round_waits_once_for_each_drafted_token_and_once_for_the_verification(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, policy: FixedSettings, slots: int
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, drafter: dict, slots: int
 ) -> None:
     """Greedily. What a policy reads comes with the token: to_host copies once from a GPU."""
-    engine = Engine(tiny_pair, Configuration(drafter=DraftModelSettings(policy=policy)), slots)
+    engine = Engine(tiny_pair, configured(drafter), slots)
     for request in requests(12):
         engine.add(request)
     copies = Copies(monkeypatch)

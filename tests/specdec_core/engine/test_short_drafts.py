@@ -67,7 +67,7 @@ def test_greedy_output_goes_on_where_no_draft_model_can(
         assert any(r.drafted for g in found for r in g.rounds if r.position > POSITIONS)
 
 
-@pytest.mark.parametrize("kind", ["draft_model", "tree", "dynamic_tree", "fork", "cascade"])
+@pytest.mark.parametrize("kind", ["draft_model", "dynamic_tree", "cascade"])
 def test_a_head_drafts_as_far_as_it_has_positions(
     pair: Pair, expected: list[list[int]], kind: str
 ) -> None:

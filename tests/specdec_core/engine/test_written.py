@@ -1,4 +1,4 @@
-"""A text that another engine has begun goes on as it would have."""
+"""A sequence that one engine has begun is continued by another as the first would have."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import pytest
 
 from research.drift.drift import goodness_of_fit
 from research.drift.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_pair
-from specdec_core.config import Configuration, Sampling
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.config import Sampling
 from specdec_core.engine import Chunk, Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
 from specdec_core.tokens import sampling as sampling_module
+from tests.specdec_core.kinds import chain, configured
 
-CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=2)))
+CHAIN = configured(chain(max_tokens=2))
 FIXED = {
     "greedy": Sampling(),
     "gumbel": Sampling(temperature=0.9, top_k=40, coupling="gumbel"),
@@ -71,7 +70,7 @@ def continued_p_value() -> float:
     """Of texts that one engine begins and another one ends, against the target's distribution."""
     pair, sampling, length = toy_pair(), Sampling(temperature=1.0), 4
     configuration = CHAIN.model_copy(update={"sampling": sampling})
-    asked = [Request(str(n), PROMPT, BEGUN, seed=n) for n in range(4000)]
+    asked = [Request(str(n), PROMPT, BEGUN, seed=n) for n in range(2000)]
     starts = Engine(pair, configuration, slots=256).generate(asked)
     rest = [
         replace(

@@ -99,13 +99,6 @@ def test_the_drawing_of_the_bundled_prompts_can_be_repeated(tokenizer):
     assert len(committed & drawn) > 0.5 * len(committed)
 
 
-def test_prompt_ends_with_its_definition(tokenizer):
-    reference = corpus.PromptReference("json.decoder", "JSONDecoder.raw_decode", 160, "seen")
-    text = corpus.resolve(reference, tokenizer)
-    assert "def raw_decode(self, s, idx=0):" in text
-    assert text.endswith('"""')
-
-
 def test_missing_reference_is_one_clear_line_or_reported(tokenizer, tmp_path):
     path = tmp_path / "prompts.json"
     rows = [

@@ -41,7 +41,7 @@ class AtOnce:
 
 @cache
 def model_of(kind: str) -> PreTrainedModel:
-    """A Llama, or a model whose layers have two kinds of masks."""
+    """A Llama, or a model with two kinds of masks."""
     if kind != "windows":
         return tiny_llama(0, hidden=32, layers=2, vocab=320).to(DEVICE)
     torch.manual_seed(0)

@@ -18,7 +18,7 @@ from torch import nn
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
-from specdec_core.config import Configuration, PairSpec, parse
+from specdec_core.config import PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.models import attention, features, huge_pages
 from specdec_core.models.compiled import CompiledRunner, packages, step
@@ -29,6 +29,7 @@ from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.reduced_draft import model
 from specdec_core.models.row_attention import operator, plans
 from specdec_core.models.runner import Batch, ModelRunner, Output
+from tests.specdec_core.kinds import configured
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [20, 21, 22, 20, 21], [30, 31, 30, 31, 30]]
 TREE = [-1, 0, 0, 1, 2]
@@ -56,8 +57,7 @@ def load_compiled(spec: PairSpec, **settings: object) -> Pair:
 
 
 def decoded(pair: Pair, drafter: dict | None, slots: int) -> list[list[int]]:
-    configuration = parse(Configuration, {"drafter": drafter}, "test")
-    engine = Engine(pair, configuration, slots)
+    engine = Engine(pair, configured(drafter), slots)
     requests = [Request(str(n), tuple(own), 32) for n, own in enumerate(PROMPTS)]
     return [generation.tokens for generation in engine.generate(requests)]
 
@@ -109,22 +109,6 @@ def test_compiled_engines_write_the_eager_engines_tokens(
         assert decoded(compiled_pair, LOOKUP, 1) == expected
     made = [path.name for path in graphs.glob("*/*") if path.is_dir()]
     assert made == ["packed"], "one graph of a model, whatever the sizes"
-
-
-def test_one_slot_reads_a_prompt_in_the_forward_of_its_first_token(
-    compiled_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, fed = Engine(compiled_pair, slots=1), []
-    forward = engine.target.forward
-    monkeypatch.setattr(
-        engine.target, "forward", lambda batch: fed.append(len(batch.tokens[0])) or forward(batch)
-    )
-    request = Request("whole", (5, 6, 7, 8, 9, 10, 11), 2)
-    whole = engine.generate([request])[0].tokens
-    assert fed == [7, 1]
-    monkeypatch.setattr(engine.target, "prefill_chunk", 4)
-    assert engine.generate([request])[0].tokens == whole
-    assert fed[2:] == [3, 4, 1], "a chunk at a time, the last with the first token"
 
 
 @pytest.mark.long
@@ -289,26 +273,16 @@ def test_without_a_compiler_one_warning_and_the_eager_tokens(
     assert_close(found, expected, atol=0)
 
 
-def test_where_graphs_cannot_be_kept_one_warning_and_the_eager_tokens(
-    compiled_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("broken", ["folder", "graph"])
+def test_where_graphs_cannot_be_kept_or_read_one_warning_and_the_eager_tokens(
+    compiled_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match=r"running without compiled graphs: .*file"):
-        runners = both(compiled_pair)
-    expected, found = forwards(runners, [0], [[3, 4]])
-    assert_close(found, expected, atol=0)
-
-
-def test_a_broken_graph_is_one_warning_and_the_eager_tokens(
-    compiled_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(
-        "specdec_core.models.compiled.packages.Packages._compile",
-        lambda self, path, *_: path.mkdir(),
-    )
-    with pytest.warns(UserWarning, match=r"running without compiled graphs: .*specdec"):
+    place = tmp_path / "place"
+    if broken == "folder":
+        place.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place))
+    monkeypatch.setattr(packages.Packages, "_compile", lambda self, path, *_: path.mkdir())
+    with pytest.warns(UserWarning, match=r"running without compiled graphs: .*place"):
         runners = both(compiled_pair)
     expected, found = forwards(runners, [0], [[3, 4]])
     assert_close(found, expected, atol=0)

@@ -12,7 +12,6 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
-    OPTConfig,
     PretrainedConfig,
 )
 
@@ -32,10 +31,6 @@ FAMILIES = {
     "llama": LlamaConfig(**SIZES),
     "gpt2": GPT2Config(vocab_size=64, n_embd=32, n_layer=3, n_head=4, n_positions=64),
     "gpt-neox": GPTNeoXConfig(**SIZES),
-    "opt": OPTConfig(
-        vocab_size=64, hidden_size=32, ffn_dim=32, num_hidden_layers=3, num_attention_heads=4,
-        max_position_embeddings=64, word_embed_proj_dim=32,
-    ),
     "gemma3": Gemma3TextConfig(**SIZES, num_key_value_heads=2, head_dim=8, sliding_window=4),
 }  # fmt: skip
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9]
@@ -53,7 +48,7 @@ def test_features_are_the_hidden_states_of_the_text_that_was_kept(
     model = AutoModelForCausalLM.from_config(config).eval()
     runner = EagerRunner(model, 2, 48, compact=operator, features=LAYERS)
     runner.forward(Batch([0, 1], [TEXT[:4], TEXT[2:5]]))
-    runner.forward(Batch([0], [[7, *TEXT[4:6]]], [[-1, -1, 1]]))  # a tree, of which a branch stays
+    runner.forward(Batch([0], [[7, *TEXT[4:6]]], [[-1, -1, 1]]))  # a tree; one branch stays
     runner.keep(0, 4, [1, 2])
     runner.forward(Batch([0], [TEXT[6:]]))
     states = model(torch.tensor([TEXT]), output_hidden_states=True).hidden_states

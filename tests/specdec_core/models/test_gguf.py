@@ -30,7 +30,7 @@ TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 @pytest.fixture(autouse=True)
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A place of its own for what is unpacked."""
+    """A separate folder for what is unpacked."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     unpacked.cache_clear()
     yield tmp_path / "cache" / "specdec" / "models"

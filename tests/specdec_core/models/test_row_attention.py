@@ -75,13 +75,10 @@ def case(
     return query.to(DEVICE, dtype), keys.to(DEVICE, kept), values.to(DEVICE, kept)
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 50])
+@pytest.mark.parametrize("window", [None, 1, 50])
 @pytest.mark.parametrize(
     ("heads", "key_heads", "size"),
-    [
-        *((6, 6, 64), (9, 3, 64), (4, 1, 40), (20, 1, 48)),
-        *((8, 4, 32), (8, 2, 128), (8, 1, 96), (3, 3, 16), (70, 1, 8)),
-    ],
+    [(9, 3, 64), (4, 1, 40), (20, 1, 48), (8, 2, 128), (3, 3, 16), (70, 1, 8)],
 )
 def test_it_is_the_attention_of_whole_matrices(
     heads: int, key_heads: int, size: int, window: int | None
@@ -149,8 +146,8 @@ def test_a_row_is_what_it_is_alone_bit_for_bit_whoever_is_with_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("count", [1, 2, 5, 7, 63, 64, 65, 130])
-@pytest.mark.parametrize("end", [130, 192, 200, 257])
+@pytest.mark.parametrize("count", [2, 7, 63, 64, 65, 130])
+@pytest.mark.parametrize("end", [192, 257])
 def test_rows_of_any_length_end_where_they_end(end: int, count: int, dtype: torch.dtype) -> None:
     rows = fed([(2, end, count, None), (4, 1 + end // 2, 1, None)])
     generator = torch.Generator().manual_seed(end * count)

@@ -157,6 +157,6 @@ def test_a_block_of_a_pool_that_nobody_holds_is_taken_again() -> None:
     blocks.cut(0, 0)
     assert blocks.rows == [[], [1, 4], []]
     assert blocks.free == 2
-    assert blocks.own(1, 0, 2) == []  # nobody else holds the first one any more
+    assert blocks.own(1, 0, 2) == []  # no other slot holds the first one any more
     blocks.own(2, 0, 2)
     assert sorted(blocks.rows[2]) == [2, 3]

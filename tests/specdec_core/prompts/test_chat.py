@@ -204,7 +204,7 @@ class TestDocuments:
 def test_the_templates_end_of_a_turn_is_the_special_token_behind_an_answer() -> None:
     turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>\n{% endfor %}"
     tokenizer = chat_tokenizer(turns)
-    assert end_of_turn(tokenizer) == frozenset()  # no token of its own, but text
+    assert end_of_turn(tokenizer) == frozenset()  # no separate token, but text
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
     (end,) = end_of_turn(tokenizer)
     assert tokenizer.decode([end]) == "<|end|>"

@@ -19,7 +19,7 @@ import pytest
 from specdec_core.base.errors import UserError
 from specdec_core.prompts.conversation import Conversation
 from specdec_core.prompts.prompt import Message
-from specdec_core.prompts.prompt_sets import FORMATS, HUB_SETS, Prompt, digest, load_prompts
+from specdec_core.prompts.prompt_sets import FORMATS, Prompt, digest, load_prompts
 from tests.conftest import chat_tokenizer, tiny_tokenizer
 
 ROOT = Path(__file__).parents[3]
@@ -47,18 +47,12 @@ class TestFormats:
                 {"id": "s3", "instruction": "Sort.", "instances": [{"input": "2 1", "output": ""}]},
                 ("s3", "Sort.\n\n2 1"),
             ),
-            (
-                {"id": "s4", "instruction": "Sing.", "instances": [{"input": "", "output": "la"}]},
-                ("s4", "Sing."),
-            ),
             ({"instruction": "Add.", "input": "1 2", "output": "3"}, ("set/0", "Add.\n\n1 2")),
-            ({"instruction": "Rest.", "input": "", "output": ""}, ("set/0", "Rest.")),
             ({"instruction": "Rest."}, ("set/0", "Rest.")),
             (
                 {"question_id": 81, "category": "writing", "turns": ["First.", "Second."]},
                 ("81", "First.", "writing", ("First.", "Second.")),
             ),
-            ({"prompt": "Go on"}, ("set/0", "Go on")),
             ({"prompt": "Go on", "id": 12, "note": None}, ("12", "Go on")),
             (
                 {"prompt": ["First.", "Second."], "prompt_id": 3},
@@ -138,28 +132,18 @@ class TestBadInput:
             ([{"txt": "a", "n": 1}], r"p\.jsonl:1: unknown form with txt, n; known are .*GSM8K"),
             ([{}], r"p\.jsonl:1: unknown form with no keys"),
             ([{"prompt": "a"}, {"prompt": " \n"}], r"p\.jsonl:2: empty prompt"),
-            ([{"turns": []}], r"p\.jsonl:1: the prompt is not a string \(read as MT-Bench"),
             ([{"prompt": 3}], r"p\.jsonl:1: the prompt is not a string \(read as plain"),
-            ([{"instruction": None, "input": "x"}], r"p\.jsonl:1: not a complete Alpaca record"),
             ([{"instruction": "x", "instances": []}], r"p\.jsonl:1: not a complete Alpaca seed"),
             ([{"prompt": "\ud800"}], r"p\.jsonl:1: the prompt holds half a surrogate pair"),
             ([{"prompt": "a", "id": 1}, {"prompt": "b", "id": "1"}], r":2: id '1' again, .*:1"),
             ([{"messages": []}], r"p\.jsonl:1: messages: expected a list of messages"),
-            ([{"messages": "Why?"}], r"p\.jsonl:1: messages: expected a list of messages"),
             ([{"messages": ["Why?"]}], r"p\.jsonl:1: messages\.0: expected role and content"),
             (
                 [chat("Why?"), chat("Why?", role="tool")],
                 r"p\.jsonl:2: messages\.0: role: expected system, user, assistant \(got 'tool'\)",
             ),
             ([chat(None)], r"p\.jsonl:1: messages\.0: content: expected a text \(got None\)"),
-            (
-                [chat([{"type": "text", "text": "Why?"}])],
-                r"p\.jsonl:1: messages\.0: content: expected a text",
-            ),
             ([chat("Sure.", role="assistant")], r"p\.jsonl:1: .* the assistant's, not the user's"),
-            ([chat(" ")], r"p\.jsonl:1: empty prompt"),
-            ([chat("\ud800")], r"p\.jsonl:1: the prompt holds half a surrogate pair"),
-            ([{**chat("a"), "id": 1}, {**chat("b"), "id": 1}], r"p\.jsonl:2: id '1' again"),
             (["[" * 100_000], r"p\.jsonl:1: cannot be read as JSON: nested too deep"),
             ([f'{{"prompt": {"1" * 5000}}}'], r"p\.jsonl:1: cannot be read as JSON: .* digits"),
             (
@@ -167,7 +151,6 @@ class TestBadInput:
                 r"p\.jsonl:1: a placeholder of SPEED-Bench, .*prepare_data\.py",
             ),
             ([], r"p\.jsonl: no prompts in it"),
-            (["", " "], r"p\.jsonl: no prompts in it"),
         ],
     )
     def test_bad_record_is_one_line_that_says_where(self, lines, message, tmp_path):
@@ -384,19 +367,12 @@ class TestHub:
         assert missing.startswith("someone/nothing: no such file, and no data set of that name")
         assert "\n" not in missing
 
-    def test_downloaded_set_is_read_again_without_the_hub(self, hub):
-        load_in_process(hub, ("openai/gsm8k", 2))
-        (again,) = load_in_process({**hub, "HF_HUB_OFFLINE": "1"}, ("openai/gsm8k", 2))
+        # Without the hub what was downloaded is read again, and the rest is one line.
+        nowhere = {**hub, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "1"}
+        again, error = load_in_process(nowhere, ("openai/gsm8k", 2), ("other/bench", 1))
         assert [text for _, text in again] == ["q0", "q1"]
-
-    def test_hub_out_of_reach_is_one_line(self, hub, tmp_path):
-        nowhere = {**hub, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
-        (error,) = load_in_process(nowhere, ("openai/gsm8k", 1))
-        assert error.startswith("openai/gsm8k: no such file, and no data set of that name")
+        assert error.startswith("other/bench: no such file, and no data set of that name")
         assert "\n" not in error
-
-    def test_known_sets_name_a_configuration_and_a_split(self):
-        assert all(where.count("/") == 1 for where in HUB_SETS.values())
 
 
 class TestMixtures:
@@ -421,11 +397,6 @@ class TestMixtures:
         second = self.write(tmp_path, "second", {"prompt": "b", "id": "1"})
         with pytest.raises(UserError, match=r"second\.jsonl: id '1' is in .*first\.jsonl, too"):
             load_prompts(f"{first},{second}")
-
-    def test_each_source_must_be_there(self, tmp_path):
-        here = self.write(tmp_path, "here", {"prompt": "a"})
-        with pytest.raises(UserError, match=r"gone\.jsonl: no such file"):
-            load_prompts(f"{here},gone.jsonl")
 
     def test_a_file_may_have_a_comma_in_its_name(self, tmp_path):
         path = self.write(tmp_path, "one,two", {"prompt": "a"})

@@ -10,24 +10,21 @@ import pytest
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, Sampling, parse
+from specdec_core.config import Configuration, Sampling
 from specdec_core.engine import Request
 from specdec_core.models.pair import Pair
-from specdec_core.prompts.prompt_sets import PromptSet
-from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
 from specdec_core.training.heads.examples import rows_after
 from tests.specdec_core.drafting.proofs import PROMPTS
+from tests.specdec_core.kinds import configured
 from tests.specdec_core.models.eagle.pair_heads import head_of
-from tests.specdec_core.recordings.test_every_kind import KNOWN, TOKENS, assert_replayed
+from tests.specdec_core.recordings.recorded import assert_replayed, recorded
+from tests.specdec_core.recordings.test_every_kind import KNOWN, TOKENS
 
 HEAD = "head"
 CHAIN = {"kind": "draft_model", "draft": HEAD}
 POLICIES = [
-    {"kind": "fixed", "max_tokens": 4},
     {"kind": "svip", "threshold": 2.0, "max_tokens": 10},
-    {"kind": "confidence_product", "threshold": 0.01},
     {"kind": "heuristic"},
     {"kind": "pre_cut", "target_cost": 5},
 ]
@@ -62,28 +59,12 @@ def replay(
     tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
 ) -> Replay:
-    folder = tmp_path_factory.mktemp("heads")
-    return Replay(recorded(pair, requests, SAMPLINGS[request.param], folder))
-
-
-def recorded(pair: Pair, requests: list[Request], sampling: Sampling, folder: Path) -> Recording:
-    header = Header(
-        pair=pair.spec,
-        fingerprints=pair.fingerprints,
-        eos_token_ids=tuple(pair.eos_token_ids),
-        prompts=PromptSet(source="proofs", count=len(requests), digest="0"),
-        sampling=sampling,
-        max_new_tokens=TOKENS,
-        eagle_heads=(HEAD,),
-    )
-    save_header(header, folder)
-    write_shard(Recorder(pair, header).record(list(enumerate(requests))), folder, 0)
-    return Recording.open(folder)
+    facts = {"sampling": SAMPLINGS[request.param], "eagle_heads": (HEAD,)}
+    return Replay(recorded(pair, requests, tmp_path_factory.mktemp("heads"), **facts))
 
 
 def decoding(drafter: dict, replay: Replay) -> Configuration:
-    value = {"drafter": drafter, "sampling": replay.header.sampling.model_dump()}
-    return parse(Configuration, value, "test")
+    return configured(drafter, replay.header.sampling)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["kind"])
@@ -147,6 +128,7 @@ def test_examples_of_mixed_texts_are_refused(replay: Replay) -> None:
 def test_of_a_recording_with_rejection_sampling_other_drafts_are_replayed(
     pair: Pair, requests: list[Request], tmp_path: Path
 ) -> None:
-    drawn = Replay(recorded(pair, requests, Sampling(temperature=1.0), tmp_path), drawn=True)
+    facts = {"sampling": Sampling(temperature=1.0), "eagle_heads": (HEAD,)}
+    drawn = Replay(recorded(pair, requests, tmp_path, **facts), drawn=True)
     assert drawn.can(decoding({"kind": "draft_model"}, drawn))
     assert not drawn.can(decoding(CHAIN, drawn))

@@ -3,39 +3,27 @@ very rounds that decoding takes. What a kind forgets to say is found here."""
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, Sampling
+from specdec_core.config import Configuration
 from specdec_core.config.kinds import DRAFTERS, POLICIES
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.heads.card import HeadCard
-from specdec_core.drafting.heads.modules import build_head
-from specdec_core.drafting.heads.storage import save_head
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.prompts.prompt_sets import PromptSet
-from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
-from specdec_core.tokens.statistics import Counts, Round, rounds_frame
 from specdec_core.training.datastores.build import write_datastore
+from tests.conftest import save_random_head
 from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.kinds import drafter, policy
+from tests.specdec_core.recordings.recorded import assert_replayed, recorded
 
 TOKENS = 32
 # What is not recorded (of a token cache: what is useful, as it comes without being asked).
 UNKNOWN = {"target_tree", "target_fork", "dynamic_tree", "lookahead", "ouroboros", "pearl"}
 KNOWN = {"token_cache": {"learn_from": "output"}, "post_use": {"cache": {"learn_from": "output"}}}
-COLUMNS = [
-    "request_id",
-    "round",
-    *(f.name for f in fields(Round) if not f.name.endswith("_seconds")),
-]
 
 
 @pytest.fixture(scope="module")
@@ -47,43 +35,16 @@ def requests() -> list[Request]:
 def replay(
     tiny_pair: Pair, requests: list[Request], tmp_path_factory: pytest.TempPathFactory
 ) -> Replay:
-    folder = tmp_path_factory.mktemp("every-kind")
-    header = Header(
-        pair=tiny_pair.spec,
-        fingerprints=tiny_pair.fingerprints,
-        eos_token_ids=tuple(tiny_pair.eos_token_ids),
-        prompts=PromptSet(source="proofs", count=len(requests), digest="0"),
-        max_new_tokens=TOKENS,
-        mixing=0,
-    )
-    save_header(header, folder)
-    write_shard(Recorder(tiny_pair, header).record(list(enumerate(requests))), folder, 0)
-    return Replay(Recording.open(folder))
+    return Replay(recorded(tiny_pair, requests, tmp_path_factory.mktemp("every-kind"), mixing=0))
 
 
 @pytest.fixture
 def home(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A workspace with the heads and the datastore that kinds ask for."""
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    hidden, own = tiny_pair.drafts["draft"].config.hidden_size, tiny_pair.fingerprints
     for kind in ("specdecpp", "t1"):
-        card = HeadCard(
-            kind=kind, draft="draft", depth=1, width=16, hidden_size=hidden, top_k=10, w_acc=1,
-            w_rej=1, sampling=Sampling(), pair={"target": own["target"], "draft": own["draft"]},
-        )  # fmt: skip
-        save_head(build_head(kind, hidden, 10, depth=1, width=16), card, tmp_path / "heads" / kind)
+        save_random_head(tiny_pair, kind, tmp_path / "heads" / kind)
     write_datastore(PROMPTS, ["prompts"], tiny_pair.tokenizer, tmp_path / "datastores" / "own")
-
-
-def assert_replayed(
-    replay: Replay, pair: Pair, configuration: Configuration, requests: list[Request]
-) -> None:
-    replayed = replay.run(configuration)
-    live = Engine(pair, configuration).generate(requests)
-    pd.testing.assert_frame_equal(
-        replayed.frame()[COLUMNS], rounds_frame(live)[COLUMNS], check_dtype=False
-    )
-    assert replayed.counts == Counts.of(live)
 
 
 @pytest.mark.usefixtures("home")

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from specdec_core.config import Configuration, PairSpec, Sampling, parse
+from specdec_core.config import PairSpec, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.prompts.prompt_sets import PromptSet
-from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.drafting.proofs import PROMPTS
+from tests.specdec_core.kinds import chain, configured
 from tests.specdec_core.models.reduced_draft.drafts import copied_pair, narrowed_pair
-from tests.specdec_core.recordings.test_every_kind import TOKENS, assert_replayed
+from tests.specdec_core.recordings.recorded import assert_replayed, recorded
+from tests.specdec_core.recordings.test_every_kind import TOKENS
 
 SAMPLINGS = {"greedy": Sampling(), "coupled": Sampling(temperature=1.0, coupling="gumbel")}
 
@@ -36,37 +35,22 @@ def requests() -> list[Request]:
     return [Request(str(n), tokens, TOKENS, seed=n) for n, tokens in enumerate(PROMPTS)]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_its_rounds_are_replayed_as_they_are_decoded(
-    pair: Pair, requests: list[Request], tmp_path: Path, sampling: str
+    pair: Pair, requests: list[Request], tmp_path: Path, sampling: Sampling
 ) -> None:
-    header = Header(
-        pair=pair.spec,
-        fingerprints=pair.fingerprints,
-        eos_token_ids=tuple(pair.eos_token_ids),
-        prompts=PromptSet(source="proofs", count=len(requests), digest="0"),
-        sampling=SAMPLINGS[sampling],
-        max_new_tokens=TOKENS,
-    )
-    save_header(header, tmp_path)
-    write_shard(Recorder(pair, header).record(list(enumerate(requests))), tmp_path, 0)
-    replay = Replay(Recording.open(tmp_path))
-    drafters = [
-        {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 2.0, "max_tokens": 10}},
-        {"kind": "draft_model", "policy": {"kind": "heuristic"}},
-    ]
-    if sampling == "greedy":
+    replay = Replay(recorded(pair, requests, tmp_path, sampling=sampling))
+    drafters = [chain("svip", threshold=2.0, max_tokens=10)]
+    if sampling.greedy:
         drafters.append({"kind": "tree", "branching": [3, 2, 1]})
     for drafter in drafters:
-        value = {"drafter": drafter, "sampling": SAMPLINGS[sampling].model_dump()}
-        configuration = parse(Configuration, value, "test")
+        configuration = configured(drafter, sampling)
         assert_replayed(replay, pair, configuration, requests)
         assert replay.run(configuration).counts.n_accepted > 20  # or nothing was compared
 
 
 def test_pearl_writes_the_targets_own_tokens(pair: Pair, requests: list[Request]) -> None:
-    inner = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 4}}
-    pearl = parse(Configuration, {"drafter": {"kind": "pearl", "drafter": inner}}, "test")
+    pearl = configured({"kind": "pearl", "drafter": chain(max_tokens=4)})
     expected = Engine(pair).generate(requests)
     found = Engine(pair, pearl, 3, open_link=partial(InTurns, pair, 0)).generate(requests)
     assert [g.tokens for g in found] == [g.tokens for g in expected]

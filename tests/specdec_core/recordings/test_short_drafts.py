@@ -7,23 +7,20 @@ import numpy as np
 import pytest
 
 from specdec_core.config import Configuration, Sampling
-from specdec_core.config.kinds import DRAFTERS, POLICIES
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.config.kinds import DRAFTERS
 from specdec_core.engine import Request
 from specdec_core.models.pair import Pair
-from specdec_core.prompts.prompt_sets import PromptSet
-from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import NOTHING, Header, Recording, save_header, write_shard
+from specdec_core.recordings.schema import NOTHING, Recording
 from specdec_core.training.heads.examples import rows_after
 from tests.specdec_core.drafting.proofs import PROMPTS
-from tests.specdec_core.kinds import drafter, policy
+from tests.specdec_core.kinds import chain, configured, drafter
+from tests.specdec_core.recordings.recorded import assert_replayed, recorded
 from tests.specdec_core.recordings.short_pair import HEAD, POSITIONS, short_pair
 from tests.specdec_core.recordings.test_every_kind import (
     KNOWN,
     TOKENS,
     UNKNOWN,
-    assert_replayed,
     home,  # noqa: F401 (a fixture)
 )
 
@@ -47,20 +44,15 @@ def recording(
     tmp_path_factory: pytest.TempPathFactory,
     request: pytest.FixtureRequest,
 ) -> Recording:
-    folder = tmp_path_factory.mktemp("recording")
-    header = Header(
+    return recorded(
+        pair,
+        requests,
+        tmp_path_factory.mktemp("recording"),
         pair=pair.spec.model_copy(update={"drafts": {**pair.spec.drafts, HEAD: "head"}}),
-        fingerprints=pair.fingerprints,
-        eos_token_ids=tuple(pair.eos_token_ids),
-        prompts=PromptSet(source="proofs", count=len(requests), digest="0"),
         sampling=SAMPLINGS[request.param],
-        max_new_tokens=TOKENS,
         eagle_heads=(HEAD,),
         short_drafts={"draft": POSITIONS, HEAD: POSITIONS},
     )
-    save_header(header, folder)
-    write_shard(Recorder(pair, header).record(list(enumerate(requests))), folder, 0)
-    return Recording.open(folder)
 
 
 @pytest.mark.usefixtures("home")
@@ -76,22 +68,18 @@ def test_every_drafter_is_replayed_as_it_decodes(
         assert not sampling.greedy
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in POLICIES if policy(kind).decodes and not policy(kind).heads]
-)
-def test_every_policy_is_replayed_as_it_decodes(
+@pytest.mark.parametrize("kind", ["svip", "pre_cut"])
+def test_policies_are_replayed_as_they_decode(
     pair: Pair, recording: Recording, requests: list[Request], kind: str
 ) -> None:
-    chain = DraftModelSettings(policy=policy(kind))
-    configuration = Configuration(drafter=chain, sampling=recording.header.sampling)
+    configuration = configured(chain(kind), recording.header.sampling)
     assert_replayed(Replay(recording), pair, configuration, requests)
 
 
 def test_a_head_is_replayed_as_it_decodes(
     pair: Pair, recording: Recording, requests: list[Request]
 ) -> None:
-    chain = DraftModelSettings(draft=HEAD)
-    configuration = Configuration(drafter=chain, sampling=recording.header.sampling)
+    configuration = configured({"kind": "draft_model", "draft": HEAD}, recording.header.sampling)
     assert_replayed(Replay(recording), pair, configuration, requests)
 
 

@@ -6,14 +6,10 @@ import pytest
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.cost import ForwardCost, Profile
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.confidence import ConfidenceSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.prompt_lookup import PromptLookupSettings
-from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.search.estimates import correct, corrected
 from specdec_core.search.results import METRIC, SECONDS, Trial
 from specdec_core.tokens.statistics import Counts
+from tests.specdec_core.kinds import chain, configured
 
 PROFILE = Profile(
     # A first round's forward reads the prompt: 0.1 and 0.2 more than the 10 ms of another.
@@ -24,12 +20,10 @@ PROFILE = Profile(
     draft_dtype="float32",
 )
 PROMPTS = (64, 128)
-FIXED = [
-    Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=k))) for k in (2, 4)
-]
-CONFIDENT = Configuration(drafter=DraftModelSettings(policy=ConfidenceSettings()))
-LOOKUPS = [Configuration(drafter=PromptLookupSettings(max_tokens=k)) for k in (4, 8, 12)]
-SUFFIX = Configuration(drafter=SuffixSettings())
+FIXED = [configured(chain(max_tokens=k)) for k in (2, 4)]
+CONFIDENT = configured(chain("confidence"))
+LOOKUPS = [configured({"kind": "prompt_lookup", "max_tokens": k}) for k in (4, 8, 12)]
+SUFFIX = configured({"kind": "suffix"})
 
 
 def trial(configuration: Configuration, rounds: int, drafts: int = 0) -> Trial:
@@ -102,10 +96,3 @@ def test_nothing_is_corrected_without_the_time_of_autoregressive_decoding() -> N
     before = trials[1].metrics[METRIC]
     correct(trials, {LOOKUPS[0].id: 2.0})
     assert trials[1].metrics[METRIC] == before
-
-
-def test_a_sweep_that_was_begun_before_seconds_were_estimated_is_still_raced() -> None:
-    trials = [trial(AUTOREGRESSIVE, 100), trial(LOOKUPS[0], 40)]
-    for each in trials:
-        del each.metrics[SECONDS]
-    assert corrected(trials, {AUTOREGRESSIVE.id: 1.3}) == {}

@@ -1,4 +1,4 @@
-"""A sweep's folder goes on with what it holds only where that is of the same weights."""
+"""A sweep's folder resumes from what it holds only where that is of the same weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, parse
+from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
 from specdec_core.drafting.states import save_state
@@ -15,6 +15,7 @@ from specdec_core.drafting.trained import trained_digests
 from specdec_core.models.pair import Pair
 from specdec_core.search.folder import SweepFolder
 from tests.conftest import save_random_head
+from tests.specdec_core.kinds import configured
 
 
 def test_results_of_other_weights_are_not_gone_on_with(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_a_head_that_was_trained_anew_is_another_one(tiny_pair: Pair, tmp_path: 
 def test_a_saved_state_that_has_learned_on_is_another_one(tmp_path: Path) -> None:
     state = tmp_path / "learned.json"
     arms = {"kind": "bandit", "arms": [1, 4], "state": str(state)}
-    asked = [parse(Configuration, {"drafter": arms}, "test")]
+    asked = [configured(arms)]
     assert trained_digests(asked) == {f"state {state}": ""}
     save_state({"rounds": 1}, state)
     before = trained_digests(asked)

@@ -10,11 +10,9 @@ import yaml
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, Sampling, identity
-from specdec_core.drafting.heads.card import HeadCard
-from specdec_core.drafting.heads.modules import build_head
-from specdec_core.drafting.heads.storage import save_head
-from specdec_core.models.pair import fingerprints
+from specdec_core.models.pair import Pair
 from specdec_core.search.plan import Plan, load_plan
+from tests.conftest import save_random_head
 
 SWEEPS = Path(__file__).parents[3] / "jobs" / "sweeps"
 FIXED = {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [2, 4]}}}
@@ -27,38 +25,33 @@ def write(folder: Path, **content: Any) -> Path:
     return path
 
 
-def test_quick_tries_every_policy_with_every_draft_and_what_needs_none() -> None:
-    configurations = load_plan(SWEEPS / "quick.yaml").configurations
-    assert configurations is not None
-    assert len(configurations) >= 24
-    drafts = ([getattr(part, "draft", None) for part in c.drafter.walk()] for c in configurations)
-    tried = {
-        (c.family, next(filter(None, own), None))
-        for c, own in zip(configurations, drafts, strict=True)
-    }
-    assert tried == {
-        *(
-            (p, d)
-            for p in (
-                "fixed",
-                "heuristic",
-                "confidence",
-                "confidence_product",
-                "svip",
-                "break_even",
-                "dynamic_confidence",
-                "pre_cut",
-                "specdecpp",
-                "decision",
-                "tree",
-                "cascade",
-                "hybrid",
-            )
-            for d in ("medium", "small")
-        ),
-        ("prompt_lookup", None),
-        ("suffix", None),
-    }
+POLICIES = {"fixed", "heuristic", "confidence", "confidence_product", "svip", "break_even"}
+POLICIES |= {"dynamic_confidence", "pre_cut", "specdecpp", "decision"}
+COPIES, MIXED = {"prompt_lookup", "suffix"}, {"tree", "cascade", "hybrid"}
+
+
+@pytest.mark.parametrize(
+    ("file", "least", "families"),
+    [
+        ("quick", 24, POLICIES | COPIES | MIXED),
+        ("llm", 14, (POLICIES - {"specdecpp", "decision"}) | COPIES | MIXED | {"dynamic_tree"}),
+        ("pearl-llm", 4, {"fixed", "confidence_product", "pearl", "hybrid"}),
+        ("policies", 1000, POLICIES | {"oracle"}),
+    ],
+)
+def test_a_shipped_sweep_tries_what_it_is_for(file: str, least: int, families: set[str]) -> None:
+    plan = load_plan(SWEEPS / f"{file}.yaml", cluster={"draft": {"devices": 1}})
+    assert plan.configurations is not None
+    assert len(plan.configurations) >= least
+    assert {c.family for c in plan.configurations} >= families
+    drafts = ([getattr(part, "draft", None) for part in c.drafter.walk()] for c in plan.samples)
+    tried = {draft for own in drafts for draft in own} - {None}
+    assert tried == set(plan.pair.drafts)
+
+
+@pytest.mark.parametrize("file", sorted(SWEEPS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_shipped_sweep_is_valid(file: Path) -> None:
+    assert load_plan(file, cluster={"draft": {"devices": 1}}).samples
 
 
 def test_a_pattern_names_the_heads_to_try() -> None:
@@ -70,43 +63,6 @@ def test_a_pattern_names_the_heads_to_try() -> None:
         ("small", "bundled:small-t1"),
         ("small", "bundled:small-t2"),
     ]
-
-
-def test_standard_is_valid() -> None:
-    assert load_plan(SWEEPS / "standard.yaml").method == "optuna"
-
-
-def test_llm_tries_the_head_under_every_policy_in_trees_and_beside_copies() -> None:
-    plan = load_plan(SWEEPS / "llm.yaml")
-    assert plan.configurations is not None
-    assert plan.pair.runner.compile
-    assert set(plan.pair.drafts.values()) == {"bundled:smollm2-eagle"}
-    assert {c.family for c in plan.configurations} == {
-        *("fixed", "heuristic", "confidence", "confidence_product", "svip"),
-        *("break_even", "dynamic_confidence", "pre_cut"),
-        *("tree", "dynamic_tree", "prompt_lookup", "suffix", "cascade", "hybrid"),
-    }
-    # Recording a head's chains takes its forwards one by one: no policy asks for long ones.
-    assert max(p.max_tokens for c in plan.configurations for _, p in c.policies) == 6
-    decoded = [c for c in plan.configurations if c.family in ("tree", "dynamic_tree", "cascade")]
-    assert len(decoded) == 3  # what cannot be replayed takes half a minute each
-
-
-def test_pearl_on_a_chat_model_is_beside_chains_of_the_same_draft() -> None:
-    plan = load_plan(SWEEPS / "pearl-llm.yaml", cluster={"draft": {"devices": 1}})
-    assert plan.configurations is not None
-    assert set(plan.pair.drafts.values()) == {"bundled:smollm2-draft"}
-    assert {c.family for c in plan.configurations} == {
-        *("fixed", "confidence_product", "pearl", "hybrid"),
-    }
-
-
-def test_policies_are_a_thousand_to_replay_with_the_oracle_among_them() -> None:
-    configurations = load_plan(SWEEPS / "policies.yaml").configurations
-    assert configurations is not None
-    assert len(configurations) >= 1000
-    oracles = [c.drafter.draft for c in configurations if c.family == "oracle"]
-    assert oracles == ["medium", "small"]
 
 
 def test_an_entry_without_a_draft_is_tried_with_each_of_the_pairs() -> None:
@@ -130,55 +86,30 @@ def test_a_file_with_one_configuration_is_no_sweep_file(tmp_path: Path) -> None:
         load_plan(path)
 
 
-def test_a_pair_without_drafts_is_swept_with_what_needs_none() -> None:
-    plan = Plan.model_validate({"pair": {"drafts": {}}, "search": [FIXED, LOOKUP]})
-    assert [c.family for c in plan.resolve().configurations] == ["prompt_lookup"]
-
-
-def trained(pair: PairSpec, kind: str, folder: Path, sampling: Sampling | None = None) -> None:
-    own = fingerprints(pair)
-    card = HeadCard(
-        kind=kind, draft="draft", depth=1, width=8, hidden_size=32, top_k=4, w_acc=1, w_rej=1,
-        pair={"target": own["target"], "draft": own["draft"]}, sampling=sampling or Sampling(),
-    )  # fmt: skip
-    save_head(build_head(kind, 32, 4, depth=1, width=8), card, folder)
-
-
-def test_a_star_stands_for_every_head_trained_for_the_draft_and_sampling(
-    tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_star_stands_for_every_head_trained_for_the_draft(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    trained(tiny_spec, "specdecpp", tmp_path / "heads" / "a")
-    trained(tiny_spec, "specdecpp", tmp_path / "heads" / "b")
-    trained(tiny_spec, "specdecpp", tmp_path / "heads" / "hot", Sampling(temperature=1))
-    trained(tiny_spec, "t2", tmp_path / "heads" / "c")
-    stranger = tiny_spec.model_copy(update={"target": tiny_spec.drafts["draft"]})
-    trained(stranger, "specdecpp", tmp_path / "heads" / "strange")
+    for name, kind in (("a", "specdecpp"), ("b", "specdecpp"), ("c", "t2")):
+        save_random_head(tiny_pair, kind, tmp_path / "heads" / name)
     search = [
         {"drafter": {"kind": "draft_model", "policy": {"kind": kind, "head": "*"}}}
         for kind in ("specdecpp", "decision")
     ]
-    plan = Plan.model_validate({"pair": tiny_spec.model_dump(), "search": search})
-    found = plan.resolve().configurations
-    assert [(c.family, c.drafter.policy.head) for c in found] == [
-        ("specdecpp", "a"),
-        ("specdecpp", "b"),
-        ("decision", "c"),
-    ]
+    plan = Plan.model_validate({"pair": tiny_pair.spec.model_dump(), "search": search})
     resolved = plan.resolve()
-    trained(tiny_spec, "t1", tmp_path / "heads" / "d")
+    found = resolved.configurations
+    assert [(c.family, c.drafter.policy.head) for c in found] == [
+        *(("specdecpp", "a"), ("specdecpp", "b"), ("decision", "c"))
+    ]
+    save_random_head(tiny_pair, "t1", tmp_path / "heads" / "d")
     assert resolved.configurations == found  # what was resolved stays
     assert plan.resolve().digest("p") != resolved.digest("p")  # another search
-
-
-def test_a_search_of_heads_alone_says_that_there_are_none(
-    tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    entry = {"drafter": {"kind": "draft_model", "policy": {"kind": "specdecpp", "head": "*"}}}
-    plan = Plan.model_validate({"pair": tiny_spec.model_dump(), "search": [entry]})
-    with pytest.raises(UserError, match="no head of this pair was trained"):
-        plan.resolve()
+    # Heads of another target or sampling are none of them.
+    other = tiny_pair.spec.model_copy(update={"target": tiny_pair.spec.drafts["draft"]})
+    for changes in ({"pair": other}, {"sampling": Sampling(temperature=1)}):
+        with pytest.raises(UserError, match="no head of this pair was trained"):
+            plan.model_copy(update=changes).resolve()
 
 
 def test_another_machine_is_a_file_or_its_content_and_part_of_the_digest(tmp_path: Path) -> None:
@@ -305,15 +236,6 @@ def test_nested_drafters_take_every_draft_of_the_pair(tmp_path: Path) -> None:
         ["medium"],
         ["small"],
     ]
-
-
-def test_an_unknown_draft_of_an_arm_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "sweep.yaml"
-    path.write_text(
-        "search: [{drafter: {kind: bandit, arms: [{kind: suffix}, {kind: tree, draft: big}]}}]\n"
-    )
-    with pytest.raises(UserError, match="the pair has no draft 'big'"):
-        load_plan(path)
 
 
 def test_arms_that_sample_differently_are_refused(tmp_path: Path) -> None:

@@ -31,13 +31,13 @@ def ever_wrong(seed: int) -> bool:
 
 
 def test_intervals_hold_at_every_lap_at_once() -> None:
-    assert np.mean([ever_wrong(seed) for seed in range(150)]) <= 0.08
+    assert np.mean([ever_wrong(seed) for seed in range(100)]) <= 0.08
 
 
 def test_intervals_for_one_look_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
     fixed = lambda prompts, alpha: np.inf if prompts < 6 else 1.96 / np.sqrt(prompts)  # noqa: E731
     monkeypatch.setattr(module, "width", fixed)
-    assert np.mean([ever_wrong(seed) for seed in range(150)]) > 0.15
+    assert np.mean([ever_wrong(seed) for seed in range(100)]) > 0.15
 
 
 def test_a_few_prompts_show_nothing_and_many_tell_the_slow_from_the_fast() -> None:
@@ -68,14 +68,6 @@ def test_who_is_slower_leaves_and_the_others_are_compared_on_what_they_share() -
     assert race.in_question == ("fast", "near")
     assert race.ratio("fast", "slow").low > 1.2
     assert len(race._times["slow"]) < 30
-
-
-def test_outputs_of_other_lengths_are_compared_for_as_many_tokens() -> None:
-    race = Race(["a", "b"])
-    for prompt in range(10):
-        race.add("a", prompt, 1.0, 50)
-        race.add("b", prompt, 1.0, 100)
-    assert race.ratio("b", "a").value == pytest.approx(2.0)
 
 
 def test_a_text_that_ends_at_once_is_not_charged_its_prompt_for_every_token() -> None:

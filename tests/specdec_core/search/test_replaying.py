@@ -12,19 +12,25 @@ import pytest
 from cluster.recording import run_recording
 from cluster.sweep.run import run_sweep
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec, Sampling
-from specdec_core.drafting.heads.card import HeadCard
-from specdec_core.drafting.heads.modules import build_head
-from specdec_core.drafting.heads.storage import save_head
-from specdec_core.models.pair import fingerprints
+from specdec_core.config import PairSpec
+from specdec_core.engine import Engine, Request
+from specdec_core.models.pair import Pair, fingerprints
 from specdec_core.recordings.plan import RecordingPlan
+from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import Plan, ResolvedPlan
-from specdec_core.search.replaying import fitting_recording, open_replay, with_types_of
+from specdec_core.search.replaying import (
+    fitting_recording,
+    open_replay,
+    recording_of,
+    with_types_of,
+)
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.tokens.statistics import Counts
+from tests.conftest import save_random_head
+from tests.jobs.conftest import record_prompts
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 
@@ -38,9 +44,9 @@ def drafting(**policy: object) -> dict[str, object]:
 
 SEARCH = [
     drafting(kind="fixed", max_tokens=[2, 5, 21]),  # 21: longer than was recorded
-    drafting(kind="heuristic", transient=[True, False]),
+    drafting(kind="heuristic", transient=False),
     drafting(kind="confidence_product", threshold=[0.2, 0.5]),
-    drafting(kind="pre_cut", target_cost=5, exploration=[0.0, 0.5]),
+    drafting(kind="pre_cut", target_cost=5),
     drafting(kind="dynamic_confidence"),
     drafting(kind="oracle"),
     {"drafter": {"kind": "prompt_lookup"}},
@@ -70,13 +76,11 @@ def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def plan_for(
-    spec: PairSpec, prompts: Path, limit: int | None = None, **changes: object
-) -> ResolvedPlan:
+def plan_for(spec: PairSpec, prompts: Path, **changes: object) -> ResolvedPlan:
     return Plan.model_validate(
         {
             "pair": spec.model_dump(),
-            "prompts": {"source": str(prompts), "limit": limit},
+            "prompts": {"source": str(prompts)},
             "max_new_tokens": TOKENS,
             "search": SEARCH,
             "finalists": 3,
@@ -95,82 +99,40 @@ def typed(spec: PairSpec, dtype: str) -> PairSpec:
 
 @pytest.fixture(scope="module")
 def recorded(
-    tiny_spec: PairSpec, prompts_file: Path, tmp_path_factory: pytest.TempPathFactory
+    tiny_pair: Pair, prompts_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Recording]:
     """A workspace with a recording."""
     home = tmp_path_factory.mktemp("home")
-    plan = RecordingPlan.model_validate(
-        {
-            "pair": tiny_spec.model_dump(),
-            "prompts": {"source": str(prompts_file)},
-            "max_new_tokens": TOKENS,
-            "max_draft": 20,
-        }
-    )
-    return home, run_recording(plan, home)
+    record_prompts(tiny_pair, prompts_file, home / "traces" / "own", TOKENS)
+    return home, Recording.open(home / "traces" / "own")
 
 
 Swept = tuple[SweepResult, SweepFolder, Heard]
 
 
 @pytest.fixture(scope="module")
-def heads(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Heads that know nothing, for the pair's draft and (`strange`) for another one."""
-    root, own = tmp_path_factory.mktemp("heads"), fingerprints(tiny_spec)
-    folders = {name: root / name for name in ("specdecpp", "t1", "strange")}
-    for name, folder in folders.items():
-        kind = "t1" if name == "strange" else name
-        draft = own["target"] if name == "strange" else own["draft"]
-        card = HeadCard(
-            kind=kind, draft="draft", depth=1, width=8, hidden_size=32, top_k=4, w_acc=1, w_rej=1,
-            pair={"target": own["target"], "draft": draft}, sampling=Sampling(),
-        )  # fmt: skip
-        save_head(build_head(kind, 32, 4, depth=1, width=8), card, folder)
-    return folders
-
-
-@pytest.fixture(scope="module")
-def plan(tiny_spec: PairSpec, prompts_file: Path, heads: dict[str, Path]) -> ResolvedPlan:
-    trained = [
-        drafting(kind="specdecpp", head=str(heads["specdecpp"]), threshold=[0.4, 0.8]),
-        drafting(kind="decision", head=str(heads["t1"]), threshold=0.5, cumulative=True),
-    ]
-    return plan_for(tiny_spec, prompts_file, search=[*SEARCH, *trained])
-
-
-@pytest.fixture(scope="module")
-def replayed(plan: ResolvedPlan, recorded: tuple[Path, Recording]) -> Swept:
-    heard = Heard()
+def replayed(recorded: tuple[Path, Recording], tiny_spec: PairSpec, prompts_file: Path) -> Swept:
+    heard, plan = Heard(), plan_for(tiny_spec, prompts_file, race={"seconds": 0})
     return *run_sweep(plan, recorded[0], observers=[heard]), heard
 
 
-@pytest.fixture(scope="module")
-def live(plan: ResolvedPlan, tmp_path_factory: pytest.TempPathFactory) -> Swept:
-    heard, home = Heard(), tmp_path_factory.mktemp("live")
-    return *run_sweep(plan, home, observers=[heard]), heard
-
-
-def test_replayed_counts_are_the_live_ones(replayed: Swept, live: Swept) -> None:
-    by_replay = {t.id: t for t in replayed[0].trials}
-    decoded = {t.id: t for t in live[0].trials}
-    oracle = by_replay.keys() - decoded.keys()
-    assert [by_replay[i].configuration.family for i in oracle] == ["oracle"]
-    assert any("oracle" in line for line in live[2].warnings)  # left out, and said so
-    for i, trial in decoded.items():
-        assert by_replay[i].counts == trial.counts, trial.configuration.label
-
-
-def test_what_the_recording_does_not_know_is_decoded(replayed: Swept, live: Swept) -> None:
+def test_replayed_counts_are_the_live_ones(replayed: Swept, tiny_pair: Pair) -> None:
+    engine = Engine(tiny_pair)
+    requests = [Request(str(i), engine.encode(text), TOKENS) for i, text in enumerate(PROMPTS)]
+    families = set()
     for trial in replayed[0].trials:
-        policy = getattr(trial.configuration.drafter, "policy", None)
-        longest = getattr(policy, "max_tokens", 0)
+        configuration = trial.configuration
+        families.add(configuration.family)
+        if configuration.family == "oracle":  # which a replay alone knows
+            assert trial.replayed
+            continue
+        longest = getattr(getattr(configuration.drafter, "policy", None), "max_tokens", 0)
         # Autoregressive decoding is counted where it is timed.
-        decoded = longest == 21 or trial.configuration.family in ("autoregressive", "lookahead")
+        decoded = longest == 21 or configuration.family in ("autoregressive", "lookahead")
         assert trial.replayed is not decoded
-    assert not any(trial.replayed for trial in live[0].trials)
-    assert live[0].replay is None
-    (said,) = (line for line in live[2].warnings if "nothing is replayed" in line)
-    assert f"{TOKENS} new tokens; `specdec record --config`" in said
+        engine.configure(configuration)
+        assert trial.counts == Counts.of(engine.generate(requests)).as_dict(), configuration.label
+    assert families >= {"oracle", "lookahead", "bandit", "tree"}
 
 
 def test_the_result_says_what_the_replay_saved(replayed: Swept, recorded: tuple) -> None:
@@ -200,15 +162,9 @@ def test_finalists_are_decoded_and_find_the_replayed_counts(replayed: Swept) -> 
     assert (timed["target_seconds"] > 0).all()
 
 
-def test_the_recorded_oracle_is_the_measured_one(replayed: Swept, live: Swept) -> None:
-    (told,), (measured,) = replayed[0].oracles, live[0].oracles
-    assert told.draft == measured.draft
-    assert told.verification_rate == pytest.approx(measured.verification_rate)
-
-
 @pytest.mark.long
 def test_a_replay_that_was_interrupted_goes_on(
-    replayed: Swept, recorded: tuple, plan: ResolvedPlan, tmp_path: Path
+    replayed: Swept, recorded: tuple, tiny_spec: PairSpec, prompts_file: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(recorded[0], tmp_path, dirs_exist_ok=True)
     folder = SweepFolder(tmp_path / "sweeps" / replayed[1].name)
@@ -217,6 +173,7 @@ def test_a_replay_that_was_interrupted_goes_on(
     for trial in gone:
         (folder.path / "trials" / f"{trial.id}.json").unlink()
     heard = Heard()
+    plan = plan_for(tiny_spec, prompts_file, race={"seconds": 0})
     result, _ = run_sweep(plan, tmp_path, observers=[heard])
     assert sorted(heard.finished) == sorted(trial.id for trial in gone)
     counts = {t.id: t.counts for t in replayed[0].trials}
@@ -270,7 +227,7 @@ def test_another_machine_ranks_without_timing_anything(
         assert result.hardware == "far"
         assert result.timings == []
         assert result.autoregressive is None
-    # Where drafting is free the surest way to few verifications wins, where it is dear no draft.
+    # Where drafting is free the fewest verifications win, where it is expensive no draft.
     fewest = min(
         (t for t in cheap.trials if t.may_win()), key=lambda t: t.metrics["verification_rate"]
     )
@@ -293,7 +250,7 @@ def test_another_machine_ranks_without_timing_anything(
         ),
         ({"max_new_tokens": 8}, r"recorded with other max_new_tokens \(24; the sweep has 8\)"),
         ({"sampling": {"temperature": 1, "coupling": "gumbel"}}, "recorded with other sampling"),
-        ({"limit": 2}, "recorded with other prompts"),
+        ({"prompts": {"source": "others"}}, "recorded with other prompts"),
     ],
 )
 def test_a_recording_of_something_else_is_refused(
@@ -305,10 +262,19 @@ def test_a_recording_of_something_else_is_refused(
 ) -> None:
     home, recording = recorded
     plan = plan_for(tiny_spec, prompts_file, **{"traces": recording.folder.name, **changes})
+    digest = "0" * 64 if "prompts" in changes else recording.header.prompts.digest
     with pytest.raises(UserError, match=message) as caught:
-        run_sweep(plan, home, name="refused")
+        recording_of(plan, home, digest)
     assert "\n" not in str(caught.value)
-    assert not (home / "sweeps" / "refused").exists()
+
+
+def test_it_is_refused_before_anything_is_written(
+    recorded: tuple, tiny_spec: PairSpec, prompts_file: Path
+) -> None:
+    plan = plan_for(tiny_spec, prompts_file, traces="nothing")
+    with pytest.raises(UserError, match="nothing: no such folder"):
+        run_sweep(plan, recorded[0], name="refused")
+    assert not (recorded[0] / "sweeps" / "refused").exists()
 
 
 def test_a_sweep_is_timed_in_the_data_types_of_the_recording_that_fits(
@@ -329,6 +295,7 @@ def test_a_sweep_is_timed_in_the_data_types_of_the_recording_that_fits(
     )
 
 
+@pytest.mark.long
 def test_auto_means_the_types_of_the_recording_and_not_what_is_faster_today(
     prompts_file: Path, tiny_spec: PairSpec, tmp_path: Path
 ) -> None:
@@ -356,25 +323,25 @@ def test_a_recording_of_other_weights_is_refused_and_never_found(
     # The target drafts for itself.
     swapped = tiny_spec.model_copy(update={"drafts": {"draft": tiny_spec.target}})
     small = [drafting(kind="fixed", max_tokens=3)]
-    plan = plan_for(swapped, prompts_file, search=small, traces=str(recording.folder))
+
+    def opened(spec: PairSpec, named: Recording | None, **changes: object) -> Replay | None:
+        plan = plan_for(spec, prompts_file, search=small, **changes)
+        digest = recording.header.prompts.digest
+        return open_replay(plan, home, spec, fingerprints(spec), named, digest, len(PROMPTS))
+
     with pytest.raises(UserError, match="recorded from other weights of draft"):
-        run_sweep(plan, home, name="other")
-    digest = recording.header.prompts.digest
-    for spec, wanted, found in (
-        (swapped, True, False),
-        (tiny_spec, False, False),
-        (tiny_spec, True, True),
-    ):
-        own = plan_for(spec, prompts_file, search=small, replay=wanted)
-        replay = open_replay(own, home, spec, fingerprints(spec), None, digest, len(PROMPTS))
-        assert (replay is not None) is found
+        opened(swapped, recording)
+    assert opened(swapped, None) is None
+    assert opened(tiny_spec, None, replay=False) is None
+    assert opened(tiny_spec, None) is not None
 
 
-def test_a_head_of_another_pair_is_refused_before_anything_is_written(
-    recorded: tuple, tiny_spec: PairSpec, prompts_file: Path, heads: dict[str, Path]
+def test_a_head_of_another_pair_is_refused(
+    recorded: tuple, tiny_pair: Pair, prompts_file: Path, tmp_path: Path
 ) -> None:
-    search = [drafting(kind="decision", head=str(heads["strange"]))]
-    plan = plan_for(tiny_spec, prompts_file, search=search)
+    save_random_head(tiny_pair, "t1", tmp_path / "head")
+    swapped = tiny_pair.spec.model_copy(update={"drafts": {"draft": tiny_pair.spec.target}})
+    search = [drafting(kind="decision", head=str(tmp_path / "head"))]
+    plan = plan_for(swapped, prompts_file, search=search)
     with pytest.raises(UserError, match="trained for another draft model"):
-        run_sweep(plan, recorded[0], name="strange")
-    assert not (recorded[0] / "sweeps" / "strange").exists()
+        open_replay(plan, recorded[0], swapped, fingerprints(swapped), None, "0", len(PROMPTS))

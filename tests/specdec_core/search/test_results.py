@@ -11,7 +11,6 @@ from cluster.sweep.trial import assess, replayed
 from research.policies.study import replay_search
 from specdec_core.config import Configuration, PairSpec, RunnerSettings, parse
 from specdec_core.cost import Hardware
-from specdec_core.cost.forward import ForwardTerms
 from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
@@ -102,22 +101,6 @@ def test_a_simulated_bandit_takes_what_its_arms_take(replay: Replay) -> None:
     simulated = simulate_clients(StepCosts(answers, times), shapes, 1, Limits(1))
     rounds = replay.run(BANDIT)
     assert simulated.seconds == pytest.approx(0.02 * len(rounds.prompt) + drafting(rounds))
-
-
-def test_a_schedule_simulated_at_8_clients_is_its_second_range_alone(replay: Replay) -> None:
-    times = StepTimes(
-        target=ForwardTerms(fixed=0.01),
-        drafts={name: ForwardTerms(per_token=seconds) for name, seconds in DRAFTS.items()},
-    )
-    schedule = configured(kind="schedule", ranges={1: chain("medium"), 8: chain("small")})
-    seconds = {}
-    for configuration in (schedule, *(configured(**chain(name)) for name in DRAFTS)):
-        answers = replayed_answers(replay, configuration)
-        shapes = shapes_of(answers, 1) * 8  # which begin and end together
-        simulated = simulate_clients(StepCosts(answers, times), shapes, 8, Limits(8))
-        seconds[configuration.draft, configuration == schedule] = simulated.seconds
-    assert seconds["medium", True] == pytest.approx(seconds["small", False])
-    assert seconds["medium", False] > 2 * seconds["small", False]
 
 
 def test_outputs_of_other_lengths_take_what_as_many_tokens_would() -> None:

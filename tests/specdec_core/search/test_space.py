@@ -31,12 +31,6 @@ def test_a_configuration_that_two_entries_describe_is_tried_once() -> None:
     assert [c.drafter.max_tokens for c in search.grid()] == [5, 10, 20]
 
 
-def test_choice_is_a_list_by_name() -> None:
-    assert Search.of([lookup(max_ngram={"choice": [2, 3]})], "s").grid() == (
-        Search.of([lookup(max_ngram=[2, 3])], "s").grid()
-    )
-
-
 RANGES = [
     lookup(max_ngram={"randint": [2, 3]}, max_tokens={"randint": [1, 20]}),
     {
@@ -142,8 +136,3 @@ def test_the_ends_of_ranges_are_validated_before_anything_is_drawn() -> None:
         Search.of([lookup(max_tokens={"randint": [1, 1000]})], "s").draw(1, seed=0)
     with pytest.raises(UserError, match="min_ngram 4 exceeds max_ngram 3"):
         Search.of([lookup(max_ngram={"randint": [3, 5]}, min_ngram=4)], "s").draw(1, seed=0)
-
-
-def test_an_empty_search_is_an_error() -> None:
-    with pytest.raises(UserError, match="nothing to search"):
-        Search.of([], "sweep.yaml")

@@ -83,7 +83,7 @@ def test_tokens_come_from_distributions_and_are_possible(
     for row, own in ((p, logits[0]), (q, logits[1])):
         assert_distribution(row)
         assert not row[own == -math.inf].any()
-        likeliest = own / sampling.temperature  # of which several may be alike
+        likeliest = own / sampling.temperature  # several may be alike
         likeliest = likeliest == likeliest.max()
         assert row[likeliest].max() == row.max(), "the most likely token stays the most likely"
         for uniform in UNIFORMS:

@@ -7,13 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec_core.config import Configuration
-from specdec_core.drafting.policies.svip import SvipSettings
-from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.token_tree import ROOT
 from specdec_core.tokens.topology import Topologies, after_text, k_configuration, static_tree
+from tests.specdec_core.kinds import configured
 
 POSITIONS = 80
 
@@ -117,16 +115,15 @@ def test_shapes_are_numbered_level_by_level() -> None:
 @pytest.mark.parametrize(
     "drafter",
     [
-        TreeSettings(branching=(3, 2, 1)),
-        TreeSettings(branching=(3, (2, 0, 1))),
-        ForkSettings(width=3, policy=SvipSettings(threshold=0.9, max_tokens=6)),
+        {"kind": "tree", "branching": (3, (2, 0, 1))},
+        {"kind": "fork", "policy": {"kind": "svip", "threshold": 0.9, "max_tokens": 6}},
     ],
-    ids=["k-configuration", "any-shape", "fork"],
+    ids=["tree", "fork"],
 )
 def test_one_mask_a_model_is_built_at_the_start_and_none_while_decoding(
     tiny_pair: Pair, drafter: object
 ) -> None:
-    engine = Engine(tiny_pair, Configuration(drafter=drafter), slots=2)
+    engine = Engine(tiny_pair, configured(drafter), slots=2)
     requests = [Request(str(i), (5 + i,), 40, ignore_eos=True) for i in range(3)]
     later = [Request(f"later {i}", (5 + i, 9, 4), 40, ignore_eos=True) for i in range(3)]
     runners = [engine.target, engine.drafts.open(None)]

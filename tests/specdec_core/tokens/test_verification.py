@@ -1,4 +1,4 @@
-"""On a GPU verification looks at all chances of a tree at once: they are those of each node."""
+"""On a GPU verification computes all chances of a tree at once: each is the chance of its node."""
 
 import torch
 

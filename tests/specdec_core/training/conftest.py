@@ -26,7 +26,7 @@ class Recorded:
 
 
 def answer_prompts(pair: Pair, folder: Path, prompts: int = PROMPTS, new_tokens: int = 24) -> None:
-    """Have the target answer so many prompts of 2 to 6 tokens, every other greedily."""
+    """Have the target answer `prompts` prompts of 2 to 6 tokens, every second one greedily."""
     given = [(f"p/{n}", tuple(range(3 + n, 5 + n + n % 5))) for n in range(prompts)]
     card = AnswersCard(
         target=pair.spec.target,

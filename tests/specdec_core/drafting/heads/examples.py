@@ -1,4 +1,4 @@
-"""Examples whose acceptance follows from their features by a known rule."""
+"""Examples with an acceptance that follows from their features by a known rule."""
 
 from __future__ import annotations
 

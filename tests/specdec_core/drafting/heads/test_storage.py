@@ -1,4 +1,4 @@
-"""A saved head predicts as it was trained, and only beside its own pair."""
+"""A saved head predicts what the trained head predicts, and only beside its own pair."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_it_predicts_what_the_module_does_for_one_row_and_for_many(
     kind: HeadKind, tmp_path: Path
 ) -> None:
     head, card = head_and_card(kind)
-    head.load_state_dict(load(weights_of(head)))  # as exact as it is stored
+    head.load_state_dict(load(weights_of(head)))  # within the precision of the stored weights
     written = save_head(head, card, tmp_path / kind)
     loaded = load_head(tmp_path / kind, PAIR["draft"], PAIR["target"])
     assert loaded.card == written

@@ -21,7 +21,8 @@ from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import RemoteDistribution, TokenTree
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
-from tests.specdec_core.tokens.test_lossless import counted, joint, p_value, toy_pair
+from tests.specdec_core.fits import p_value
+from tests.specdec_core.tokens.test_lossless import counted, joint, toy_pair
 
 __all__ = ["toy_pair"]  # a fixture
 

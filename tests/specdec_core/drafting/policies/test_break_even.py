@@ -77,8 +77,9 @@ def one(probability: float, position: int, free: bool = False) -> Signals:
     return signals
 
 
-@pytest.mark.parametrize("cost", [3.0, 10.0, 30.0])
-@pytest.mark.parametrize(("power", "least"), [(0.6, 0.97), (1.0, 0.97), (2.0, 0.92)])
+@pytest.mark.parametrize(
+    ("cost", "power", "least"), [(3.0, 0.6, 0.97), (10.0, 1.0, 0.97), (30.0, 2.0, 0.92)]
+)
 def test_it_is_as_fast_as_the_best_threshold_at_any_cost_and_nearly_with_a_draft_too_sure(
     cost: float, power: float, least: float
 ) -> None:

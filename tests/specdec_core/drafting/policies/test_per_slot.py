@@ -6,21 +6,17 @@ import pytest
 import torch
 
 from specdec_core.drafting.arms import PerSlot
-from specdec_core.drafting.policies.confidence import ConfidenceProductSettings, ConfidenceSettings
-from specdec_core.drafting.policies.dynamic_confidence import DynamicConfidenceSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.drafting.policies.policy import PolicyOutcome, build_policy
 from specdec_core.drafting.policies.signals import Signals
-from specdec_core.drafting.policies.svip import SvipSettings
+from tests.specdec_core.kinds import policy
 
 SETTINGS = [
-    FixedSettings(max_tokens=3),
-    ConfidenceSettings(threshold=0.4),
-    SvipSettings(threshold=1.1),
-    ConfidenceProductSettings(threshold=0.2),
-    DynamicConfidenceSettings(),
-    HeuristicSettings(start=2),
+    policy("fixed", max_tokens=3),
+    policy("confidence", threshold=0.4),
+    policy("svip", threshold=1.1),
+    policy("confidence_product", threshold=0.2),
+    policy("dynamic_confidence"),
+    policy("heuristic", start=2),
 ]
 
 
@@ -46,11 +42,11 @@ def test_each_slot_gets_its_own_policys_answer(sampled: bool) -> None:
         assert [joint.limit(s) for s in joint.chosen] == [p.limit(s) for s, p in enumerate(alone)]
         for position in (1, 2, 3):
             seen = signals(10 * turn + position, position, sampled)
-            expected = [policy.go_on(seen.only([s]))[0] for s, policy in enumerate(alone)]
+            expected = [own.go_on(seen.only([s]))[0] for s, own in enumerate(alone)]
             assert joint.go_on(seen) == expected
-        for slot, policy in enumerate(alone):
+        for slot, own in enumerate(alone):
             joint.observe(slot, PolicyOutcome(3, turn, 3))
-            policy.observe(slot, PolicyOutcome(3, turn, 3))
+            own.observe(slot, PolicyOutcome(3, turn, 3))
 
 
 def test_what_is_shown_of_some_slots_is_theirs() -> None:

@@ -16,11 +16,10 @@ from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.pre_cut import PreCutPolicy, PreCutSettings, QTable, reward
-from specdec_core.engine import Engine, Request
+from specdec_core.engine import Engine
 from specdec_core.models.eagle.runner import EagleRunner
 from specdec_core.models.loading import load_skeleton
 from specdec_core.models.pair import Pair
-from tests.conftest import tiny_llama
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
 NEVER = 1e-9
@@ -200,27 +199,6 @@ def test_it_tells_sure_drafts_from_unsure_ones() -> None:
     assert draft_round(policy, [0.3] * 8, accepted=0) == 1
 
 
-def test_drafting_of_a_real_pair_gets_shorter_where_all_is_rejected_and_stays_long_where_not(
-    tiny_pair: Pair,
-) -> None:
-    stranger = tiny_llama(7, hidden=32, layers=1, vocab=tiny_pair.target.config.vocab_size)
-    pair = replace(tiny_pair, drafts={"itself": tiny_pair.target, "stranger": stranger})
-    requests = [Request(str(i), (5 + i, 9, 7), 60, ignore_eos=True) for i in range(8)]
-    drafted = {}
-    for draft in pair.drafts:
-        settings = PreCutSettings(max_tokens=8, target_cost=4, exploration_decay=0.9)
-        drafter = DraftModelSettings(draft=draft, policy=settings)
-        generations = Engine(pair, Configuration(drafter=drafter)).generate(requests)
-        # A request's first round has no candidates, and its last rounds are short because nothing
-        # is left to write.
-        rounds = [r for g in generations for r in g.rounds[1:] if r.position < 50]
-        drafted[draft] = [r.drafted for r in rounds]
-    assert max(drafted["stranger"][:10]) > 3
-    assert set(drafted["stranger"][-50:]) == {1}
-    assert min(drafted["itself"][:10]) < 8  # explored
-    assert set(drafted["itself"][-10:]) == {8}
-
-
 def test_exploration_is_the_same_every_time_and_dies_out() -> None:
     def run(seed: int) -> list[int]:
         settings = PreCutSettings(max_tokens=10, seed=seed, learning_rate=NEVER, target_cost=5)
@@ -274,7 +252,7 @@ def test_a_round_that_was_never_verified_teaches_nothing() -> None:
 
 def test_candidates_that_a_guess_brought_are_free_and_cached_phrases_are_earned() -> None:
     policy = PreCutPolicy(PreCutSettings(max_tokens=6, bins=4, target_cost=3, **SURE))
-    # Two calls: the first brings three candidates, the second two.
+    # Two calls: the first yields three candidates, the second two.
     for position, (calls, free) in enumerate(
         [(1, True), (1, True), (1, False), (2, True), (2, False)], start=1
     ):

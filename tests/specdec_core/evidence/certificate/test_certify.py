@@ -13,8 +13,6 @@ from pydantic import ValidationError
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, Sampling
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.engine import Request
 from specdec_core.evidence.certificate.certificate import (
@@ -28,8 +26,9 @@ from specdec_core.evidence.certificate.distribution import check_distribution
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.tokens import verification
+from tests.specdec_core.kinds import chain, configured
 
-CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
+CHAIN = configured(chain(max_tokens=4))
 LOSSY = Configuration(drafter=TargetTreeSettings(branching=(2, 2, 1)))
 TEXTS = ("def main(", "class A:", "import os", "x = 1", "return tokenizer.")
 EXTENT = Extent(max_new_tokens=32, texts=8, timed=1, repeats=1)

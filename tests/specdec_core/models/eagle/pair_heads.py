@@ -44,7 +44,7 @@ def taught_head_of(pair: Pair, texts: Sequence[Sequence[int]], first: int) -> Ea
     optimiser = torch.optim.Adam(own, 1e-2)
     for _ in range(60):
         states, loss = head.fused(read), torch.zeros((), device=read.device)
-        for step in range(3):  # from features, then from states of its own
+        for step in range(3):  # from features, then from the head's own states
             states = head(known, states, places, mask)
             logits = head.logits(states[:, first - 2 + step :])
             loss += cross_entropy(logits.flatten(0, 1), tokens[:, first + step :].flatten())

@@ -74,8 +74,7 @@ def inputs(head: AnyHead) -> tuple[Tensor, Tensor]:
     return tokens, torch.randn(2, 7, width)
 
 
-@pytest.mark.parametrize("before_residual", [False, True])
-@pytest.mark.parametrize("before_fc", [False, True])
+@pytest.mark.parametrize(("before_residual", "before_fc"), [(False, True), (True, False)])
 @torch.no_grad()
 def test_eagle_three(before_residual: bool, before_fc: bool) -> None:
     head = random_head(norm_before_residual=before_residual, norm_before_fc=before_fc)
@@ -95,8 +94,7 @@ def test_eagle_three(before_residual: bool, before_fc: bool) -> None:
     assert wide.softmax(-1)[:, ~head.t2d].amax() == 0
 
 
-@pytest.mark.parametrize("fc_bias", [False, True])
-@pytest.mark.parametrize("qkv_bias", [False, True])
+@pytest.mark.parametrize(("fc_bias", "qkv_bias"), [(False, True), (True, False)])
 @torch.no_grad()
 def test_eagle_one(fc_bias: bool, qkv_bias: bool) -> None:
     head = random_one(fc_bias, qkv_bias)

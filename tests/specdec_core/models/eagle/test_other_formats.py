@@ -81,7 +81,6 @@ SPECFORGE = {
         ({}, (2, LAYERS // 2, LAYERS - 3)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 7]}}, (1, 4, 8)),
         ({"attention_bias": True, "mlp_bias": True}, (2, 4, 6)),
-        ({"eagle_config": {"use_aux_hidden_state": True}}, (2, 4, 6)),
         ({"eagle_aux_hidden_state_layer_ids": [0, 3, 7]}, (0, 3, 7)),
     ],
 )
@@ -101,11 +100,10 @@ def test_specforge_of_the_whole_vocabulary(tmp_path: Path) -> None:
     same(folder, head)
 
 
-@pytest.mark.parametrize("torch_file", [False, True])
-def test_eagle_three_of_its_authors(tmp_path: Path, torch_file: bool) -> None:
-    """Their attention's heads divide the width; embeddings may be there."""
+def test_eagle_three_of_its_authors(tmp_path: Path) -> None:
+    """Their attention's heads divide the width; embeddings may be present."""
     head = random_head(head_dim=WIDTH // 4)
-    folder = written(tmp_path / "head", head, torch_file, draft_vocab_size=DRAFTED)
+    folder = written(tmp_path / "head", head, draft_vocab_size=DRAFTED)
     loaded = same(folder, head)
     assert loaded.settings.feature_layers == (2, 4, 6)
     assert not loaded.settings.norm_before_residual
@@ -118,7 +116,6 @@ def test_eagle_three_of_a_wider_target(tmp_path: Path) -> None:
     assert same(folder, head).embed_tokens is not None
 
 
-@pytest.mark.parametrize("torch_file", [False, True])
 @pytest.mark.parametrize(
     ("fc_bias", "qkv_bias", "keys"),
     [
@@ -127,11 +124,9 @@ def test_eagle_three_of_a_wider_target(tmp_path: Path) -> None:
         (True, True, {"bias": True, "qkv_bias": True}),
     ],
 )
-def test_eagle_one(
-    tmp_path: Path, torch_file: bool, fc_bias: bool, qkv_bias: bool, keys: dict[str, bool]
-) -> None:
+def test_eagle_one(tmp_path: Path, fc_bias: bool, qkv_bias: bool, keys: dict[str, bool]) -> None:
     head = random_one(fc_bias, qkv_bias)
-    loaded = same(written(tmp_path / "head", head, torch_file, **keys), head)
+    loaded = same(written(tmp_path / "head", head, torch_file=qkv_bias, **keys), head)
     assert loaded.settings.feature_layers == (LAYERS,)
 
 

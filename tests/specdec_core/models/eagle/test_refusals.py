@@ -74,7 +74,7 @@ def test_other_weights_of_the_target(folder: Path) -> None:
     with pytest.raises(UserError, match=r"trained for another target .*0123456789abcdef.*fedc"):
         load_head(str(folder), target_config(), "fedc")
     load_head(str(folder), target_config(), CARD.target_fingerprint)
-    configure(folder, specdec=None)  # a head of others does not say
+    configure(folder, specdec=None)  # a head from elsewhere does not say
     load_head(str(folder), target_config(), "fedc")
 
 
@@ -90,29 +90,22 @@ def test_what_the_output_layer_reads_is_another_state_for_others(folder: Path) -
     ("changes", "message"),
     [
         ({"eagle_aux_hidden_state_layer_ids": [4, 2, 6]}, "increasing numbers from 0 to 9"),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 2, 6]}, "increasing numbers"),
-        ({"eagle_aux_hidden_state_layer_ids": [-1, 2, 6]}, "increasing numbers"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 4, 10]}, "increasing numbers"),
         ({"eagle_aux_hidden_state_layer_ids": ["low", 4, 10]}, "feature_layers.0: "),
         ({"eagle_aux_hidden_state_layer_ids": [2, 4]}, r"fc.weight has the shape \(32, 96\)"),
         ({"norm_before_residual": None}, "norm_before_residual is missing"),
         ({"norm_before_fc": True}, "missing tensors: input_norm.weight"),
         ({"fc_norm": True}, "a draft of EAGLE-3.1, which is not supported"),
-        ({"norm_output": True}, "a draft of EAGLE-3.1, which is not supported"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "is quantised"),
         ({"layer__quantization_config": {"quant_method": "gptq"}}, "is quantised"),
         ({"layer__num_hidden_layers": 2}, "has 2 decoder layers"),
-        ({"layer__num_hidden_layers": None}, "has 32 decoder layers"),
         ({"layer__model_type": "qwen3"}, "kind 'qwen3'; only llama's"),
         ({"layer__rope_parameters": {"rope_type": "spiral", "rope_theta": 1.0}}, "'spiral'"),
-        ({"layer__hidden_act": "siluu"}, "siluu"),
         ({"layer__hidden_size": "wide"}, "hidden_size"),
         ({"layer__intermediate_size": 50}, "has the shape"),
         ({"transformer_layer_config": None}, "no transformer_layer_config"),
         ({"draft_vocab_size": 30}, "d2t is not 30 whole numbers"),
         ({"specdec": {"form": "int8", "colour": 1}}, "colour: unknown key"),
         ({"speculators_model_type": "peagle"}, "a draft of P-EAGLE, which is not supported"),
-        ({"pard_token": 59}, "a draft of P-EAGLE, which is not supported"),
         ({"speculators_model_type": "mlp"}, "a draft of the kind 'mlp', which is not supported"),
     ],
 )
@@ -124,20 +117,12 @@ def test_another_configuration(folder: Path, changes: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("config", "method"),
     [
-        ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}, "DFlash"),
         ({"model_type": "qwen3", "dflash_config": {"mask_token_id": 7}}, "DFlash"),
         ({"speculators_model_type": "dflash", "architectures": ["DFlashDraftModel"]}, "DFlash"),
-        ({"architectures": ["PEagleDraftModel"], "model_type": "llama"}, "P-EAGLE"),
-        (
-            {
-                "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama",
-                "num_hidden_layers": 4, "draft_vocab_size": 24, "ptd_token_id": 59,
-            },
-            "P-EAGLE",
-        ),
+        ({"model_type": "llama", "draft_vocab_size": 24, "ptd_token_id": 59}, "P-EAGLE"),
         ({"model_type": "llama", "draft_vocab_size": 24, "fc_norm": True}, "EAGLE-3.1"),
     ],
-)  # fmt: skip
+)
 def test_a_draft_of_another_method_is_named_where_a_pair_is_checked(
     tmp_path: Path, tiny_spec: PairSpec, config: dict[str, Any], method: str
 ) -> None:
@@ -166,14 +151,10 @@ def add(name: str, place: int, what: int) -> Callable[[Tensors], None]:
         (lambda tensors: tensors.pop("norm.weight"), "missing tensors: norm.weight"),
         (lambda tensors: tensors.pop("d2t"), f"no d2t, which says .* {DRAFTED} .*{VOCABULARY}"),
         (add("d2t", -1, VOCABULARY), "d2t leads outside"),
-        (add("d2t", 0, -VOCABULARY), "d2t leads outside"),
         (set_("d2t", torch.arange(DRAFTED).flip(0) * 2), "not lead to increasing"),
         (set_("d2t", torch.zeros(DRAFTED)), "d2t is not 24 whole numbers"),
         (lambda tensors: tensors["t2d"].logical_not_(), "t2d and d2t name different tokens"),
-        (set_("t2d", torch.ones(7)), "t2d and d2t name different"),
         (set_("mask_hidden", torch.zeros(1)), "unknown tensors: mask_hidden"),
-        (set_("layers.0.self_attn.q_norm.weight", torch.zeros(16)), "unknown tensors: .*q_norm"),
-        (set_("layers.1.mlp.up_proj.weight", torch.zeros(2)), "unknown tensors: layers.1"),
         (set_("fc.weight", torch.zeros(WIDTH, 96, dtype=torch.int8)), "fc.weight is quantised"),
         (set_("norm.weight", torch.zeros(7)), r"norm.weight has the shape \(7,\), not \(32,\)"),
         (set_("embed_tokens.weight", torch.zeros(7, WIDTH)), "embed_tokens.weight has the shape"),
@@ -184,14 +165,10 @@ def test_other_tensors(folder: Path, how: Callable[[Tensors], Any], message: str
     refused(folder, message)
 
 
-def test_int8_without_its_scales(folder: Path) -> None:
+def test_int8_without_its_scales_or_that_does_not_say_so(folder: Path) -> None:
     save_head(random_head(), folder, CARD, form="int8")
     change(folder, lambda tensors: tensors.pop("fc.weight_scale"))
     refused(folder, "fc.weight: no scale for each of its 32 rows")
-
-
-def test_int8_that_does_not_say_so(folder: Path) -> None:
-    save_head(random_head(), folder, CARD, form="int8")
     configure(folder, specdec=None)
     refused(folder, "no output layer")
 
@@ -202,7 +179,7 @@ def test_a_narrower_head_without_its_embedding(folder: Path) -> None:
     refused(folder, "no embed_tokens, but the target's embedding is 32 wide and the head 24")
 
 
-@pytest.mark.parametrize("kept", [0, 100, 2000, -1])
+@pytest.mark.parametrize("kept", [0, -1])
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 def test_torn_weights(folder: Path, name: str, kept: int) -> None:
     file = folder / name

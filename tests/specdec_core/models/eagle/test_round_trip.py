@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from specdec_core.base.errors import UserError
-from specdec_core.models import int8
 from specdec_core.models.eagle import EagleHead
 from specdec_core.models.eagle.formats import specforge
 from specdec_core.models.eagle.loading import (
@@ -69,19 +68,6 @@ def test_every_output_is_the_same(
         assert torch.equal(before, after)
     assert torch.equal(head.t2d, other.t2d)
     assert read_card(str(tmp_path / "head")) == CARD
-
-
-def test_a_head_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    (tmp_path / "left").write_text("of another head")
-    for form in ("speculators", "int8"):
-        save_head(random_head(), tmp_path / "head", CARD, form=form)
-        assert {file.name for file in (tmp_path / "head").iterdir()} == {
-            "config.json",
-            "model.safetensors",
-        }
-        tensors = load_file(tmp_path / "head" / "model.safetensors")
-        assert ("fc.weight" in tensors) == (form == "speculators")
-    assert {file.name for file in tmp_path.iterdir()} == {"head", "left"}
 
 
 SCALED = {"rope_type": "linear", "rope_theta": 9000.0, "factor": 2.0}
@@ -146,15 +132,6 @@ def test_an_embedding_of_its_own(tmp_path: Path, form: str) -> None:
     assert (own.weight - weights).abs().amax() <= (0 if form == "speculators" else 0.02)
 
 
-def test_a_head_of_another_width_keeps_its_embedding(tmp_path: Path) -> None:
-    head = random_head(hidden_size=24, num_attention_heads=3, num_key_value_heads=3)
-    head.embed_tokens = nn.Embedding(VOCABULARY, 24)
-    save_head(head, tmp_path, CARD, dtype=torch.float32)
-    other = loaded(tmp_path)
-    assert other.fc.weight.shape == (24, 3 * WIDTH)
-    assert all(map(torch.equal, outputs(head), outputs(other)))
-
-
 def test_int8_is_close_in_every_channel(tmp_path: Path) -> None:
     head = random_head()
     with torch.no_grad():
@@ -172,13 +149,6 @@ def test_int8_is_close_in_every_channel(tmp_path: Path) -> None:
         assert ((weights - state[name]).abs() <= most / 127 * 0.502).all(), name
     for before, after in zip(outputs(head), outputs(other), strict=True):
         assert (before - after).norm() <= 0.05 * before.norm()
-
-
-def test_packing_again_changes_nothing() -> None:
-    once = int8.packed({"a.weight": torch.randn(8, 300), "norm.weight": torch.randn(8)})
-    again = int8.packed(int8.unpacked(once, "head"))
-    assert once.keys() == again.keys() == {"a.weight_int8", "a.weight_scale", "norm.weight"}
-    assert all(torch.equal(once[key], again[key]) for key in once)
 
 
 def test_weights_in_shards_and_in_torch_files(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def narrowed(model: PreTrainedModel, proposable: list[int]) -> ReducedDraft:
 
 
 def narrowed_pair(spec: PairSpec) -> Pair:
-    """The tiny pair, whose draft lacks every fifth token."""
+    """The tiny pair with a draft that lacks every fifth token."""
     pair = _plain(spec, spec.drafts)
     return replace(pair, drafts={"draft": narrowed(pair.drafts["draft"], _some(pair))})
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_core.config import Configuration, parse
+from specdec_core.config import Configuration
 from specdec_core.cost.forward import ForwardTerms
 from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine, Request
@@ -21,6 +21,7 @@ from specdec_core.search.load.simulator import shapes_of, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
 from tests.jobs.conftest import record_prompts
 from tests.live_steps import LiveSteps
+from tests.specdec_core.kinds import configured
 
 TIMES = StepTimes(target=ForwardTerms(fixed=0.01), drafts={"draft": ForwardTerms(fixed=0.001)})
 NEW_TOKENS = 24
@@ -45,7 +46,7 @@ SCHEDULES: dict[str, dict[int, Any]] = {
 
 
 def schedule(ranges: dict[int, Any]) -> Configuration:
-    return parse(Configuration, {"drafter": {"kind": "schedule", "ranges": ranges}}, "test")
+    return configured({"kind": "schedule", "ranges": ranges})
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +69,7 @@ def requests(replay: Replay) -> list[Request]:
 def test_the_steps_are_the_live_engines(
     kind: str, limits: Limits, replay: Replay, tiny_pair: Pair
 ) -> None:
-    configuration = (
-        schedule(SCHEDULES[kind])
-        if kind in SCHEDULES
-        else parse(Configuration, {"drafter": BY_BATCH}, "test")
-    )
+    configuration = schedule(SCHEDULES[kind]) if kind in SCHEDULES else configured(BY_BATCH)
     answers = replayed_answers(replay, configuration)
     shapes = shapes_of(answers, len(answers))
     used: set[int | None] = set()
@@ -100,20 +97,6 @@ def test_a_drafter_with_memory_is_exact_while_it_drafts_alone(
     assert simulated.records["tokens"].tolist() == list(answers.lengths)
 
 
-def test_a_draft_that_may_rest_reads_late(replay: Replay) -> None:
-    lazy = {kind: replayed_answers(replay, schedule(each)).lazy for kind, each in SCHEDULES.items()}
-    # Nobody's turn is no other drafter's: the draft model reads on, as in the engine.
-    assert lazy == {
-        "chains": False,
-        "a rule": False,
-        "lookups": False,
-        "the latest phrases": False,
-        "a tree": False,
-        "by batch inside": True,
-        "a schedule inside": False,
-    }
-
-
 def test_ranges_within_ranges_are_ranges() -> None:
     found = drafters_by_load(schedule(SCHEDULES["a schedule inside"]).drafter)
     lengths = {n: each and each.depth for n, each in found.items()}
@@ -124,7 +107,7 @@ def test_ranges_within_ranges_are_ranges() -> None:
 
 def test_everywhere_begins_at_every_position(replay: Replay) -> None:
     for drafter in (None, chain(4), TREE, {"kind": "suffix"}):
-        configuration = parse(Configuration, {"drafter": drafter}, "test")
+        configuration = configured(drafter)
         everywhere, in_order = replay.everywhere(configuration), replay.run(configuration)
         assert len(everywhere.prompt) == sum(map(len, replay.recording.prompts.outputs))
         starts = zip(everywhere.prompt, everywhere.position, strict=True)

@@ -121,7 +121,7 @@ def of_trace(arrivals: Iterable[float], **more: int) -> ServedTraffic:
 
 
 def test_the_beginning_of_a_trace_counts() -> None:
-    """Four of its twenty requests come at once; the others come one by one."""
+    """Four of its twenty requests come at once; the other sixteen one by one."""
     found = least_replicas(of_trace([0] * 4 + list(range(10, 26))), 1, SLO)
     assert found.chosen is not None
     assert found.chosen.replicas == 3, "with two, two of them wait for the others"

@@ -9,9 +9,6 @@ import pandas as pd
 import pytest
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
@@ -23,15 +20,14 @@ from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import LiveSettings, Load, Workload
 from tests.load_timer import ALWAYS_FREE, UP_TO_A_DOZEN, Machine, recorded
+from tests.specdec_core.kinds import chain, configured
 
-
-def chain(k: int) -> Configuration:
-    return Configuration(
-        drafter=DraftModelSettings(draft="draft", policy=FixedSettings(max_tokens=k))
-    )
-
-
-SIX, FIVE, TWO, LOOKUP = chain(6), chain(5), chain(2), Configuration(drafter=PromptLookupSettings())
+SIX, FIVE, TWO, LOOKUP = (
+    configured(chain(max_tokens=6)),
+    configured(chain(max_tokens=5)),
+    configured(chain(max_tokens=2)),
+    configured({"kind": "prompt_lookup"}),
+)
 WORKLOAD = Workload(clients=(1, 8), requests=8)
 LIVE = LiveSettings(repeats=2)
 

@@ -11,7 +11,7 @@ import pytest
 
 from dashboards.reports.load_choice import loads
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, parse
+from specdec_core.config import Configuration
 from specdec_core.cost.forward import ForwardTerms
 from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine
@@ -36,6 +36,7 @@ from specdec_core.search.load.workload import Workload
 from specdec_core.tokens.statistics import rounds_frame
 from tests.live_steps import LiveSteps
 from tests.load_timer import ALWAYS_FREE, recorded
+from tests.specdec_core.kinds import configured
 
 TREE = {"kind": "dynamic_tree", "policy": {"kind": "fixed", "max_tokens": 6}}
 CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 1}}
@@ -67,10 +68,6 @@ def decode(replay: Replay, tiny_pair: Pair) -> Decode:
     return rounds
 
 
-def drafting(drafter: dict[str, Any]) -> Configuration:
-    return parse(Configuration, {"drafter": drafter}, "test")
-
-
 def simulated(replay: Replay, configuration: Configuration, clients: int) -> Simulation:
     """Every prompt, asked once."""
     answers = replayed_answers(replay, configuration)
@@ -80,7 +77,7 @@ def simulated(replay: Replay, configuration: Configuration, clients: int) -> Sim
 
 @pytest.mark.parametrize("name", REPLAYABLE)
 def test_live_rounds_simulate_as_replayed_ones(name: str, replay: Replay, decode: Decode) -> None:
-    configuration = drafting(REPLAYABLE[name])
+    configuration = configured(REPLAYABLE[name])
     assert replay.can(configuration)
     rounds = ReplayedRounds.of_frame(decode(configuration), replay.recording.prompts.ids)
     live = replay.knowing({configuration.id: rounds})
@@ -93,7 +90,7 @@ def test_live_rounds_simulate_as_replayed_ones(name: str, replay: Replay, decode
 def test_a_tree_is_simulated_as_the_engine_decodes_it(
     replay: Replay, decode: Decode, tiny_pair: Pair
 ) -> None:
-    tree = drafting(TREE)
+    tree = configured(TREE)
     known = with_decoded(replay, [tree], decode)
     prompts = enumerate(recorded_requests(replay.recording))
     requests = [replace(request, id=str(n)) for n, request in prompts]
@@ -105,7 +102,7 @@ def test_a_tree_is_simulated_as_the_engine_decodes_it(
 
 
 def test_what_cannot_be_replayed_competes_and_is_marked(replay: Replay, decode: Decode) -> None:
-    tree, chain = drafting(TREE), drafting(CHAIN)
+    tree, chain = configured(TREE), configured(CHAIN)
     known = with_decoded(replay, [tree, chain], decode)
     assert can_simulate(known, tree)
     assert not can_simulate(replay, tree)  # which is as it was
@@ -124,7 +121,7 @@ def test_what_cannot_be_replayed_competes_and_is_marked(replay: Replay, decode: 
 def test_rounds_are_decoded_once_and_kept_whole(
     replay: Replay, decode: Decode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = drafting(TREE)
+    tree = configured(TREE)
     folder = replay.recording.folder / "decoded"
     asked: list[str] = []
 
@@ -150,6 +147,6 @@ def test_rounds_are_decoded_once_and_kept_whole(
 
 
 def test_what_no_rounds_tell_is_refused_as_before(replay: Replay, decode: Decode) -> None:
-    pearl = drafting({"kind": "pearl"})
+    pearl = configured({"kind": "pearl"})
     with pytest.raises(UserError, match="depends on time"):
         replayed_answers(with_decoded(replay, [pearl], decode), pearl)

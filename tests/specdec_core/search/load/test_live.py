@@ -9,9 +9,6 @@ import pytest
 from specdec_core.config import Configuration
 from specdec_core.cost.forward import ForwardTerms
 from specdec_core.cost.steps import StepTimes
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
@@ -21,14 +18,13 @@ from specdec_core.search.load.simulator import RequestShape, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.tokens.statistics import Generation
 from tests.live_steps import LiveSteps
+from tests.specdec_core.kinds import chain, configured
 
 TIMES = StepTimes(target=ForwardTerms(fixed=0.01), drafts={"draft": ForwardTerms(fixed=0.001)})
 CONFIGURATIONS = {
     "autoregressive": Configuration(),
-    "draft": Configuration(
-        drafter=DraftModelSettings(draft="draft", policy=FixedSettings(max_tokens=4))
-    ),
-    "lookup": Configuration(drafter=PromptLookupSettings()),
+    "draft": configured(chain(max_tokens=4)),
+    "lookup": configured({"kind": "prompt_lookup"}),
 }
 LIMITS = {
     "roomy": Limits(3),
@@ -63,8 +59,18 @@ def answers_of(generations: list[Generation], draft: str | None) -> Answers:
     return Answers([g.prompt_tokens for g in generations], {1: rounds}, draft)
 
 
-@pytest.mark.parametrize("limits", LIMITS)
-@pytest.mark.parametrize("kind", CONFIGURATIONS)
+@pytest.mark.parametrize(
+    ("kind", "limits"),
+    [
+        ("autoregressive", "roomy"),
+        ("draft", "small steps"),
+        ("lookup", "shared prefixes"),
+        ("draft", "full cache"),
+        ("lookup", "full shared cache"),
+        pytest.param("draft", "full shared cache", marks=pytest.mark.long),
+        pytest.param("lookup", "full cache", marks=pytest.mark.long),
+    ],
+)
 def test_the_steps_are_the_live_engines(kind: str, limits: str, tiny_pair: Pair) -> None:
     configuration, requests = CONFIGURATIONS[kind], some_requests(9)
     alone = Engine(tiny_pair, configuration).generate(requests)

@@ -13,11 +13,10 @@ import pytest
 
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.search.load.measures import COLUMNS, measure
 from specdec_core.search.load.race import LiveRace, LoadComparison, looks_within
 from specdec_core.search.load.workload import LiveSettings, Load, Slo
+from tests.specdec_core.kinds import chain, configured
 
 FOUR = Load(clients=4, requests=24)
 TOKENS = 10
@@ -116,9 +115,7 @@ def test_an_open_loop_has_a_share_of_its_requests_within_the_objective() -> None
 
 
 ONE = Load(clients=1, requests=24)
-TWO, SIX, EIGHT = (
-    Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=k))) for k in (2, 6, 8)
-)
+TWO, SIX, EIGHT = (configured(chain(max_tokens=k)) for k in (2, 6, 8))
 FIELD = [AUTOREGRESSIVE, TWO, SIX, EIGHT]
 
 

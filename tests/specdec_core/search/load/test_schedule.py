@@ -13,8 +13,6 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.cost.forward import ForwardTerms
 from specdec_core.cost.steps import StepTimes
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
@@ -27,15 +25,9 @@ from specdec_core.search.load.schedule import (
 from specdec_core.search.load.simulated import Simulated
 from specdec_core.search.load.workload import CLIENTS, Workload
 from tests.jobs.conftest import record_prompts
+from tests.specdec_core.kinds import chain, configured
 
-
-def chain(k: int) -> Configuration:
-    return Configuration(
-        drafter=DraftModelSettings(draft="draft", policy=FixedSettings(max_tokens=k))
-    )
-
-
-SIX, TWO = chain(6), chain(2)
+SIX, TWO = configured(chain(max_tokens=6)), configured(chain(max_tokens=2))
 
 
 def ranges(configuration: Configuration) -> dict[int, Any]:

@@ -24,7 +24,7 @@ from specdec_core.search.load.simulator import (
 )
 from specdec_core.search.load.step_costs import State, StepCosts
 from specdec_core.search.load.trace import TraceRequest
-from specdec_core.search.load.workload import Slo, arrival_times
+from specdec_core.search.load.workload import arrival_times
 
 T = 0.01
 CONSTANT = StepTimes(target=ForwardTerms(fixed=T), drafts={"draft": ForwardTerms(fixed=T / 10)})
@@ -87,15 +87,6 @@ def test_the_first_token_does_not_wait_for_the_draft() -> None:
 def test_a_long_prompt_is_read_in_chunks() -> None:
     simulation = clients(autoregressive(prompt=2 * STEP_TOKENS + 10), 1, 1)
     assert times(simulation)[0] == pytest.approx([0, 3 * T, 7 * T])
-
-
-def test_the_drafts_forwards_are_shared_by_all_rows() -> None:
-    for number in (1, 4):
-        simulation = clients(drafted(), number, number)
-        prompt = T + T / 10  # the draft reads it, too
-        step = T + 3 * T / 10
-        assert simulation.seconds == pytest.approx(prompt + 3 * step)
-        assert simulation.records["tokens"].tolist() == [13] * number
 
 
 def test_what_the_engine_adds_is_counted() -> None:
@@ -194,15 +185,6 @@ def test_an_overloaded_engine_queues() -> None:
     assert waits(2 * capacity) > 100 * T
 
 
-def test_a_round_stays_within_what_is_asked_for() -> None:
-    answers = drafted(rounds=3)
-    simulation = simulate_clients(
-        StepCosts(answers, CONSTANT), [RequestShape(0, 10, 7)], 1, Limits(2), log=True
-    )
-    assert simulation.records["tokens"].tolist() == [7]
-    assert [step.candidates for step in simulation.log] == [[0], [3], [1]]
-
-
 def test_an_answer_longer_than_the_recorded_one_begins_it_again() -> None:
     answers = drafted(rounds=1)
     trace = [
@@ -231,19 +213,6 @@ def test_an_answer_that_ended_by_itself_ends_there_in_a_trace_too() -> None:
 
 def request(most: int, told: int | None = None) -> TraceRequest:
     return TraceRequest(arrival=0, prompt_tokens=10, max_new_tokens=most, output_tokens=told)
-
-
-def test_who_drafts_follows_how_many_decode() -> None:
-    ranges = {1: [[ALONE, *[FOUR] * 8]], 2: [[ALONE] * 9]}
-    answers = Answers([10], ranges, "draft", by_position=True, lazy=True)
-    one = simulate_clients(
-        StepCosts(answers, CONSTANT), shapes_of(answers, 1), 1, Limits(2), log=True
-    )
-    two = simulate_clients(
-        StepCosts(answers, CONSTANT), shapes_of(answers, 2), 2, Limits(2), log=True
-    )
-    assert [step.candidates for step in one.log] == [[0], [3], [3]]
-    assert [step.candidates for step in two.log] == [[0, 0]] * 9
 
 
 def test_a_full_cache_preempts_and_every_answer_is_whole() -> None:
@@ -279,13 +248,6 @@ def test_a_router_passes_one_request_on_after_the_other() -> None:
     simulation = arriving(autoregressive(tokens=1), [0.0] * 3, 4, 3, seconds=1.0)
     assert simulation.records["first"].tolist() == pytest.approx([1 + T, 2 + T, 3 + T])
     assert simulation.router_busy == pytest.approx(3 / (3 + T))
-
-
-def test_a_simulation_is_the_same_every_time() -> None:
-    arrivals = arrival_times(30, 100).tolist()
-    runs = [arriving(drafted(), arrivals, 2, 3, routing="two_choices") for _ in range(2)]
-    assert runs[0].records.equals(runs[1].records)
-    assert runs[0].measure(Slo(ttft=0.1)) == runs[1].measure(Slo(ttft=0.1))
 
 
 TERMS = ForwardTerms(
@@ -331,17 +293,6 @@ def test_a_step_costs_what_its_rows_add_up_to() -> None:
     assert costs.prefill(reading) == pytest.approx(
         UNEVEN.verifying(candidates=False).seconds(Work.of([(7, 0), (20, 64)]))
     )
-
-
-def test_a_limit_that_nothing_reaches_changes_nothing() -> None:
-    answers = autoregressive(prompt=60, tokens=130)
-    costs = StepCosts(answers, UNEVEN)
-    limited, free = (
-        simulate_clients(costs, shapes_of(answers, 3), 1, Limits(1, cache_tokens=tokens))
-        for tokens in (320, None)
-    )
-    assert limited.preemptions == 0
-    assert times(limited) == times(free)
 
 
 def test_a_prompt_that_is_read_apart_is_not_in_the_cache_before() -> None:

@@ -52,10 +52,6 @@ def test_a_wrong_workload_is_one_line(value: dict[str, Any], message: str) -> No
     assert "\n" not in str(raised.value)
 
 
-def test_one_number_of_clients_is_a_list_of_one() -> None:
-    assert Workload.model_validate({"clients": 4}).clients == (4,)
-
-
 def test_arrivals_follow_seed_rate_and_kind() -> None:
     poisson = arrival_times(6, 20_000)
     assert poisson[-1] / len(poisson) == pytest.approx(1 / 6, rel=0.03)

@@ -15,20 +15,14 @@ from transformers.generation import BaseStreamer
 
 from research.drift.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_pair
 from specdec_core.base.errors import UserError
-from specdec_core.config import (
-    Configuration,
-    PairConfiguration,
-    PairSpec,
-    RunnerSettings,
-    Sampling,
-    parse,
-)
+from specdec_core.config import PairConfiguration, PairSpec, RunnerSettings, Sampling
 from specdec_core.engine import Engine, Request, forward_costs
 from specdec_core.models.pair import Pair
 from specdec_core.servers.plug_in_drafter import PlugInDrafter
 from specdec_core.servers.transformers import plug_in
 from specdec_core.servers.transformers.plug_in import DraftCandidates, forget, of_pair, speculative
 from tests.specdec_core.engine.test_eagle_heads import HEAD, pair_with_head
+from tests.specdec_core.kinds import configured
 from tests.specdec_core.servers.transformers.branches import Branches
 
 CHAIN = {"kind": "draft_model"}
@@ -47,10 +41,6 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 TEXTS = [[7, 8, 9, 10, 11] * 3 + [7, 8], [5], list(range(20, 60))]
 
 
-def configured(drafter: dict[str, Any] | None) -> Configuration:
-    return parse(Configuration, {"drafter": drafter}, "test")
-
-
 @pytest.fixture(scope="module")
 def pair(tiny_pair: Pair) -> Pair:
     return pair_with_head(tiny_pair)
@@ -64,21 +54,24 @@ def inputs(text: Sequence[int], count: int = 24) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_greedy_output_is_that_of_generate(pair: Pair, name: str) -> None:
+    """Candidates come with the prompt, unless a head drafts, or a bandit would charge its arm with
+    the prompt."""
     generate = of_pair(pair, configured(DRAFTERS[name]))
     model: Any = pair.target
     hooks = [len(m._forward_pre_hooks) for m in model.modules()]
-    forwards: list[int] = []
-    hook = model.register_forward_hook(lambda *_: forwards.append(1))
+    widths: list[int] = []
+    hook = model.register_forward_hook(lambda *args: widths.append(args[2].logits.shape[1]))
     written = 0
     for text in TEXTS:
         output = generate(**inputs(text), do_sample=False)
         written += output.shape[1] - len(text)
-        used = len(forwards)
+        used = len(widths)
         assert output.tolist() == model.generate(**inputs(text), do_sample=False).tolist()
-        del forwards[used:]
+        del widths[used:]
     hook.remove()
+    assert (widths[0] > 1) == (name not in ("head", "bandit", "phrases"))
     if name != "head":  # its weights are random
-        assert len(forwards) < written, "nothing was ever accepted, so nothing was shown"
+        assert len(widths) < written, "nothing was ever accepted, so nothing was shown"
     left = [len(m._forward_pre_hooks) for m in model.modules()]
     assert left == hooks, "hooks are left behind"
 
@@ -121,16 +114,6 @@ def test_candidates_are_those_of_the_engine(
     assert proposed[: len(expected)] == expected[: len(proposed)]
     assert abs(len(proposed) - len(expected)) <= 1  # of a last round there may be no room
     assert any(proposed)
-
-
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_candidates_come_with_the_prompt(pair: Pair, name: str) -> None:
-    """Unless a head drafts, or a bandit would charge its arm with the prompt."""
-    widths: list[int] = []
-    hook = pair.target.register_forward_hook(lambda m, _, out: widths.append(out.logits.shape[1]))
-    of_pair(pair, configured(DRAFTERS[name]))(**inputs(TEXTS[0]), do_sample=False)
-    hook.remove()
-    assert (widths[0] > 1) == (name not in ("head", "bandit", "phrases"))
 
 
 class Heard(BaseStreamer):
@@ -275,7 +258,6 @@ def test_candidates_with_another_distribution_would_be_found(
     [
         (None, "drafts nothing"),
         ({"kind": "tree"}, "drafts trees"),
-        ({"kind": "suffix", "tree": True}, "drafts trees"),
         ({"kind": "hybrid", "merge": True}, "drafts trees"),
         ({"kind": "bandit", "arms": [CHAIN, {"kind": "dynamic_tree", "keep": 4}]}, "drafts trees"),
         ({"kind": "target_tree"}, "is lossy"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairConfiguration, PairSpec, RunnerSettings, parse
+from specdec_core.config import PairConfiguration, PairSpec, RunnerSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.servers.table import SERVERS
@@ -21,16 +21,13 @@ from specdec_core.servers.vllm import plug_in
 from specdec_core.servers.vllm.process import VENV
 from tests.conftest import save_random_head
 from tests.peers import peers_of
+from tests.specdec_core.kinds import chain, configured
 
 PRODUCT = {"kind": "confidence_product", "threshold": 0.3, "max_tokens": 5}
 CHAIN = {"kind": "draft_model", "policy": PRODUCT}
 HYBRID = {"kind": "hybrid", "lookup": {"kind": "suffix", "max_tokens": 5}, "otherwise": CHAIN}
 TEXTS = [[7, 8, 9, 10, 11] * 3 + [7, 8], list(range(20, 33)), [7, 8, 9, 10, 11] * 3 + [7, 8], [5]]
 NEW, MOST = 20, 5
-
-
-def configured(drafter: dict[str, Any]) -> Configuration:
-    return parse(Configuration, {"drafter": drafter}, "test")
 
 
 def proposer(
@@ -113,8 +110,7 @@ def test_a_text_that_is_longer_than_a_draft_can_hold_gets_no_candidates(
     folder = str(longrope_folder)
     runner = RunnerSettings(max_length=64, target_dtype="float32", draft_dtype="float32")
     pair = load_pair(PairSpec(target=folder, drafts={"same": folder}, runner=runner))
-    chain = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": MOST}}
-    own = proposer(pair, chain, tmp_path, monkeypatch)
+    own = proposer(pair, chain(max_tokens=MOST), tmp_path, monkeypatch)
     ids = np.arange(2 * 128, dtype=np.int32).reshape(2, 128)
     short, long = own.propose([[9], [127 + 80]], np.array([10, 80]), ids)
     assert short
@@ -126,39 +122,30 @@ def test_what_the_target_can_hold_here_limits_no_candidates(
 ) -> None:
     """Its positions change at 64 tokens, which this engine does not do."""
     other = tiny_pair.spec.model_copy(update={"target": str(longrope_folder)})
-    chain = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": MOST}}
-    for drafter in (chain, {"kind": "prompt_lookup"}):
+    for drafter in (chain(max_tokens=MOST), {"kind": "prompt_lookup"}):
         own = proposer(replace(tiny_pair, spec=other), drafter, tmp_path, monkeypatch)
         ids = np.resize(np.arange(7, 12, dtype=np.int32), (1, 128))
         [candidates] = own.propose([[int(ids[0, 79])]], np.array([80]), ids)
         assert candidates
 
 
-@pytest.mark.parametrize("drafter", [HYBRID, CHAIN], ids=["hybrid", "chain"])
-def test_requests_are_found_by_their_texts(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafter: dict[str, Any]
+@pytest.mark.parametrize("kind", ["hybrid", "svip", "specdecpp"])
+def test_requests_are_found_by_their_texts_and_policies_stop_where_the_engines_do(
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    save_random_head(tiny_pair, "specdecpp", tmp_path / "head")
+    drafter = {
+        "hybrid": HYBRID,
+        "svip": chain("svip", threshold=1.5, max_tokens=MOST),
+        "specdecpp": chain(
+            "specdecpp", threshold=0.7, max_tokens=MOST, head=str(tmp_path / "head")
+        ),
+    }[kind]
     outputs, expected = decoded(tiny_pair, drafter)
     assert sum(len(own) for own in expected.values()) < 4 * NEW
     own = proposer(tiny_pair, drafter, tmp_path, monkeypatch)
     assert rounds(own, outputs, in_turns()) == expected
     # The places of the first requests serve the next; those that pause are read anew.
-    assert rounds(own, outputs, with_pauses()) == expected
-
-
-@pytest.mark.parametrize("kind", ["svip", "specdecpp"])
-def test_policies_stop_where_the_engines_do(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    save_random_head(tiny_pair, "specdecpp", tmp_path / "head")
-    policy = {"kind": "svip", "threshold": 1.5, "max_tokens": MOST}
-    if kind == "specdecpp":
-        policy |= {"kind": kind, "threshold": 0.7, "head": str(tmp_path / "head")}
-    drafter = CHAIN | {"policy": policy}
-    outputs, expected = decoded(tiny_pair, drafter)
-    assert sum(len(own) for own in expected.values()) < 4 * NEW
-    own = proposer(tiny_pair, drafter, tmp_path, monkeypatch)
-    assert rounds(own, outputs, in_turns()) == expected
     assert rounds(own, outputs, with_pauses()) == expected
 
 

@@ -1,4 +1,4 @@
-"""A trained head is shipped in half its size, with a README whose numbers are its cards'."""
+"""A trained head is shipped in half its size, with a README that repeats its cards' numbers."""
 
 from __future__ import annotations
 

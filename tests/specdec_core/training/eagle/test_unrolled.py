@@ -40,7 +40,7 @@ def made_head(settings: EagleSettings = SETTINGS) -> EagleHead:
 
 
 def made_batch(lengths: list[tuple[int, int]]) -> TextBatch:
-    """Texts of so many tokens of prompt and answer, with random features."""
+    """Texts with these numbers of tokens of prompt and answer, and random features."""
     generator = torch.Generator().manual_seed(1)
     longest, answer = max(map(sum, lengths)), max(a for _, a in lengths)
     tokens = torch.randint(VOCABULARY, (len(lengths), longest), generator=generator)

@@ -1,4 +1,4 @@
-"""What a threshold is chosen on is not what it is reported on."""
+"""A threshold is chosen on other prompts than it is reported on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_prompts_that_were_trained_on_take_no_part() -> None:
     choose, report = judging_prompts(MANY, MANY)
     np.testing.assert_array_equal(choose, np.flatnonzero(split == DEV))
     np.testing.assert_array_equal(report, np.flatnonzero(split == TEST))
-    # Others of the same recording do.
+    # Other heads of the same recording do.
     choose, report = judging_prompts(MANY, MANY[:200])
     taken = np.append(choose, report)
     assert not np.isin(np.flatnonzero(split[:200] == TRAIN), taken).any()

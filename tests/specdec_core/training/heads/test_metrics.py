@@ -1,4 +1,4 @@
-"""The loss is the paper's, and the figures say what they are called."""
+"""The loss is the paper's, and each figure is the statistic that it is named after."""
 
 from __future__ import annotations
 

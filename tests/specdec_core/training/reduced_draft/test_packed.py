@@ -1,4 +1,4 @@
-"""A trained draft is shipped in eight bits, with a README whose numbers are its cards'."""
+"""A trained draft is shipped in eight bits, with a README that repeats its cards' numbers."""
 
 from __future__ import annotations
 
