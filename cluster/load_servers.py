@@ -26,7 +26,7 @@ def our_servers(
     types of `pair`. Its files are in `scratch`, which must last as long as the servers do."""
     facts = environment()
     version = f"specdec {facts.get('specdec', '')} {facts.get('git_commit', '')[:10]}".strip()
-    # Each server starts a Ray of its own: on another machine's cores it would not be compared.
+    # Each server starts a separate Ray: on another machine's cores it would not be compared.
     variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     names = distinct_labels(configurations := plan.configurations())
     for configuration in configurations:

@@ -211,7 +211,7 @@ def _priced(
     choice: PairConfiguration, hardware: Path | None, profile: Path | None
 ) -> Configuration:
     """The configuration at the forward costs that its policies need: from the given times, or from
-    those of the workspace, which are measured if missing."""
+    the workspace, where they are measured if missing."""
     configuration = choice.configuration
     if not configuration.unpriced:
         return configuration

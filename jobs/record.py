@@ -184,12 +184,16 @@ def show(
 def following(
     recording: Recording, config: Path | None = None, plan: ResolvedPlan | None = None
 ) -> dict[str, list[str]]:
-    """The commands that use the recording; a sweep only if it would replay the recording."""
+    """The commands that use the recording; a sweep only if it would replay the recording, and the
+    target's weights are here to time it."""
+    from specdec_core.drafting.trained import weights_here
+
     header = recording.header
+    here = header.served is None or weights_here(header.pair, ()) is not None
     commands = {}
     if header.mixing and set(header.pair.drafts) - set(header.eagle_heads):
         commands["train"] = ["train", "head", "--recording", str(recording.folder)]
-    if header.replayable and header.sampling == (plan.sampling if plan else Sampling()):
+    if here and header.replayable and header.sampling == (plan.sampling if plan else Sampling()):
         sweep = ["sweep"] if config is None else ["sweep", "--config", str(config)]
         sweep += pair_options(header.pair, plan.pair if plan else PairSpec())
         sweep += ["--prompts", header.prompts.source, "--limit", str(header.prompts.count)]

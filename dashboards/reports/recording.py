@@ -53,8 +53,9 @@ def contents(recording: Recording) -> str:
     names = recording.header.pair.drafts
     rows = sum(len(recording.trace(draft, hidden=False)) for draft in names)
     size = sum(file.stat().st_size for file in recording.folder.rglob("shard-*.parquet"))
-    outputs = recording.prompts.outputs
+    outputs, served = recording.prompts.outputs, recording.header.served
+    target = "the target" if served is None else f"the server's {served}"
     return (
-        f"{len(outputs)} prompts, {sum(map(len, outputs)):,} tokens of the target, {rows:,} rows,"
+        f"{len(outputs)} prompts, {sum(map(len, outputs)):,} tokens of {target}, {rows:,} rows,"
         f" {size / 1e6:.1f} MB"
     )

@@ -181,7 +181,7 @@ def run_scan(
 
 
 def startable(server: Server, models: Models, ranked: Sequence[Trial]) -> list[Trial]:
-    """The settings of a ranking whose packages are installed; a warning names what is missing."""
+    """The settings of a ranking that can start here; a warning names missing packages."""
     found = []
     missing: set[str] = set()
     for trial in ranked:

@@ -102,7 +102,7 @@ class AnswerServer:
         return {"model": self.model, **size, **_GREEDY}
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-        """An answer; a busy server is asked again."""
+        """An answer. Requests to a busy server are repeated."""
         for number in range(_TRIES):
             try:
                 answer = self._http.request(method, path, json=body)

@@ -187,7 +187,7 @@ class Server(ABC):
         raise NotImplementedError
 
     def served(self, pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> ServedMode:
-        """A mode as an HTTP server whose compute threads are bound to `cores`, one each. Its files
+        """A mode as an HTTP server, with its compute threads bound to `cores`, one each. Its files
         are in `folder`, which must last as long as the server does. Raises :class:`UserError`
         where the program is not installed."""
         raise NotImplementedError
@@ -195,8 +195,8 @@ class Server(ABC):
     # Stage profile
 
     def profile(self, pair: Pair, **sizes: Any) -> Profile:
-        """What its steps take, by `widths`, `contexts` and `batches`, of which unset ones are its
-        own, measured `repeats` times; an `observer` follows. Raises :class:`UserError` where it
+        """The times of its steps by `widths`, `contexts` and `batches`, or by the server's default
+        sizes, measured `repeats` times; an `observer` follows. Raises :class:`UserError` where it
         does not run, or sizes do not fit."""
         raise NotImplementedError
 

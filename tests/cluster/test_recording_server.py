@@ -17,10 +17,13 @@ from cluster.serving.http.access import EVERYBODY
 from cluster.serving.http.app import build_app
 from cluster.serving.http.service import Service
 from cluster.serving.server_process import running
+from jobs import export
+from jobs.record import following
 from specdec_core.base.errors import UserError
 from specdec_core.config import (
     AUTOREGRESSIVE,
     Configuration,
+    PairConfiguration,
     PairSpec,
     RunnerSettings,
     Sampling,
@@ -34,6 +37,7 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import OF_LOGITS, Recording
 from specdec_core.servers.answers import ServerAddress
 from specdec_core.servers.completions import AnswerServer
+from tests.commands import Command
 from tests.local_server import LocalServer, fleet_of
 
 pytestmark = pytest.mark.usefixtures("ray_running")
@@ -115,6 +119,10 @@ def test_it_holds_the_same_tokens_and_replays_the_same_counts(
 ) -> None:
     local = run_recording(plan.model_copy(update={"pair": tiny_spec}), tmp_path)
     assert (recording.header.served, local.header.served) == ("tiny", None)
+    assert [list(following(each)) for each in (recording, local)] == [
+        ["train"],
+        ["train", "replay"],
+    ]
     assert recording.table("prompts") == local.table("prompts")
     for part in ("drafts/draft", "examples/draft"):
         ours, theirs = recording.table(part), local.table(part)
@@ -126,6 +134,20 @@ def test_it_holds_the_same_tokens_and_replays_the_same_counts(
         option = parse(Configuration, {"drafter": drafter}, "test")
         counts = [Replay(each).run(option).counts for each in (recording, local)]
         assert counts[0] == counts[1], drafter
+
+
+def test_a_servers_settings_are_ranked_on_it_without_the_targets_weights(
+    recording: Recording, plan: RecordingPlan, command: Command, tmp_path: Path
+) -> None:
+    times = {"name": "far", "target": 0.1, "drafts": {"*": 0.001}}
+    (tmp_path / "h.yaml").write_text(json.dumps(times))
+    chosen = PairConfiguration(pair=plan.pair, configuration=AUTOREGRESSIVE)
+    options = ["--config", chosen.save(tmp_path / "pair.yaml"), "--hardware", tmp_path / "h.yaml"]
+    found = ["--to", "vllm", "--fastest", "--traces", recording.folder, "--out", tmp_path / "out"]
+    done = command(export.main, tmp_path, *found, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    settings = json.loads((tmp_path / "out" / "speculative_config.json").read_text())
+    assert settings["model"] == plan.pair.drafts["draft"]
 
 
 def test_what_needs_the_targets_logits_is_refused_by_name(recording: Recording) -> None:

@@ -25,7 +25,7 @@ _STEPS = "vllm:inter_token_latency_seconds"  # of a request, between the tokens 
 
 
 def read_metrics(path: Path) -> Production:
-    """Read the text at `/metrics`, or a file with a response with `metrics` on each line.
+    """Parse the text at `/metrics`, or a file with a response with `metrics` on each line.
 
     Raises:
         UserError: the file is missing, or has nothing of speculation.

@@ -53,7 +53,7 @@ class Proposer:
     """Proposes candidates for the requests of a vLLM worker.
 
     vLLM passes neither the request of a row of its batch, nor the end of a request. So a request is
-    found by its sequence before the latest tokens, whose number vLLM passes. A request that is not
+    found by its sequence before the latest tokens; vLLM passes their number. A request that is not
     found among the rows has ended or was preempted; its slot is free.
 
     Raises:
