@@ -65,7 +65,7 @@ def totals(page: str) -> defaultdict[str, float]:
 
 def between(before: str, after: str, seconds: float) -> dict[str, float]:
     """What two pages of metrics say of the `seconds` between them: counters as their growth a
-    second, histograms as the mean of what they have observed, the values of gauges; the accepted
+    second, histograms as the mean of their observations, the values of gauges; the accepted
     length (`mat`), and the accepted share of the candidates (`acceptance`)."""
     old, new = totals(before), totals(after)
     # A counter that has shrunk was reset.
