@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -108,3 +110,13 @@ def assert_refused(done: Done, message: str) -> None:
     assert done.returncode == 2, done
     assert re.fullmatch("error: .*\n", done.stderr), done.stderr
     assert message in done.stderr or re.search(message, done.stderr), done.stderr
+
+
+def children(name: str, recursive: bool = True) -> list[psutil.Process]:
+    """The processes that this one has started, whose command has this in it."""
+    found = []
+    for process in psutil.Process().children(recursive=recursive):
+        with suppress(psutil.Error):  # it has just ended
+            if name in " ".join(process.cmdline()):
+                found.append(process)
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
 import pytest
 
 from cluster.head_training import train_heads
@@ -13,6 +12,7 @@ from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.storage import load_head
 from specdec_core.training.heads.finished import FinishedHead, HeadObserver
 from specdec_core.training.heads.training import HeadTraining
+from tests.commands import children
 from tests.full_disk import SmallDisk
 from tests.observers import Heard
 from tests.specdec_core.drafting.heads.examples import PAIR, learnable
@@ -100,8 +100,7 @@ def test_a_head_whose_worker_is_killed_is_trained_again(tmp_path: Path) -> None:
     class Killer(HeardTraining):
         def head_finished(self, head: FinishedHead) -> None:
             if not self.finished:  # the other worker is at work on the next one
-                found = psutil.Process().children(recursive=True)
-                workers = [p for p in found if "train_head" in " ".join(p.cmdline())]
+                workers = children("train_head")
                 assert workers
                 for worker in workers:
                     worker.kill()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import os
 import resource
 import shutil
-import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,7 +28,7 @@ from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.plan import SHARD, RecordingPlan
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import Header, Recording, save_header, shard_file
-from tests.commands import prompts_file
+from tests.commands import children, prompts_file
 from tests.observers import Heard
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
@@ -167,8 +165,6 @@ def test_missing_broken_and_foreign_shards_alone_are_recorded_again(
 def test_killed_actors_are_started_again_with_their_shards(
     plan: RecordingPlan, recorded: tuple[Recording, HeardRecording], tmp_path: Path
 ) -> None:
-    import psutil  # Ray brings it and puts it on the path
-
     class Killer(HeardRecording):
         killed = 0
 
@@ -176,10 +172,9 @@ def test_killed_actors_are_started_again_with_their_shards(
             super().recorded(prompts, tokens)
             if self.killed:
                 return
-            for process in psutil.Process().children(recursive=True):
-                if any("RecordingWorker" in word for word in process.cmdline()):
-                    os.kill(process.pid, signal.SIGKILL)
-                    self.killed += 1
+            for process in children("RecordingWorker"):
+                process.kill()
+                self.killed += 1
 
     killer = Killer()
     recording = run_recording(plan, tmp_path, observer=killer)

@@ -8,11 +8,9 @@ import shutil
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
 from cluster.serving import fleet as fleet_module
@@ -34,6 +32,7 @@ from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair, load_pair
+from tests.commands import children
 from tests.conftest import tiny_llama, tiny_tokenizer
 from tests.local_server import service_of
 
@@ -181,12 +180,7 @@ async def survived(fleet: Fleet, pair: Pair, expected: list[str]) -> None:
 
 def engines() -> set[int]:
     """The processes of this process's engines."""
-    found = set()
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):  # it has just ended
-            if "engine_main" in " ".join(child.cmdline()):
-                found.add(child.pid)
-    return found
+    return {process.pid for process in children("engine_main", recursive=False)}
 
 
 async def left(fleet: Fleet, pair: Pair, expected: list[str]) -> None:

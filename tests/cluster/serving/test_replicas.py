@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from ray import serve
 
@@ -23,6 +22,7 @@ from specdec_core.config import Configuration, PairSpec, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from tests.commands import children
 
 COUPLED = Sampling(temperature=0.9, coupling="gumbel")
 CHAIN = Configuration(
@@ -96,12 +96,6 @@ def wait(done: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def holders() -> list[psutil.Process]:
-    """The processes that hold an engine."""
-    found = psutil.Process().children(recursive=True)
-    return [each for each in found if "ray::EngineHolder" in " ".join(each.cmdline())]
-
-
 @pytest.fixture(scope="module")
 def expected(url: str) -> list[list[dict[str, Any]]]:
     """What is answered when nothing happens, to one request after the other."""
@@ -137,7 +131,7 @@ def test_a_deployment_reaches_every_replica_and_changes_no_text(url, expected, t
 
 
 def test_a_killed_replica_changes_no_text(url, expected):
-    victim, _ = holders()
+    victim, _ = children("ray::EngineHolder")
     with ThreadPoolExecutor(len(BODIES)) as pool:
         running = [pool.submit(answer, url, body) for body in BODIES]
         wait(lambda: all(replica["running"] >= 2 for replica in health(url)["replicas"]))
@@ -150,5 +144,5 @@ def test_a_killed_replica_changes_no_text(url, expected):
                 assert got == {key: value for key, value in whole.items() if key != "logprobs"}
     assert "specdec:requests_resumed_total" in http.get(f"{url}/metrics").text
     assert http.get(f"{url}/ready").json() == {"ready": True}
-    wait(lambda: health(url)["restarts"] == 1 and len(holders()) == 2)
+    wait(lambda: health(url)["restarts"] == 1 and len(children("ray::EngineHolder")) == 2)
     assert [answer(url, body) for body in BODIES[:2]] == expected[:2]
