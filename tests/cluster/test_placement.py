@@ -11,6 +11,8 @@ import torch
 from cluster.devices import claim_device
 from cluster.placed_bench import placed_bench
 from cluster.placement import Placement, place
+from cluster.session import start_actor
+from cluster.sharded_target.shard import Shard
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec
 
@@ -77,6 +79,14 @@ def test_a_model_on_a_core_has_one_thread(ray_running: None, tiny_spec: PairSpec
     with placed_bench(spec, alone) as (bench, _):
         assert bench.spec().runner.threads == 1
         assert ray.get(bench.actor.__ray_call__.remote(threads)) == 1
+    placed = place(alone)
+    try:
+        actor = start_actor(Shard, spec, "heads", 0, 1, **placed.options("target"))
+        ray.get(actor.load.remote())
+        assert ray.get(actor.__ray_call__.remote(threads)) == 1
+        ray.kill(actor)
+    finally:
+        placed.remove()
 
 
 def test_more_devices_than_the_cluster_has_are_refused_at_once(ray_running: None) -> None:

@@ -11,7 +11,6 @@ from threading import Thread
 
 import psutil
 import pytest
-import ray
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -88,8 +87,7 @@ def both(
     placement = Placement.model_validate(
         {"draft": {"devices": 0}, "target": {"devices": 2, "split": split}}
     )
-    threads = spec.runner.model_copy(update={"threads": 2})  # though a device is one core
-    with sharded_pair(spec.model_copy(update={"runner": threads}), placement) as sharded:
+    with sharded_pair(spec, placement) as sharded:
         yield Both(split, sharded, load_pair(spec))
 
 
@@ -116,10 +114,7 @@ def test_logits_are_those_of_the_whole_model(both: Both) -> None:
     assert runners[1].mixes
 
 
-def test_each_rank_has_only_its_part_and_one_thread(both: Both) -> None:
-    shards = both.sharded.group._shards
-    threads = [each.__ray_call__.remote(lambda _: torch.get_num_threads()) for each in shards]
-    assert ray.get(threads) == [1, 1]
+def test_each_rank_has_only_its_part(both: Both) -> None:
     model = both.whole.target
     whole = sum(p.numel() for p in model.parameters())
     has = [fact.parameters for fact in both.sharded.group.facts]
