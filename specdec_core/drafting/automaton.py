@@ -46,8 +46,10 @@ class SuffixAutomaton:
             state, matched = follows[state][token] if state >= 0 else ROOT, matched + 1
         return state, matched
 
-    def followed(self, state: int, matched: int) -> tuple[int, int]:
-        """The longest suffix of that phrase that something follows: its state and length."""
+    def followed(self, state: int, matched: int, tokens: Iterable[int]) -> tuple[int, int]:
+        """The longest suffix of the extended phrase that something follows: its state and
+        length."""
+        state, matched = self.walk(state, matched, tokens)
         best = self.best
         while state > 0 and best[state] < 0:
             state = self.link[state]

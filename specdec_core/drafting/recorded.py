@@ -72,12 +72,10 @@ class RecordedResources(Resources):
     start: Callable[[], int] = field(kw_only=True)  # the place where the coming round begins
 
     def build(self, settings: DrafterSettings) -> Drafter:
-        kind = run_time(settings)
-        table = kind.recorded_rounds(settings, self)
+        table = run_time(settings).recorded_rounds(settings, self)
         if table is not None:
             return TableDrafter(table, self.track(settings.drafts[0]), self.start)
-        built: Drafter = kind(settings, self)
-        return built
+        return super().build(settings)
 
     def policy(self, draft: str | None, settings: PolicySettings) -> LengthPolicy:
         lengths = self.lengths(draft, settings)

@@ -123,20 +123,16 @@ class EarlierOutputs:
     def learn(self, output: list[int]) -> None:
         self.version += 1
         self._outputs.append(output)
-        if self.texts.tokens + len(output) <= self.most:
-            self._add(output)
-            return
-        # An automaton cannot forget; built anew from the latest half, it seldom has to.
-        kept = sum(map(len, self._outputs))
-        while len(self._outputs) > 1 and kept > self.most // 2:
-            kept -= len(self._outputs.popleft())
-        self.texts = SuffixAutomaton()
-        for remembered in self._outputs:
-            self._add(remembered)
-
-    def _add(self, output: list[int]) -> None:
-        self.texts.begin()
-        self.texts.extend(output)
+        new = [output]
+        if self.texts.tokens + len(output) > self.most:
+            # An automaton cannot forget; built anew from the latest half, it seldom has to.
+            kept = sum(map(len, self._outputs))
+            while len(self._outputs) > 1 and kept > self.most // 2:
+                kept -= len(self._outputs.popleft())
+            self.texts, new = SuffixAutomaton(), list(self._outputs)
+        for text in new:
+            self.texts.begin()
+            self.texts.extend(text)
 
 
 @dataclass(slots=True)
@@ -167,14 +163,8 @@ class _SuffixReader:
     ) -> tuple[SuffixAutomaton, int, int]:
         """The longest suffix of the sequence and `drafted` that something follows: the sequences
         that have it, its state there and its length."""
-        here = self.text, *_followed(self.text, self.text.last, self.read, drafted)
+        here = self.text, *self.text.followed(self.text.last, self.read, drafted)
         if earlier is None:
             return here
-        there = earlier.texts, *_followed(earlier.texts, self.state, self.match, drafted)
+        there = earlier.texts, *earlier.texts.followed(self.state, self.match, drafted)
         return there if there[2] > here[2] else here
-
-
-def _followed(
-    texts: SuffixAutomaton, state: int, match: int, tokens: Sequence[int]
-) -> tuple[int, int]:
-    return texts.followed(*texts.walk(state, match, tokens))
