@@ -69,7 +69,7 @@ def test_the_automaton_knows_every_phrase_its_count_and_its_followers(
     assert matched == known
     if matched:
         assert automaton.count[state] == len(places(texts, query[len(query) - matched :]))
-    state, matched = automaton.followed(state, matched)
+    state, matched = automaton.followed(state, matched, [])
     assert matched == longest(texts, query)
     phrase = query[len(query) - matched :]
     assert automaton.continuation(state, 4) == most_frequent(texts, phrase, 4)
