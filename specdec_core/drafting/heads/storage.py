@@ -62,9 +62,8 @@ def load_card(name: str | Path) -> HeadCard:
 def find_heads(
     kinds: Collection[str], draft_fingerprint: str, target_fingerprint: str, sampling: Sampling
 ) -> list[str]:
-    """Names of the heads in the workspace and of the bundled heads that have one of these `kinds`
-    and were trained for the models with these fingerprints under this sampling. Heads with
-    unreadable cards are skipped."""
+    """Names of the heads, in the workspace and bundled, with one of the `kinds` and trained for the
+    models with these fingerprints under this sampling. Heads with unreadable cards are skipped."""
     pair = {"draft": draft_fingerprint, "target": target_fingerprint}
     names = []
     for prefix, root in (("", workspace() / "heads"), ("bundled:", BUNDLED)):

@@ -332,7 +332,7 @@ class PearlDrafter(Drafter):
     def _fetch(self, slot: _WindowSlot, draft: int, node: int, before: Sequence[int]) -> Tensor:
         """The distribution from which `draft` drew the candidate after `node`, which follows the
         candidates `before`. The candidate was rejected, and resampling without the distribution
-        would not be exact. If the draft has died, the next one that connects is asked."""
+        would not be exact. If the draft has died, the next draft that connects sends it."""
         number, until = slot.state.slot, perf_counter() + _RETURN
         asked = 0  # the number of the draft that was asked
         while perf_counter() < until:
