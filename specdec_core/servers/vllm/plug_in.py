@@ -27,10 +27,9 @@ from specdec_core.models.loading import load_skeleton
 from specdec_core.models.pair import Pair, load_drafts
 from specdec_core.servers.plug_in_drafter import PlugInDrafter, check_chains, opened
 from specdec_core.servers.vllm import sampling
+from specdec_core.servers.vllm.settings import VARIABLE
 
 PROGRAM = "vLLM"
-CLASS = f"{__name__}.Proposer"
-VARIABLE = "SPECDEC_CONFIGURATION"
 
 
 def check(configuration: Configuration, drafts: Sequence[str]) -> None:

@@ -18,9 +18,9 @@ from specdec_core.models.location import located
 from specdec_core.models.pair import Pair
 from specdec_core.servers.peer import Peer
 from specdec_core.servers.server import PLUG_IN_FILE, Mode, ServedMode
-from specdec_core.servers.vllm import plug_in, sampling
+from specdec_core.servers.vllm import sampling
 from specdec_core.servers.vllm.child import Worker
-from specdec_core.servers.vllm.settings import MODULE, NEEDS_ARCTIC, TOKENS, any_load
+from specdec_core.servers.vllm.settings import MODULE, NEEDS_ARCTIC, TOKENS, VARIABLE, any_load
 
 VENV = Path(__file__).parents[3] / ".venv-peers"
 _WORKER = Path(__file__).with_name("worker.py")
@@ -290,4 +290,4 @@ def plug_in_environment(
     drafts = {name: located(model) for name, model in used.items()}
     pair = spec.model_copy(update={"target": located(spec.target), "drafts": drafts})
     chosen = PairConfiguration(pair=pair, configuration=configuration)
-    return {plug_in.VARIABLE: str(chosen.save(folder / PLUG_IN_FILE))}
+    return {VARIABLE: str(chosen.save(folder / PLUG_IN_FILE))}

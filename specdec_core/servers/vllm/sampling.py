@@ -1,7 +1,7 @@
 """vLLM's sampling with speculation on a CPU, repaired.
 
-In the CPU build of 0.32 a request's temperature does not reach its tokens: what spreads it writes
-into a copy, so that speculation draws at temperatures that were never set. Where this library is
+In the CPU build of 0.32 the function that copies a request's temperature to each of its tokens
+writes into a temporary tensor, so speculation draws at wrong temperatures. Where this library is
 installed, vLLM calls `repair` when any of its processes starts: it is an entry point of the group
 `vllm.general_plugins`.
 """
@@ -9,6 +9,7 @@ installed, vLLM calls `repair` when any of its processes starts: it is an entry 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from torch import Tensor, tensor
@@ -22,9 +23,8 @@ ENTRY_POINT = f"{__name__}:repair"
 
 
 def repair() -> None:
-    """Have vLLM's function checked in this process, which must be one of vLLM's, at its first use,
-    and replaced where it is wrong. Nothing happens where there is a GPU. Calling it again does
-    nothing."""
+    """In a process of vLLM on a CPU: have vLLM's function checked at its first use, and replaced
+    where it is wrong. Calling it again does nothing."""
     from vllm.logger import init_logger
     from vllm.platforms import current_platform
 
@@ -38,12 +38,11 @@ def repair() -> None:
 
 
 def repaired() -> bool:
-    """Whether vLLM's function is wrong and replaced in this process, which must be one that
-    samples."""
+    """Whether vLLM's function is wrong and replaced in this process, a worker of vLLM."""
     from vllm.v1.sample import rejection_sampler
 
     spreading = rejection_sampler.expand_batch_to_tokens
-    return isinstance(spreading, Spreading) and spreading.chosen() is expanded
+    return isinstance(spreading, Spreading) and spreading.chosen is expanded
 
 
 class Spreading:
@@ -52,28 +51,25 @@ class Spreading:
 
     def __init__(self, own: Callable[..., Tensor], logger: Logger) -> None:
         self._own, self._logger = own, logger
-        self._chosen: Callable[..., Tensor] | None = None
 
     def __call__(self, *args: int | Tensor, **options: int) -> Tensor:
-        return self.chosen()(*args, **options)
+        return self.chosen(*args, **options)
 
+    @cached_property
     def chosen(self) -> Callable[..., Tensor]:
-        if self._chosen is None:
-            right = spreads(self._own)
-            self._chosen = self._own if right else expanded
-            found = (
-                "spreads temperatures over candidates rightly; nothing to repair"
-                if right
-                else "draws at wrong temperatures when it speculates (expand_batch_to_tokens);"
-                " repaired"
-            )
-            self._logger.info("%s: this vLLM %s", NAME, found)
-        return self._chosen
+        right = spreads(self._own)
+        found = (
+            "spreads temperatures over candidates rightly; nothing to repair"
+            if right
+            else "draws at wrong temperatures when it speculates (expand_batch_to_tokens); repaired"
+        )
+        self._logger.info("%s: this vLLM %s", NAME, found)
+        return self._own if right else expanded
 
 
 def spreads(spread: Callable[..., Tensor]) -> bool:
-    """Whether a function does what :func:`expanded` does, for two requests with other values each
-    time: what was not written may be anything, but not right twice."""
+    """Whether a function does what :func:`expanded` does. It is tried with two values: memory that
+    it does not write may hold one of them by chance."""
     for value in (0.625, 3.5):
         asked = tensor([value, 0.0]), tensor([1, 3])
         if spread(*asked, 3, replace_from=0, replace_to=1).tolist() != [value, 1.0, 1.0]:

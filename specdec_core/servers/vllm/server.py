@@ -26,7 +26,9 @@ from specdec_core.servers.server import (
 )
 from specdec_core.servers.vllm.settings import (
     FILE,
+    PLUG_IN,
     TOKENS,
+    VARIABLE,
     chain_settings,
     commands,
     suffix_settings,
@@ -42,9 +44,9 @@ log = logging.getLogger(__name__)
 
 SUFFIX = Mode("vLLM suffix", {"method": "suffix"})  # it chooses its lengths
 # The lengths that are compared, by the kind of a draft and for lookups; fewer under load.
-_LENGTHS = {"model": ("draft model", (3, 5, 7)), "eagle3": ("EAGLE-3", (3, 5))}
-_LOOKUPS = (4, 8)
-_SERVED = (3, 4, 5)
+_COMPARED = {"model": (3, 5, 7), "eagle3": (3, 5), "lookup": (4, 8)}
+_SERVED = {"model": (3, 5), "eagle3": (3, 5), "lookup": (4,)}
+_TITLES = {"model": "draft model", "eagle3": "EAGLE-3"}
 
 
 class Vllm(Server):
@@ -87,25 +89,18 @@ class Vllm(Server):
         plug_in.check(configuration, drafts)
 
     def plug_in_settings(self, configuration: Configuration) -> dict[str, Any]:
-        from specdec_core.servers.vllm import plug_in
-
         assert configuration.drafter is not None  # it is checked
-        return {
-            "method": "custom_class",
-            "model": plug_in.CLASS,
-            TOKENS: configuration.drafter.depth,
-        }
+        tokens = configuration.drafter.depth
+        return {"method": "custom_class", "model": PLUG_IN, TOKENS: tokens}
 
     def plugged_in(
         self, configuration: Configuration, models: Models, runner: RunnerSettings
     ) -> WrittenFiles:
-        from specdec_core.servers.vllm import plug_in
-
         drafts = configuration.drafts_of(models.drafts)
         self.check_plug_in(configuration, [draft.place for draft in drafts.values()])
         text = json.dumps(self.plug_in_settings(configuration), indent=1) + "\n"
         files = {FILE: text, **plug_in_file(configuration, models, runner)}
-        variables = f"{plug_in.VARIABLE}={PLUG_IN_FILE} "
+        variables = f"{VARIABLE}={PLUG_IN_FILE} "
         return WrittenFiles(files, commands(models.target, True, variables))
 
     def modes(self, pair: Pair, served: bool = False) -> list[Mode]:
@@ -113,17 +108,15 @@ class Vllm(Server):
 
         models = models_of(pair.spec, self.heads, dtype=pair.target.dtype)
         drafters: dict[str, DrafterSettings | None] = {"vLLM": None}
+        lengths: dict[str, tuple[int, ...]] = _SERVED if served else _COMPARED
         for name, draft in models.drafts.items():
-            title, lengths = _LENGTHS.get(draft.kind, ("", ()))
-            for k in lengths:
-                if not served or k in _SERVED:
-                    chain = DraftModelSettings(draft=name, policy=FixedSettings(max_tokens=k))
-                    drafters[f"vLLM {title} K={k}, {name}"] = chain
-        for k in _LOOKUPS:
-            if not served or k in _SERVED:
-                drafters[f"vLLM n-gram K={k}"] = PromptLookupSettings(
-                    min_ngram=2, max_ngram=4, max_tokens=k, occurrence=self.occurrence
-                )
+            for k in lengths.get(draft.kind, ()):
+                chain = DraftModelSettings(draft=name, policy=FixedSettings(max_tokens=k))
+                drafters[f"vLLM {_TITLES[draft.kind]} K={k}, {name}"] = chain
+        for k in lengths["lookup"]:
+            drafters[f"vLLM n-gram K={k}"] = PromptLookupSettings(
+                min_ngram=2, max_ngram=4, max_tokens=k, occurrence=self.occurrence
+            )
         modes = self.compared(drafters, models)
         if (reason := self.missing(SUFFIX.settings)) is None:
             modes.append(SUFFIX)

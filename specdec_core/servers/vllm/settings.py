@@ -13,6 +13,8 @@ from specdec_core.servers.server import Counterpart, Models
 
 FILE = "speculative_config.json"
 MODULE = "vllm.entrypoints.openai.api_server"  # the `vllm` program needs a package called vllm
+PLUG_IN = "specdec_core.servers.vllm.plug_in.Proposer"
+VARIABLE = "SPECDEC_CONFIGURATION"  # the plug-in's file
 TOKENS = "num_speculative_tokens"
 BY_LOAD = "num_speculative_tokens_per_batch_size"
 MOST_REQUESTS = 1024  # of a schedule's last range: vLLM carries its K on

@@ -19,6 +19,7 @@ from specdec_core.models.pair import Pair, load_pair
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm import plug_in
 from specdec_core.servers.vllm.process import VENV
+from specdec_core.servers.vllm.settings import PLUG_IN, VARIABLE
 from tests.conftest import save_random_head
 from tests.peers import peers_of
 from tests.specdec_core.kinds import chain, configured
@@ -35,7 +36,7 @@ def proposer(
 ) -> plug_in.Proposer:
     """One as vLLM makes it, for four requests at once."""
     chosen = PairConfiguration(pair=pair.spec, configuration=configured(drafter))
-    monkeypatch.setenv(plug_in.VARIABLE, str(chosen.save(folder / "specdec.yaml")))
+    monkeypatch.setenv(VARIABLE, str(chosen.save(folder / "specdec.yaml")))
     monkeypatch.setattr(plug_in.sampling, "repair", lambda: None)  # vLLM is not here
     config = SimpleNamespace(
         model_config=SimpleNamespace(model=pair.spec.target, max_model_len=128),
@@ -209,10 +210,14 @@ def test_what_the_plug_in_cannot_draft_by_is_refused(
         proposer(tiny_pair, drafter, tmp_path, monkeypatch)
 
 
+def test_vllm_finds_the_class_by_its_name() -> None:
+    assert f"{plug_in.__name__}.{plug_in.Proposer.__name__}" == PLUG_IN
+
+
 def test_heads_and_a_missing_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="EAGLE head reads the target's features"):
         plug_in.check(configured(CHAIN), ["bundled:smollm2-eagle"])
-    monkeypatch.delenv(plug_in.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(UserError, match="SPECDEC_CONFIGURATION must name the file"):
         plug_in.Proposer(None)
 

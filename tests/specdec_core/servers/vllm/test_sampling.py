@@ -111,7 +111,7 @@ def test_a_function_that_is_right_stays(caplog: pytest.LogCaptureFixture) -> Non
 
     spreading = Spreading(right, logging.getLogger("vllm.test"))
     with caplog.at_level(logging.INFO):
-        assert spreading.chosen() is right
+        assert spreading.chosen is right
     assert caplog.messages == [
         "specdec: this vLLM spreads temperatures over candidates rightly; nothing to repair"
     ]
