@@ -76,7 +76,7 @@ def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def plan_for(spec: PairSpec, prompts: Path, **changes: object) -> ResolvedPlan:
+def plan_for(spec: PairSpec, prompts: Path, /, **changes: object) -> ResolvedPlan:
     return Plan.model_validate(
         {
             "pair": spec.model_dump(),
@@ -132,7 +132,7 @@ def test_replayed_counts_are_the_live_ones(replayed: Swept, tiny_pair: Pair) -> 
         assert trial.replayed is not decoded
         engine.configure(configuration)
         assert trial.counts == Counts.of(engine.generate(requests)).as_dict(), configuration.label
-    assert families >= {"oracle", "lookahead", "bandit", "tree"}
+    assert families >= {"oracle", "lookahead", "ucb", "tree"}
 
 
 def test_the_result_says_what_the_replay_saved(replayed: Swept, recorded: tuple) -> None:

@@ -252,9 +252,8 @@ def samples(
     [
         pytest.param(Sampling(temperature=0.9, top_k=4), 0.0, marks=pytest.mark.long),
         pytest.param(Sampling(temperature=1.0), 0.02, marks=pytest.mark.long),
-        (Sampling(temperature=1.0, coupling="gumbel"), 0.0),
     ],
-    ids=["top-k", "dying", "coupled"],
+    ids=["top-k", "dying"],
 )
 def test_samples_have_the_targets_joint_distribution(
     toy_pair: Pair, sampling: Sampling, dies: float
