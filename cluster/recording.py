@@ -267,13 +267,13 @@ def _record(
             (done,), _ = ray.wait(list(under_way))
             worker, number = under_way.pop(done)
             result = get(done)
+            if number is not None:
+                left -= 1
+                yield number, result  # it is written before answers are waited for
             if pending:
                 following, batch = pending.popleft()
                 call: ray.ObjectRef = worker.record.remote(header, batch, answers(following))
                 under_way[call] = (worker, following)
-            if number is not None:
-                left -= 1
-                yield number, result
     finally:
         for reference in under_way:
             ray.cancel(reference)  # else Ray would report calls that it cannot repeat

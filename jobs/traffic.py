@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from statistics import mean
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.uris import without_passwords
 
 if TYPE_CHECKING:
     from cluster.serving.control import RunningServer
@@ -53,14 +55,18 @@ def read_command(text: str | None) -> tuple[str, ...]:
 
 
 def totals(page: str) -> defaultdict[str, float]:
-    """Each metric on a page in Prometheus' format by its name without a prefix, summed over its
-    labels."""
-    found = defaultdict[str, float](float)
+    """Each metric on a page in Prometheus' format by its name without a prefix: its sum over its
+    labels, for a share (`…_perc`) the mean; by its signal for what has one."""
+    found = defaultdict[str, list[float]](list)
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
             if "le" not in sample.labels:
-                found[sample.name.partition(":")[2]] += sample.value
-    return found
+                signal = sample.labels.get("signal")
+                name = sample.name.partition(":")[2] + (f".{signal}" if signal else "")
+                found[name].append(sample.value)
+    return defaultdict(
+        float, ((n, (mean if n.endswith("_perc") else sum)(each)) for n, each in found.items())
+    )
 
 
 def between(before: str, after: str, seconds: float) -> dict[str, float]:
@@ -72,10 +78,11 @@ def between(before: str, after: str, seconds: float) -> dict[str, float]:
     grown = defaultdict(float, ((n, v - old[n] if v >= old[n] else v) for n, v in new.items()))
     values: dict[str, float] = {}
     for name, now in new.items():
-        kind = name.rpartition("_")[2]
-        stem = name.removesuffix(f"_{kind}")
+        metric, dot, signal = name.partition(".")
+        kind = metric.rpartition("_")[2]
+        stem = metric.removesuffix(f"_{kind}")
         if kind == "total":
-            values[f"{stem}_per_second"] = grown[name] / seconds
+            values[f"{stem}_per_second{dot}{signal}"] = grown[name] / seconds
         elif kind == "sum" and grown[f"{stem}_count"]:
             values[f"{stem}.mean"] = grown[name] / grown[f"{stem}_count"]
         elif kind not in ("sum", "count", "created", "info"):
@@ -118,6 +125,7 @@ class _Watching(threading.Thread):
                 before, began = page, last
                 page, last = self.server.metrics(), monotonic()
             except UserError:  # it starts a replica again, or ends
+                over = over or self.over.wait(LOOK)
                 continue
             if run is not None:
                 values = between(before, page, max(last - began, 1e-9))
@@ -127,7 +135,7 @@ class _Watching(threading.Thread):
             self._deliver(run.end)
 
     def _traffic_run(self, health: Mapping[str, Any]) -> TrafficRun:
-        from dashboards.tracking.server_runs import TrafficRun  # MLflow takes seconds to import
+        from dashboards.tracking.server_runs import TrafficRun  # it imports MLflow
 
         params = {f"served.{name}": health[name] for name in _SERVED}
         server = f"{self.server.url.split('//')[-1]} {int(time())}"
@@ -135,11 +143,13 @@ class _Watching(threading.Thread):
 
     def _deliver(self, write: Callable[[], None]) -> None:
         """Write to the store. Say once that it cannot be used, and once that it can again."""
+        from mlflow.exceptions import MlflowException  # MLflow takes seconds to import
+
         try:
             write()
-        except UserError as error:
+        except (UserError, MlflowException) as error:
             if not self._undelivered:
-                self._warn(str(error))
+                self._warn(without_passwords(str(error).partition("\n")[0]))
             self._undelivered = True
         else:
             if self._undelivered:

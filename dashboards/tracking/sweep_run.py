@@ -75,7 +75,8 @@ def _logged(client: MlflowClient, result: SweepResult) -> bool:
     if result.mlflow_run_id is None:
         return False
     try:
-        return bool(client.get_run(result.mlflow_run_id).info.status == "FINISHED")
+        info = client.get_run(result.mlflow_run_id).info
+        return bool(info.status == "FINISHED" and info.lifecycle_stage == "active")
     except MlflowException:  # it is in another store
         return False
 

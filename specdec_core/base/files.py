@@ -231,14 +231,3 @@ def alone(path: Path) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX)
         remove_leftovers(path.parent, f"{path.stem}.", below=False)
         yield
-
-
-def in_use(folder: Path) -> bool:
-    """Whether a process of this machine has locked `folder` (:func:`locked`)."""
-    if not (folder / ".lock").exists():
-        return False
-    try:
-        with locked(folder, ""):
-            return False
-    except UserError:
-        return True

@@ -47,6 +47,7 @@ from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
 from specdec_core.tokens.topology import after_text
 
 _SEEDS = 1 << 16  # seeds that are counted apart
+_MOST_LOSSES = 3  # of the target's rows without a round between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class Engine:
         self.prefixes = CachedPrefixes(slots)
         self._begun: dict[int, tuple[int, int]] = {}  # by slot: the source of its prefix, tokens
         self.last = StepPlan()  # the last step's plan
+        self._losses = 0  # of the target's rows since the last round
         self._read_seconds = 0.0
         self.costs = ForwardCosts(pair, self.target, self.drafts)
         self._seeds: Counter[int] = Counter()  # of requests under this configuration
@@ -211,10 +213,16 @@ class Engine:
         With `texts` false a request's text comes with its last chunk, unless it has stop
         strings."""
         try:
-            return self._step(texts)
+            chunks = self._step(texts)
         except CacheLost:
+            self._losses += 1
+            if self._losses > _MOST_LOSSES:
+                raise
             self._resume()
             return []
+        if chunks:
+            self._losses = 0
+        return chunks
 
     def _step(self, texts: bool) -> list[Chunk]:
         start = perf_counter()

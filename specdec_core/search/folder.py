@@ -33,7 +33,7 @@ import yaml
 from pydantic import BaseModel
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.files import atomic_path, in_use, locked, write_atomically
+from specdec_core.base.files import atomic_path, locked, write_atomically
 from specdec_core.config import PairSpec, load_yaml
 from specdec_core.cost import Profile
 from specdec_core.search.results import SweepResult, Trial
@@ -118,11 +118,6 @@ class SweepFolder:
     def lock(self) -> AbstractContextManager[None]:
         """Keep a second driver out; the lock ends with the process, however that ends."""
         return locked(self.path, "sweep")
-
-    @property
-    def running(self) -> bool:
-        """Whether a driver on this machine is running this sweep."""
-        return in_use(self.path)
 
     # Finished work
 

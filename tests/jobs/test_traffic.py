@@ -175,3 +175,15 @@ def test_counters_of_all_replicas_are_summed_and_may_begin_anew() -> None:
 
 def test_a_histogram_is_the_mean_of_what_was_observed() -> None:
     assert between(page(0, (1.0, 2)), page(0, (4.0, 4)), 1.0)["first.mean"] == 1.5
+
+
+def test_shares_of_replicas_are_averaged_and_signals_kept_apart() -> None:
+    lines = ["# TYPE vllm:kv_cache_usage_perc gauge", "# TYPE specdec:drift_evidence gauge"]
+    lines += [f'vllm:kv_cache_usage_perc{{replica="{n}"}} {n / 4}' for n in (2, 3)]
+    lines += [f'specdec:drift_evidence{{signal="{name}"}} 0.6' for name in ("acceptance", "x")]
+    found = between("\n", "\n".join([*lines, ""]), 1.0)
+    assert found == {
+        "kv_cache_usage_perc": 0.625,
+        "drift_evidence.acceptance": 0.6,
+        "drift_evidence.x": 0.6,
+    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,7 +13,7 @@ from specdec_core.config import AUTOREGRESSIVE, PairSpec, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair, check_pair, load_pair
-from specdec_core.models.runner import Batch, Output
+from specdec_core.models.runner import Batch, CacheLost, Output
 from specdec_core.tokens.statistics import TokenOrigin
 from tests.specdec_core.kinds import chain, configured
 
@@ -29,6 +31,33 @@ def test_exactly_max_new_tokens_are_generated(tiny_pair: Pair, new_tokens: int) 
     generations = Engine(tiny_pair, CHAIN, 2).generate(requests(new_tokens, ignore_eos=True))
     assert {len(g.tokens) for g in generations} == {new_tokens}
     assert {g.finish_reason for g in generations} == {"length"}
+
+
+def losing(engine: Engine, lost: Callable[[int], bool]) -> Engine:
+    """The engine, whose target's n-th forward loses all rows where `lost(n)`."""
+    target, numbers = engine.target, itertools.count()
+    forward = target.forward
+
+    def step(batch: Batch) -> Output:
+        if not lost(next(numbers)):
+            return forward(batch)
+        for slot in range(engine.slots):
+            target.truncate(slot, 0)
+        raise CacheLost("a test")
+
+    target.forward = step  # type: ignore[method-assign]
+    return engine
+
+
+def test_lost_rows_cost_no_token(tiny_pair: Pair) -> None:
+    expected = Engine(tiny_pair, CHAIN, 2).generate(requests())
+    engine = losing(Engine(tiny_pair, CHAIN, 2), lambda n: n in (0, 3, 4, 9))
+    assert [g.tokens for g in engine.generate(requests())] == [g.tokens for g in expected]
+
+
+def test_a_target_that_loses_its_rows_at_every_step_is_given_up(tiny_pair: Pair) -> None:
+    with pytest.raises(CacheLost):
+        losing(Engine(tiny_pair, CHAIN, 2), lambda n: True).generate(requests())
 
 
 def test_long_prompts_do_not_hold_up_those_that_are_answered(tiny_pair: Pair) -> None:
