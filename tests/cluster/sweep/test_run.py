@@ -86,8 +86,10 @@ def swept(
 def test_counts_are_those_of_the_engine(
     swept: tuple[SweepResult, SweepFolder, HeardSweep], tiny_pair: Pair
 ) -> None:
-    result = swept[0]
+    result, _, heard = swept
     assert len(result.trials) == 5  # four drafters and autoregressive decoding
+    [said] = (line for line in heard.warnings if "nothing is replayed" in line)
+    assert "16 new tokens; `specdec record --config`" in said
     engine = Engine(tiny_pair)
     requests = [Request(str(i), engine.encode(text), 16) for i, text in enumerate(PROMPTS)]
     for trial in result.trials:
