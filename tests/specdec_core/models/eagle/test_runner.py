@@ -29,18 +29,13 @@ DRAFT = [31, 41, 59, 26]
 
 
 class Rig:
-    """A head and its target, on runners of three rows."""
+    """A head and its target, which keeps features of more layers than the head reads, on runners of
+    three rows."""
 
-    def __init__(
-        self,
-        pair: Pair,
-        layers: tuple[int, ...] = (0, 1, 2),
-        kept: tuple[int, ...] = (0, 1, 2),
-        way: str = "operator",
-    ) -> None:
+    def __init__(self, pair: Pair, way: str = "operator") -> None:
         self.model = pair.target
-        self.head = head_of(pair, feature_layers=layers)
-        self.target = EagerRunner(pair.target, 3, 64, compact=way != "torch", features=kept)
+        self.head = head_of(pair, feature_layers=(0, 2))
+        self.target = EagerRunner(pair.target, 3, 64, compact=way != "torch", features=(0, 1, 2))
         self.runner = EagleRunner(
             self.head, self.target, 3, 64, pooled=way == "pool", cache_tokens=1
         )
