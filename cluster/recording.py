@@ -76,7 +76,7 @@ def run_recording(
     if address is not None:
         server, clients = open_server(address, plan), address.clients
         plan = plan.model_copy(update={"served": server.model})
-    wanted = planned(plan, home, partial(_fingerprints, served=plan.served), name, out)
+    wanted = planned(plan, home, partial(weights_of, served=plan.served), name, out)
     if not wanted.finished:
         if server is not None and wanted.header is not None:
             check_answers(server, wanted.folder, plan.max_new_tokens)
@@ -85,8 +85,9 @@ def run_recording(
     return Recording.open(wanted.folder)
 
 
-def _fingerprints(spec: PairSpec, served: str | None) -> dict[str, str]:
-    """The digest of each model's weights. The weights of a hub model must be loaded first."""
+def weights_of(spec: PairSpec, served: str | None = None) -> dict[str, str]:
+    """The digest of each model's weights; of a `served` target, of its name. The weights of a hub
+    model must be loaded first."""
     try:
         return fingerprints(spec) if served is None else served_fingerprints(spec, served)
     except UserError:

@@ -119,6 +119,8 @@ def main(
     with ConsoleProgress(console) as progress:
         weights = recording.header.fingerprints
         known = forward_times(pair, [chosen.configuration], hardware, profile, progress, weights)
+        if known.proposals:
+            raise UserError(f"--profile {profile}: of another server, whose load is not simulated")
         chosen = chosen.model_copy(update={"configuration": chosen.configuration.priced(known)})
         times = StepTimes.of(known.under(chosen.configuration))
         replay = with_live(replay, [chosen.configuration], progress)

@@ -59,6 +59,8 @@ class SweepRun(SweepObserver):
         Raises :class:`Undelivered` where the store cannot be used."""
         with delivering(f"all results are in {folder}, and the same command logs them"):
             client = connect()
+            # Another process may have logged it since the result was read.
+            result.mlflow_run_id = SweepResult.load(folder).mlflow_run_id
             if not _logged(client, result):
                 experiment_id = experiment_id_of(client, result.pair.name)
                 forget_unfinished(client, experiment_id, folder)

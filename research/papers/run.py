@@ -26,7 +26,7 @@ from typing import Self
 
 from pydantic import TypeAdapter
 
-from cluster.recording import run_recording
+from cluster.recording import run_recording, weights_of
 from cluster.session import Remote, ray_session, resources
 from cluster.sweep.alone import alone
 from cluster.sweep.bench import start_bench
@@ -68,7 +68,7 @@ from specdec_core.models.pair import check_pair, eagle_heads_of, load_pair
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet, digest, load_prompts
 from specdec_core.prompts.source import PromptSource
 from specdec_core.recordings.observer import RecordingObserver
-from specdec_core.recordings.plan import RecordingPlan
+from specdec_core.recordings.plan import RecordingPlan, planned
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.results import Timing
@@ -283,19 +283,21 @@ def _record(
     plan: PaperPlan, asked: Mapping[str, RecordingNeeded], home: Path, observer: RecordingObserver
 ) -> dict[str, dict[str, Recording]]:
     """The recordings by the names of what is `asked` for and of its sets."""
-    made: dict[str, dict[str, Recording]] = {}
+    plans: dict[tuple[str, str], RecordingPlan] = {}
     for key, recorded in asked.items():
         for name in recorded.prompts:
+            wanted = recording_plan(plan, recorded, name, home)
             try:
-                recording = run_recording(
-                    recording_plan(plan, recorded, name, home), home, observer=observer
-                )
+                planned(wanted, home, weights_of)
             except UserError as error:
                 if not plan.prompts[name].optional:
                     raise
                 observer.warned(f"{name} is not recorded ({error})")
             else:
-                made.setdefault(key, {})[name] = recording
+                plans[key, name] = wanted
+    made: dict[str, dict[str, Recording]] = {}
+    for (key, name), wanted in plans.items():
+        made.setdefault(key, {})[name] = run_recording(wanted, home, observer=observer)
     return made
 
 

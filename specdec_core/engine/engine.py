@@ -462,8 +462,8 @@ class Engine:
             [*(state.slot for state in states), *chunks],
             [*(text + tree.tokens for text, tree in rows), *chunks.values()],
             [*(after_text(len(text), tree.parents) for text, tree in rows), *[None] * len(chunks)],
-            # Of the sequence's last token, unless the target has read it, and each candidate.
-            [*(len(tree) + bool(text) for text, tree in rows), *[0] * len(chunks)],
+            # Of the sequence's last token, unless the target began the tree, and each candidate.
+            [*(len(tree) + (not tree.begun) for tree in trees), *[0] * len(chunks)],
         )
         begun = [n for n, request in enumerate(active) if request.begun]
         self.scheduler.fed([len(trees[n]) for n in begun])

@@ -17,6 +17,8 @@ from specdec_core.measure.profiling import measure_policies, profile_pair
 from specdec_core.models.fingerprints import TARGET, fingerprints
 from specdec_core.models.pair import load_pair
 
+_FORMAT = 2  # of the files of times in a workspace
+
 
 def forward_times(
     pair: PairSpec,
@@ -81,7 +83,7 @@ def workspace_profile(pair: PairSpec, weights: Mapping[str, str] | None = None) 
     names = (TARGET, *pair.drafts)
     prints = fingerprints(pair) if weights is None else {name: weights.get(name) for name in names}
     run = pair.runner.model_dump(mode="json", exclude={"max_length"})
-    content = json.dumps([prints, run, list(machine().values())], sort_keys=True)
+    content = json.dumps([_FORMAT, prints, run, list(machine().values())], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()
     return workspace() / "profiles" / f"{pair.name}-{digest[:8]}.json"
 

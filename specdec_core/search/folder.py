@@ -30,7 +30,7 @@ from typing import Any, Self, TypeVar
 
 import pandas as pd
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path, locked, write_atomically
@@ -146,12 +146,12 @@ class SweepFolder:
 
     def _read(self, name: str, kind: type[Kind]) -> Kind | None:
         path = self.path / name
-        return kind.model_validate_json(path.read_text()) if path.exists() else None
+        return _parsed(path, kind) if path.exists() else None
 
     def trials(self) -> list[Trial]:
         """Finished trials, including those that a scheduler stopped early, oldest first."""
         files = sorted((self.path / "trials").glob("*.json"), key=lambda f: f.stat().st_mtime_ns)
-        return [Trial.model_validate_json(file.read_text()) for file in files]
+        return [_parsed(file, Trial) for file in files]
 
     def add_trial(self, trial: Trial, rounds: RoundTable | None) -> None:
         if rounds is not None:
@@ -188,3 +188,15 @@ def find_trial(root: Path, config_id: str, folder: Path | None = None) -> tuple[
         if matches:
             return result, matches[0]
     raise UserError(f"no configuration {config_id} in {folder or f'the sweeps of {root}'}")
+
+
+def _parsed(path: Path, kind: type[Kind]) -> Kind:
+    """A file of a sweep. Raises :class:`UserError` for one that this version does not read."""
+    try:
+        return kind.model_validate_json(path.read_text())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise UserError(
+            f"{path}: of another version ({where}: {first['msg']}); --fresh begins anew"
+        ) from None

@@ -83,7 +83,11 @@ def test_a_sweep_is_a_parent_run_with_a_nested_run_for_each_configuration(
     timed = {r.data.tags["config_id"] for r in nested if "tokens_per_second" in r.data.metrics}
     assert timed == {t.config_id for t in (result.autoregressive, *result.timings) if t}
     assert mlflow.get_tracking_uri() == before  # the global store is left alone
-    log(result.model_copy(update={"mlflow_run_id": None}), folder)
+    again = result.model_copy(update={"mlflow_run_id": None})
+    log(again, folder)
+    assert len(runs(result)[0]) == 1  # read before another process logged it
+    again.model_copy(update={"mlflow_run_id": None}).save(folder)
+    log(again, folder)
     assert len(runs(result)[0]) == 2  # run anew, it is another parent
 
 
