@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -49,7 +48,7 @@ from specdec_core.recordings.schema import (
 from specdec_core.servers.answers import (
     Answers,
     ServerAddress,
-    answers_to,
+    asking,
     check_answers,
     open_server,
     served_fingerprints,
@@ -73,14 +72,16 @@ def run_recording(
     if any. Raises :class:`UserError` as that does, for a folder that cannot be written, for one in
     which another process records, and for a server that does not give the recorded answers."""
     server, clients = None, 1
-    if address is not None:
-        server, clients = open_server(address, plan), address.clients
-        plan = plan.model_copy(update={"served": server.model})
-    wanted = planned(plan, home, partial(weights_of, served=plan.served), name, out)
-    if not wanted.finished:
-        if server is not None and wanted.header is not None:
-            check_answers(server, wanted.folder, plan.max_new_tokens)
-        _make(wanted, observer or RecordingObserver(), server, clients)
+    with ExitStack() as held:
+        if address is not None:
+            server = held.enter_context(closing(open_server(address, plan)))
+            clients = address.clients
+            plan = plan.model_copy(update={"served": server.model})
+        wanted = planned(plan, home, partial(weights_of, served=plan.served), name, out)
+        if not wanted.finished:
+            if server is not None and wanted.header is not None:
+                check_answers(server, wanted.folder, plan.max_new_tokens)
+            _make(wanted, observer or RecordingObserver(), server, clients)
     remember(home)
     return Recording.open(wanted.folder)
 
@@ -123,7 +124,9 @@ def _make(
             get(first.ready.remote(header))
         total = count_turns(wanted.batches.values())
         observer.stage("recording", total, total - count_turns(missing.values()))
-        answers = held.enter_context(_asking(server, clients, header, missing))
+        answers = None
+        if server is not None:
+            answers = held.enter_context(asking(server, clients, missing, header.max_new_tokens))
         for number, shard in _record(first, needs, spec, header, missing, answers):
             with _writing(folder):
                 write_shard(shard, folder, number)
@@ -162,27 +165,6 @@ def _writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         reason = (os.strerror(error.errno) if error.errno else str(error)).lower()
         raise UserError(f"{folder}: cannot be written, {reason}") from None
-
-
-@contextmanager
-def _asking(
-    server: AnswerServer | None, clients: int, header: Header, missing: Mapping[int, Batch]
-) -> Iterator[Callable[[int], Answers | None]]:
-    """Send the missing prompts to the server, in order. Yields a function that waits for the
-    answers to a shard; None without a server."""
-    if server is None:
-        yield lambda number: None
-        return
-    ask = partial(answers_to, server, max_new_tokens=header.max_new_tokens)
-    with ThreadPoolExecutor(clients) as threads:
-        asked = {
-            number: [threads.submit(ask, prompt) for prompt in batch]
-            for number, batch in missing.items()
-        }
-        try:
-            yield lambda number: [each for one in asked.pop(number) for each in one.result()]
-        finally:
-            threads.shutdown(cancel_futures=True)
 
 
 class RecordingWorker:
@@ -249,7 +231,7 @@ def _record(
     spec: PairSpec,
     header: Header,
     missing: Mapping[int, Batch],
-    answers: Callable[[int], Answers | None],
+    answers: Callable[[int], Answers] | None,
 ) -> Iterator[tuple[int, Shard]]:
     """Record shards with as many actors as the cluster has room for, `first` among them; yields
     the shards as they finish. An actor gets its first shard once it has loaded the pair, so that an
@@ -273,7 +255,8 @@ def _record(
                 yield number, result  # it is written before answers are waited for
             if pending:
                 following, batch = pending.popleft()
-                call: ray.ObjectRef = worker.record.remote(header, batch, answers(following))
+                answered = None if answers is None else answers(following)
+                call: ray.ObjectRef = worker.record.remote(header, batch, answered)
                 under_way[call] = (worker, following)
     finally:
         for reference in under_way:

@@ -185,7 +185,7 @@ def following(
     recording: Recording, config: Path | None = None, plan: ResolvedPlan | None = None
 ) -> dict[str, list[str]]:
     """The commands that use the recording; a sweep only if it would replay the recording, and the
-    target's weights are here to time it."""
+    target's weights are here to time it. A sweep replays a server's answers only by their name."""
     from specdec_core.drafting.trained import weights_here
 
     header = recording.header
@@ -196,6 +196,8 @@ def following(
     if here and header.replayable and header.sampling == (plan.sampling if plan else Sampling()):
         sweep = ["sweep"] if config is None else ["sweep", "--config", str(config)]
         sweep += pair_options(header.pair, plan.pair if plan else PairSpec())
+        if header.served is not None:
+            sweep += ["--traces", str(recording.folder)]
         sweep += ["--prompts", header.prompts.source, "--limit", str(header.prompts.count)]
         if header.prompts.chat_template not in (None, AUTO):
             sweep += ["--chat-template", header.prompts.chat_template]

@@ -48,7 +48,8 @@ def find_recording(
     compiled: bool = False,
 ) -> Recording | None:
     """A finished, replayable recording under `root`; None where there is none. Of several, one by
-    the same kind of forwards comes first, and then the one with the longest drafts.
+    the same kind of forwards comes first, and then the one with the longest drafts. None is of a
+    server's answers: its target may be a quantised or adapted copy of the weights here.
 
     Args:
         fingerprints: of `target` and the drafts, by name; the recording may hold other drafts too.
@@ -62,6 +63,7 @@ def find_recording(
         runner = header.pair.runner
         if (
             header.replayable
+            and header.served is None
             and fingerprints.items() <= header.fingerprints.items()
             and header.prompts.digest == prompts_digest
             and header.sampling == sampling
@@ -85,7 +87,7 @@ def latest_recording(
     its rounds; recordings under `sampling` come first. None if there is none.
 
     Models are compared by their weights, or by their names where the weights are not on this
-    machine."""
+    machine. A recording of a server's answers is only found where they are not."""
     prints = weights_here(pair, ())
     own = [
         recording
@@ -103,7 +105,7 @@ def _is_of(recording: Recording, pair: PairSpec, prints: Mapping[str, str] | Non
         return False
     if prints is None:
         return pair.target == recorded.pair.target
-    return prints.items() <= recorded.fingerprints.items()
+    return recorded.served is None and prints.items() <= recorded.fingerprints.items()
 
 
 def _finished(root: Path) -> Iterator[Recording]:

@@ -6,7 +6,12 @@ The target's tokenizer and configuration are on this machine; its weights need n
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 
 import torch
 from pydantic import PositiveInt
@@ -24,12 +29,13 @@ from specdec_core.models.pair import (
     resolve_dtypes,
 )
 from specdec_core.prompts.conversation import Conversation, turn_id
-from specdec_core.recordings.plan import RecordingPlan, ShardPrompt
+from specdec_core.recordings.plan import Batch, RecordingPlan, ShardPrompt
 from specdec_core.recordings.schema import PROMPTS, read_table, shard_file, shards
 from specdec_core.servers.completions import AnswerServer
 
 # Requests, with the answer to each.
 Answers = list[tuple[Request, list[int]]]
+_COMPARED = 8  # tokens of an answer that must be the same when a recording is resumed
 
 
 class ServerAddress(Value):
@@ -73,13 +79,50 @@ def answers_to(server: AnswerServer, asked: ShardPrompt, max_new_tokens: int) ->
     return found
 
 
+@contextmanager
+def asking(
+    server: AnswerServer, clients: int, shards: Mapping[int, Batch], max_new_tokens: int
+) -> Iterator[Callable[[int], Answers]]:
+    """Send the prompts of some shards to the server in order, `clients` at a time. Yields a
+    function that waits for the answers to a shard.
+
+    At the end no further prompt is sent, and answers under way are not waited for: the threads are
+    daemons, unlike those of an executor."""
+    asked: dict[int, list[Future[Answers]]] = {}
+    waiting: SimpleQueue[tuple[Future[Answers], ShardPrompt]] = SimpleQueue()
+    for number, batch in shards.items():
+        asked[number] = [Future() for _ in batch]
+        for pair in zip(asked[number], batch, strict=True):
+            waiting.put(pair)
+
+    def work() -> None:
+        with suppress(Empty):
+            while True:
+                future, prompt = waiting.get_nowait()
+                try:
+                    future.set_result(answers_to(server, prompt, max_new_tokens))
+                except Exception as error:  # raised where the answer is waited for
+                    future.set_exception(error)
+
+    for _ in range(clients):
+        Thread(target=work, daemon=True).start()
+    try:
+        yield lambda number: [each for one in asked.pop(number) for each in one.result()]
+    finally:
+        with suppress(Empty):
+            while True:
+                waiting.get_nowait()
+
+
 def check_answers(server: AnswerServer, folder: Path, max_new_tokens: int) -> None:
-    """Raises :class:`UserError` where the server now gives another answer to the first prompt of a
-    recording."""
+    """Raises :class:`UserError` where the server now answers the first prompt of a recording with
+    other tokens. The first 8 are compared: later ones may differ in a server of the same model,
+    whose rounding depends on the requests that are batched together."""
     for number in shards(folder)[:1]:
         table = read_table(shard_file(folder, PROMPTS, number), ["id", "tokens", "output"])
         [first] = table.slice(0, 1).to_pylist()
-        if server.complete(first["tokens"], max_new_tokens) != first["output"]:
+        answer = server.complete(first["tokens"], max_new_tokens)
+        if answer[:_COMPARED] != first["output"][:_COMPARED]:
             raise UserError(
                 f"{server.url}: answers prompt {first['id']} otherwise than in {folder}; give"
                 " another --name"

@@ -16,9 +16,12 @@ import httpx
 from transformers import PreTrainedTokenizerBase
 
 from specdec_core.base.errors import UserError
+from specdec_core.prompts.chat import end_of_turn
 
 KEY = "OPENAI_API_KEY"  # the variable that clients of OpenAI's protocol read
 SILENCE = 600.0  # seconds without a byte after which a request has failed
+# Statuses of a request with a field that the server does not know.
+_UNKNOWN = (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY)
 _BUSY = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
 _TRIES = 6  # of a request to a busy server, each after twice the time of the one before
 _LOST = "\N{REPLACEMENT CHARACTER}"
@@ -34,7 +37,8 @@ class AnswerServer:
     `tokenizer` and `eos_token_ids` are the target's. Requests may be sent from several threads.
 
     Raises:
-        UserError: nothing answers at the URL, or it has no model of that name.
+        UserError: nothing answers at the URL, it has no model of that name, or the key in
+            :data:`KEY` cannot be sent.
     """
 
     def __init__(
@@ -46,14 +50,20 @@ class AnswerServer:
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.tokenizer, self._ends = tokenizer, frozenset(eos_token_ids)
-        key = os.environ.get(KEY)
-        self._http = httpx.Client(
-            base_url=self.url,
-            timeout=SILENCE,
-            limits=httpx.Limits(max_connections=None),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            trust_env=False,
-        )
+        self._end_of_turn = end_of_turn(tokenizer)
+        key = os.environ.get(KEY, "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise UserError(f"{KEY}: a key holds printable ASCII characters only")
+        try:
+            self._http = httpx.Client(
+                base_url=self.url,
+                timeout=SILENCE,
+                limits=httpx.Limits(max_connections=None),
+                headers={"Authorization": f"Bearer {key}"} if key else {},
+                trust_env=False,
+            )
+        except httpx.InvalidURL as error:
+            raise UserError(f"{self.url}: no URL of a server: {error}") from None
         self.model = self._chosen(model)
         self._more = _MORE if self._takes(_MORE) else {}
 
@@ -95,7 +105,10 @@ class AnswerServer:
         """Whether the server takes some fields beside OpenAI's."""
         body = self._body([next(iter(self._ends), 0)], 1) | fields
         answer = self._send("POST", "/v1/completions", body)
-        return answer.status_code == httpx.codes.OK
+        if answer.status_code in _UNKNOWN:
+            return False
+        self._choice(answer)
+        return True
 
     def _body(self, prompt: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
         size = {"prompt": list(prompt), "max_tokens": max_new_tokens}
@@ -123,8 +136,9 @@ class AnswerServer:
             raise UserError(f"{self.url}: answers something else than JSON") from None
 
     def _choice(self, answer: httpx.Response) -> dict[str, Any]:
+        content = self._json(answer)
         try:
-            [choice] = self._json(answer)["choices"]
+            [choice] = content["choices"]
             assert isinstance(choice["text"], str)
         except (KeyError, TypeError, ValueError, AssertionError):
             raise UserError(f"{self.url}: its answer is no completion") from None
@@ -133,6 +147,8 @@ class AnswerServer:
     def _tokenised(self, prompt: list[int], choice: dict[str, Any]) -> list[int]:
         """The tokens of an answer's text, by the target's tokenizer."""
         text, before = choice["text"], self._text(prompt)
+        if choice.get("finish_reason") == "length":  # its last token may end inside a character
+            text = text.rstrip(_LOST)
         whole = self.tokenizer(before + text, add_special_tokens=False)["input_ids"]
         tokens = whole[len(prompt) :]
         if whole[: len(prompt)] != prompt:
@@ -144,8 +160,15 @@ class AnswerServer:
                 f" same text back: {text[:60]!r}"
             )
         if choice.get("finish_reason") == "stop" and not self._ends.intersection(tokens):
-            tokens.append(self.tokenizer.eos_token_id)
+            tokens = [*tokens, *self._end_after(prompt)]
         return list(tokens)
+
+    def _end_after(self, prompt: list[int]) -> list[int]:
+        """The end token that a server leaves out of an answer's text; none if none is known. A
+        prompt that holds the end of turn is a chat, whose answer ends with it."""
+        chat = self._end_of_turn.intersection(prompt)
+        candidates = [*chat, self.tokenizer.eos_token_id, *sorted(self._ends)]
+        return [token for token in candidates if token in self._ends][:1]
 
     def _text(self, tokens: list[int]) -> str:
         return str(

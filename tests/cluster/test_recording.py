@@ -15,6 +15,7 @@ import pytest
 
 import cluster.recording
 from cluster.recording import RecordingWorker, _writing, run_recording
+from jobs.record import following
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import locked
 from specdec_core.config import PairSpec, Sampling
@@ -280,6 +281,12 @@ def test_recordings_are_found_by_what_they_are_of(
     shutil.copytree(copy, copy.parent / "garbled")
     (copy.parent / "garbled" / "recording.json").write_text("{")
     assert find_recording(copy.parent, **wanted) == found
+    # A server's answers, by what may be a copy of the weights here, are replayed by name only.
+    save_header(header.model_copy(update={"served": "tiny"}), copy)
+    assert find_recording(copy.parent, **wanted) is None
+    replay = following(Recording.open(copy))["replay"]
+    assert replay[replay.index("--traces") + 1] == str(copy)
+    save_header(header, copy)
     (copy / "finished").unlink()
     assert find_recording(copy.parent, **wanted) is None
 

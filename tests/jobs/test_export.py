@@ -19,7 +19,7 @@ from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import save_head
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.find import latest_recording
-from specdec_core.recordings.schema import HEADER
+from specdec_core.recordings.schema import HEADER, save_header
 from specdec_core.servers.model_files import models_of
 from specdec_core.servers.vllm.process import VENV, has_suffix, inherited_environment
 from tests.commands import Command, Done, assert_refused, prompts_file
@@ -152,7 +152,10 @@ def test_a_recording_under_the_configurations_sampling_is_preferred(
     }
     assert found == {Sampling(): "sums", drawn: "drawn"}
     other = Sampling(temperature=0.5)
-    assert latest_recording(tiny_pair.spec, tmp_path, other).folder.name == "drawn"  # the latest
+    latest = latest_recording(tiny_pair.spec, tmp_path, other)
+    assert latest.folder.name == "drawn"
+    save_header(latest.header.model_copy(update={"served": "tiny"}), latest.folder)
+    assert latest_recording(tiny_pair.spec, tmp_path, other).folder.name == "sums"
 
 
 def test_the_fastest_of_all_is_found_by_the_servers_own_times(

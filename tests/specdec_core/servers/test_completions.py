@@ -1,0 +1,140 @@
+"""What a server's answers become, and its errors, with a scripted server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Event, Thread
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from specdec_core.base.errors import UserError
+from specdec_core.prompts.prompt import Prompt
+from specdec_core.recordings.plan import ShardPrompt
+from specdec_core.servers.answers import asking
+from specdec_core.servers.completions import KEY, AnswerServer
+from tests.conftest import chat_tokenizer, tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
+PROMPT: list[int] = TOKENIZER("def")["input_ids"]
+Answer = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
+
+
+def choice(text: str = "a", reason: str = "length", **more: Any) -> dict[str, Any]:
+    return {"choices": [{"text": text, "finish_reason": reason, **more}]}
+
+
+def answers(*given: Any) -> Answer:
+    """400 to fields beside OpenAI's, then the given choice."""
+    return lambda body: (400, {}) if "return_token_ids" in body else (200, choice(*given))
+
+
+@contextmanager
+def scripted(answer: Answer) -> Iterator[str]:
+    class Script(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._give(200, {"data": [{"id": "tiny"}]})
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            self._give(*answer(json.loads(body)))
+
+        def _give(self, status: int, content: dict[str, Any]) -> None:
+            data = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Script)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("key", "url", "message"),
+    [
+        ("sk-secret\n", "http://user:sk-secret@127.0.0.1:9", "does not answer"),
+        ("sk-sec\nret", "http://127.0.0.1:9", f"{KEY}: a key holds printable ASCII"),
+        ("sk-secrét", "http://127.0.0.1:9", f"{KEY}: a key holds printable ASCII"),
+        ("sk-secret", "http://user:sk-secret@h:abc", "no URL of a server: Invalid port"),
+    ],
+)
+def test_no_error_shows_a_key_or_a_password(
+    monkeypatch: pytest.MonkeyPatch, key: str, url: str, message: str
+) -> None:
+    monkeypatch.setenv(KEY, key)
+    with pytest.raises(UserError, match=message) as refused:
+        AnswerServer(url, TOKENIZER, [0])
+    assert "sec" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_text_that_ends_inside_a_character_lacks_that_character() -> None:
+    expected = TOKENIZER(" return")["input_ids"]
+    with scripted(answers(" return\N{REPLACEMENT CHARACTER}")) as url:
+        assert AnswerServer(url, TOKENIZER, [0]).complete(PROMPT, 50) == expected
+
+
+@pytest.mark.parametrize(("ends", "added"), [({0, 5}, [0]), ({7, 5}, [5]), (set(), [])])
+def test_a_stopped_text_ends_with_a_token_that_ends_sequences(
+    ends: set[int], added: list[int]
+) -> None:
+    with scripted(answers(" return", "stop")) as url:
+        output = AnswerServer(url, TOKENIZER, ends).complete(PROMPT, 50)
+    assert output == TOKENIZER(" return")["input_ids"] + added
+
+
+def test_a_stopped_answer_of_a_chat_ends_with_the_end_of_turn() -> None:
+    tokenizer = chat_tokenizer("{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    with scripted(answers(" return", "stop")) as url:
+        server = AnswerServer(url, tokenizer, {0, end})
+        outputs = [server.complete(prompt, 50) for prompt in (PROMPT, [*PROMPT, end])]
+    assert [output[-1] for output in outputs] == [0, end]
+
+
+def test_only_a_refusal_of_fields_means_that_they_are_unknown() -> None:
+    statuses = [200, 503]
+
+    def busy_once(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        return statuses.pop() if len(statuses) > 1 else 200, choice(token_ids=[5, 6])
+
+    with scripted(busy_once) as url:
+        assert AnswerServer(url, TOKENIZER, [0]).complete(PROMPT, 2) == [5, 6]
+
+    def failing(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        return 500, {"error": {"message": "no memory"}}
+
+    with scripted(failing) as url, pytest.raises(UserError, match="status 500: no memory"):
+        AnswerServer(url, TOKENIZER, [0])
+
+
+def test_an_interrupt_does_not_wait_for_an_answer_under_way() -> None:
+    started, end = Event(), Event()
+
+    def slow(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if body["max_tokens"] > 1:
+            started.set()
+            end.wait(60)
+        return 200, choice(token_ids=[5])
+
+    with scripted(slow) as url:
+        server, asked = AnswerServer(url, TOKENIZER, [0]), Prompt(id="p", text="def")
+        shards = {0: [ShardPrompt(range(1), asked, tuple(PROMPT))]}
+        with asking(server, 1, shards, 9):
+            assert started.wait(30)
+            before = monotonic()
+        server.close()
+        assert monotonic() - before < 20
+        end.set()
