@@ -19,8 +19,9 @@ from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.find import FINISHED
 from tests.commands import Command, Done, assert_refused, prompts_file
-from tests.dashboards.conftest import record
+from tests.dashboards.conftest import REQUESTS
 from tests.registered import runs_in
+from tests.specdec_core.recordings.recorded import recorded
 
 ARMS = [1, 4, {"kind": "prompt_lookup"}]
 HARDWARE = {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}}
@@ -96,7 +97,8 @@ def test_prompts_of_several_sets_are_decoded_in_turn(
 def test_a_recording_is_replayed_with_the_times_of_other_hardware(
     compared: Callable[..., Done], home: Path, tiny_pair: Pair
 ) -> None:
-    folder = record(tiny_pair, home / "traces" / "known")
+    folder = home / "traces" / "known"
+    recorded(tiny_pair, REQUESTS, folder)
     (folder / FINISHED).touch()
     done = compared("--traces", folder, "--hardware", home / "h.yaml")
     assert done.returncode == 0, done.stderr

@@ -16,8 +16,8 @@ from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import Recording
-from tests.dashboards.conftest import NEW_TOKENS, REQUESTS, record
+from tests.dashboards.conftest import NEW_TOKENS, REQUESTS
+from tests.specdec_core.recordings.recorded import recorded
 
 PLAN = parse(
     ArmsPlan,
@@ -105,9 +105,9 @@ def test_turns_of_several_prompts_are_decoded_together(tiny_pair: Pair) -> None:
 def test_replayed_rounds_are_the_decoded_ones(
     raced: ArmComparison, tiny_pair: Pair, tmp_path: Path
 ) -> None:
-    folder = record(tiny_pair, tmp_path)
+    recording = recorded(tiny_pair, REQUESTS, tmp_path)
     profile = Hardware(name="other", target=0.1, drafts={"*": 0.01}).profile(["draft"])
-    replayed = replay_all(Replay(Recording.open(folder), profile=profile), PLAN, profile)
+    replayed = replay_all(Replay(recording, profile=profile), PLAN, profile)
     assert replayed.modelled
     for ours, theirs in zip(replayed.entrants, raced.entrants, strict=True):
         if getattr(ours.configuration.drafter, "reward", "") == "time":
