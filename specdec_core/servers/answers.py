@@ -87,7 +87,7 @@ def asking(
     function that waits for the answers to a shard.
 
     At the end no further prompt is sent, and answers under way are not waited for: the threads are
-    daemons, unlike those of an executor."""
+    daemons, which an executor's threads are not."""
     asked: dict[int, list[Future[Answers]]] = {}
     waiting: SimpleQueue[tuple[Future[Answers], ShardPrompt]] = SimpleQueue()
     for number, batch in shards.items():
@@ -116,8 +116,8 @@ def asking(
 
 def check_answers(server: AnswerServer, folder: Path, max_new_tokens: int) -> None:
     """Raises :class:`UserError` where the server now answers the first prompt of a recording with
-    other tokens. The first 8 are compared: later ones may differ in a server of the same model,
-    whose rounding depends on the requests that are batched together."""
+    other tokens. The first 8 tokens are compared. Later tokens may differ with the same model:
+    rounding depends on the requests in a batch."""
     for number in shards(folder)[:1]:
         table = read_table(shard_file(folder, PROMPTS, number), ["id", "tokens", "output"])
         [first] = table.slice(0, 1).to_pylist()

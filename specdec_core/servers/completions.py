@@ -165,7 +165,7 @@ class AnswerServer:
 
     def _end_after(self, prompt: list[int]) -> list[int]:
         """The end token that a server leaves out of an answer's text; none if none is known. A
-        prompt that holds the end of turn is a chat, whose answer ends with it."""
+        prompt with an end of turn in it is a chat: its answer ends with the same token."""
         chat = self._end_of_turn.intersection(prompt)
         candidates = [*chat, self.tokenizer.eos_token_id, *sorted(self._ends)]
         return [token for token in candidates if token in self._ends][:1]
