@@ -64,6 +64,7 @@ def test_report_and_console_name_it_and_do_not_put_it_first(
 
 
 def test_mlflow_runs_and_versions_are_tagged(result: SweepResult, folder: Path, home: Path) -> None:
+    result.save(folder)
     tracking = SweepRun()
     tracking.begun(result, [Prompt("a", "x = 1")], folder)
     tracking.finish(result, folder)

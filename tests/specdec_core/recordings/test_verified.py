@@ -112,7 +112,7 @@ def test_rounds_are_as_long_as_those_of_speculative_sampling(
 
     def replayed(trace: Trace) -> tuple[float, float, float]:
         track = Track(trace)
-        counts = track.walk_all(track.chains(track.drafted(rule))).counts
+        counts = track.walk_all(track.chains(rule.lengths(track))).counts
         rounds = counts.n_target
         return counts.n / rounds, counts.n_drafted / rounds, counts.n_accepted / counts.n_drafted
 
