@@ -51,7 +51,6 @@ def test_a_certificate_is_written(command: Command, tmp_path: Path, tiny_spec: P
     assert not (tmp_path / "mlflow.db").exists()  # nothing is registered there
 
 
-@pytest.mark.long
 def test_asynchronous_drafting_is_certified_on_devices_of_its_own(
     command: Command, tmp_path: Path, tiny_spec: PairSpec, ray_running: None
 ) -> None:

@@ -103,7 +103,6 @@ def test_a_placement_without_a_device_for_the_draft_is_refused(
     assert_refused(done, "a placement that has one for the draft")
 
 
-@pytest.mark.long
 def test_models_may_be_on_devices_of_a_cluster(
     command: Command, ray_running: None, tiny_pair: Pair, tmp_path: Path
 ) -> None:

@@ -250,7 +250,7 @@ def samples(
 @pytest.mark.parametrize(
     ("sampling", "dies"),
     [
-        pytest.param(Sampling(temperature=0.9, top_k=4), 0.0, marks=pytest.mark.long),
+        (Sampling(temperature=0.9, top_k=4), 0.0),
         pytest.param(Sampling(temperature=1.0), 0.02, marks=pytest.mark.long),
     ],
     ids=["top-k", "dying"],
@@ -298,7 +298,7 @@ def test_the_test_notices_guesses_that_were_not_drawn(
 
 @pytest.mark.parametrize(
     ("bug", "count"),
-    [("certain", 2_000), pytest.param("late", 4_000, marks=pytest.mark.long)],
+    [("certain", 2_000), ("late", 4_000)],
 )
 def test_the_test_notices_wrong_probabilities(
     toy_pair: Pair, monkeypatch: pytest.MonkeyPatch, bug: str, count: int

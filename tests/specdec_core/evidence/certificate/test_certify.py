@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
+from scipy.stats import binom
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
@@ -22,7 +23,7 @@ from specdec_core.evidence.certificate.certificate import (
     find_certificate,
 )
 from specdec_core.evidence.certificate.certify import Extent, check_all
-from specdec_core.evidence.certificate.distribution import check_distribution
+from specdec_core.evidence.certificate.distribution import _p_value, check_distribution
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.tokens import verification
@@ -144,3 +145,15 @@ def test_none_can_be_made_of_checks_that_failed(certificate: Certificate) -> Non
     content["checks"]["greedy"] = greedy.model_dump()
     with pytest.raises(ValidationError, match="failed: greedy identity"):
         Certificate.model_validate(content)
+
+
+@pytest.mark.parametrize("expected", [0.01, 0.3, 0.995])
+def test_counts_of_rare_sets_raise_no_more_false_alarms_than_stated(expected: float) -> None:
+    tokens, level = 186, 1e-3
+    law = binom(tokens, expected)
+    found = {count: _p_value(count, [expected] * tokens) for count in range(tokens + 1)}
+    for count in (0, round(tokens * expected), tokens):
+        likelier = 2 * min(law.cdf(count), law.sf(count - 1))
+        assert found[count] == pytest.approx(min(1, likelier), abs=1e-12)
+    assert sum(law.pmf(count) for count, p_value in found.items() if p_value < level) <= level
+    assert _p_value(tokens if expected < 0.5 else 0, [expected] * tokens) < 1e-12
