@@ -45,13 +45,12 @@ COMMANDS = {
     "train eagle": (TRAIN, "Train an EAGLE-3 head for a target, on the target's own answers."),
     "train draft": (TRAIN, "Distil a draft model from its target's own answers."),
     "train pack": (TRAIN, "Store a trained EAGLE head or draft model in eight bits."),
-    "train pair": (TRAIN, "Train the bundled pair from the standard library's source."),
     "datastore": (TRAIN, "Build a datastore to retrieve candidate tokens from."),
     "generate": (MORE, "Complete a prompt and show where the tokens came from."),
 }
 GROUPS = {
     "bench": (PROVE, "Time this engine or its server against what people use instead."),
-    "train": (TRAIN, "Train acceptance heads, EAGLE heads, draft models and the bundled pair."),
+    "train": (TRAIN, "Train acceptance heads, EAGLE heads and draft models."),
 }
 LAB = (MORE, "Reproduce the papers' tables, and answer single questions.")
 

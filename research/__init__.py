@@ -13,4 +13,5 @@ STUDIES = {
     "overlap": "Time a draft model that drafts while the target verifies (PEARL).",
     "long-form": "Measure speculative decoding along long sequences.",
     "scale": "Measure how counting scales over nodes, and what limits it.",
+    "bundled-pair": "Train the bundled pair from the standard library's source.",
 }

@@ -1,1 +1,1 @@
-"""Training: heads, the bundled pair, datastores."""
+"""Training: heads, EAGLE heads, reduced drafts, datastores."""

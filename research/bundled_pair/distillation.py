@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec_core.training.bundled_pair.corpus_rows import shuffled
-from specdec_core.training.bundled_pair.optimisation import (
+from research.bundled_pair.corpus_rows import shuffled
+from research.bundled_pair.optimisation import (
     Optimiser,
     Report,
     batches_for,
     build,
     train,
 )
-from specdec_core.training.bundled_pair.settings import Settings
-from specdec_core.training.bundled_pair.teacher import LabelledRows
+from research.bundled_pair.settings import Settings
+from research.bundled_pair.teacher import LabelledRows
 
 
 def distillation_loss(

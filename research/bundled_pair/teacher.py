@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from research.bundled_pair.corpus_rows import Rows, definition_prefixes
+from research.bundled_pair.optimisation import Report, build, save
+from research.bundled_pair.settings import Settings
 from specdec_core.prompts import stdlib
-from specdec_core.training.bundled_pair.corpus_rows import Rows, definition_prefixes
-from specdec_core.training.bundled_pair.optimisation import Report, build, save
-from specdec_core.training.bundled_pair.settings import Settings
 
 
 @dataclass

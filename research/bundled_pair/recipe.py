@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from research.bundled_pair.corpus_rows import train_tokenizer
+from research.bundled_pair.distillation import distil
+from research.bundled_pair.evaluation import evaluate
+from research.bundled_pair.optimisation import Report, build
+from research.bundled_pair.settings import Settings
+from research.bundled_pair.target import sharpen, train_target
+from research.bundled_pair.teacher import TeacherText
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.config import parse_json
 from specdec_core.models.loading import load_skeleton
 from specdec_core.prompts import stdlib
-from specdec_core.training.bundled_pair.corpus_rows import train_tokenizer
-from specdec_core.training.bundled_pair.distillation import distil
-from specdec_core.training.bundled_pair.evaluation import evaluate
-from specdec_core.training.bundled_pair.optimisation import Report, build
-from specdec_core.training.bundled_pair.settings import Settings
-from specdec_core.training.bundled_pair.target import sharpen, train_target
-from specdec_core.training.bundled_pair.teacher import TeacherText
 
 _SETTINGS = "settings.json"
 # Settings that no phase's result depends on.
@@ -83,7 +83,7 @@ def export(settings: Settings, work: Path, tokenizer: PreTrainedTokenizerFast, o
 
 
 def facts(settings: Settings, work: Path, out: Path) -> dict[str, Any]:
-    """The training as the model card shows it: tokens, times, shapes and sizes."""
+    """The tokens, times, shapes and sizes of the training."""
     models = {}
     for name, shape in {"target": settings.target, **settings.drafts}.items():
         folder = out / "weights" / name

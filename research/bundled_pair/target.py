@@ -9,16 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specdec_core.prompts import stdlib
-from specdec_core.training.bundled_pair.corpus_rows import Rows
-from specdec_core.training.bundled_pair.optimisation import (
+from research.bundled_pair.corpus_rows import Rows
+from research.bundled_pair.optimisation import (
     Optimiser,
     Report,
     batches_for,
     build,
     train,
 )
-from specdec_core.training.bundled_pair.settings import Settings
+from research.bundled_pair.settings import Settings
+from specdec_core.prompts import stdlib
 
 
 def train_target(

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from research.bundled_pair.settings import Settings, Shape
 from specdec_core.base.files import atomic_path
-from specdec_core.training.bundled_pair.settings import Settings, Shape
 from specdec_core.training.trainer import Batches, Loop, LoopReport, ModelTrainer
 
 Report = Callable[[str, float, dict[str, float]], None]

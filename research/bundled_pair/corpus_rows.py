@@ -6,10 +6,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from research.bundled_pair.settings import Settings
 from specdec_core.base.files import atomic_folder
 from specdec_core.models.loading import load_tokenizer
 from specdec_core.prompts import stdlib
-from specdec_core.training.bundled_pair.settings import Settings
 
 
 def train_tokenizer(settings: Settings, work: Path) -> PreTrainedTokenizerFast:

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from transformers import DynamicCache, PreTrainedTokenizerFast
 
+from research.bundled_pair.corpus_rows import Rows
+from research.bundled_pair.optimisation import Report
+from research.bundled_pair.settings import Settings
 from specdec_core.models.alignment import Trajectory, greedy_trajectories, measure_alignment
 from specdec_core.models.loading import load_weights
 from specdec_core.prompts import stdlib
-from specdec_core.training.bundled_pair.corpus_rows import Rows
-from specdec_core.training.bundled_pair.optimisation import Report
-from specdec_core.training.bundled_pair.settings import Settings
 
 OPENING = 32
 """Alignment is also measured on this many generated tokens alone: the part before a small model

@@ -1,16 +1,18 @@
+import json
+
 import mlflow
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from jobs import train_pair as job
+from research.bundled_pair import __main__ as job
+from research.bundled_pair.corpus_rows import Rows, train_tokenizer
+from research.bundled_pair.optimisation import build
+from research.bundled_pair.recipe import claim
+from research.bundled_pair.settings import SMOKE
+from research.bundled_pair.target import sharpen, train_target
 from specdec_core.base.bundled import PAIR
 from specdec_core.base.errors import UserError
-from specdec_core.training.bundled_pair.corpus_rows import Rows, train_tokenizer
-from specdec_core.training.bundled_pair.optimisation import build
-from specdec_core.training.bundled_pair.recipe import claim
-from specdec_core.training.bundled_pair.settings import SMOKE
-from specdec_core.training.bundled_pair.target import sharpen, train_target
 
 
 def test_rows_are_the_same_whenever_asked():
@@ -84,8 +86,8 @@ def test_smoke_job_trains_a_loadable_pair_and_resumes(tmp_path, monkeypatch):
     for name in PAIR:
         model = AutoModelForCausalLM.from_pretrained(out / "weights" / name)
         assert model.config.vocab_size == 512
-    assert "oracle N_target/N" in (out / "weights" / "README.md").read_text()
-    runs = mlflow.search_runs(experiment_names=["train_pair"])
+    assert json.loads((out / "pair.json").read_text())["facts"]["models"]["draft-small"]["tokens"]
+    runs = mlflow.search_runs(experiment_names=[job.EXPERIMENT])
     assert len(runs) == 2
     assert runs["metrics.draft-small.loss"].notna().any()
     assert runs["metrics.held_out.draft-medium.agreement"].notna().all()

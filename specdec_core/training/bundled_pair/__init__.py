@@ -1,1 +1,0 @@
-"""Training the bundled pair."""
