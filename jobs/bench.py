@@ -4,7 +4,7 @@ a delivered result."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -199,14 +199,9 @@ def result_folder(name: str | None, plan: BenchPlan) -> Path:
 
 
 def deliver(
-    result: Comparison[Any],
-    shown: Report,
-    prompts: Sequence[Prompt],
-    folder: Path,
-    more: Callable[[Path], None] = lambda folder: None,
+    result: Comparison[Any], shown: Report, prompts: Sequence[Prompt], folder: Path
 ) -> None:
-    """Write the result, its report and `more` into `folder`, whole or not at all, log it and show
-    it."""
+    """Write the result and its report into `folder`, whole or not at all, log it and show it."""
     from dashboards.outputs.console import show
     from dashboards.outputs.files import write
     from dashboards.outputs.mlflow_runs import log
@@ -215,7 +210,6 @@ def deliver(
     with atomic_folder(folder) as place:
         result.save(place)
         write(shown, place)
-        more(place)
     log(shown, [folder], prompts=(result.prompts, prompts))
     show(console, shown.sections)
     point("report", folder / "report.md")

@@ -36,7 +36,7 @@ from jobs.options import (
 )
 
 if TYPE_CHECKING:
-    from specdec_core.evidence.bench.result import BenchResult
+    pass
 
 ROWS = Path(__file__).with_name("bench.yaml")
 QUICK = {"max_new_tokens": 32, "repeats": 1, "prompts": {"limit": 4}}
@@ -82,7 +82,6 @@ def main(
     from dashboards.reports.bench import report
     from specdec_core.evidence.bench.benchmark import BenchPlan, open_peers, run_bench
     from specdec_core.evidence.bench.result import Take
-    from specdec_core.evidence.bench.spec_bench import write_answers
 
     plan = BenchPlan.load(rows or ROWS, **merged(QUICK if quick else {}, options))
     folder = result_folder(name, plan)
@@ -95,14 +94,7 @@ def main(
         ):
             command, parts = typed("bench offline"), under_way.parts
             result = run_bench(plan, asked, pair, others, folder.name, command, progress, parts)
-
-        def decode(tokens: list[int]) -> str:
-            return str(pair.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
-
-        def write_spec_bench(place: Path, result: BenchResult = result) -> None:
-            write_answers(result, place, decode)
-
-        deliver(result, report(result), asked, folder, write_spec_bench)
+        deliver(result, report(result), asked, folder)
     end(len(result.unequal()))
 
 

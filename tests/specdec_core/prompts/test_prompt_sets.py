@@ -407,3 +407,14 @@ def test_forms_with_more_keys_come_first():
     """A form whose keys are a subset of a later one's would hide it."""
     for i, form in enumerate(FORMATS):
         assert not any(set(form.keys) <= set(later.keys) for later in FORMATS[i + 1 :])
+
+
+def test_spec_bench_questions_keep_their_category_and_turns(tmp_path: Path) -> None:
+    path = tmp_path / "question.jsonl"
+    path.write_text(
+        json.dumps({"question_id": 81, "category": "writing", "turns": ["One.", "Two."]})
+    )
+    assert load_prompts(str(path)) == [Prompt("81", "One.", "writing", ("One.", "Two."))]
+    path.write_text(json.dumps({"question_id": 81, "category": "writing", "turns": ["One.", 2]}))
+    with pytest.raises(UserError, match=r"question\.jsonl:1: turns: expected texts \(got 2\)"):
+        load_prompts(str(path))
