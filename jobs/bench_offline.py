@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
@@ -34,9 +34,6 @@ from jobs.options import (
     Name,
     Target,
 )
-
-if TYPE_CHECKING:
-    pass
 
 ROWS = Path(__file__).with_name("bench.yaml")
 QUICK = {"max_new_tokens": 32, "repeats": 1, "prompts": {"limit": 4}}

@@ -12,6 +12,7 @@ import pandas as pd
 import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from transformers import PreTrainedModel
 
 from cluster.session import Remote, alive_nodes, start_actor
 from specdec_core.base.environment import environment
@@ -22,7 +23,6 @@ from specdec_core.drafting.drafter import Drafter
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.turns import requests_of
 from specdec_core.measure.profiling import measure_policies, profile_pair
-from specdec_core.models.alignment import Trajectory, measure_alignment
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.conversation import Conversation
 from specdec_core.prompts.prompt_sets import Prompt
@@ -138,21 +138,21 @@ class Bench:
     ) -> list[OraclePoint]:
         """The oracle of each draft (SpecDec++, Thm 4.1) on the target's greedy `outputs`: one
         teacher-forced pass gives the positions where the draft would be rejected."""
-        device = self.pair.target.device
-        trajectories = [
-            Trajectory(torch.tensor([*request.tokens, *output], device=device), len(request.tokens))
-            for request, output in zip(requests, outputs, strict=True)
-        ]
+        lengths = [len(output) for output in outputs]
         points = []
         for name, draft in self.pair.draft_models.items():
-            disagreements = [
-                measure_alignment(self.pair.target, draft, [trajectory]).disagreements
-                for trajectory in trajectories
-            ]
-            counts, speedup = profile.oracle(disagreements, [len(o) for o in outputs], name)
-            rate = counts.metrics()["verification_rate"]
-            points.append(OraclePoint(draft=name, verification_rate=rate, speedup=speedup))
+            pairs = zip(requests, outputs, strict=True)
+            disagreements = [_disagreements(draft, r.tokens, output) for r, output in pairs]
+            points.append(OraclePoint.of(profile, name, disagreements, lengths))
         return points
+
+
+@torch.inference_mode()
+def _disagreements(draft: PreTrainedModel, prompt: Sequence[int], output: Sequence[int]) -> int:
+    """The positions of an output at which a draft finds another token the most likely."""
+    text = torch.tensor([[*prompt, *output]], device=draft.device)
+    logits = draft(input_ids=text[:, :-1], use_cache=False).logits[0, len(prompt) - 1 :]
+    return int((logits.argmax(dim=-1) != text[0, len(prompt) :]).sum())
 
 
 def start_bench(spec: PairSpec, gpus: float, node: str | None = None) -> Remote:

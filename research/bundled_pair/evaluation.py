@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from transformers import DynamicCache, PreTrainedTokenizerFast
 
+from research.bundled_pair.alignment import Trajectory, greedy_trajectories, measure_alignment
 from research.bundled_pair.corpus_rows import Rows
 from research.bundled_pair.optimisation import Report
 from research.bundled_pair.settings import Settings
-from specdec_core.models.alignment import Trajectory, greedy_trajectories, measure_alignment
 from specdec_core.models.loading import load_weights
 from specdec_core.prompts import stdlib
 

@@ -199,13 +199,6 @@ class Profile(Value):
             for tokens in prompts
         )
 
-    def oracle(
-        self, disagreements: Sequence[int], lengths: Sequence[int], draft: str | None = None
-    ) -> tuple[Counts, float]:
-        """The oracle's counts (:func:`oracle_counts`) and predicted speedup with `draft`."""
-        counts = oracle_counts(disagreements, lengths)
-        return counts, self.speedup(counts, draft)
-
     def save(self, path: str | Path) -> Path:
         return write_atomically(Path(path), self.model_dump_json(indent=1) + "\n")
 

@@ -175,10 +175,8 @@ def recorded_oracles(replay: Replay, profile: Profile) -> list[OraclePoint]:
             continue
         trace = replay.track(draft).trace
         rejected = trace.prompt[trace.trajectory][~trace.agrees]
-        disagreements = np.bincount(rejected, minlength=len(trace.lengths))
-        counts, speedup = profile.oracle(disagreements.tolist(), trace.lengths.tolist(), draft)
-        rate = counts.metrics()["verification_rate"]
-        points.append(OraclePoint(draft=draft, verification_rate=rate, speedup=speedup))
+        disagreements = np.bincount(rejected, minlength=len(trace.lengths)).tolist()
+        points.append(OraclePoint.of(profile, draft, disagreements, trace.lengths.tolist()))
     return points
 
 

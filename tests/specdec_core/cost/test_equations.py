@@ -34,6 +34,7 @@ class TestOracle:
             oracle_counts([5], [4])
 
     def test_oracle_of_a_profile_predicts_its_speedup(self, profile):
-        c, speedup = profile.oracle([4], [40], "small")
+        c = oracle_counts([4], [40])
+        speedup = profile.speedup(c, "small")
         seconds = 40 * (truth(1, 256) + 1e-4)
         assert speedup == pytest.approx(seconds / profile.estimate_seconds(c, "small"))

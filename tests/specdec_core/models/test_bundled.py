@@ -5,9 +5,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from research.bundled_pair.alignment import greedy_trajectories, measure_alignment
 from specdec_core.base.bundled import PAIR, bundled_path
 from specdec_core.base.errors import UserError
-from specdec_core.models.alignment import greedy_trajectories, measure_alignment
 from specdec_core.prompts import stdlib as corpus
 
 MEBIBYTE = 1024 * 1024

@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec_core.models.alignment import auc, greedy_trajectories, measure_alignment
+from research.bundled_pair.alignment import auc, greedy_trajectories, measure_alignment
 
 
 def tiny(seed: int) -> LlamaForCausalLM:
