@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import mkdtemp
 
 import yaml
 
 from cluster.load_comparison import Contestant
 from cluster.serving.server_process import Cores, ServerProcess, StartableServer
 from specdec_core.base.environment import environment
+from specdec_core.base.names import plain_name
 from specdec_core.config import distinct_labels
 from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.load.result import LoadRow
 from specdec_core.measure.comparison import OURS
 from specdec_core.models.pair import Pair
-from specdec_core.servers.server import Mode, ServedMode, Server
+from specdec_core.servers.server import Mode, Server
 
 
 def our_servers(
@@ -72,23 +74,36 @@ def other_servers(
 ) -> Iterator[Contestant]:
     """Another server in each of its modes and in `ours`; with `needed`, each mode must start. Files
     are in `scratch`, as above. Raises :class:`UserError` where the server is not installed."""
-    for number, mode in enumerate([*server.modes(pair, served=True), *ours]):
-        folder = scratch / f"{server.name}-{number}"
-        folder.mkdir()
-        served = server.served(pair, mode, cores.engine, folder)
-        row = LoadRow(
-            name=mode.name,
-            group=server.name,
-            with_ours=mode.with_ours,
-            autoregressive=mode.autoregressive,
-            version=served.version,
-            settings=served.settings,
+    for mode in [*server.modes(pair, served=True), *ours]:
+        yield mode_server(server, pair, mode, cores, scratch, needed)
+
+
+def mode_server(
+    server: Server,
+    pair: Pair,
+    mode: Mode,
+    cores: Cores,
+    scratch: Path,
+    needed: bool = False,
+    logs: Path | None = None,
+) -> Contestant:
+    """A server in one mode, as above. What it prints at its last start is kept in the folder
+    `logs`, if that is given."""
+    folder = Path(mkdtemp(prefix=server.name, dir=scratch))
+    served = server.served(pair, mode, cores.engine, folder)
+    row = LoadRow(
+        name=mode.name,
+        group=server.name,
+        with_ours=mode.with_ours,
+        autoregressive=mode.autoregressive,
+        version=served.version,
+        settings=served.settings,
+    )
+    log = None if logs is None else logs / f"{plain_name(mode.name)}.log"
+
+    def start(slots: int) -> StartableServer:
+        return ServerProcess(
+            mode.name, lambda port: served.command(slots, port), served.environment, log
         )
 
-        def start(
-            slots: int, name: str = mode.name, served: ServedMode = served
-        ) -> StartableServer:
-            command, variables = served.command, served.environment
-            return ServerProcess(name, lambda port: command(slots, port), variables)
-
-        yield Contestant(row, start, needed)
+    return Contestant(row, start, needed)

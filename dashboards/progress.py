@@ -184,6 +184,13 @@ class RecordingProgress(ConsoleProgress, RecordingObserver):
         return f"{self.tokens / self.seconds:.0f} tokens/s"
 
 
+class ServerSweepProgress(RaceProgress, RecordingObserver):
+    """A sweep of a server."""
+
+    def recorded(self, prompts: int, tokens: int) -> None:
+        self._advance(prompts)
+
+
 class CorpusProgress(ConsoleProgress, CorpusObserver):
     """The reading of a corpus."""
 

@@ -9,7 +9,6 @@ from typer import Option
 
 from jobs.console import console, point, run
 from jobs.options import Drafts, MaxLength, Target, chosen_pair, given, sizes
-from specdec_core.base.workspace import workspace
 from specdec_core.config import PairSpec
 
 if TYPE_CHECKING:
@@ -33,8 +32,7 @@ def main(
     out: Annotated[
         Path | None,
         Option(
-            help="Where to write; unset, where the workspace has the pair's profile, for vLLM"
-            " profile-vllm.json there."
+            help="Where to write; unset, where the workspace has the pair's profile in this engine."
         ),
     ] = None,
     widths: Annotated[str | None, Option(help="Tokens a forward, as 1,2,4.")] = None,
@@ -69,8 +67,7 @@ def main(
     with ConsoleProgress(console) as progress:
         profile = _measured(engine, pair, settings, progress)
     if out is None:
-        ours = engine == "specdec"
-        out = workspace_profile(pair.spec) if ours else workspace() / f"profile-{engine}.json"
+        out = workspace_profile(pair.spec, server=None if engine == "specdec" else engine)
     path = profile.save(out)
     show(console, sections(profile))
     if min(cost.r2 for cost in (profile.target, *profile.drafts.values())) < POOR_FIT:

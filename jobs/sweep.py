@@ -6,11 +6,20 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from jobs.console import console, interruptible, point, print_runs_page, program, run, serve_command
+from jobs.console import (
+    console,
+    interruptible,
+    point,
+    print_runs_page,
+    program,
+    run,
+    serve_command,
+    typed,
+)
 from jobs.options import (
     Compile,
     Drafts,
@@ -24,6 +33,7 @@ from jobs.options import (
     given,
     pair_changes,
     pair_options,
+    sizes,
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
@@ -38,10 +48,14 @@ if TYPE_CHECKING:
 
 SCHEDULE = "schedule.yaml"  # in a sweep's folder: the configuration for all loads of a workload
 QUICK = Path(__file__).with_name("sweeps") / "quick.yaml"
+SERVERS = QUICK.with_name("servers.yaml")
 
 
 def main(
-    config: Annotated[Path, Option(help="Sweep file.")] = QUICK,
+    config: Annotated[
+        Path | None,
+        Option(help="Sweep file; unset, jobs/sweeps/quick.yaml, or servers.yaml with --engine."),
+    ] = None,
     target: Target = None,
     draft: Drafts = None,
     prompts: MaybePrompts = None,
@@ -74,6 +88,20 @@ def main(
         int | None,
         Option(min=1, max=65535, help="Port of a page that follows the sweep."),
     ] = None,
+    clients: Annotated[
+        str | None, Option(help="Clients at once, as 1,4,8: the plan's workload.")
+    ] = None,
+    engine: Annotated[
+        str | None,
+        Option(help="Sweep this server instead of this engine: its settings are raced in it."),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        Option(
+            help="With --engine: what the server's steps cost (JSON, `specdec profile --engine`);"
+            " unset, the workspace's, measured if missing."
+        ),
+    ] = None,
     name: Name = None,
     fresh: Fresh = False,
 ) -> None:
@@ -84,6 +112,9 @@ def main(
     replayed from that, thousands in a minute. Interrupted, the same command resumes where it
     stopped. With a workload in the sweep file, a configuration is chosen for each of its loads, and
     the champion is all of them together.
+
+    With --engine the settings of another server are ranked for each load, by its answers and the
+    costs of its steps. The best are started in it and timed beside its own defaults.
     """
     if traces is not None and no_replay:
         raise UserError("--traces names a recording to replay, --no-replay forbids it: give one")
@@ -97,7 +128,17 @@ def main(
         hardware=None if hardware is None else str(hardware),
         cluster=None if cluster is None else str(cluster),
         allow_lossy=allow_lossy or None,
+        workload=None if clients is None else {"clients": sizes(clients, "--clients")},
     )
+    config = config or (QUICK if engine is None else SERVERS)
+    if engine is not None:
+        given_here = {"--no-replay": no_replay, "--allow-lossy": allow_lossy, "--live": live}
+        if wrong := [option for option, value in given_here.items() if value]:
+            raise UserError(f"{wrong[0]}: not with --engine, which ranks by replay and races there")
+        sweep_server(engine, config, overrides, profile, name, fresh)
+        return
+    if profile is not None:
+        raise UserError("--profile has the step costs of a server: it goes with --engine")
     plan = load_plan(config, **overrides)
     with interruptible():
         result, version, report = sweep(plan, name, fresh, live)
@@ -119,6 +160,48 @@ def main(
     if result.hardware is None:
         point("serve", serve_command(plan.workload))
         point("certify", f"{program('specdec')} certify")
+
+
+def sweep_server(
+    engine: str,
+    config: Path,
+    overrides: dict[str, Any],
+    profile: Path | None,
+    name: str | None,
+    fresh: bool,
+) -> None:
+    """Sweep a server, and show, write, log and register what came out."""
+    from specdec_core.servers.table import server_of
+
+    server_of(engine, stage="serve", option="--engine")
+    server = server_of(engine, stage="profile", option="--engine")
+    plan = load_plan(config, **overrides)
+    from cluster.sweep.server import CHAMPION, LOGS, run_server_sweep
+    from dashboards.outputs.console import show
+    from dashboards.outputs.files import write
+    from dashboards.outputs.mlflow_runs import log
+    from dashboards.progress import ServerSweepProgress
+    from dashboards.reports.server_sweep import report
+    from dashboards.tracking.registry import register_in_server
+
+    with interruptible(), ServerSweepProgress(console) as progress:
+        result, folder, prompts = run_server_sweep(
+            plan, server, workspace(), typed("sweep"), name, fresh, profile, progress
+        )
+    shown = report(result)
+    with folder.lock(), console.status("writing to MLflow"):
+        files = [*write(shown, folder.path), folder.path / result.FILE, folder.path / LOGS]
+        asked = (result.race.prompts, prompts)
+        run_id = log(shown, files, prompts=asked, resume=folder.path)
+        version = register_in_server(result, run_id, folder.path / CHAMPION)
+        folder.finish()
+    show(console, shown.sections)
+    model = f"{result.race.pair.name}-{result.server}"
+    point("champion", f"{result.champion}, version {version} of {model}")
+    point("report", folder.path / "report.md")
+    point("written", folder.path / CHAMPION)
+    print_runs_page(result.race.pair.name)
+    point("start", result.command or result.usage)
 
 
 def _record(config: Path, plan: ResolvedPlan) -> str:

@@ -61,6 +61,9 @@ class LocalServer:
             self.thread.join(0.01)
         return f"http://127.0.0.1:{port}"
 
+    def check(self) -> None:
+        assert self.thread.is_alive()
+
     def stop(self) -> None:
         self.server.should_exit = True
         self.thread.join()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from tempfile import TemporaryFile
 from time import monotonic, sleep
 from typing import IO, Protocol, Self
@@ -30,6 +31,10 @@ class StartableServer(Protocol):
     def start(self, port: int) -> str:
         """Serve on a port of this machine; returns the URL once requests are answered. Raises
         :class:`UserError` where it does not get so far."""
+        ...
+
+    def check(self) -> None:
+        """Raises :class:`UserError` where the server has ended by itself."""
         ...
 
     def stop(self) -> None:
@@ -85,20 +90,22 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 class ServerProcess:
     """Runs `command(port)` in a separate process group. It is ready when `/health` answers. Errors
-    call it `name`."""
+    call it `name`. What it prints is kept in the file `log`, if that is given."""
 
     def __init__(
         self,
         name: str,
         command: Callable[[int], Sequence[str]],
         environment: Mapping[str, str],
+        log: Path | None = None,
     ) -> None:
-        self.name, self.command, self.environment = name, command, environment
+        self.name, self.command, self.environment, self.log = name, command, environment, log
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 
     def start(self, port: int) -> str:
-        self._log = TemporaryFile()  # noqa: SIM115 (closed in `stop`)
+        # Closed in `stop`.
+        self._log = TemporaryFile() if self.log is None else self.log.open("w+b")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-P", keeper.__file__, *self.command(port)],
             stdin=subprocess.PIPE,  # closed when the parent ends, which ends the server
@@ -111,12 +118,15 @@ class ServerProcess:
         deadline = monotonic() + START
         with httpx.Client(base_url=url, timeout=5, trust_env=False) as http:
             while not _answers(http):
-                if self._process.poll() is not None:
-                    raise self._failure(f"its server ended: {self._last_words()}")
+                self.check()
                 if monotonic() > deadline:
                     raise self._failure(f"its server was not ready within {START:g} s")
                 sleep(_LOOK)
         return url
+
+    def check(self) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            raise self._failure(f"its server ended: {self._last_words()}")
 
     def stop(self) -> None:
         if self._process is not None:
@@ -134,7 +144,8 @@ class ServerProcess:
 
     def _failure(self, what: str) -> UserError:
         self.stop()
-        return UserError(f"{self.name}: {what}")
+        kept = f" (log: {self.log})" if self.log is not None else ""
+        return UserError(f"{self.name}: {what}{kept}")
 
     def _last_words(self) -> str:
         """The last line of the log that tells of an error, else its last one."""

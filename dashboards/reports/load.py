@@ -79,13 +79,13 @@ def report(result: LoadResult) -> Report:
             "summary": summary,
             **({"arms": arms} if len(arms) else {}),
         },
-        metrics=_by_load(
+        metrics=by_load(
             (lead.at, name, value)
             for lead in result.leads()
             for name, value in lead_metrics(lead).items()
         ),
         tags=report_tags(result),
-        nested=list(_rows(result, summary)),
+        nested=list(nested_runs(result, summary)),
     )
 
 
@@ -321,7 +321,7 @@ def _errors(result: LoadResult) -> Iterator[Section]:
 # MLflow
 
 
-def _rows(result: LoadResult, summary: pd.DataFrame) -> Iterator[LoggedRun]:
+def nested_runs(result: LoadResult, summary: pd.DataFrame) -> Iterator[LoggedRun]:
     """A nested run a contestant, its metrics by load."""
     loads = {load.key: load for load in result.loads}
     for row in result.rows:
@@ -329,7 +329,7 @@ def _rows(result: LoadResult, summary: pd.DataFrame) -> Iterator[LoggedRun]:
         yield LoggedRun(
             name=f"{row.group}: {row.name}, under load",
             params=row.settings,
-            metrics=_by_load(
+            metrics=by_load(
                 (loads[each["load"]], name, float(each[name]))
                 for each in mine.to_dict("records")
                 for name in METRICS
@@ -339,7 +339,7 @@ def _rows(result: LoadResult, summary: pd.DataFrame) -> Iterator[LoggedRun]:
         )
 
 
-def _by_load(found: Iterable[tuple[Load, str, float]]) -> Metrics:
+def by_load(found: Iterable[tuple[Load, str, float]]) -> Metrics:
     """Metrics by step: the number of clients. Metrics at a rate have the rate in their name."""
     metrics: Metrics = {}
     steps: dict[str, dict[int, float]] = {}

@@ -35,6 +35,7 @@ from specdec_core.drafting.datastores.datastore import resolve_datastore
 from specdec_core.drafting.heads.storage import resolve_head
 from specdec_core.drafting.states import find_state
 from specdec_core.drafting.trained import weights_here
+from specdec_core.evidence.server_choice import ServerSweep
 from specdec_core.search.results import SweepResult, Trial
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ CHALLENGER: Alias = "challenger"
 PREVIOUS: Alias = "previous"
 SOURCE = f"{CHAMPION}/{CHAMPION}.yaml"
 WEIGHTS = f"{CHAMPION}/weights.json"  # digests of what it was registered with, where all was there
+SERVER = "specdec.server"  # tag of a registered model: the server that its champions are of
 PROMOTED = "specdec.promoted"  # tag of a registered model: when its champion was last set
 
 
@@ -70,6 +72,34 @@ def register(
     version = versions[0] if versions else _create_version(client, run, result, trial)
     tag_version(client, version, result.pair, trial.configuration)
     _appoint(client, name, int(version.version), alias)
+    return int(version.version)
+
+
+def register_in_server(result: ServerSweep, run_id: str, folder: Path) -> int:
+    """Make the champion of a server the champion of its pair in that server, a registered model
+    `<pair>-<server>`; returns the version. Its source has the files of `folder`, which start it."""
+    client, race = connect(), result.race
+    name, configuration = f"{race.pair.name}-{result.server}", result.configuration
+    _log_champion(client, run_id, race.pair, configuration)
+    client.log_artifacts(run_id, str(folder), CHAMPION)
+    _create_model(client, name)
+    client.set_registered_model_tag(name, SERVER, result.server)
+    hardware = race.environment.get("gpu") or race.environment["cpu"]
+    version = client.create_model_version(
+        name,
+        source=f"{client.get_run(run_id).info.artifact_uri}/{CHAMPION}",
+        run_id=run_id,
+        tags={
+            "config_id": configuration.id,
+            "sweep": race.name,
+            "lossless": "true",
+            "server": result.server,
+            "server_version": race.autoregressive().version,
+            "hardware": hardware,
+        },
+        description=f"{result.champion}\n\n{note(configuration)}",
+    )
+    _appoint(client, name, int(version.version), CHAMPION)
     return int(version.version)
 
 
@@ -173,14 +203,14 @@ class Registered(NamedTuple):
     version: int
 
 
-def find_champion(name: str | None = None) -> Registered | None:
-    """The champion of the registered model `name`, or else the one that was promoted last; None
-    where there is none."""
+def find_champion(name: str | None = None, server: str | None = None) -> Registered | None:
+    """The champion of the registered model `name`, or else the one that was promoted last, of this
+    engine or of another `server`; None where there is none."""
     if no_store():
         return None
     client = connect()
     if name is None:
-        models = [*_with_champions(client)]
+        models = [m for m in _with_champions(client) if m.tags.get(SERVER) == server]
         if not models:
             return None
         name = max(models, key=lambda model: int(model.tags[PROMOTED])).name

@@ -35,8 +35,9 @@ class StepTimes(Value):
 
     @classmethod
     def of(cls, profile: Profile) -> StepTimes:
-        """From a profile. Steps without candidates have forwards of one token a row, which may run
-        other kernels."""
+        """From a profile, or from one :meth:`Profile.under` a configuration, with the time of what
+        proposes. Steps without candidates have forwards of one token a row, which may run other
+        kernels."""
         cost, alone = profile.target, profile.autoregressive_forward
         single = [m for m in cost.measurements if m.width == 1]
         several = [m for m in cost.measurements if m.width > 1]
@@ -52,7 +53,7 @@ class StepTimes(Value):
                 )
                 for name, terms in drafts.items()
             },
-            per_step=max(profile.round_overhead - profile.row_overhead, 0.0),
+            per_step=max(profile.round_overhead - profile.row_overhead, 0.0) + profile.proposing,
             per_row=profile.row_overhead,
             mixes=profile.mixes,
         )

@@ -74,10 +74,12 @@ def over(
     candidate: Contender, baseline: Contender, at: Any = None, requests: slice = EVERYTHING
 ) -> Ratio:
     """How many times as fast `candidate` is, in seconds a token, on some of the requests: those
-    that both answered in every repeat."""
+    that both answered in every repeat that both had."""
     if candidate is baseline:
         return Ratio(1.0, 1.0, 1.0)
     before, after = (each.paces(at)[:, requests] for each in (baseline, candidate))
+    both = min(len(before), len(after))
+    before, after = before[:both], after[:both]
     answered = ~(np.isnan(before).any(axis=0) | np.isnan(after).any(axis=0))
     return paired_ratio(before[:, answered], after[:, answered]) if answered.any() else UNKNOWN
 

@@ -76,16 +76,20 @@ def timed(pair: PairSpec, path: Path, observer: Observer) -> PairSpec:
     return pair.model_copy(update={"drafts": drafts})
 
 
-def workspace_profile(pair: PairSpec, weights: Mapping[str, str] | None = None) -> Path:
-    """The workspace's file for the times of a pair: it depends on the models, the runner settings
-    and the kind of machine. `weights` has the models' fingerprints, perhaps with further ones;
-    unset, they are looked up, which raises :class:`UserError` for missing models."""
+def workspace_profile(
+    pair: PairSpec, weights: Mapping[str, str] | None = None, server: str | None = None
+) -> Path:
+    """The workspace's file for the times of a pair, in another `server` where that is given: it
+    depends on the models, the runner settings and the kind of machine. `weights` has the models'
+    fingerprints, perhaps with further ones; unset, they are looked up, which raises
+    :class:`UserError` for missing models."""
     names = (TARGET, *pair.drafts)
     prints = fingerprints(pair) if weights is None else {name: weights.get(name) for name in names}
     run = pair.runner.model_dump(mode="json", exclude={"max_length"})
     content = json.dumps([_FORMAT, prints, run, list(machine().values())], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()
-    return workspace() / "profiles" / f"{pair.name}-{digest[:8]}.json"
+    name = pair.name if server is None else f"{pair.name}-{server}"
+    return workspace() / "profiles" / f"{name}-{digest[:8]}.json"
 
 
 def origin(times: Profile, hardware: Path | None) -> str:

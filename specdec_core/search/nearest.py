@@ -100,7 +100,7 @@ def find_nearest(
     wanted = drafter.at(1) if isinstance(drafter, ScheduleSettings) else drafter
     trials = rank(server, models, replay, profile, observer)
     asked, share = Configuration(drafter=wanted, sampling=sampling), None
-    if _replayable(replay, profile, asked):
+    if replayable(replay, profile, asked):
         own = estimated(asked, replay, profile)
         share = trials[0].metrics[METRIC] / own.metrics[METRIC]
     found = trials[0].configuration.drafter
@@ -125,7 +125,7 @@ def rank(
     observer = observer or Observer()
     sampling = replay.header.sampling
     options = [Configuration(drafter=d, sampling=sampling) for d in expressible(server, models)]
-    options = [option for option in options if _replayable(replay, profile, option)]
+    options = [option for option in options if replayable(replay, profile, option)]
     if not options:
         raise UserError(
             f"{replay.recording.folder}: no settings of {server.title} can be replayed on it"
@@ -138,7 +138,7 @@ def rank(
     return by_estimate(trials)
 
 
-def _replayable(replay: Replay, profile: Profile, option: Configuration) -> bool:
+def replayable(replay: Replay, profile: Profile, option: Configuration) -> bool:
     """Whether a recording and a profile have the drafts of a configuration, and can estimate it."""
     recorded = replay.header.pair.drafts
     if option.foreign_draft(recorded) is not None:

@@ -79,6 +79,7 @@ class Mode:
 
     Attributes:
         draft: the draft of the pair that it runs
+        configuration: the configuration that its settings are the counterpart of, if it is known
         plug_in: the configuration that our plug-in drafts by
         with_ours: whether it has settings or a plug-in of this library
     """
@@ -86,6 +87,7 @@ class Mode:
     name: str
     settings: Mapping[str, Any]
     draft: str | None = None
+    configuration: Configuration | None = None
     plug_in: Configuration | None = None
     with_ours: bool = False
 
@@ -167,7 +169,9 @@ class Server(ABC):
     def plug_in_mode(self, configuration: Configuration, name: str) -> Mode:
         """The program with the plug-in."""
         settings = self.plug_in_settings(configuration)
-        return Mode(name, settings, plug_in=configuration, with_ours=True)
+        return Mode(
+            name, settings, configuration=configuration, plug_in=configuration, with_ours=True
+        )
 
     # Stages bench and serve
 
@@ -208,8 +212,9 @@ class Server(ABC):
         for name, drafter in drafters.items():
             counterpart = self.counterpart(drafter, models)
             if counterpart is not None:
-                draft = Configuration(drafter=drafter).draft_of(models.drafts)
-                modes.append(Mode(name, counterpart.settings, draft))
+                configuration = Configuration(drafter=drafter)
+                draft = configuration.draft_of(models.drafts)
+                modes.append(Mode(name, counterpart.settings, draft, configuration))
         return modes
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core.cost import Profile
 from specdec_core.cost.steps import StepTimes
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.answers import replayed_answers
@@ -23,7 +24,8 @@ _RECENT = 16  # latest configurations: their rounds are kept
 
 
 class Simulated:
-    """The simulation of `candidates`, of autoregressive decoding (`baseline`) and of the `schedule`
+    """The simulation by `times`, or by those of each configuration under a profile, of
+    `candidates`, of autoregressive decoding (`baseline`) and of the `schedule`
     that it would choose. `known` are those that may be chosen for one load, by id; for an open
     loop, which has no other, the schedule is among them. Raises :class:`UserError` for a candidate
     without known rounds.
@@ -39,7 +41,7 @@ class Simulated:
         self,
         candidates: Sequence[Configuration],
         replay: Replay,
-        times: StepTimes,
+        times: StepTimes | Profile,
         workload: Workload,
         observer: Observer,
     ) -> None:
@@ -79,7 +81,10 @@ class Simulated:
         return simulation.measure(self.workload.slo)
 
     def _replayed(self, configuration: Configuration) -> StepCosts:
-        return StepCosts(replayed_answers(self.replay, configuration), self.times)
+        times = self.times
+        if isinstance(times, Profile):
+            times = StepTimes.of(times.under(configuration))
+        return StepCosts(replayed_answers(self.replay, configuration), times)
 
     def _simulate(
         self, configurations: Collection[Configuration], traffic: Traffic, observer: Observer

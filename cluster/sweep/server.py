@@ -1,0 +1,353 @@
+"""A sweep of a server: its settings ranked by replay at each load, and raced in the server.
+
+The recording is found, or made of the answers of the server itself. The costs of the server's steps
+are found, or measured in it. The simulation of every setting at every number of clients chooses the
+finalists. The server is started with each of them, and in its own modes, and they answer the same
+requests under each load, interleaved. Where different lengths are best at different loads, the
+table of lengths by load is raced as well. The target's weights are loaded by the server alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from cluster.load_comparison import Contestant, compare_servers
+from cluster.load_servers import mode_server
+from cluster.recording import run_recording
+from cluster.serving.server_process import Cores, running
+from specdec_core.base.environment import environment
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import write_atomically
+from specdec_core.base.workspace import remember
+from specdec_core.config import Configuration
+from specdec_core.cost import Profile
+from specdec_core.evidence.load.plan import LoadPlan
+from specdec_core.evidence.load.requests import LoadRecord, LoadRequest
+from specdec_core.evidence.parts import Parts, described
+from specdec_core.evidence.server_choice import (
+    Expressed,
+    ServerRace,
+    ServerSweep,
+    best_by_load,
+    best_of_all,
+    by_load,
+    express,
+    finalists,
+    joined,
+)
+from specdec_core.measure.forward_times import workspace_profile
+from specdec_core.models.pair import Pair, check_pair
+from specdec_core.prompts.prompt_sets import Prompt, PromptSet, load_prompts
+from specdec_core.recordings.find import finished
+from specdec_core.recordings.observer import RecordingObserver
+from specdec_core.recordings.plan import RecordingPlan
+from specdec_core.recordings.replay import Replay
+from specdec_core.recordings.schema import Recording
+from specdec_core.search.folder import SweepFolder
+from specdec_core.search.load.decoded import can_simulate
+from specdec_core.search.load.simulated import Simulated
+from specdec_core.search.nearest import replayable
+from specdec_core.search.plan import ResolvedPlan
+from specdec_core.search.replaying import fitting_recording, recording_of, with_types_of
+from specdec_core.servers.answers import ServerAddress, served_pair
+from specdec_core.servers.model_files import models_of, placed
+from specdec_core.servers.server import Counterpart, Mode, Models, Server
+
+CHAMPION = "champion"  # the folder of the files that start it
+USAGE = "usage.txt"
+LOGS = "logs"  # the folder of what the servers print
+PORT = 8000  # of the command that is shown
+
+
+def run_server_sweep(
+    plan: ResolvedPlan,
+    server: Server,
+    home: Path,
+    command: str,
+    name: str | None = None,
+    fresh: bool = False,
+    times: Path | None = None,
+    observer: RecordingObserver | None = None,
+) -> tuple[ServerSweep, SweepFolder, list[Prompt]]:
+    """Run `plan` in a server, or resume the interrupted run; folders are as of
+    :func:`cluster.sweep.run.run_sweep`. `times` is a file with the costs of the server's steps.
+    Returns the result, its folder, and the prompts of the race.
+
+    Raises :class:`UserError` for bad input, before anything is started.
+    """
+    observer = observer or RecordingObserver()
+    race = race_plan(plan, server)
+    if (reason := server.missing({})) is not None:
+        raise UserError(f"{server.title}: {reason}")
+    cores = Cores.divide(plan.pair.runner.threads)
+    tokenizer = check_pair(plan.pair, served=True)
+    asked = plan.prompts
+    recorded = asked.described(asked.load(tokenizer))
+    prompts = load_prompts(asked.source, race.needed, tokenizer, asked.chat_template)
+    identity = hashlib.sha256(f"{server.name} {plan.digest(recorded.digest)}".encode()).hexdigest()
+    name = name or f"{plan.pair.name}-{server.name}-{identity[:8]}"
+    folder = SweepFolder.claim(home / "sweeps", name, identity, fresh)
+    if (folder.path / ServerSweep.FILE).exists():
+        return ServerSweep.load(folder.path), folder, prompts
+    recording = recording_of(plan, home, recorded.digest)
+    recording = recording or fitting_recording(plan, home, recorded.digest)
+    observer.stage(f"loading the drafts of {plan.pair.name}")
+    pair = served_pair(with_types_of(recording, plan.pair))
+    race = race.model_copy(update={"pair": pair.spec})
+    sweep = _ServerSweep(
+        plan, race, server, pair, folder, cores, race.workload(prompts, pair), observer
+    )
+    expressed = sweep.express(plan.configurations or ())
+    with ExitStack() as held:
+        held.enter_context(folder.lock())
+        remember(home)
+        folder.begin(plan.given, identity)
+        scratch = Path(held.enter_context(TemporaryDirectory()))
+        sweep.open(scratch)
+        recording = recording or sweep.record(home)
+        folder.keep_weights(recording.header.fingerprints)
+        profile = sweep.profile(recording, times)
+        result = sweep.run(recording, profile, expressed, prompts, command)
+        result.save(folder.path)
+        for parts in sweep.kept:
+            parts.remove()
+    return result, folder, prompts
+
+
+def race_plan(plan: ResolvedPlan, server: Server) -> LoadPlan:
+    """The race of a sweep's finalists. Raises :class:`UserError` for a plan that a server cannot
+    be swept by."""
+    workload = plan.workload
+    if workload is None or workload.clients is None:
+        raise UserError("a server is swept at numbers of clients: give --clients, as 1,4,8")
+    if plan.configurations is None:
+        raise UserError("method optuna: a server's settings are ranked as a grid or at random")
+    if not plan.sampling.greedy:
+        raise UserError(f"sampling: {server.title} is compared greedily, at temperature 0")
+    if plan.hardware is not None or plan.cluster is not None:
+        raise UserError("--hardware and --cluster: a server is timed where it runs, here")
+    race = LoadPlan(
+        pair=plan.pair,
+        prompts=plan.prompts,
+        max_new_tokens=plan.max_new_tokens,
+        clients=tuple(sorted(workload.clients)),
+        requests=plan.live.requests,
+        repeats=plan.live.repeats,
+        peers=(server.name,),
+    )
+    race.check()
+    return race
+
+
+@dataclass
+class _ServerSweep:
+    """A running sweep and the values that its stages share."""
+
+    plan: ResolvedPlan
+    race: LoadPlan
+    server: Server
+    pair: Pair
+    folder: SweepFolder
+    cores: Cores
+    workload: list[LoadRequest]
+    observer: RecordingObserver
+    kept: list[Parts[LoadRecord]] = field(default_factory=list)  # of the races
+
+    def open(self, scratch: Path) -> None:
+        """Files of servers that run are in `scratch`."""
+        self.scratch, self.logs = scratch, self.folder.path / LOGS
+        self.logs.mkdir(exist_ok=True)
+
+    def models(self, plug_in: bool = False) -> Models:
+        return models_of(self.pair.spec, self.server.heads, plug_in, self.pair.target.dtype)
+
+    def contestant(self, mode: Mode) -> Contestant:
+        needed = mode.autoregressive  # all are compared with it
+        scratch, logs = self.scratch, self.logs
+        return mode_server(self.server, self.pair, mode, self.cores, scratch, needed, logs)
+
+    def express(self, configurations: Sequence[Configuration]) -> Expressed:
+        """The server's modes for the configurations. Raises :class:`UserError` where it has none;
+        warns of those that it has not."""
+        found, title = express(self.server, self.models(), configurations), self.server.title
+        for line in found.missing:
+            self.observer.warned(f"without some settings of {title}: {line}")
+        if found.left_out:
+            labels = ", ".join(each.label for each in found.left_out)
+            self.observer.warned(
+                f"{len(found.left_out)} configurations have no settings in {title}: {labels}"
+            )
+        if not found.modes:
+            raise UserError(f"no configuration of the plan has settings in {title}")
+        return found
+
+    def record(self, home: Path) -> Recording:
+        """A recording of the server's own answers, in the sweep's folder."""
+        place = self.folder.path / "recording"
+        if finished(place):
+            return Recording.open(place)
+        plain = self.contestant(self.server.modes(self.pair, served=True)[0])
+        asked = RecordingPlan(
+            pair=self.pair.spec,
+            prompts=self.plan.prompts,
+            max_new_tokens=self.plan.max_new_tokens,
+            mixing=0,
+        )
+        clients = max(self.race.clients)
+        self.observer.stage(f"starting {self.server.title}, to record its answers")
+        with running(plain.server(clients)) as url:
+            address = ServerAddress(url=url, clients=clients)
+            return run_recording(asked, home, out=place, observer=self.observer, address=address)
+
+    def profile(self, recording: Recording, times: Path | None) -> Profile:
+        """What the server's steps cost: as the sweep began with, or of the file `times`, or of the
+        workspace, which keeps what is measured now."""
+        if (kept := self.folder.profile()) is not None:
+            return kept
+        weights = recording.header.fingerprints
+        path = times or workspace_profile(self.pair.spec, weights, self.server.name)
+        if times is None and not path.exists():
+            sizes = {"batches": (1, *self.race.clients)}
+            sizes |= self.plan.profile.model_dump(exclude_none=True)
+            self.server.profile(self.pair, **sizes, observer=self.observer).save(path)
+        profile = Profile.load(path)
+        self.folder.save_profile(profile)
+        return profile
+
+    def run(
+        self,
+        recording: Recording,
+        profile: Profile,
+        expressed: Expressed,
+        prompts: Sequence[Prompt],
+        command: str,
+    ) -> ServerSweep:
+        """Rank, race and choose."""
+        plan, server, loads = self.plan, self.server, self.race.loads
+        simulated = self._simulated(recording, profile, expressed)
+        write_atomically(self.folder.path / "simulated.csv", simulated.table.to_csv(index=False))
+        chosen = finalists(simulated, expressed.modes, plan.live)
+        modes = joined(server.modes(self.pair, served=True), chosen)
+        race = self._race("settings", modes, prompts, command)
+        configurations = {mode.name: c for mode in modes if (c := mode.configuration) is not None}
+        known = [row for row in race.rows if row.name in configurations]
+        best = best_by_load(known, loads)
+        first, table = best_of_all(known, loads), None
+        joint = by_load(server, self.models(), best, configurations)
+        if joint is not None:
+            assert joint.configuration is not None  # it is of one
+            modes, configurations = (
+                [*modes, joint],
+                {
+                    **configurations,
+                    joint.name: joint.configuration,
+                },
+            )
+            plain = next(row for row in race.rows if row.autoregressive)
+            again = dict.fromkeys([plain.name, first.name, joint.name])
+            entered = [mode for mode in modes if mode.name in again]
+            table = self._race("table", entered, prompts, command)
+            first = best_of_all(table.rows, loads)
+        mode = next(each for each in modes if each.name == first.name)
+        usage, started = self._written(mode)
+        return ServerSweep(
+            server=server.name,
+            title=server.title,
+            race=race,
+            table=table,
+            configurations=configurations,
+            expected=_expected(simulated, configurations),
+            ranked=len(simulated.known) - 1,
+            left_out=[each.label for each in expressed.left_out],
+            recording=str(recording.folder),
+            times=profile.device,
+            best={load.key: row.name for load, row in best.items()},
+            champion=first.name,
+            usage=usage,
+            command=started,
+        )
+
+    def _simulated(self, recording: Recording, profile: Profile, expressed: Expressed) -> Simulated:
+        wanted = [c for mode in expressed.modes.values() if (c := mode.configuration) is not None]
+        hidden = any(each.heads for each in wanted)
+        replay = Replay(recording, hidden=hidden, profile=profile)
+        assert self.plan.workload is not None  # it was checked
+        ranked = [c for c in wanted if replayable(replay, profile, c) and can_simulate(replay, c)]
+        if unknown := [each.label for each in wanted if each not in ranked]:
+            self.observer.warned(f"not ranked, by this recording or profile: {', '.join(unknown)}")
+        if not ranked:
+            raise UserError(f"{recording.folder}: no settings can be ranked on it")
+        return Simulated(ranked, replay, profile, self.plan.workload, self.observer)
+
+    def _race(
+        self, what: str, modes: Sequence[Mode], prompts: Sequence[Prompt], command: str
+    ) -> ServerRace:
+        """The server in these modes under each load. Runs that are on disk are not made again."""
+        started, facts = datetime.now(UTC), environment()
+        asked = PromptSet.of(self.plan.prompts.source, prompts, self.plan.prompts.chat_template)
+        contestants = [self.contestant(mode) for mode in modes]
+        settings = [dict(mode.settings) for mode in modes]
+        weights = self.folder.weights() or {}
+        same = described(
+            what,
+            self.race,
+            weights,
+            asked,
+            settings,
+            facts,
+            cores=self.cores.sentence,
+            versions=[each.row.version for each in contestants],
+        )
+        with Parts.open(self.folder.path, same, LoadRecord) as parts:
+            self.kept.append(parts)
+            notes = [self.cores.sentence, *parts.notes]
+            rows = compare_servers(
+                self.race, contestants, self.workload, self.cores, parts, self.observer, leave=True
+            )
+        return ServerRace(
+            name=self.folder.name,
+            started=started,
+            command=command,
+            pair=self.pair.spec,
+            prompts=asked,
+            max_new_tokens=self.race.max_new_tokens,
+            repeats=self.race.repeats,
+            loads=self.race.loads,
+            rows=rows,
+            notes=notes,
+            environment=facts,
+        )
+
+    def _written(self, mode: Mode) -> tuple[str, str | None]:
+        """Write the files that start the champion. Returns the lines that use them, and the command
+        that started it, without a plug-in."""
+        server, place, started = self.server, self.folder.path / CHAMPION, None
+        if mode.plug_in is not None:
+            models = self.models(plug_in=True)
+            written = server.plugged_in(placed(mode.plug_in), models, self.pair.spec.runner)
+        else:
+            written = server.written(Counterpart(mode.settings), self.models())
+            served = server.served(self.pair, mode, (), self.scratch)
+            started = shlex.join(served.command(max(self.race.clients), PORT))
+        for name, text in {**written.files, USAGE: written.usage + "\n"}.items():
+            write_atomically(place / name, text)
+        return written.usage, started
+
+
+def _expected(
+    simulated: Simulated, configurations: dict[str, Configuration]
+) -> dict[str, dict[str, float]]:
+    """Simulated tokens a second by mode and load, where a mode was simulated."""
+    values = {load.key: simulated.values(load) for load in simulated.traffic.loads}
+    return {
+        name: {key: float(of[each.id]) for key, of in values.items()}
+        for name, each in configurations.items()
+        if each.id in simulated.known
+    }

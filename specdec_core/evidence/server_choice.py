@@ -1,0 +1,207 @@
+"""The settings of a server that a sweep compares, the finalists among them, and the champion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Self
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.files import write_atomically
+from specdec_core.config import Configuration, Document, distinct_labels
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.evidence.load.result import LoadResult, LoadRow
+from specdec_core.measure.comparison import OURS, over
+from specdec_core.search.load.choice import finalists_at
+from specdec_core.search.load.schedule import TOLERANCE, scheduled
+from specdec_core.search.load.simulated import Simulated
+from specdec_core.search.load.workload import LiveSettings, Load
+from specdec_core.servers.server import Mode, Models, Server
+
+
+class ServerRace(LoadResult):
+    """A server in several modes under load."""
+
+    def autoregressive(self, group: str = OURS) -> LoadRow:
+        return next(row for row in self.rows if row.autoregressive)
+
+
+class ServerSweep(Document):
+    """The result of a sweep of a server. Modes are named by their rows in the race; loads are given
+    by their keys. `table` is the race of a table of lengths by load, which joins what is best at
+    each load, if there was one."""
+
+    FILE: ClassVar[str] = "server.json"
+
+    server: str
+    title: str
+    race: ServerRace
+    table: ServerRace | None = None
+    configurations: dict[str, Configuration]  # of the modes, where they are known
+    expected: dict[str, dict[str, float]]  # simulated tokens a second, by mode and load
+    ranked: int  # settings that were ranked
+    left_out: list[str]  # configurations without settings
+    recording: str
+    times: str  # the device of the step costs
+    best: dict[str, str]  # the fastest mode, by load
+    champion: str
+    usage: str  # the lines that start the champion from its folder
+    command: str | None = None  # as it was started; None with a plug-in
+
+    def save(self, folder: Path) -> Path:
+        return write_atomically(folder / self.FILE, self.model_dump_json())
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        return cls.model_validate_json((folder / cls.FILE).read_text())
+
+    @property
+    def configuration(self) -> Configuration:
+        """The champion's."""
+        return self.configurations[self.champion]
+
+    @property
+    def deciding(self) -> ServerRace:
+        """The race that the champion won."""
+        return self.table or self.race
+
+    @property
+    def winner(self) -> LoadRow:
+        """The champion's row in the deciding race."""
+        return next(row for row in self.deciding.rows if row.name == self.champion)
+
+
+@dataclass(frozen=True)
+class Expressed:
+    """The modes of a server for the configurations of a plan, by the configurations' ids, those
+    without a mode, and lines on what modes would need that is not installed."""
+
+    modes: Mapping[str, Mode]
+    left_out: Sequence[Configuration]
+    missing: Sequence[str]
+
+
+def express(server: Server, models: Models, configurations: Iterable[Configuration]) -> Expressed:
+    """The modes for `configurations` that draft: with the server's own settings, or else with our
+    plug-in. Lookups are changed to copy after the occurrence that the server's copy after. Of
+    configurations with the same settings the first one counts."""
+    distinct = {
+        (c := _as_there(server, each)).id: c for each in configurations if each.drafter is not None
+    }
+    names = distinct_labels(distinct.values())
+    modes: dict[str, Mode] = {}
+    left_out, missing = [], dict[str, None]()
+    for each in distinct.values():
+        mode, reason = _mode(server, models, each, names[each.id])
+        if reason is not None:
+            missing[reason] = None
+        if mode is None:
+            left_out.append(each)
+        elif mode.plug_in or all(mode.settings != other.settings for other in modes.values()):
+            modes[each.id] = mode
+    return Expressed(modes, left_out, list(missing))
+
+
+def _as_there(server: Server, configuration: Configuration) -> Configuration:
+    drafter = configuration.drafter
+    if isinstance(drafter, PromptLookupSettings):
+        drafter = drafter.model_copy(update={"occurrence": server.occurrence})
+    return configuration.model_copy(update={"drafter": drafter})
+
+
+def _mode(
+    server: Server, models: Models, configuration: Configuration, name: str
+) -> tuple[Mode | None, str | None]:
+    """The mode for a configuration, if there is one, and what its settings lack here."""
+    if not configuration.lossless:
+        return None, None
+    counterpart, missing = server.counterpart(configuration.drafter, models), None
+    if counterpart is not None:
+        missing = server.missing(counterpart.settings)
+        if missing is None:
+            draft = configuration.draft_of(models.drafts)
+            settings = counterpart.settings
+            return Mode(name, settings, draft, configuration, with_ours=True), None
+    if "plug_in" in server.stages:
+        drafts = configuration.drafts_of(models.drafts)
+        try:
+            server.check_plug_in(configuration, [draft.place for draft in drafts.values()])
+        except UserError:
+            return None, missing
+        return server.plug_in_mode(configuration, f"{name}, by plug-in"), missing
+    return None, missing
+
+
+def finalists(simulated: Simulated, modes: Mapping[str, Mode], live: LiveSettings) -> list[Mode]:
+    """The modes to race: the best few at each load, each once."""
+    chosen: dict[str, Mode] = {}
+    for load in simulated.traffic.loads:
+        values, first = simulated.values(load), simulated.choice(load)
+        for each in finalists_at(values, simulated.known.values(), first.id, live):
+            chosen[each.id] = modes[each.id]
+    return list(chosen.values())
+
+
+def joined(modes: Sequence[Mode], more: Iterable[Mode]) -> list[Mode]:
+    """`modes`, and those of `more` with other settings."""
+    both = list(modes)
+    for mode in more:
+        if mode.plug_in or all(mode.settings != each.settings for each in modes):
+            both.append(mode)
+    return both
+
+
+def best_by_load(rows: Sequence[LoadRow], loads: Sequence[Load]) -> dict[Load, LoadRow]:
+    """The fastest row at each load. The choice for the load before is kept where no row is faster
+    by more than 1 %, and autoregressive decoding is not faster."""
+    best: dict[Load, LoadRow] = {}
+    kept: LoadRow | None = None
+    for load in loads:
+        whole = [row for row in rows if not row.errors(load)]
+        if not whole:
+            raise UserError(f"{load}: every server failed; the first said: {_error(rows[0], load)}")
+        speeds = {row.name: row.tokens_per_second(load) for row in whole}
+        leader = max(whole, key=lambda row: speeds[row.name])
+        plain = max((speeds[row.name] for row in whole if row.autoregressive), default=0.0)
+        if kept is None or max(speeds[leader.name] / (1 + TOLERANCE), plain) > speeds.get(
+            kept.name, 0.0
+        ):
+            kept = leader
+        best[load] = kept
+    return best
+
+
+def best_of_all(rows: Sequence[LoadRow], loads: Sequence[Load]) -> LoadRow:
+    """The row that is fastest over all loads, by the mean of the logarithms of its ratios to
+    autoregressive decoding, of those that are slower than that at no load."""
+    plain = next(row for row in rows if row.autoregressive)
+    gains = {plain.name: 0.0}
+    for row in rows:
+        if row is not plain and not any(map(row.errors, loads)):
+            ratios = [over(row, plain, load).value for load in loads]
+            if min(ratios) >= 1:
+                gains[row.name] = sum(map(math.log, ratios)) / len(ratios)
+    name = max(gains, key=lambda name: gains[name])
+    return next(row for row in rows if row.name == name)
+
+
+def by_load(
+    server: Server,
+    models: Models,
+    best: Mapping[Load, LoadRow],
+    configurations: Mapping[str, Configuration],
+) -> Mode | None:
+    """One mode that drafts at each load as the best one there does. None where that is one of them,
+    or the server cannot be started so."""
+    if not all(row.name in configurations for row in best.values()):
+        return None
+    chosen = scheduled({load.clients or 1: configurations[row.name] for load, row in best.items()})
+    if chosen in configurations.values():
+        return None
+    return next(iter(express(server, models, [chosen]).modes.values()), None)
+
+
+def _error(row: LoadRow, load: Load) -> str:
+    return next(str(r.error) for run in row.of(load) for r in run if r.error is not None)

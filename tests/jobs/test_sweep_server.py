@@ -1,0 +1,105 @@
+"""`specdec sweep --engine` ranks a server's settings, races them in it, registers the champion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+from cluster.sweep import server as server_sweep
+from dashboards.tracking.registry import find_champion
+from jobs import sweep
+from specdec_core.config import PairSpec
+from specdec_core.evidence.server_choice import ServerSweep
+from specdec_core.servers.table import SERVERS
+from tests.commands import Command, assert_refused, prompts_file
+from tests.own_server import OwnServer
+
+pytestmark = pytest.mark.usefixtures("ray_running")  # a server's answers are recorded by Ray
+
+
+@pytest.fixture
+def plan(tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A plan for the tiny pair, whose server is in the table."""
+    monkeypatch.setitem(SERVERS, "own", OwnServer())
+    prompts = prompts_file(tmp_path, [f"x{n} = {n} +" for n in range(6)])
+    path = tmp_path / "plan.yaml"
+    fixed = {"kind": "fixed", "max_tokens": [2, 3]}
+    content = {
+        "pair": tiny_spec.model_dump(mode="json"),
+        "prompts": {"source": str(prompts)},
+        "max_new_tokens": 8,
+        "workload": {"clients": [2], "requests": 4},
+        "search": [
+            {"drafter": {"kind": "draft_model", "policy": fixed}},
+            {"drafter": {"kind": "tree", "branching": [2, 1]}},
+        ],
+        "live": {"finalists": 1, "repeats": 1, "requests": 4, "within": 0.9},
+    }
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_a_server_is_swept_from_its_answers_to_its_champion(
+    plan: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, arguments = tmp_path / "home", ["--config", plan, "--engine", "own", "--name", "mine"]
+    done = command(sweep.main, home, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 configurations have no settings in our server: " in done.stdout
+    folder = home / "sweeps" / "mine"
+    result = ServerSweep.load(folder)
+    assert (folder / "recording" / "finished").exists()
+    names = [row.name for row in result.race.rows]
+    assert names[:2] == ["own", "own K=2"]
+    assert result.ranked == 2
+    (load,) = result.race.loads
+    plain = result.race.autoregressive()
+    for row in result.race.rows:
+        assert row.errors(load) == 0
+        assert row.equal_texts(load, plain) == (4, 4)
+    assert result.expected[result.champion][load.key] > 0
+    speeds = {row.name: row.tokens_per_second(load) for row in result.race.rows}
+    assert speeds[result.champion] == max(speeds.values())
+    assert (folder / "champion" / "usage.txt").read_text() == "own-server drafter.yaml\n"
+    assert result.command is not None
+    assert "tests.own_server" in done.stdout
+    for shown in ("The race at each load", "expected", "champion ", "Start the champion"):
+        assert shown in done.stdout
+    champion = find_champion(server="own")
+    assert champion is not None
+    assert champion.configuration == result.configuration
+    assert find_champion() is None  # of this engine
+    model = f"{result.race.pair.name}-own"
+    version = MlflowClient().get_model_version_by_alias(model, "champion")
+    assert version.tags["server"] == "own"
+    assert version.tags["server_version"] == "own 1"
+    assert version.tags["hardware"]
+
+    # Unfinished, it goes on with its result: nothing is started.
+    (folder / "finished").unlink()
+    monkeypatch.setattr(server_sweep, "compare_servers", None)
+    done = command(sweep.main, home, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--engine=none"], "--engine none: expected one of "),
+        (["--engine=sglang"], "--engine sglang: it has no server that this library starts"),
+        (["--engine=own", "--clients=8"], "6 prompts, but 8 clients need 16"),
+        (["--engine=own", "--clients=2,2"], "a number of clients is given twice"),
+        (["--engine=own", "--no-replay"], "--no-replay: not with --engine"),
+        (["--profile=x.json"], "--profile has the step costs of a server"),
+        (["--engine=own", "--draft=x=./nowhere"], "./nowhere: no such folder"),
+    ],
+)
+def test_bad_input_is_one_line(
+    given: list[str], message: str, plan: Path, command: Command, tmp_path: Path
+) -> None:
+    done = command(sweep.main, tmp_path / "home", "--config", plan, *given)
+    assert_refused(done, message)
+    assert not (tmp_path / "home" / "sweeps").exists()
