@@ -16,13 +16,15 @@ import torch
 from cluster.parallel import in_parallel
 from cluster.session import ray_session, resources
 from specdec_core.base.errors import UserError
-from specdec_core.base.observer import together
-from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
+from specdec_core.base.observer import Observer, together
+from specdec_core.drafting.heads.card import HeadCard, HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.modules import HeadKind
 from specdec_core.drafting.heads.storage import WEIGHTS, load_card, save_head
+from specdec_core.training.finished import Finished
 from specdec_core.training.heads.examples import Examples, training_digest
-from specdec_core.training.heads.finished import FinishedHead, HeadObserver
 from specdec_core.training.heads.training import HeadTraining, TrainedHead
+
+FinishedHead = Finished[HeadCard]
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class _Entry:
             card = load_card(self.folder)
         except UserError:
             return None
-        return FinishedHead(label, self.folder, card) if card.training == self.digest else None
+        return Finished(label, self.folder, card) if card.training == self.digest else None
 
 
 def train_head(
@@ -58,21 +60,19 @@ def train_heads(
     settings: HeadTrainingSettings,
     out: Path,
     learning_rates: Sequence[float] = (),
-    observers: Sequence[HeadObserver] = (),
+    observers: Sequence[Observer] = (),
     device: str = "auto",
-) -> list[FinishedHead]:
-    """Train every head of `specs` on its kind's examples, into `<out>/<name>`; the heads in the
-    order of `specs`.
+) -> tuple[list[FinishedHead], list[FinishedHead]]:
+    """Train every head of `specs` on its kind's examples, into `<out>/<name>`. Returns the heads in
+    the order of `specs`, and all that were trained for them.
 
     With several `learning_rates` every head is trained with each, in `<out>/.search`, and the one
     with the least loss on the dev prompts becomes `<out>/<name>`.
     """
     entries = _entries(specs, examples, settings, learning_rates, out)
-    observer = together(HeadObserver, observers)
+    observer = together(Observer, observers)
     heads = {e: head for e, entry in entries.items() if (head := entry.finished(e)) is not None}
     observer.stage("training heads", len(entries), done=len(heads))
-    for head in heads.values():
-        observer.head_finished(head)
     failures: dict[str, str] = {}
     with ray_session():
         if device == "auto":
@@ -84,10 +84,8 @@ def train_heads(
         calls = {e: (t.spec, stored[t.spec.kind], t.settings, device) for e, t in pending}
         for label, trained in in_parallel(train_head, calls, 1, device, failures.__setitem__):
             folder = entries[label].folder
-            heads[label] = FinishedHead(
-                label, folder, save_head(trained.weights, trained.card, folder)
-            )
-            observer.head_finished(heads[label])
+            card = save_head(trained.weights, trained.card, folder)
+            heads[label] = Finished(label, folder, card)
             observer.step()
     for label, reason in failures.items():
         observer.warned(f"{label} failed: {reason}")
@@ -98,7 +96,8 @@ def train_heads(
         if label in heads:
             known = [best[entry.name]] if entry.name in best else []
             best[entry.name] = min([*known, heads[label]], key=_loss)
-    return [_named(name, head, out) for name, head in best.items()]
+    tried = [heads[label] for label in entries if label in heads]
+    return [_named(name, head, out) for name, head in best.items()], tried
 
 
 def _loss(head: FinishedHead) -> float:
@@ -110,7 +109,7 @@ def _named(name: str, head: FinishedHead, out: Path) -> FinishedHead:
     if head.label == name:
         return head
     weights = (head.folder / WEIGHTS).read_bytes()
-    return FinishedHead(name, out / name, save_head(weights, head.card, out / name))
+    return Finished(name, out / name, save_head(weights, head.card, out / name))
 
 
 def head_name(spec: HeadSpec, examples: Examples) -> str:

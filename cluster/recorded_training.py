@@ -20,10 +20,10 @@ import torch
 from cluster.parallel import in_parallel
 from specdec_core.base.files import atomic_folder, needs_room
 from specdec_core.base.observer import together
+from specdec_core.training.finished import Finished
 from specdec_core.training.kinds import KINDS, TrainedKind
 from specdec_core.training.recorded.features import RecordedTexts
 from specdec_core.training.recorded.finished import (
-    Finished,
     TrainingCard,
     TrainingObserver,
     finished_in,
@@ -70,9 +70,9 @@ def train(
     out: Path,
     threads: int = 1,
     observers: Sequence[TrainingObserver] = (),
-) -> Finished[Any]:
+) -> tuple[Finished[Any], list[Finished[Any]]]:
     """Train a model on the features in a folder, with each of the learning rates, and put the best
-    into `out`.
+    into `out`. Returns that one, and the models of all learning rates.
 
     Raises:
         UserError: too few texts, or more threads than a node has.
@@ -97,8 +97,6 @@ def train(
 
     models = finished()
     observer.stage("training", 100 * len(trainings), done=100 * len(models))
-    for model in models.values():
-        observer.model_finished(model)
     calls = {
         label: (kind.name, features.absolute(), own, folder, threads)
         for label, (folder, own, _) in trainings.items()
@@ -109,9 +107,7 @@ def train(
         observer.advanced(label, progress)
     models = finished()
     for label in calls:
-        if label in models:
-            observer.model_finished(models[label])
-        else:
+        if label not in models:
             observer.warned(f"{label} failed: {failures.get(label, _UNSEEN)}")
     if not models:
         raise RuntimeError(f"no {kind.title} could be trained: {failures}")
@@ -120,4 +116,4 @@ def train(
         out.mkdir(parents=True, exist_ok=True)
         with atomic_folder(out / kind.name) as new:
             shutil.copytree(best.folder, new, dirs_exist_ok=True)
-    return Finished(best.label, out / kind.name, best.card)
+    return Finished(best.label, out / kind.name, best.card), [*models.values()]

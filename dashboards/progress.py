@@ -29,7 +29,6 @@ from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.training.datastores.corpus import CorpusObserver
-from specdec_core.training.heads.finished import HeadObserver
 from specdec_core.training.recorded.finished import TrainingObserver
 from specdec_core.training.recorded.settings import Progress as TrainingStage
 
@@ -112,10 +111,6 @@ class RaceProgress(ConsoleProgress):
     """Also shows the time left: all steps of a race take about as long."""
 
     columns = (TextColumn("left"), TimeRemainingColumn())
-
-
-class HeadProgress(ConsoleProgress, HeadObserver):
-    """The training of a grid of heads."""
 
 
 class TrainingProgress(ConsoleProgress, TrainingObserver):

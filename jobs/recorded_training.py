@@ -19,8 +19,8 @@ from specdec_core.base.workspace import workspace
 if TYPE_CHECKING:
     from dashboards.sections import Section
     from specdec_core.config import PairSpec
+    from specdec_core.training.finished import Finished
     from specdec_core.training.kinds import TrainedKind
-    from specdec_core.training.recorded.finished import Finished
     from specdec_core.training.recorded.settings import TrainingSettings
 
 TrainedFor = Annotated[
@@ -97,7 +97,7 @@ def train_on_answers(
     from cluster.session import ray_session
     from dashboards.outputs.console import show
     from dashboards.progress import TrainingProgress
-    from dashboards.tracking.training_run import TrainingRun
+    from dashboards.tracking.training_run import log_training
     from specdec_core.config import PairSpec, RunnerSettings
     from specdec_core.training.recorded.answers import read_card
     from specdec_core.training.recorded.features import check_features
@@ -134,13 +134,11 @@ def train_on_answers(
                 if prompts is not None:
                     _answer(spec, options, answers, answered_at, progress)
                 features = gather_features(spec, layers, answers, out, progress, console.print)
-        tracking = TrainingRun()
         with ray_session(), TrainingProgress(console) as progress:
-            observers = [tracking, progress]
-            model = train(kind, features, settings, rates, out, options.threads, observers)
+            model, models = train(kind, features, settings, rates, out, options.threads, [progress])
         show(console, [report(model)])
         with console.status("writing to MLflow"):
-            tracking.finish(kind, spec, params, model)
+            log_training(kind, spec, params, model, models)
     return model
 
 

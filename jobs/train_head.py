@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
 from jobs.console import console, interruptible, point, run
-from jobs.options import ProfileFile, TrainingSettings, numbers, training_settings
+from jobs.options import TrainingSettings, numbers, training_settings
 from specdec_core.base.workspace import workspace
 
 if TYPE_CHECKING:
-    from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
-    from specdec_core.recordings.schema import Recording
-    from specdec_core.training.heads.evaluation import Modelled
+    from specdec_core.drafting.heads.card import HeadSpec
 
 
 def main(
@@ -38,14 +35,6 @@ def main(
         Option(help="specdecpp's examples: token mixing, or each candidate by itself."),
     ] = "mixed",
     out: Annotated[Path | None, Option(help="Folder; unset, heads in the workspace.")] = None,
-    evaluate: Annotated[
-        str | None,
-        Option(
-            help="Recording to choose every head's threshold on, by some prompts, and report on"
-            " others; of the sampling that the heads are for."
-        ),
-    ] = None,
-    profile: ProfileFile = None,
 ) -> None:
     """Train heads that predict whether a candidate token will be accepted, and save them.
 
@@ -54,90 +43,49 @@ def main(
     specs = grid(kinds, numbers(depths, "--depths", int), numbers(w_rej, "--w-rej", float), width)
 
     # Ray, torch and MLflow take seconds to import.
+    from cluster.head_training import train_heads
     from cluster.session import ray_session
+    from dashboards.outputs.console import show
     from dashboards.outputs.mlflow_runs import Undelivered
     from dashboards.progress import ConsoleProgress
+    from dashboards.reports.heads import fits
+    from dashboards.tracking.training_run import log_heads
     from specdec_core.drafting.heads.card import HeadTrainingSettings
     from specdec_core.recordings.find import open_named
-    from specdec_core.training.heads.evaluation import judge_rules
-    from specdec_core.training.heads.examples import same_models
+    from specdec_core.training.heads.examples import load_examples, same_models
 
     settings, rates = training_settings(HeadTrainingSettings, setting, learning_rate)
     recordings = [open_named(name, workspace()) for name in recording]
-    judge = open_named(evaluate, workspace()) if evaluate else None
     drafts = draft.split(",") if draft else list(recordings[0].header.pair.drafts)
     for name in drafts:
-        for each in (*recordings, *([judge] if judge else [])):
+        for each in recordings:
             same_models(each, recordings[0], name)
     out = (out or workspace() / "heads").absolute()
-    undelivered: list[Undelivered] = []
-    with interruptible():
-        # Before any training: a recording that cannot judge rules cannot judge heads either.
-        rules: dict[str, dict[str, Modelled]] = {}
-        if judge is not None:
-            with ConsoleProgress(console) as judging:
-                for name in drafts:
-                    rules[name] = judge_rules(judge, name, recordings, profile, judging)
-        with ray_session():
-            for name in drafts:
-                known = rules.get(name, {})
-                try:
-                    train(
-                        recordings, name, specs, settings, rates, source, out, judge, profile, known
-                    )
-                except Undelivered as error:  # the heads are saved; reported at the end
-                    undelivered.append(error)
-    point("heads", out)
-    if undelivered:
-        raise undelivered[0]
-
-
-def train(
-    recordings: Sequence[Recording],
-    draft: str,
-    specs: Sequence[HeadSpec],
-    settings: HeadTrainingSettings,
-    rates: Sequence[float],
-    source: Literal["mixed", "trajectory"],
-    out: Path,
-    judge: Recording | None,
-    profile: Path | None,
-    rules: Mapping[str, Modelled],
-) -> None:
-    """Train, show and log the heads of a draft. On the recording `judge` their best thresholds are
-    found and compared with the rules."""
-    from cluster.head_training import train_heads
-    from dashboards.outputs.console import show
-    from dashboards.progress import ConsoleProgress, HeadProgress
-    from dashboards.reports.heads import fits, thresholds
-    from dashboards.tracking.training_run import HeadsRun
-    from specdec_core.training.heads.evaluation import judge_heads
-    from specdec_core.training.heads.examples import load_examples
-
-    console.print(f"heads of [bold]{draft}[/bold]")
-    with console.status("reading recordings"):
-        kinds = list(dict.fromkeys(spec.kind for spec in specs))
-        examples = load_examples(recordings, draft, kinds, source)
     params = {
-        "recordings": [str(recording.folder) for recording in recordings],
+        "recordings": [str(each.folder) for each in recordings],
         "heads": [spec.label for spec in specs],
         "settings": settings.model_dump(mode="json"),
         "learning_rates": list(rates),
         "source": source,
         "out": str(out),
     }
-    tracking, table = HeadsRun(), None
-    with HeadProgress(console) as progress:
-        heads = train_heads(specs, examples, settings, out, rates, [tracking, progress])
-    show(console, [fits(heads)])
-    if judge is not None:
-        with ConsoleProgress(console) as judging:
-            judged = {**rules, **judge_heads(judge, draft, heads, recordings, profile, judging)}
-        shown = thresholds(judged)
-        show(console, [shown])
-        table = shown.frame
-    with console.status("writing to MLflow"):
-        tracking.finish(recordings[0].header.pair, draft, params, out, table)
+    undelivered: list[Undelivered] = []
+    with interruptible(), ray_session():
+        for name in drafts:
+            console.print(f"heads of [bold]{name}[/bold]")
+            with console.status("reading recordings"):
+                examples = load_examples(recordings, name, [spec.kind for spec in specs], source)
+            with ConsoleProgress(console) as progress:
+                heads, tried = train_heads(specs, examples, settings, out, rates, [progress])
+            show(console, [fits(heads)])
+            try:
+                with console.status("writing to MLflow"):
+                    log_heads(recordings[0].header.pair, name, params, tried, out)
+            except Undelivered as error:  # the heads are saved; reported at the end
+                undelivered.append(error)
+    point("heads", out)
+    if undelivered:
+        raise undelivered[0]
 
 
 def grid(kinds: str, depths: tuple[int, ...], weights: tuple[float, ...], width: int) -> list[Any]:

@@ -11,7 +11,7 @@ from dashboards.sections import Section
 
 if TYPE_CHECKING:
     from specdec_core.training.eagle.training import EagleTrainingCard
-    from specdec_core.training.recorded.finished import Finished
+    from specdec_core.training.finished import Finished
     from specdec_core.training.reduced_draft.training import DraftTrainingCard
 
 

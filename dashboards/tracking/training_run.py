@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from dashboards.outputs.mlflow_runs import delivering, forget, log_run
 from dashboards.reports.heads import reliability
@@ -18,46 +16,36 @@ from dashboards.sections import LoggedRun
 from dashboards.store import connect, experiment_id_of, run_tags, runs_where
 from specdec_core.base.environment import environment
 from specdec_core.config import PairSpec
-from specdec_core.training.heads.finished import FinishedHead, HeadObserver
+from specdec_core.drafting.heads.card import HeadCard
+from specdec_core.training.finished import Finished
 from specdec_core.training.kinds import TrainedKind
-from specdec_core.training.recorded.finished import Finished, TrainingCard, TrainingObserver
+from specdec_core.training.recorded.finished import TrainingCard
 
 CARD_PARAMS = {"kind", "draft", "depth", "width", "w_acc", "w_rej", "settings", "sampling"}
 PLAN = "training_plan"  # tag: the parameters of the training
 
 
-class HeadsRun(HeadObserver):
-    """Follows a training of acceptance heads, and logs it once it has ended."""
-
-    def __init__(self) -> None:
-        self.heads: dict[str, FinishedHead] = {}
-
-    def head_finished(self, head: FinishedHead) -> None:
-        self.heads[head.label] = head
-
-    def finish(
-        self,
-        pair: PairSpec,
-        draft: str,
-        params: Mapping[str, Any],
-        out: Path,
-        thresholds: pd.DataFrame | None = None,
-    ) -> str:
-        """Log the heads, which are in `out`; returns the run's id. `params` say what was trained on
-        what; `thresholds` has the best threshold of each head. Raises :class:`Undelivered`."""
-        cards = {label: head.card for label, head in self.heads.items()}
-        run = LoggedRun(
-            name=f"heads of {draft}",
-            params=params,
-            tags={"draft": draft},
-            texts={} if thresholds is None else {"thresholds.csv": thresholds.to_csv(index=False)},
-            figures=[reliability(cards)] if cards else (),
-            nested=[_head_run(head) for head in self.heads.values()],
-        )
-        return _log(pair, run, "train head", f"the heads are in {out}")
+def log_heads(
+    pair: PairSpec,
+    draft: str,
+    params: Mapping[str, Any],
+    heads: Sequence[Finished[HeadCard]],
+    out: Path,
+) -> str:
+    """Log the heads of a draft, which are in `out`; returns the run's id. `params` say what was
+    trained on what. Raises :class:`Undelivered`."""
+    cards = {head.label: head.card for head in heads}
+    run = LoggedRun(
+        name=f"heads of {draft}",
+        params=params,
+        tags={"draft": draft},
+        figures=[reliability(cards)] if cards else (),
+        nested=[_head_run(head) for head in heads],
+    )
+    return _log(pair, run, "train head", f"the heads are in {out}")
 
 
-def _head_run(head: FinishedHead) -> LoggedRun:
+def _head_run(head: Finished[HeadCard]) -> LoggedRun:
     """A head's settings, its curves by epoch, and the metrics of the epoch that was kept."""
     card = head.card
     curves: dict[str, dict[int, float]] = {}
@@ -79,31 +67,22 @@ def _head_run(head: FinishedHead) -> LoggedRun:
     )
 
 
-class TrainingRun(TrainingObserver):
-    """Follows a training on recorded answers, and logs it once it has ended."""
-
-    def __init__(self) -> None:
-        self.models: dict[str, Finished[TrainingCard]] = {}
-
-    def model_finished(self, model: Finished[TrainingCard]) -> None:
-        self.models[model.label] = model
-
-    def finish(
-        self,
-        kind: TrainedKind,
-        pair: PairSpec,
-        params: Mapping[str, Any],
-        best: Finished[TrainingCard],
-    ) -> str:
-        """Log the training, with a nested run for each learning rate; returns the run's id. `best`
-        is the model that was chosen. Raises :class:`Undelivered`."""
-        run = replace(
-            _model_run(kind, best),
-            name=kind.title,
-            params={**params, "best": best.label},
-            nested=[_model_run(kind, model) for model in self.models.values()],
-        )
-        return _log(pair, run, kind.command, f"the {kind.name} is in {best.folder}")
+def log_training(
+    kind: TrainedKind,
+    pair: PairSpec,
+    params: Mapping[str, Any],
+    best: Finished[TrainingCard],
+    models: Iterable[Finished[TrainingCard]],
+) -> str:
+    """Log a training on recorded answers, with a nested run for each of its `models`, one for each
+    learning rate; returns the run's id. `best` is the chosen model. Raises :class:`Undelivered`."""
+    run = replace(
+        _model_run(kind, best),
+        name=kind.title,
+        params={**params, "best": best.label},
+        nested=[_model_run(kind, model) for model in models],
+    )
+    return _log(pair, run, kind.command, f"the {kind.name} is in {best.folder}")
 
 
 def _model_run(kind: TrainedKind, model: Finished[TrainingCard]) -> LoggedRun:

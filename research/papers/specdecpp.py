@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from research.policies.judging import chosen, judging_prompts, unseen
 from specdec_core.config import PolicySettings
 from specdec_core.cost import Profile
 from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
@@ -17,7 +18,6 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
-from specdec_core.training.heads.evaluation import chosen, judging_prompts, unseen
 from specdec_core.training.heads.examples import load_examples
 from specdec_core.training.heads.training import HeadTraining
 

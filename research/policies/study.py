@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from research.policies.judging import judging_prompts, prompt_seconds
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
@@ -22,7 +23,6 @@ from specdec_core.search.plan import load_plan
 from specdec_core.search.replaying import find_named
 from specdec_core.search.results import METRIC, ORACLE, SECONDS, Trial, by_estimate
 from specdec_core.tokens.statistics import paired_ratio
-from specdec_core.training.heads.evaluation import judging_prompts, prompt_seconds
 
 FIXED = "fixed"
 PRODUCT = "confidence_product"
@@ -176,7 +176,7 @@ def transfers(sets: list[ComparedPolicy]) -> pd.DataFrame:
 def against_product(compared: ComparedPolicy) -> pd.DataFrame:
     """Whether any policy beats the confidence product: one row a draft, family and head, each with
     the configuration that is fastest on some of the prompts, reported on the others
-    (:func:`specdec_core.training.heads.evaluation.judging_prompts`). `over` is its speedup over the
+    (:func:`research.policies.judging.judging_prompts`). `over` is its speedup over the
     product, with a 95 % bootstrap interval over prompts. Empty where the recording has too few
     prompts to choose and report on different ones, or the product was not tried."""
     try:

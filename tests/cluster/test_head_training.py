@@ -10,7 +10,6 @@ from cluster.head_training import train_heads
 from specdec_core.base.errors import UserError
 from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.storage import load_head
-from specdec_core.training.heads.finished import FinishedHead, HeadObserver
 from specdec_core.training.heads.training import HeadTraining
 from tests.commands import children
 from tests.full_disk import SmallDisk
@@ -25,22 +24,12 @@ NAMES = ["small-specdecpp-d0-w1", "small-specdecpp-d2-w6", "small-t2"]
 EXAMPLES = {"specdecpp": learnable(), "t2": learnable("t2")}
 
 
-class HeardTraining(Heard, HeadObserver):
-    def __init__(self) -> None:
-        super().__init__()
-        self.finished: list[str] = []
-
-    def head_finished(self, head: FinishedHead) -> None:
-        self.finished.append(head.label)
-
-
 def test_heads_are_those_of_a_training_in_this_process_and_are_not_trained_twice(
     tmp_path: Path,
 ) -> None:
-    first = HeardTraining()
-    heads = train_heads(SPECS, EXAMPLES, SETTINGS, tmp_path, observers=[first])
+    first = Heard()
+    heads, _ = train_heads(SPECS, EXAMPLES, SETTINGS, tmp_path, observers=[first])
     assert [head.label for head in heads] == NAMES
-    assert sorted(first.finished) == NAMES
     assert first.steps == 3
     for head, spec in zip(heads, SPECS, strict=True):
         trained = HeadTraining(spec, EXAMPLES[spec.kind], SETTINGS).run()
@@ -49,10 +38,10 @@ def test_heads_are_those_of_a_training_in_this_process_and_are_not_trained_twice
         assert load_head(head.folder, PAIR["draft"], PAIR["target"]).card == head.card
 
     (tmp_path / NAMES[1] / "head.json").unlink()  # as if it had been interrupted there
-    again = HeardTraining()
-    assert train_heads(SPECS, EXAMPLES, SETTINGS, tmp_path, observers=[again]) == heads
+    again = Heard()
+    found, tried = train_heads(SPECS, EXAMPLES, SETTINGS, tmp_path, observers=[again])
+    assert found == tried == heads
     assert again.steps == 1
-    assert sorted(again.finished) == NAMES
 
 
 @pytest.mark.long
@@ -60,8 +49,8 @@ def test_of_several_learning_rates_the_one_with_the_least_eval_loss_is_kept(
     tmp_path: Path,
 ) -> None:
     rates = [1e-6, 1e-2, 1e-5]
-    heard = HeardTraining()
-    heads = train_heads(SPECS[:2], EXAMPLES, SETTINGS, tmp_path, rates, [heard])
+    heard = Heard()
+    heads, _ = train_heads(SPECS[:2], EXAMPLES, SETTINGS, tmp_path, rates, [heard])
     assert heard.steps == 6
     assert [head.label for head in heads] == NAMES[:2]
     for head in heads:
@@ -69,7 +58,7 @@ def test_of_several_learning_rates_the_one_with_the_least_eval_loss_is_kept(
         assert head.card.settings.learning_rate == 1e-2
         load_head(head.folder, PAIR["draft"], PAIR["target"])
     longer = SETTINGS.model_copy(update={"epochs": 4})
-    [head] = train_heads(SPECS[:1], EXAMPLES, longer, tmp_path)  # a finished one of other settings
+    [head], _ = train_heads(SPECS[:1], EXAMPLES, longer, tmp_path)  # trained by others
     assert len(head.card.curve) == 4
 
 
@@ -77,9 +66,9 @@ def test_of_several_learning_rates_the_one_with_the_least_eval_loss_is_kept(
 def test_a_full_disk_ends_a_training_in_one_line_and_with_room_it_goes_on(
     small_disk: SmallDisk,
 ) -> None:
-    class Filler(HeardTraining):
-        def head_finished(self, head: FinishedHead) -> None:
-            super().head_finished(head)
+    class Filler(Heard):
+        def step(self) -> None:
+            super().step()
             small_disk.fill()
 
     heads = small_disk.folder
@@ -88,8 +77,8 @@ def test_a_full_disk_ends_a_training_in_one_line_and_with_room_it_goes_on(
     small_disk.make_room()
     (whole,) = (name for name in NAMES if (heads / name / "head.json").exists())
     load_head(heads / whole, PAIR["draft"], PAIR["target"])
-    heard = HeardTraining()
-    found = train_heads(SPECS, EXAMPLES, SETTINGS, heads, observers=[heard])
+    heard = Heard()
+    found, _ = train_heads(SPECS, EXAMPLES, SETTINGS, heads, observers=[heard])
     assert [head.label for head in found] == NAMES
     assert heard.steps == 2
     assert not [file for file in heads.rglob(".*") if file.is_file()]
@@ -97,19 +86,19 @@ def test_a_full_disk_ends_a_training_in_one_line_and_with_room_it_goes_on(
 
 @pytest.mark.long
 def test_a_head_whose_worker_is_killed_is_trained_again(tmp_path: Path) -> None:
-    class Killer(HeardTraining):
-        def head_finished(self, head: FinishedHead) -> None:
-            if not self.finished:  # the other worker is at work on the next one
+    class Killer(Heard):
+        def step(self) -> None:
+            if not self.steps:  # the other worker is at work on the next one
                 workers = children("train_head")
                 assert workers
                 for worker in workers:
                     worker.kill()
-            super().head_finished(head)
+            super().step()
 
     heard = Killer()
     specs = [HeadSpec(depth=0), *(HeadSpec(depth=d) for d in (3, 4))]
     settings = SETTINGS.model_copy(update={"epochs": 12})
-    heads = train_heads(specs, EXAMPLES, settings, tmp_path, observers=[heard])
-    assert len(heads) == len(heard.finished) == 3
+    heads, _ = train_heads(specs, EXAMPLES, settings, tmp_path, observers=[heard])
+    assert len(heads) == heard.steps == 3
     for head in heads:
         assert len(head.card.curve) == 12

@@ -16,7 +16,7 @@ from dashboards.outputs.mlflow_runs import log
 from dashboards.reports.bench import report
 from dashboards.store import experiment_id_of, tracking_uri
 from dashboards.tracking.sweep_run import SweepRun
-from dashboards.tracking.training_run import HeadsRun
+from dashboards.tracking.training_run import log_heads
 from dashboards.views import VIEWS
 from jobs.console import console, print_runs_page
 from specdec_core.drafting.heads.card import HeadSpec
@@ -24,7 +24,7 @@ from specdec_core.drafting.heads.storage import save_head
 from specdec_core.evidence.bench.result import BenchResult
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.results import SweepResult
-from specdec_core.training.heads.finished import FinishedHead
+from specdec_core.training.finished import Finished
 from specdec_core.training.heads.training import HeadTraining
 from tests.dashboards import browser
 from tests.dashboards.tracking.test_delivery import server
@@ -58,9 +58,8 @@ def pair(
         log(report(bench), [], prompts=(bench.prompts, bench_prompts))
         head = HeadTraining(HeadSpec(), learnable(), SETTINGS).run()
         card = save_head(head.weights, head.card, home / "heads" / "mine")
-        trained = HeadsRun()
-        trained.head_finished(FinishedHead("mine", home / "heads" / "mine", card))
-        trained.finish(result.pair, "small", {}, home / "heads")
+        trained = Finished("mine", home / "heads" / "mine", card)
+        log_heads(result.pair, "small", {}, [trained], home / "heads")
         yield result.pair.name, home
 
 

@@ -1,18 +1,17 @@
-"""A trained model, its folder and card, and the observer of its training."""
+"""The card of a trained model, and the observer of its training."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import SerializeAsAny
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import Document, load_yaml, parse
-from specdec_core.config.wording import count
+from specdec_core.training.finished import Finished
 from specdec_core.training.recorded.features import RecordedTexts
 from specdec_core.training.recorded.settings import Evaluation, Progress, TrainingSettings
 from specdec_core.training.recorded.training import RecordedTraining
@@ -38,16 +37,7 @@ class TrainingCard(Document):
     curve: tuple[SerializeAsAny[Evaluation], ...]
 
 
-C = TypeVar("C", bound=TrainingCard, covariant=True)
-
-
-@dataclass(frozen=True)
-class Finished(Generic[C]):
-    """A trained model's name, its folder and its card."""
-
-    label: str
-    folder: Path
-    card: C
+C = TypeVar("C", bound=TrainingCard)
 
 
 class TrainingObserver(Observer):
@@ -55,9 +45,6 @@ class TrainingObserver(Observer):
 
     def advanced(self, label: str, progress: Progress) -> None:
         """A model's training has progressed."""
-
-    def model_finished(self, model: Finished[TrainingCard]) -> None:
-        """A model is trained and on disk, now or earlier."""
 
 
 def training_digest(texts: RecordedTexts, settings: TrainingSettings) -> str:
@@ -95,43 +82,3 @@ def finished_in(folder: Path, label: str, digest: str, kind: type[C]) -> Finishe
     except UserError:
         return None
     return Finished(label, folder, card) if card.training == digest else None
-
-
-def readme(
-    name: str, card: TrainingCard, option: str, about: str, figures: list[str], loss: str, end: str
-) -> str:
-    """The README of a model that is shipped, in Markdown.
-
-    Args:
-        name: what commands call the model.
-        card: of its training.
-        option: the words by which `specdec sweep` uses it.
-        about: a paragraph that describes it.
-        figures: lines on how good it is.
-        loss: a sentence on what was minimised.
-        end: Markdown on what no card knows: the prompts' origin, licences.
-    """
-    settings = card.settings
-    lines = [
-        f"# {name}",
-        about,
-        "",
-        "```",
-        f"specdec sweep {option} --prompts prompts.jsonl",
-        "```",
-        "",
-        "## Figures",
-        *figures,
-        "",
-        "## Recipe",
-        f"- *Texts*: the target's own answers to {card.texts['train']:,} prompts.",
-        f"- *Loss*: {loss}",
-        f"- *Optimizer*: AdamW, rate {settings.learning_rate:g}, {settings.batch_tokens} tokens of"
-        f" answers a batch, seed {settings.seed}; {card.tokens:,} tokens in"
-        f" {card.seconds / 60:.0f} minutes.",
-        f"- *Kept*: the best of {count(len(card.curve), 'evaluation')}, after {card.best.tokens:,}"
-        f" tokens. `{CARD}` has all of them.",
-        "",
-        *([end.strip(), ""] if end else []),
-    ]
-    return "\n".join(lines)

@@ -13,11 +13,11 @@ from dashboards.figures.heads import reliability_diagram
 from dashboards.outputs.mlflow_runs import Undelivered
 from dashboards.reports.heads import FITS, fits
 from dashboards.store import tracking_uri
-from dashboards.tracking.training_run import HeadsRun
+from dashboards.tracking.training_run import log_heads
 from specdec_core.config import PairSpec
-from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
+from specdec_core.drafting.heads.card import HeadCard, HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.storage import save_head
-from specdec_core.training.heads.finished import FinishedHead
+from specdec_core.training.finished import Finished
 from specdec_core.training.heads.training import HeadTraining
 from tests.specdec_core.drafting.heads.examples import learnable
 
@@ -26,13 +26,13 @@ PARAMS = {"recordings": ["training"], "settings": SETTINGS.model_dump()}
 
 
 @pytest.fixture(scope="module")
-def heads(tmp_path_factory: pytest.TempPathFactory) -> list[FinishedHead]:
+def heads(tmp_path_factory: pytest.TempPathFactory) -> list[Finished[HeadCard]]:
     root, heads = tmp_path_factory.mktemp("heads"), []
     for spec in (HeadSpec(depth=0), HeadSpec(depth=1)):
         trained = HeadTraining(spec, learnable(), SETTINGS).run()
         folder = root / f"small-{spec.label}"
         heads.append(
-            FinishedHead(folder.name, folder, save_head(trained.weights, trained.card, folder))
+            Finished(folder.name, folder, save_head(trained.weights, trained.card, folder))
         )
     return heads
 
@@ -42,15 +42,12 @@ def store(home: Path) -> MlflowClient:
     return MlflowClient(tracking_uri())
 
 
-def log(heads: list[FinishedHead], out: Path, params: dict[str, Any] = PARAMS) -> str:
+def log(heads: list[Finished[HeadCard]], out: Path, params: dict[str, Any] = PARAMS) -> str:
     """Log a training that has ended; returns its run."""
-    tracking = HeadsRun()
-    for head in heads:
-        tracking.head_finished(head)
-    return tracking.finish(PairSpec(), "small", params, out)
+    return log_heads(PairSpec(), "small", params, heads, out)
 
 
-def test_the_reliability_diagram_holds_the_bins(heads: list[FinishedHead]) -> None:
+def test_the_reliability_diagram_holds_the_bins(heads: list[Finished[HeadCard]]) -> None:
     figure = reliability_diagram({head.label: head.card for head in heads})
     traces = {trace.name: trace for trace in figure.data}
     for head in heads:
@@ -61,7 +58,7 @@ def test_the_reliability_diagram_holds_the_bins(heads: list[FinishedHead]) -> No
         assert sum(counts) == head.card.examples["test"]
 
 
-def test_the_table_marks_the_least_eval_kl(heads: list[FinishedHead]) -> None:
+def test_the_table_marks_the_least_eval_kl(heads: list[Finished[HeadCard]]) -> None:
     section = fits(heads)
     best = min(range(2), key=lambda i: heads[i].card.metrics["eval_kl"])
     assert section.best == [(best, list(FITS).index("eval/KL"))]
@@ -69,7 +66,7 @@ def test_the_table_marks_the_least_eval_kl(heads: list[FinishedHead]) -> None:
 
 
 def test_each_head_is_one_run_with_its_curves_figures_and_files(
-    heads: list[FinishedHead], store: MlflowClient, tmp_path: Path
+    heads: list[Finished[HeadCard]], store: MlflowClient, tmp_path: Path
 ) -> None:
     pair = PairSpec()
     pair_run = log(heads[:1], tmp_path)
@@ -100,7 +97,7 @@ def test_each_head_is_one_run_with_its_curves_figures_and_files(
 
 
 def test_other_settings_are_another_run(
-    heads: list[FinishedHead], store: MlflowClient, tmp_path: Path
+    heads: list[Finished[HeadCard]], store: MlflowClient, tmp_path: Path
 ) -> None:
     first, second = (log([], tmp_path, {**PARAMS, **more}) for more in ({}, {"source": "mixed"}))
     assert first != second
@@ -108,7 +105,7 @@ def test_other_settings_are_another_run(
     assert len(store.search_runs([experiment.experiment_id])) == 2
 
 
-def delivered(client: MlflowClient, heads: list[FinishedHead]) -> bool:
+def delivered(client: MlflowClient, heads: list[Finished[HeadCard]]) -> bool:
     """Whether `client` has one finished run for each head and one for all, and each head's curve
     once."""
     runs = client.search_runs([client.get_experiment_by_name(PairSpec().name).experiment_id])
@@ -123,7 +120,10 @@ def delivered(client: MlflowClient, heads: list[FinishedHead]) -> bool:
 
 
 def test_a_server_that_is_away_gets_everything_by_the_same_command(
-    heads: list[FinishedHead], store: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    heads: list[Finished[HeadCard]],
+    store: MlflowClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]  # nothing listens at this port afterwards

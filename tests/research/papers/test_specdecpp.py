@@ -8,13 +8,13 @@ import pytest
 
 from research.papers import specdecpp
 from research.papers.sections.specdecpp import SPECDECPP
+from research.policies.judging import chosen
 from specdec_core.config import Sampling
 from specdec_core.cost import ForwardCost, Profile
 from specdec_core.drafting.heads.card import HeadTrainingSettings
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
-from specdec_core.training.heads.evaluation import chosen
 from specdec_core.training.heads.examples import split_prompts
 from tests.specdec_core.recordings.test_record import record
 

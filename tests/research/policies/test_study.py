@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from research.policies.judging import judging_prompts
 from research.policies.report import verdicts
 from research.policies.study import (
     ADAPTIVE,
@@ -27,7 +28,6 @@ from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.search.results import Trial
 from specdec_core.tokens.statistics import Counts
-from specdec_core.training.heads.evaluation import judging_prompts
 
 PROFILE = Profile(
     target=ForwardCost.constant(1.0),

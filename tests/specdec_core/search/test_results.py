@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cluster.sweep.trial import assess, replayed
+from research.policies.judging import prompt_seconds
 from research.policies.study import replay_search
 from specdec_core.config import Configuration, PairSpec, RunnerSettings, parse
 from specdec_core.cost import Hardware
@@ -23,7 +24,6 @@ from specdec_core.search.load.simulator import shapes_of, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.nearest import estimated
 from specdec_core.search.results import SECONDS, for_as_many_tokens
-from specdec_core.training.heads.evaluation import prompt_seconds
 from tests.jobs.conftest import record_prompts
 
 DRAFTS = {"medium": 0.1, "small": 0.001}

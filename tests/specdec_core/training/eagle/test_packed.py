@@ -1,4 +1,4 @@
-"""A trained head is shipped in half its size, with a README that repeats its cards' numbers."""
+"""A trained head is shipped in half its size."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from specdec_core.training.recorded.finished import load_card
 from tests.specdec_core.training.conftest import Recorded
 from tests.specdec_core.training.eagle.test_training import SETTINGS
 
-NAME = "bundled:some-head"
-
 
 @pytest.fixture(scope="module")
 def trained(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -30,7 +28,7 @@ def trained(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def test_a_packed_head_is_the_trained_one_in_eight_bits(trained: Path, tmp_path: Path) -> None:
-    pack_head(trained, tmp_path / "packed", NAME)
+    pack_head(trained, tmp_path / "packed")
     config = load_skeleton(read_card(str(trained)).target).config
     whole, packed = (load_head(str(f), config) for f in (trained, tmp_path / "packed"))
     assert read_card(str(tmp_path / "packed")) == read_card(str(trained))
@@ -47,23 +45,7 @@ def test_a_packed_head_is_the_trained_one_in_eight_bits(trained: Path, tmp_path:
     assert any(not torch.equal(weights[n], w) for n, w in whole.named_parameters() if n in weights)
 
 
-def test_the_readme_has_the_cards_figures_and_what_no_card_knows(
-    trained: Path, tmp_path: Path
-) -> None:
-    card = pack_head(trained, tmp_path / "packed", NAME, "## Licence\nApache-2.0.\n")
-    page = (tmp_path / "packed" / "README.md").read_text()
-    assert page.startswith(f"# {NAME}\n")
-    assert page.endswith("\n## Licence\nApache-2.0.\n")
-    acceptance = card.best.acceptance
-    for positions, length, tokens in acceptance.kinds.values():
-        figures = f"{' | '.join(f'{a:.3f}' for a in positions)} | {1 + length:.2f} | {tokens:.2f} |"
-        assert figures in page
-    assert f"answers to {card.texts['train']:,} prompts" in page
-    assert f"--draft eagle={NAME}" in page
-    assert read_card(str(trained)).target in page
-
-
 def test_a_folder_without_a_trained_head_is_refused_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"training\.json: no such file"):
-        pack_head(tmp_path, tmp_path / "packed", NAME)
+        pack_head(tmp_path, tmp_path / "packed")
     assert not (tmp_path / "packed").exists()
