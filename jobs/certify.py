@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -22,8 +25,14 @@ from jobs.options import (
     given,
 )
 from specdec_core.base.errors import UserError
-from specdec_core.config import Placement
+from specdec_core.config import Configuration, PairSpec, Placement, RunnerSettings, parse
 from specdec_core.prompts.chat import AUTO
+
+if TYPE_CHECKING:
+    from cluster.certified_server import ServerChecks
+    from specdec_core.base.observer import Observer
+    from specdec_core.evidence.certificate.certify import Extent
+    from specdec_core.prompts.prompt import Prompt
 
 FULL = {"limit": 32, "max_new_tokens": 64, "texts": 4, "timed": 12, "repeats": 3}
 QUICK = {"limit": 8, "max_new_tokens": 32, "texts": 2, "timed": 4, "repeats": 2}
@@ -40,6 +49,28 @@ def main(
         bool, Option("--quick", help="Fewer and shorter texts: only large faults are found.")
     ] = False,
     cluster: Placed = None,
+    engine: Annotated[
+        str | None,
+        Option(help="Start this server, as vllm, with and without speculation, and check that."),
+    ] = None,
+    server: Annotated[
+        str | None,
+        Option(help="Check the running server at this URL (OpenAI's protocol), with speculation."),
+    ] = None,
+    server_model: Annotated[
+        str | None, Option(help="With --server: which of its models; unset, the only one.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        Option(
+            help="With --server: the URL of the same server without speculation; unset, the"
+            " target's weights on this machine."
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        Option(help="With --engine or --server: the data type in which the target computes."),
+    ] = None,
 ) -> None:
     """Check a configuration on its own models and write a certificate: greedy texts in float32 are
     the target's, token by token; sampled tokens have its probabilities; and live it is not slower
@@ -47,11 +78,24 @@ def main(
     is registered, to the registry. Where a check fails, there is none, and the exit code is 1.
 
     A configuration that drafts while the target verifies (PEARL) needs devices for both, in
-    --cluster."""
+    --cluster.
+
+    With --engine or --server the same is checked of another server over HTTP, with and without its
+    speculation; only its speed is not. In another type than float32, greedy texts may differ where
+    two tokens are nearly equally likely."""
     choice, source = choose(config)
     pair_spec = chosen_pair(choice.pair, None, None, max_length)
     configuration = choice.configuration
+    elsewhere = _elsewhere(engine, server, server_model, against, dtype, cluster)
+    if dtype is not None:
+        changes = {"target_dtype": dtype, "draft_dtype": dtype}
+        runner = {**pair_spec.runner.model_dump(), **changes}
+        pair_spec = pair_spec.model_copy(
+            update={"runner": parse(RunnerSettings, runner, "--dtype")}
+        )
     placement = None if cluster is None else Placement.load(cluster)
+    if elsewhere and configuration.asynchronous:
+        raise UserError(f"{configuration.label} drafts on a device of its own, not in a server")
     if placement is not None and not configuration.asynchronous:
         raise UserError(f"--cluster: {configuration.label} needs no device of its own to draft on")
     print_configuration(configuration, source)
@@ -69,10 +113,17 @@ def main(
     from specdec_core.models.fingerprints import fingerprints
     from specdec_core.models.pair import check_pair, load_pair
     from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
+    from specdec_core.servers.answers import served_fingerprints
 
     extent = Extent(**options)
-    loaded = load_prompts(prompts, count, check_pair(pair_spec), chat_template)
-    if configuration.asynchronous:
+    tokenizer = check_pair(pair_spec, served=elsewhere is not None)
+    loaded = load_prompts(prompts, count, tokenizer, chat_template)
+    certified = None
+    if elsewhere is not None:
+        with ConsoleProgress(console) as progress:
+            found = elsewhere(pair_spec, configuration, loaded, extent, progress)
+        checks, certified, pair_spec = found.checks, found.server, found.pair
+    elif configuration.asynchronous:
         from cluster.placed_bench import check_placed
 
         with ConsoleProgress(console) as progress:
@@ -90,18 +141,62 @@ def main(
         sys.exit(1)
     certificate = Certificate(
         pair=pair_spec,
-        fingerprints=fingerprints(pair_spec),
+        fingerprints=(
+            fingerprints(pair_spec)
+            if certified is None
+            else served_fingerprints(pair_spec, certified.name)
+        ),
         configuration=configuration,
         prompts=PromptSet.of(prompts, loaded, chat_template),
         max_new_tokens=options["max_new_tokens"],
         checks=checks,
         issued=datetime.now(UTC),
         environment=environment(),
+        server=certified,
     )
     point("certified", certificate.save())
     if versions := attach(certificate):
         numbers = ", ".join(map(str, versions))
         point("registry", f"version {numbers} of {pair_spec.name} carries it")
+
+
+def _elsewhere(
+    engine: str | None,
+    server: str | None,
+    server_model: str | None,
+    against: str | None,
+    dtype: str | None,
+    cluster: Path | None,
+) -> Callable[[PairSpec, Configuration, Sequence[Prompt], Extent, Observer], ServerChecks] | None:
+    """The checks in another server that the options ask for; None where they ask for none. Raises
+    :class:`UserError` for options that do not go together."""
+    if engine is None and server is None:
+        for option, value in (("against", against), ("server-model", server_model)):
+            if value is not None:
+                raise UserError(f"--{option} needs --server")
+        if dtype is not None:
+            raise UserError("--dtype needs --engine or --server")
+        return None
+    if engine is not None and (server is not None or against is not None):
+        raise UserError("--engine starts the server: give it or --server")
+    if cluster is not None:
+        raise UserError("--cluster has the devices of this library's engine, not of a server")
+    from cluster.certified_server import check_engine, check_running
+    from specdec_core.servers.answers import ServerAddress
+    from specdec_core.servers.table import server_of
+
+    if engine is not None:
+        return partial(check_engine, server_of(engine, stage="serve", option="--engine"))
+    assert server is not None
+    plain = None if against is None else ServerAddress(url=against, model=server_model)
+    running = ServerAddress(url=server, model=server_model)
+
+    def check(
+        spec: PairSpec, _: Configuration, prompts: Sequence[Prompt], extent: Extent, o: Observer
+    ) -> ServerChecks:
+        return check_running(running, plain, spec, prompts, extent, o)
+
+    return check
 
 
 if __name__ == "__main__":

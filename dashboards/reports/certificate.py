@@ -6,12 +6,14 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.sections import Section
-from specdec_core.evidence.certificate.certificate import Checks
+from specdec_core.evidence.certificate.certificate import Checks, LiveSpeed
 
 
 def checked(checks: Checks) -> Section:
     """A row for each finding, and whether it is as it must be."""
-    rows = [_greedy(checks), *_sampled(checks), _speed(checks)]
+    rows = [_greedy(checks), *_sampled(checks)]
+    if checks.speed is not None:
+        rows.append(_speed(checks.speed))
     columns = {name: cells.text(name) for name in ("check", "on", "found", "verdict")}
     failures = [number for number, row in enumerate(rows) if row["verdict"] != "ok"]
     return Section(
@@ -27,15 +29,16 @@ def _greedy(checks: Checks) -> dict[str, str]:
     greedy = checks.greedy
     return {
         "check": "greedy texts are the target's",
-        "on": f"{greedy.prompts} prompts, {greedy.tokens:,} tokens, float32",
-        "found": f"{greedy.differing} differ",
+        "on": f"{greedy.prompts} prompts, {greedy.tokens:,} tokens, {greedy.dtype}",
+        "found": f"{greedy.differing} differ"
+        + (f", {greedy.ties} at near ties" if greedy.ties else ""),
         "verdict": _verdict(greedy.passed),
     }
 
 
 def _sampled(checks: Checks) -> list[dict[str, str]]:
     sampled = checks.sampled
-    on = f"{sampled.texts} texts, {sampled.tokens:,} tokens, float32"
+    on = f"{sampled.texts} texts, {sampled.tokens:,} tokens, {checks.greedy.dtype}"
     rows = [
         {
             "check": f"sampled: {favour.kind}",
@@ -55,8 +58,7 @@ def _sampled(checks: Checks) -> list[dict[str, str]]:
     return [*rows, impossible]
 
 
-def _speed(checks: Checks) -> dict[str, str]:
-    speed = checks.speed
+def _speed(speed: LiveSpeed) -> dict[str, str]:
     return {
         "check": "speed, over autoregressive",
         "on": f"{speed.prompts} prompts × {speed.repeats}, {speed.target_dtype}",

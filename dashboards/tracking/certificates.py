@@ -70,7 +70,12 @@ def fetch(
 
 
 def _attach(client: MlflowClient, version: ModelVersion, certificate: Certificate) -> None:
+    """Add the certificate to a version. A server's certificate says nothing of this library's
+    engine: its artifact and tags have the server's name."""
     assert version.run_id  # every version of ours is a run's
-    client.log_text(version.run_id, certificate.model_dump_json(indent=1), ARTIFACT)
-    for tag, value in ((CERTIFIED, "true"), (CERTIFICATE, certificate.id)):
+    file, end = ARTIFACT, ""
+    if certificate.server is not None:
+        file, end = f"certificate/{certificate.server.key}.json", f".{certificate.server.key}"
+    client.log_text(version.run_id, certificate.model_dump_json(indent=1), file)
+    for tag, value in ((f"{CERTIFIED}{end}", "true"), (f"{CERTIFICATE}{end}", certificate.id)):
         client.set_model_version_tag(version.name, version.version, tag, value)

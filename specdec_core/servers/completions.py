@@ -1,4 +1,4 @@
-"""A running server that completes prompts greedily, over OpenAI's protocol.
+"""A running server that completes prompts, over OpenAI's protocol.
 
 Prompts are sent as token ids. The answer's token ids are taken from the server where it gives them:
 vLLM and this project's server do with `return_token_ids`. Otherwise the answer's text is tokenised
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from time import sleep
 from typing import Any
 
@@ -25,10 +26,19 @@ _UNKNOWN = (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY)
 _BUSY = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
 _TRIES = 6  # of a request to a busy server, each after twice the time of the one before
 _LOST = "\N{REPLACEMENT CHARACTER}"
+TOPS = 20  # the most likely tokens that a server names: the most by default, vLLM's and ours
+_TOKEN_ID = "token_id:"
 # Greedy decoding, whatever the server's defaults are.
 _GREEDY = {"temperature": 0, "presence_penalty": 0, "frequency_penalty": 0}
+# Drawing from the model's own distribution.
+SAMPLED: dict[str, Any] = {"temperature": 1, "top_p": 1}
 # Fields that OpenAI's protocol does not have.
-_MORE: dict[str, Any] = {"repetition_penalty": 1.0, "return_token_ids": True}
+_MORE: dict[str, Any] = {
+    "repetition_penalty": 1.0,
+    "top_k": -1,
+    "min_p": 0,
+    "return_token_ids": True,
+}
 
 
 class AnswerServer:
@@ -67,13 +77,14 @@ class AnswerServer:
         self.model = self._chosen(model)
         self._more = _MORE if self._takes(_MORE) else {}
 
-    def complete(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
-        """The greedy answer, up to and with its first end token.
+    def complete(self, prompt: Sequence[int], max_new_tokens: int, **fields: Any) -> list[int]:
+        """The answer, up to and with its first end token: greedy, unless `fields` of the request
+        say otherwise.
 
         Raises:
             UserError: the server refuses the request, or its answer is no completion.
         """
-        body = {**self._body(prompt, max_new_tokens), **self._more}
+        body = {**self._body(prompt, max_new_tokens), **self._more, **fields}
         choice = self._choice(self._send("POST", "/v1/completions", body))
         tokens = choice.get("token_ids")
         if tokens is None:
@@ -82,6 +93,39 @@ class AnswerServer:
         if not end:
             raise UserError(f"{self.url}: an answer without a token")
         return list(tokens[:end])
+
+    def logprobs(self, tokens: Sequence[int]) -> list[dict[int, float]]:
+        """For each token after the first, the log-probabilities that the model gave in its place:
+        of the most likely tokens, :data:`TOPS` at most, and of the token itself. They are those of
+        the model, before sampling changes them.
+
+        Raises:
+            UserError: the server refuses the request, or gives no such log-probabilities.
+        """
+        fields = {"echo": True, "logprobs": TOPS, "return_tokens_as_token_ids": True}
+        body = {**self._body(tokens, 0), **fields}
+        choice = self._choice(self._send("POST", "/v1/completions", body))
+        try:
+            tops = choice["logprobs"]["top_logprobs"][1 : len(tokens)]
+            found = [
+                {int(name.removeprefix(_TOKEN_ID)): float(p) for name, p in top.items()}
+                for top in tops
+            ]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            found = []
+        if len(found) != len(tokens) - 1:
+            raise UserError(
+                f"{self.url}: does not give the log-probabilities of a prompt's tokens by their ids"
+            )
+        return found
+
+    @property
+    def version(self) -> str:
+        """What the server says of its version; empty where it says nothing."""
+        answer = self._send("GET", "/version")
+        with suppress(ValueError, KeyError, TypeError):
+            return str(answer.json()["version"])
+        return ""
 
     def close(self) -> None:
         self._http.close()

@@ -204,6 +204,18 @@ class Server(ABC):
         does not run, or sizes do not fit."""
         raise NotImplementedError
 
+    def mode_of(self, configuration: Configuration, models: Models) -> Mode:
+        """The mode for a configuration: with its counterpart, else with the plug-in. Raises
+        :class:`UserError` where it has neither."""
+        name = f"{self.title}, {configuration.label}"
+        if found := self.compared({name: configuration.drafter}, models):
+            return found[0]
+        if "plug_in" not in self.stages:
+            raise UserError(f"{self.title} has no counterpart of {configuration.label}")
+        drafts = configuration.drafts_of(models.drafts).values()
+        self.check_plug_in(configuration, [draft.place for draft in drafts])
+        return self.plug_in_mode(configuration, name)
+
     def compared(
         self, drafters: Mapping[str, DrafterSettings | None], models: Models
     ) -> list[Mode]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -63,26 +63,27 @@ class TokenTexts:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data), list(data)
 
     def completion(
-        self, tokens: Sequence[TokenLogprobs], offset: int, unknown: int | None = None
+        self,
+        tokens: Sequence[TokenLogprobs],
+        offset: int,
+        unknown: int | None = None,
+        by_id: bool = False,
     ) -> CompletionLogprobs:
         """In the shape of `/v1/completions`. The first token's text is at `offset`. The token
-        `unknown`, without a log-probability, precedes `tokens`."""
+        `unknown`, without a log-probability, precedes `tokens`. With `by_id`, tokens are named as
+        `token_id:5`."""
+        named = _by_id if by_id else self._text
         before = [] if unknown is None else [unknown]
-        names = [self.named(token)[0] for token in (*before, *(e.token for e in tokens))]
+        names = [named(token) for token in (*before, *(e.token for e in tokens))]
         return CompletionLogprobs(
             tokens=names,
             token_logprobs=[*(None for _ in before), *(max(e.logprob, _LEAST) for e in tokens)],
-            top_logprobs=[*(None for _ in before), *map(self._tops, tokens)],
+            top_logprobs=[*(None for _ in before), *(_tops(each, named) for each in tokens)],
             text_offset=[*accumulate(map(len, names[:-1]), initial=offset)] if names else [],
         )
 
-    def _tops(self, entry: TokenLogprobs) -> dict[str, float]:
-        """The most likely tokens by name. Of tokens with one name, the token itself counts, or else
-        the most likely one."""
-        tops: dict[str, float] = {}
-        for token, value in ((entry.token, entry.logprob), *entry.top):
-            tops.setdefault(self.named(token)[0], max(value, _LEAST))
-        return tops
+    def _text(self, token: int) -> str:
+        return self.named(token)[0]
 
     def chat(self, tokens: Sequence[TokenLogprobs]) -> ChatLogprobs:
         """In the shape of `/v1/chat/completions`."""
@@ -99,6 +100,20 @@ class TokenTexts:
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         name, data = self.named(token)
         return {"token": name, "logprob": max(logprob, _LEAST), "bytes": data}
+
+
+def _by_id(token: int) -> str:
+    """A token's name as vLLM has it with `return_tokens_as_token_ids`."""
+    return f"token_id:{token}"
+
+
+def _tops(entry: TokenLogprobs, named: Callable[[int], str]) -> dict[str, float]:
+    """The most likely tokens by name. Of tokens with one name, the token itself counts, or else
+    the most likely one."""
+    tops: dict[str, float] = {}
+    for token, value in ((entry.token, entry.logprob), *entry.top):
+        tops.setdefault(named(token), max(value, _LEAST))
+    return tops
 
 
 def _spaces(name: str, space: str = "▁") -> str:

@@ -5,6 +5,7 @@ These are values, so that reading a certificate loads no model.
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,25 @@ from specdec_core.prompts.prompt import PromptSet
 
 
 class GreedyIdentity(Value):
-    """Greedy outputs in float32, with `slots` requests decoded together, compared with outputs of
-    autoregressive decoding, one request at a time. `first` says where the first difference is."""
+    """Greedy outputs with `slots` requests decoded together, compared with outputs of
+    autoregressive decoding. `first` says where the first difference is.
+
+    In float32 all must be equal. In another data type of a server's, rounding depends on the tokens
+    that a forward verifies: an output may differ where two tokens are nearly equally likely. `ties`
+    of the differing outputs do.
+    """
 
     prompts: int
     tokens: int
     slots: int
     differing: int
     first: str = ""
+    ties: int = 0
+    dtype: str = "float32"
 
     @property
     def passed(self) -> bool:
-        return self.differing == 0
+        return self.differing == self.ties
 
 
 class Favour(Value):
@@ -54,7 +62,7 @@ class Favour(Value):
 
 
 class SampledDistribution(Value):
-    """Sampled tokens against the target's own probabilities for each of them, in float32. All
+    """Sampled tokens against the target's own probabilities for each of them. All
     `favours` together are false alarms with probability `level`; `impossible` tokens are those to
     which the sampling gives no probability."""
 
@@ -94,11 +102,12 @@ class LiveSpeed(Value):
 
 
 class Checks(Value):
-    """What was found; also where it is no reason for a certificate."""
+    """What was found; also where it is no reason for a certificate. A server's speed is not
+    measured."""
 
     greedy: GreedyIdentity
     sampled: SampledDistribution
-    speed: LiveSpeed
+    speed: LiveSpeed | None = None
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -106,13 +115,35 @@ class Checks(Value):
         passed = {
             "greedy identity": self.greedy.passed,
             "distribution": self.sampled.passed,
-            "speed": self.speed.passed,
+            "speed": self.speed is None or self.speed.passed,
         }
         return tuple(name for name, found in passed.items() if not found)
 
 
+class CertifiedServer(Value):
+    """The server in which a configuration was checked.
+
+    Args:
+        name: the server's, as `--engine` takes it; of a running server, its URL.
+        version: what it says of its version.
+        settings: those that it was started with; none are known of a running server.
+        reference: what its output was compared with, in words.
+    """
+
+    name: str
+    version: str
+    settings: dict[str, Any]
+    reference: str
+
+    @property
+    def key(self) -> str:
+        """The name in names of files and tags."""
+        return re.sub(r"\W+", "-", self.name)
+
+
 class Certificate(Value):
-    """The checks of a configuration on the weights with these `fingerprints`; all were passed.
+    """The checks of a configuration on the weights with these `fingerprints`; all were passed. In a
+    `server`, unless they were made in this library's engine.
 
     It is not signed: it keeps a mistake from being served, not a forger.
     """
@@ -125,6 +156,7 @@ class Certificate(Value):
     checks: Checks
     issued: datetime
     environment: dict[str, str]
+    server: CertifiedServer | None = None
 
     def model_post_init(self, _: Any) -> None:
         if self.checks.failures:
@@ -138,31 +170,39 @@ class Certificate(Value):
     @property
     def sentence(self) -> str:
         """What it says, in a line."""
-        checks = self.checks
+        checks, speed = self.checks, self.checks.speed
+        where = "" if self.server is None else f" in {self.server.version or self.server.name}"
         return (
-            f"certified {self.issued:%Y-%m-%d}: {checks.greedy.tokens:,} greedy and"
-            f" {checks.sampled.tokens:,} sampled tokens as the target's,"
-            f" {checks.speed.ratio:.2f}× autoregressive"
+            f"certified {self.issued:%Y-%m-%d}{where}: {checks.greedy.tokens:,} greedy and"
+            f" {checks.sampled.tokens:,} sampled tokens as the target's"
+            + ("" if speed is None else f", {speed.ratio:.2f}× autoregressive")
         )
 
     def save(self) -> Path:
         """Write it where :func:`find_certificate` looks."""
-        path = certificate_path(self.pair, self.configuration)
+        key = None if self.server is None else self.server.key
+        path = certificate_path(self.pair, self.configuration, key)
         return write_atomically(path, self.model_dump_json(indent=1))
 
 
-def certificate_path(pair: PairSpec, configuration: Configuration) -> Path:
-    """The workspace's file for the certificate of a configuration."""
-    return workspace() / "certificates" / f"{pair.name}-{configuration.id}.json"
+def certificate_path(
+    pair: PairSpec, configuration: Configuration, server: str | None = None
+) -> Path:
+    """The workspace's file for the certificate of a configuration, in the server of a key."""
+    where = "" if server is None else f"-{server}"
+    return workspace() / "certificates" / f"{pair.name}-{configuration.id}{where}.json"
 
 
-def find_certificate(pair: PairSpec, configuration: Configuration) -> Certificate | None:
-    """The workspace's certificate of a configuration on these very weights; None where it has none.
+def find_certificate(
+    pair: PairSpec, configuration: Configuration, server: str | None = None
+) -> Certificate | None:
+    """The workspace's certificate of a configuration on these very weights, in the server of a key;
+    None where it has none.
 
     Raises:
         UserError: there is a file, but no certificate in it.
     """
-    path = certificate_path(pair, configuration)
+    path = certificate_path(pair, configuration, server)
     if not path.exists():
         return None
     try:

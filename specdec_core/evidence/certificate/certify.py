@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -120,7 +121,7 @@ def check_greedy(
     for request, one, other in zip(requests, found, expected, strict=True):
         if one.tokens != other.tokens:
             differing += 1
-            first = first or _difference(pair, request, one.tokens, other.tokens)
+            first = first or difference(request, one.tokens, other.tokens, partial(margin_of, pair))
     return GreedyIdentity(
         prompts=len(requests),
         tokens=sum(len(generation.tokens) for generation in expected),
@@ -130,17 +131,28 @@ def check_greedy(
     )
 
 
-@torch.inference_mode()
-def _difference(pair: Pair, request: Request, ours: Sequence[int], theirs: Sequence[int]) -> str:
+def difference(
+    request: Request,
+    ours: Sequence[int],
+    theirs: Sequence[int],
+    margin: Callable[[Sequence[int], int, int], float],
+) -> str:
     """Where two texts begin to differ, and by how much the target prefers its own token: next to
-    nothing tells of a tie that rounding decides, and not of a fault."""
+    nothing tells of a tie that rounding decides, and not of a fault. `margin` gives that for the
+    tokens before, the target's token and the other one."""
     at = first_difference(ours, theirs)
     if at is None or at == min(len(ours), len(theirs)):
         return f"prompt {request.id}, after token {at}: one of the texts ends there"
-    text = torch.tensor([[*request.tokens, *theirs[:at]]], device=pair.target.device)
-    logits = pair.target(input_ids=text).logits[0, -1].float()
-    margin = float(logits[theirs[at]] - logits[ours[at]])
+    higher = margin([*request.tokens, *theirs[:at]], theirs[at], ours[at])
     return (
         f"prompt {request.id}, token {at}: {ours[at]} in place of {theirs[at]}, whose logit is"
-        f" {margin:.2g} higher"
+        f" {higher:.2g} higher"
     )
+
+
+@torch.inference_mode()
+def margin_of(pair: Pair, tokens: Sequence[int], preferred: int, other: int) -> float:
+    """By how much the target's logit of one token is higher than that of another."""
+    text = torch.tensor([tokens], device=pair.target.device)
+    logits = pair.target(input_ids=text).logits[0, -1].float()
+    return float(logits[preferred] - logits[other])

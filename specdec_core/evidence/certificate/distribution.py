@@ -44,6 +44,9 @@ Text = tuple[tuple[int, ...], list[int]]  # a prompt and its output
 # The set of tokens (positions, vocabulary) of each position of an output, by the prompt, the output
 # and the target's probabilities (positions, vocabulary); only what comes before a position is used.
 Favoured = Callable[[Sequence[int], Sequence[int], Tensor], Tensor]
+# The target's probabilities (positions, vocabulary) for each token of an output behind its first,
+# by the prompt and the output. Those that are unknown are 0.
+Known = Callable[[Sequence[int], Sequence[int]], Tensor]
 
 
 def check_distribution(
@@ -68,10 +71,15 @@ def check_distribution(
 
 @torch.inference_mode()
 def compare(
-    pair: Pair, sampling: Sampling, texts: Sequence[Text], observer: Observer
+    pair: Pair,
+    sampling: Sampling,
+    texts: Sequence[Text],
+    observer: Observer,
+    known: Known | None = None,
 ) -> SampledDistribution:
     """Compare the tokens of sampled `texts` behind the first with the target's probabilities, read
-    from one plain forward over each text."""
+    from one plain forward over each text. With `known`, the probabilities that sampling leaves
+    unchanged are given, and the target's weights are not used."""
     kinds = _kinds(pair, sampling)
     sums = {kind: _Sum() for kind in kinds}
     tokens = impossible = 0
@@ -80,13 +88,22 @@ def compare(
         observer.step()
         if len(output) < 2:
             continue
-        logits = _edited(_logits(pair.target, prompt, output), sampling, prompt, output)
-        probs = warp(logits, sampling).double()
+        if known is None:
+            logits = _edited(_logits(pair.target, prompt, output), sampling, prompt, output)
+            probs = warp(logits, sampling).double()
+            probs /= probs.sum(dim=-1, keepdim=True)
+            possible = warp(logits, _looser(sampling)) > 0
+        else:
+            probs = known(prompt, output)
+            possible = torch.ones_like(probs, dtype=torch.bool)  # by no warper excluded
         drawn = torch.tensor(output[1:], device=probs.device)[:, None]
-        impossible += int((warp(logits, _looser(sampling)).gather(1, drawn) == 0).sum())
+        impossible += int((~possible.gather(1, drawn)).sum())
         tokens += len(output) - 1
         for kind, favoured in kinds.items():
-            sums[kind].add(favoured(prompt, output, probs), probs, drawn)
+            members = favoured(prompt, output, probs)
+            if known is not None:
+                members &= probs > 0
+            sums[kind].add(members, probs, drawn)
     favours = tuple(sums[kind].favour(kind, tokens, len(sums)) for kind in kinds)
     return SampledDistribution(
         sampling=sampling,
@@ -107,7 +124,7 @@ class _Sum:
     drawn: int = 0
 
     def add(self, members: Tensor, probs: Tensor, drawn: Tensor) -> None:
-        expected = (probs * members).sum(dim=-1) / probs.sum(dim=-1)
+        expected = (probs * members).sum(dim=-1)
         self.expected += expected.clamp(0, 1).tolist()
         self.drawn += int(members.gather(1, drawn).sum())
 
@@ -146,7 +163,7 @@ def _kinds(pair: Pair, sampling: Sampling) -> dict[str, Favoured]:
         def preferred(
             prompt: Sequence[int], output: Sequence[int], probs: Tensor, draft: object = draft
         ) -> Tensor:
-            q = warp(_logits(draft, prompt, output), sampling)
+            q = warp(_logits(draft, prompt, output), sampling).to(probs.device)
             members = torch.zeros_like(probs, dtype=torch.bool)
             # A draft model may lack the target's padding entries.
             members[:, : q.shape[-1]] = q > probs[:, : q.shape[-1]]

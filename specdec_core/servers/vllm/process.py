@@ -163,8 +163,8 @@ def served(pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> Served
 
     bound = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))} if cores else {}
     variables = inherited_environment() | process_environment(pair.spec.runner.threads) | bound
+    variables |= library_environment(folder)  # with the repair of its sampling
     if mode.plug_in is not None:
-        variables |= library_environment(folder)
         variables |= plug_in_environment(mode.plug_in, pair.spec, folder)
     return ServedMode(
         version=next(names, "vllm").removesuffix(".dist-info").replace("-", " "),

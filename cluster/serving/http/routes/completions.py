@@ -44,6 +44,7 @@ class CompletionRequest(GenerationRequest):
     max_tokens: Count | None = None
     echo: bool | None = None
     logprobs: Tops | None = None
+    return_tokens_as_token_ids: bool | None = None  # in logprobs
     add_special_tokens: bool | None = None
     suffix: Literal[""] | None = neutral('""; others are not supported')
     user: str | None = None
@@ -174,6 +175,7 @@ class CompletionAnswer(ChoicesAnswer[CompletionRequest]):
             return None
         unknown = None if prompt is None else self.requests[index].tokens[0]
         known = [*(prompt or ()), *(tokens or ())]
-        logprobs = self.prompts.texts.completion(known, self._offsets[index], unknown)
+        by_id = bool(self.body.return_tokens_as_token_ids)
+        logprobs = self.prompts.texts.completion(known, self._offsets[index], unknown, by_id)
         self._offsets[index] += sum(map(len, logprobs.tokens))
         return logprobs

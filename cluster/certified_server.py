@@ -1,0 +1,154 @@
+"""The checks of a certificate, in a server that is started or runs already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from cluster.serving.server_process import ServerProcess, running
+from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
+from specdec_core.base.uris import without_passwords
+from specdec_core.config import Configuration, PairSpec
+from specdec_core.evidence.certificate.certificate import CertifiedServer, Checks
+from specdec_core.evidence.certificate.certify import Extent, in_float32
+from specdec_core.evidence.certificate.served import (
+    Asked,
+    Reference,
+    Speculated,
+    check_server,
+    gives_logprobs,
+)
+from specdec_core.models.pair import Pair, load_pair
+from specdec_core.prompts.prompt import Prompt
+from specdec_core.servers.answers import ServerAddress, served_pair
+from specdec_core.servers.completions import AnswerServer
+from specdec_core.servers.model_files import models_of
+from specdec_core.servers.server import Mode, Server
+
+WEIGHTS = "the target's weights in float32"
+
+
+@dataclass(frozen=True)
+class ServerChecks:
+    """What was found of a server, and the pair with concrete data types."""
+
+    checks: Checks
+    server: CertifiedServer
+    pair: PairSpec
+
+
+def check_engine(
+    server: Server,
+    spec: PairSpec,
+    configuration: Configuration,
+    prompts: Sequence[Prompt],
+    extent: Extent,
+    observer: Observer,
+) -> ServerChecks:
+    """Start a server with a configuration, and then without speculation, and compare their output.
+
+    Raises:
+        UserError: the server is not installed, has no such configuration, or does not start.
+    """
+    pair = served_pair(spec)
+    asked, clients = Asked.of(prompts, pair, extent), extent.slots
+    models = models_of(pair.spec, server.heads, dtype=_dtype(pair))
+    mode = server.mode_of(configuration, models)
+    if mode.autoregressive:
+        raise UserError(f"{server.title}: {configuration.label} drafts nothing, which is no change")
+    if (reason := server.missing(mode.settings)) is not None:
+        raise UserError(f"{server.title}: {reason}")
+    with TemporaryDirectory() as scratch, _started(server, pair, mode, clients, scratch) as found:
+        answerer, version, settings = found
+        speculated = Speculated.of(answerer, asked, clients, observer)
+    plain = Mode(server.title, {})
+    with TemporaryDirectory() as scratch, _started(server, pair, plain, clients, scratch) as found:
+        answerer, *_ = found
+        checks, compared = _compared(
+            speculated, asked, pair, clients, observer, answerer, f"{version} without speculation"
+        )
+    certified = CertifiedServer(
+        name=server.name, version=version, settings=settings, reference=compared
+    )
+    return ServerChecks(checks, certified, pair.spec)
+
+
+def check_running(
+    address: ServerAddress,
+    against: ServerAddress | None,
+    spec: PairSpec,
+    prompts: Sequence[Prompt],
+    extent: Extent,
+    observer: Observer,
+) -> ServerChecks:
+    """Compare the output of a running server with that of another one, or of the target's weights.
+
+    Raises:
+        UserError: a server does not answer, or there are no weights on this machine.
+    """
+    pair = served_pair(spec)
+    asked, clients = Asked.of(prompts, pair, extent), extent.slots
+    with _open(address, pair) as server:
+        speculated = Speculated.of(server, asked, clients, observer)
+        version = server.version
+    if against is None:
+        checks, compared = _compared(speculated, asked, pair, clients, observer)
+    else:
+        with _open(against, pair) as plain:
+            checks, compared = _compared(
+                speculated, asked, pair, clients, observer, plain, without_passwords(against.url)
+            )
+    name = without_passwords(address.url)
+    certified = CertifiedServer(name=name, version=version, settings={}, reference=compared)
+    return ServerChecks(checks, certified, pair.spec)
+
+
+def _compared(
+    speculated: Speculated,
+    asked: Asked,
+    pair: Pair,
+    clients: int,
+    observer: Observer,
+    plain: AnswerServer | None = None,
+    name: str = "",
+) -> tuple[Checks, str]:
+    """The comparison with a server without speculation that gives log-probabilities, or else with
+    the target's weights; and the reference in words."""
+    dtype = pair.spec.runner.target_dtype
+    if plain is not None and gives_logprobs(plain, asked):
+        reference = Reference.of_server(plain, asked, pair, clients, observer)
+    else:
+        name, pair = WEIGHTS, in_float32(load_pair(pair.spec))
+        reference = Reference.of_weights(pair, asked, observer)
+    return check_server(speculated, reference, asked, pair, dtype, clients, observer), name
+
+
+@contextmanager
+def _started(
+    server: Server, pair: Pair, mode: Mode, clients: int, scratch: str
+) -> Iterator[tuple[AnswerServer, str, dict[str, object]]]:
+    """A server in a mode during the block, with its version and settings."""
+    served = server.served(pair, mode, (), Path(scratch))
+    process = ServerProcess(
+        mode.name, lambda port: served.command(clients, port), served.environment
+    )
+    with running(process) as url, _open(ServerAddress(url=url), pair) as answerer:
+        yield answerer, served.version, served.settings
+
+
+@contextmanager
+def _open(address: ServerAddress, pair: Pair) -> Iterator[AnswerServer]:
+    server = AnswerServer(address.url, pair.tokenizer, pair.eos_token_ids, address.model)
+    with closing(server):
+        yield server
+
+
+def _dtype(pair: Pair) -> torch.dtype:
+    found: torch.dtype = getattr(torch, pair.spec.runner.target_dtype)
+    return found

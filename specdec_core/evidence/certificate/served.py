@@ -1,0 +1,201 @@
+"""A server's output with speculation is its output without, checked over HTTP.
+
+The server without speculation is the reference: its greedy outputs, and its own log-probabilities
+of the tokens that the other one has sampled. A server gives those before its sampling changes them,
+and of its most likely tokens only. So tokens are sampled at temperature 1 without top-k, top-p or
+penalties, and the sets that are counted hold tokens among the reference's most likely ones. It is
+assumed that the log-probabilities of a given sequence are those of decoding it, up to rounding;
+that is far less than what the test detects.
+
+Where no server without speculation gives log-probabilities, the target's weights on this machine
+are the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+
+import torch
+from torch import Tensor
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
+from specdec_core.config import AUTOREGRESSIVE, Sampling
+from specdec_core.engine import Engine, Request
+from specdec_core.evidence.bench.result import first_difference
+from specdec_core.evidence.certificate.certificate import Checks, GreedyIdentity
+from specdec_core.evidence.certificate.certify import Extent, difference, margin_of
+from specdec_core.evidence.certificate.distribution import Known, compare
+from specdec_core.models.pair import Pair
+from specdec_core.prompts.conversation import conversations, turn_id
+from specdec_core.prompts.prompt import Prompt
+from specdec_core.servers.completions import SAMPLED, TOPS, AnswerServer
+
+SAMPLING = Sampling(temperature=1.0)
+_TIE = 0.5  # difference of two logits that rounding to bfloat16 or float16 may turn round
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a server is asked: the first turn of each prompt, and several samples for each."""
+
+    greedy: list[Request]
+    sampled: list[Request]
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], pair: Pair, extent: Extent) -> Asked:
+        """Raises :class:`UserError` for a prompt that does not fit."""
+        length = extent.max_new_tokens
+        asked = conversations(prompts, pair.tokenizer, length, pair.max_length)
+        greedy = [Request(turn_id(c.prompt.id, 1), c.tokens([]), length) for c in asked]
+        sampled = [
+            replace(request, id=f"{request.id} {n}", seed=number * extent.texts + n)
+            for number, request in enumerate(greedy)
+            for n in range(extent.texts)
+        ]
+        return cls(greedy, sampled)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Decoding without speculation: greedy outputs; by how much it prefers one token to another
+    behind given ones; and probabilities, unless the target's weights give them."""
+
+    greedy: Sequence[Sequence[int]]
+    margin: Callable[[Sequence[int], int, int], float]
+    known: Known | None = None
+
+    @classmethod
+    def of_server(
+        cls, server: AnswerServer, asked: Asked, pair: Pair, clients: int, observer: Observer
+    ) -> Reference:
+        """Raises :class:`UserError` where the server does not answer."""
+        greedy = answers(server, asked.greedy, clients, observer, "greedy texts, autoregressive")
+        size = pair.target.config.get_text_config(decoder=True).vocab_size
+        return cls(greedy, partial(_margin, server), partial(_known, server, size))
+
+    @classmethod
+    def of_weights(cls, pair: Pair, asked: Asked, observer: Observer) -> Reference:
+        """The loaded target."""
+        observer.stage("greedy texts, autoregressive", len(asked.greedy))
+        generations = Engine(pair, AUTOREGRESSIVE).generate(asked.greedy, lambda _: observer.step())
+        return cls([each.tokens for each in generations], partial(margin_of, pair))
+
+
+def gives_logprobs(server: AnswerServer, asked: Asked) -> bool:
+    """Whether a server can be the reference of what is sampled."""
+    try:
+        server.logprobs(asked.greedy[0].tokens)
+    except UserError:
+        return False
+    return True
+
+
+def answers(
+    server: AnswerServer,
+    requests: Sequence[Request],
+    clients: int,
+    observer: Observer,
+    stage: str,
+    sampled: bool = False,
+) -> list[list[int]]:
+    """A server's answers, `clients` requests at a time. Raises :class:`UserError`."""
+    observer.stage(stage, len(requests))
+
+    def answer(request: Request) -> list[int]:
+        fields = {**SAMPLED, "seed": request.seed} if sampled else {}
+        return server.complete(request.tokens, request.max_new_tokens, **fields)
+
+    found = []
+    pool = ThreadPoolExecutor(clients)
+    try:
+        for each in pool.map(answer, requests):
+            found.append(each)
+            observer.step()
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return found
+
+
+@dataclass(frozen=True)
+class Speculated:
+    """The answers of a server with speculation."""
+
+    greedy: list[list[int]]
+    sampled: list[list[int]]
+
+    @classmethod
+    def of(cls, server: AnswerServer, asked: Asked, clients: int, observer: Observer) -> Speculated:
+        """Raises :class:`UserError` where the server does not answer."""
+        return cls(
+            answers(server, asked.greedy, clients, observer, "greedy texts, speculative"),
+            answers(server, asked.sampled, clients, observer, "sampled texts", sampled=True),
+        )
+
+
+def check_server(
+    found: Speculated,
+    reference: Reference,
+    asked: Asked,
+    pair: Pair,
+    dtype: str,
+    clients: int,
+    observer: Observer,
+) -> Checks:
+    """Compare what a server has answered with a reference. The server's target computes in
+    `dtype`; `pair` has the drafts."""
+    texts = [(r.tokens, output) for r, output in zip(asked.sampled, found.sampled, strict=True)]
+    return Checks(
+        greedy=compared_greedy(found, reference, asked, dtype, clients),
+        sampled=compare(pair, SAMPLING, texts, observer, reference.known),
+    )
+
+
+def compared_greedy(
+    found: Speculated, reference: Reference, asked: Asked, dtype: str, clients: int
+) -> GreedyIdentity:
+    differing, ties, first = 0, 0, ""
+    for request, ours, theirs in zip(asked.greedy, found.greedy, reference.greedy, strict=True):
+        at = first_difference(ours, theirs)
+        if at is None:
+            continue
+        differing += 1
+        first = first or difference(request, ours, theirs, reference.margin)
+        if dtype != "float32" and at < min(len(ours), len(theirs)):
+            before = [*request.tokens, *theirs[:at]]
+            ties += reference.margin(before, theirs[at], ours[at]) < _TIE
+    return GreedyIdentity(
+        prompts=len(asked.greedy),
+        tokens=sum(map(len, reference.greedy)),
+        slots=clients,
+        differing=differing,
+        first=first,
+        ties=ties,
+        dtype=dtype,
+    )
+
+
+def _margin(server: AnswerServer, tokens: Sequence[int], preferred: int, other: int) -> float:
+    """By how much a server's logit of one token is higher than that of another; infinite for a
+    token that is not among the most likely ones."""
+    logprobs = server.logprobs([*tokens, preferred])[-1]
+    return logprobs[preferred] - logprobs.get(other, -inf)
+
+
+def _known(
+    server: AnswerServer, vocab_size: int, prompt: Sequence[int], output: Sequence[int]
+) -> Tensor:
+    """A server's probabilities of the most likely tokens, for each token of an output behind its
+    first. A token that is known only because it was sampled is left out: whether a set holds it
+    would depend on the sample."""
+    rows = server.logprobs([*prompt, *output])[len(prompt) :]
+    probs = torch.zeros(len(rows), vocab_size, dtype=torch.float64)
+    for row, logprobs in zip(probs, rows, strict=True):
+        tops = sorted(logprobs.items(), key=lambda item: -item[1])[:TOPS]
+        tokens, values = zip(*tops, strict=True)
+        row[list(tokens)] = torch.tensor(values, dtype=torch.float64).exp()
+    return probs

@@ -1,0 +1,120 @@
+"""A server with speculation writes what it writes without, as checked over HTTP."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from cluster.certified_server import WEIGHTS, ServerChecks, check_running
+from cluster.serving.server_process import running
+from jobs import certify
+from specdec_core.base.observer import Observer
+from specdec_core.config import AUTOREGRESSIVE, PairConfiguration, PairSpec, Sampling
+from specdec_core.engine import Request
+from specdec_core.evidence.certificate.certificate import find_certificate
+from specdec_core.evidence.certificate.certify import Extent
+from specdec_core.evidence.certificate.served import (
+    Asked,
+    Reference,
+    Speculated,
+    compared_greedy,
+)
+from specdec_core.models.pair import Pair
+from specdec_core.prompts.prompt import Prompt
+from specdec_core.servers.answers import ServerAddress
+from tests.commands import Command, assert_refused, prompts_file
+from tests.local_server import engine_server
+from tests.specdec_core.kinds import chain, configured
+
+CHAIN = configured(chain(max_tokens=4))
+TEXTS = ("def main(", "class A:", "import os", "x = 1", "return tokenizer.")
+SHORT = ["--limit", "1", "--max-new-tokens", "8"]
+PROMPTS = [Prompt(text, text) for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def urls(tiny_pair: Pair) -> Iterator[tuple[str, str]]:
+    """Our own server with speculation, and without."""
+    with (
+        running(engine_server(tiny_pair, CHAIN, 4)) as speculating,
+        running(engine_server(tiny_pair, AUTOREGRESSIVE, 4)) as plain,
+    ):
+        yield speculating, plain
+
+
+def checks_of(urls: tuple[str, str], spec: PairSpec, texts: int, weights: bool) -> ServerChecks:
+    speculating, plain = (ServerAddress(url=url) for url in urls)
+    extent = Extent(max_new_tokens=24, texts=texts)
+    against = None if weights else plain
+    return check_running(speculating, against, spec, PROMPTS, extent, Observer())
+
+
+def test_a_lossless_server_gets_a_certificate(
+    urls: tuple[str, str], tiny_spec: PairSpec, command: Command, tmp_path: Path
+) -> None:
+    chosen = PairConfiguration(pair=tiny_spec, configuration=CHAIN)
+    options = ["--config", chosen.save(tmp_path / "c.yaml"), "--quick"]
+    options += ["--prompts", prompts_file(tmp_path, TEXTS), "--server", urls[0]]
+    done = command(certify.main, tmp_path, *options, "--against", urls[1])
+    assert done.returncode == 0, done
+    assert "0 differ" in done.stdout
+    assert "preferred by the draft" in done.stdout
+    assert find_certificate(tiny_spec, CHAIN) is None  # of our engine nothing was shown
+    key = re.sub(r"\W+", "-", urls[0])
+    certificate = find_certificate(tiny_spec, CHAIN, key)
+    assert certificate is not None
+    assert certificate.server is not None
+    assert certificate.server.reference == urls[1]
+    assert certificate.server.version
+    assert certificate.checks.speed is None
+    assert certificate.checks.greedy.tokens > 100
+
+
+@pytest.mark.parametrize("weights", [False, True], ids=["server", "weights"])
+def test_drawing_at_a_wrong_temperature_is_found(
+    urls: tuple[str, str], tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch, weights: bool
+) -> None:
+    """As vLLM's build for CPUs does when it speculates."""
+
+    def colder(logits: Tensor, samplings: list[Sampling]) -> Tensor:
+        return (logits.float() / 0.6).softmax(dim=-1)
+
+    monkeypatch.setattr("specdec_core.engine.judging.distributions", colder)
+    found = checks_of(urls, tiny_spec, 8, weights)
+    assert (found.server.reference == WEIGHTS) == weights
+    assert found.checks.failures == ("distribution",)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "margin", "passed"),
+    [("float32", 0.01, False), ("bfloat16", 0.01, True), ("bfloat16", 2.0, False)],
+)
+def test_in_short_types_near_ties_may_differ(dtype: str, margin: float, passed: bool) -> None:
+    asked = Asked([Request("one", (1, 2), 3), Request("two", (1,), 3)], [])
+    found = Speculated([[5, 6, 7], [5, 6, 7]], [])
+    reference = Reference([[5, 6, 7], [5, 9, 7]], lambda tokens, preferred, other: margin)
+    greedy = compared_greedy(found, reference, asked, dtype, clients=2)
+    assert (greedy.differing, greedy.passed) == (1, passed)
+    assert "prompt two, token 1: 6 in place of 9" in greedy.first
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--against", "http://127.0.0.1:9"], "--against needs --server"),
+        (["--dtype", "float32"], "--dtype needs --engine or --server"),
+        (["--engine", "vllm", "--server", "http://127.0.0.1:9"], "give it or --server"),
+        (["--engine", "sglang"], "it has no server that this library starts"),
+        (["--server", "http://127.0.0.1:9", *SHORT], "http://127.0.0.1:9: does not answer"),
+    ],
+)
+def test_wrong_options_are_refused(
+    command: Command, tmp_path: Path, tiny_spec: PairSpec, options: list[str], message: str
+) -> None:
+    chosen = PairConfiguration(pair=tiny_spec, configuration=CHAIN)
+    done = command(certify.main, tmp_path, "--config", chosen.save(tmp_path / "c.yaml"), *options)
+    assert_refused(done, message)
