@@ -269,8 +269,8 @@ def check_pair(spec: PairSpec, served: bool = False) -> PreTrainedTokenizerBase:
 def _warn_of_short(name: str, limit: int, length: int) -> None:
     """Warn in one line, once for each draft."""
     log.warning(
-        "%s: this draft has %s positions, and texts may have %s tokens: behind the first %s of a"
-        " text it drafts nothing",
+        "%s: this draft has %s positions, and sequences may have %s tokens: it drafts nothing after"
+        " the first %s",
         name,
         *(f"{number:,}" for number in (limit, length, limit)),
     )

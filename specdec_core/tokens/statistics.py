@@ -103,9 +103,9 @@ class Generation:
         """The error that ended it; None where there is none."""
         if self.finish_reason != "error":
             return None
-        text = self.prompt_tokens + len(self.tokens)
+        length = self.prompt_tokens + len(self.tokens)
         return (
-            f"behind the {text} tokens of this text the target's logits are NaN or infinite, or"
+            f"after {length} tokens of this sequence the target's logits are NaN or infinite, or"
             " exclude every token"
         )
 

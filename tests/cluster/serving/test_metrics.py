@@ -255,8 +255,8 @@ def test_a_request_whose_logits_are_no_numbers_is_told_and_counted(tiny_spec: Pa
         assert answer["usage"]["completion_tokens"] == 20
         assert whole.status_code == 500
         assert whole.json()["error"]["code"] == "no_numbers"
-        assert "behind the 3 tokens of this text" in whole.json()["error"]["message"]
-        assert "behind the 3 tokens of this text" in events.text
+        assert "after 3 tokens of this sequence" in whole.json()["error"]["message"]
+        assert "after 3 tokens of this sequence" in events.text
         found = await server.metrics()
         assert value(found, "vllm:request_success_total", finished_reason="error") == 2
         assert value(found, "vllm:request_success_total", finished_reason="length") == 1

@@ -102,7 +102,8 @@ def test_a_broken_request_ends_with_an_error_and_harms_no_other(
         "broken": "error",
         "infinite": "error",
     }
-    assert "tokens of this text the target's logits are NaN or infinite" in found["broken"].failure
+    failure = found["broken"].failure
+    assert "tokens of this sequence the target's logits are NaN or infinite" in failure
     assert not found["broken"].tokens
     if sampling.fixed_output:
         for name, generation in expected.items():
@@ -112,7 +113,7 @@ def test_a_broken_request_ends_with_an_error_and_harms_no_other(
 
 def test_offline_a_broken_request_is_named_and_the_engine_goes_on(pair: Pair) -> None:
     engine = Engine(pair, slots=2)
-    with pytest.raises(UserError, match=r"^broken: behind the 4 tokens of this text"):
+    with pytest.raises(UserError, match=r"^broken: after 4 tokens of this sequence"):
         engine.generate(asked(Sampling()))
     assert engine.idle
     with pytest.raises(UserError, match=r"^broken: "):

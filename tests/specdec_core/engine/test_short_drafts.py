@@ -95,7 +95,7 @@ def test_a_short_draft_limits_no_request_and_is_named_once(
         check_pair(spec)
     [line] = [record.getMessage() for record in caplog.records]
     assert spec.drafts["draft"] in line
-    assert f"has {POSITIONS} positions, and texts may have 256 tokens" in line
+    assert f"has {POSITIONS} positions, and sequences may have 256 tokens" in line
     assert pairs.short_drafts(tiny_spec) == {}
 
 
