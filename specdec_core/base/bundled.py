@@ -1,26 +1,64 @@
 """The bundled models: a target with two drafts distilled from it, and an EAGLE head and a draft for
-a target that `python -m jobs.fetch` installs."""
+a target that `python -m jobs.fetch` installs. Their weights are stored compressed."""
 
+import hashlib
+import lzma
+import shutil
+from functools import cache
 from pathlib import Path
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.workspace import present_path
+from specdec_core.base.files import alone, atomic_folder
+from specdec_core.base.workspace import kept_folder, present_path
 
 PAIR = ("target", "draft-medium", "draft-small")
 FOR_FETCHED = ("smollm2-eagle", "smollm2-draft")
-WEIGHTS = Path(__file__).parents[1] / "bundled" / "weights"
+STORED = Path(__file__).parents[1] / "bundled" / "weights"
+_COMPRESSED = ".xz"
 
 
+@cache
 def bundled_path(name: str) -> Path:
-    """Folder of a bundled model, in Hugging Face format: of the pair with its tokenizer; a head or
-    a draft of a fetched target has that one's.
+    """Folder of a bundled model, in Hugging Face format. A model of the pair has its tokenizer; a
+    head or a draft of a fetched target uses the target's.
 
-    Raises `UserError` (a `ValueError`) naming the known models for any other name.
+    A missing folder is unpacked from :data:`STORED` into the user's cache, by one process at a
+    time, and kept by the stored files' contents.
+
+    Raises `UserError` (a `ValueError`) naming the known models for any other name, and for a stored
+    file that is damaged.
     """
     known = (*PAIR, *FOR_FETCHED)
     if name not in known:
         raise UserError(f"unknown bundled model {name!r}; known: {', '.join(known)}")
-    return WEIGHTS / name
+    files = sorted((STORED / name).iterdir())
+    folder = kept_folder("models") / f"{name}-{_digest(files)}"
+    if not folder.is_dir():
+        with alone(folder):
+            if not folder.is_dir():  # not made by another process meanwhile
+                with atomic_folder(folder) as new:
+                    for file in files:
+                        _unpack(file, new)
+    return folder
+
+
+def _digest(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"\n{file.name} {file.stat().st_size}\n".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _unpack(file: Path, folder: Path) -> None:
+    if file.suffix != _COMPRESSED:
+        shutil.copyfile(file, folder / file.name)
+        return
+    with lzma.open(file) as compressed, (folder / file.stem).open("wb") as weights:
+        try:
+            shutil.copyfileobj(compressed, weights)
+        except (lzma.LZMAError, EOFError):
+            raise UserError(f"{file}: damaged or cut off; install or check it out again") from None
 
 
 def resolve_path(name: str) -> str:

@@ -1,11 +1,14 @@
 import json
+import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from research.bundled_pair.alignment import greedy_trajectories, measure_alignment
+from specdec_core.base import bundled
 from specdec_core.base.bundled import PAIR, bundled_path
 from specdec_core.base.errors import UserError
 from specdec_core.prompts import stdlib as corpus
@@ -28,6 +31,24 @@ def test_unknown_name_lists_the_known_ones():
         bundled_path("huge")
 
 
+def test_stored_weights_are_unpacked_once_whole_or_not_at_all(tmp_path, monkeypatch):
+    unpacked, models = bundled_path.__wrapped__, tmp_path / "cache" / "specdec" / "models"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(bundled, "STORED", shutil.copytree(bundled.STORED, tmp_path / "stored"))
+    stored = tmp_path / "stored" / "draft-small" / "model.safetensors.xz"
+    whole = stored.read_bytes()
+    stored.write_bytes(whole[:-1000])
+    with pytest.raises(UserError, match=r"model\.safetensors\.xz: damaged or cut off"):
+        unpacked("draft-small")
+    assert not [path for path in models.iterdir() if path.is_dir()]
+    stored.write_bytes(whole)
+    with ThreadPoolExecutor(4) as pool:
+        [folder] = set(pool.map(unpacked, ["draft-small"] * 4))
+    assert [path for path in models.iterdir() if path.is_dir()] == [folder]
+    for file in bundled_path("draft-small").iterdir():
+        assert (folder / file.name).read_bytes() == file.read_bytes()
+
+
 def test_models_share_one_vocabulary_and_tokenizer():
     tokenizers = [AutoTokenizer.from_pretrained(bundled_path(name)) for name in PAIR]
     assert len({json.dumps(t.get_vocab(), sort_keys=True) for t in tokenizers}) == 1
@@ -41,8 +62,8 @@ def test_weights_are_bfloat16_and_small_enough_for_the_repository():
     for name in PAIR:
         model = AutoModelForCausalLM.from_pretrained(bundled_path(name))
         assert model.dtype == torch.bfloat16
-    files = [path for name in PAIR for path in bundled_path(name).rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 45 * MEBIBYTE
+    files = [path for path in bundled.STORED.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 40 * MEBIBYTE
 
 
 def test_draft_follows_the_target_on_held_out_prompts(tokenizer):
