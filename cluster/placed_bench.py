@@ -15,9 +15,7 @@ from cluster.sweep.bench import Bench
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration, PairSpec, Placement
-from specdec_core.drafting.pearl.drafter import PearlDrafter
 from specdec_core.drafting.pearl.link import Link, no_link
-from specdec_core.drafting.pearl.timeline import TimelineSpan
 from specdec_core.engine import Engine, Request
 from specdec_core.evidence.certificate.certificate import Checks
 from specdec_core.evidence.certificate.certify import Extent, check_all
@@ -58,17 +56,6 @@ class PlacedBench(Bench):
                 if drafter is None or not drafter.prepare(LOADING):
                     raise UserError(f"{configuration.label}: the draft did not get ready")
         super().prepare(configurations, request)
-
-    def record(self, configuration: Configuration, request: Request) -> list[TimelineSpan]:
-        """The spans of draft and target while `request` was decoded."""
-        self.decode(configuration, request)
-        drafter = self.engine.drafter
-        assert isinstance(drafter, PearlDrafter)
-        spans: list[TimelineSpan] = []
-        drafter.spans = spans
-        self.decode(configuration, request)
-        drafter.spans = None
-        return spans
 
     def check(
         self, configuration: Configuration, prompts: Sequence[Prompt], extent: Extent

@@ -30,7 +30,6 @@ _CROWD = 64  # connections that may prove themselves at a time; a new one then e
 _CHUNK = 1 << 20
 _TIMEVAL = Struct("@ll")
 _NONCE = 32  # bytes
-_REPLY = Struct(f"!{_NONCE}sd")  # a nonce and the clock of the end that connects
 _PROOF = 32
 _CODE = 16
 _HEAD = Struct(f"!Q{_CODE}s")  # a message's length and its code
@@ -42,8 +41,7 @@ class LinkLost(ConnectionError):
 
 
 class Wire:
-    """Whole messages over a connected socket, of at most `limit` bytes each. `apart` is by how many
-    seconds the listener's clock (`perf_counter`) is ahead of the other end's.
+    """Whole messages over a connected socket, of at most `limit` bytes each.
 
     The codes of messages sent are made with the first of `keys`, of messages received with the
     second.
@@ -53,12 +51,10 @@ class Wire:
         self,
         connected: socket.socket,
         keys: tuple[bytes, bytes],
-        apart: float,
         limit: int,
         patience: int | None,
     ) -> None:
         _set_limits(connected, patience)
-        self.apart = apart
         self._socket, self._limit = connected, limit
         self._sending, self._receiving = (hmac.new(key, digestmod="sha256") for key in keys)
         self._sent = self._received = 0
@@ -206,19 +202,17 @@ class WireListener:
                 challenge = secrets.token_bytes(_NONCE)
                 await self._loop.sock_sendall(connected, challenge)
                 sent = b""
-                while missing := _REPLY.size + _PROOF - len(sent):
+                while missing := _NONCE + _PROOF - len(sent):
                     if not (data := await self._loop.sock_recv(connected, missing)):
                         return
                     sent += data
-                reply, proof = sent[: _REPLY.size], sent[_REPLY.size :]
+                reply, proof = sent[:_NONCE], sent[_NONCE:]
                 derived = _derive(self.key, challenge + reply)
                 if not hmac.compare_digest(proof, derived.proof):
                     return
                 await self._loop.sock_sendall(connected, derived.answer)
-            _, clock = _REPLY.unpack(reply)
-            apart = time.perf_counter() - clock
             keys = derived.to_connecting, derived.to_listening
-            wire = Wire(connected, keys, apart, self._limit, self._patience)
+            wire = Wire(connected, keys, self._limit, self._patience)
             dropped.pop_all()
             self._wires.put(wire)
 
@@ -233,14 +227,13 @@ def connect(
             connected = dropped.enter_context(socket.create_connection((host, port), _GONE))
             deadline = time.monotonic() + _GONE
             challenge = _exactly(_NONCE, connected, deadline)
-            reply = _REPLY.pack(secrets.token_bytes(_NONCE), time.perf_counter())
+            reply = secrets.token_bytes(_NONCE)
             derived = _derive(key, challenge + reply)
             connected.sendall(reply + derived.proof)
             if not hmac.compare_digest(_exactly(_PROOF, connected, deadline), derived.answer):
                 raise LinkLost("what listens there does not know the key")
-            wire = Wire(
-                connected, (derived.to_listening, derived.to_connecting), 0.0, limit, patience
-            )
+            keys = derived.to_listening, derived.to_connecting
+            wire = Wire(connected, keys, limit, patience)
             dropped.pop_all()
             return wire
     except OSError as error:

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from time import perf_counter
-from typing import Any
 
 from torch import Tensor
 
@@ -43,7 +42,6 @@ from specdec_core.drafting.pearl.messages import (
 )
 from specdec_core.drafting.pearl.pace import DraftPace
 from specdec_core.drafting.pearl.settings import PearlSettings
-from specdec_core.drafting.pearl.timeline import TimelineSpan
 from specdec_core.drafting.pearl.tree import CandidateTree, Node
 from specdec_core.tokens.token_tree import RemoteDistribution, TokenOrigin, TokenTree
 
@@ -78,22 +76,21 @@ class _WindowSlot:
         self.sent, self.paused = len(tokens), None
         self.tree = CandidateTree(Node(root, tokens[-1], len(tokens) - 1, None))
 
-    def add(self, number: int, parent: int, token: int, drawn: bool, chance: float | None) -> bool:
-        """Add a token that the draft has sent. Returns whether it may be of use."""
+    def add(self, number: int, parent: int, token: int, drawn: bool, chance: float | None) -> None:
+        """Add a token that the draft has sent. A token after one that is not in the tree any more
+        is ignored."""
         owner, text = self.tree.find(parent), self.state.tokens
         if owner is None:
-            return False
+            return
         node = Node(number, token, owner.position + 1, owner, chance)
         if owner is self.tree.root and node.position < len(text):
             # The target's own token there; the draft now has it, too, unless it guessed another.
             if text[node.position] == token:
                 self.tree.root, node.parent = node, None
-            return text[node.position] == token
-        if drawn:
+        elif drawn:
             owner.drawn = node
         else:
             owner.guesses.append(node)
-        return True
 
     def follow(self) -> None:
         """Move the root of the tree along the sequence, which has grown."""
@@ -120,7 +117,6 @@ class PearlDrafter(Drafter):
         self.link: Link = (resources.open_link or no_link)()
         self._mark = object()  # in the link while this drafter has configured its draft
         self.pace = DraftPace(settings.window)
-        self.spans: list[TimelineSpan] | None = None  # for a trace, where one is taken
         self._slots: dict[int, _WindowSlot] = {}
         self._distributions: list[Distribution] = []
         self._fed_at = 0.0
@@ -156,7 +152,6 @@ class PearlDrafter(Drafter):
         trees = [self._tree(state) for state in sequences]
         self._verifying, self._fed_at = True, perf_counter()
         self.resources.clock.waited += self._fed_at - start
-        self._trace("wait", start, self._fed_at)
         return trees
 
     def arrived(self, sequences: Sequence[SlotState], trees: Sequence[TokenTree]) -> None:
@@ -164,7 +159,6 @@ class PearlDrafter(Drafter):
         be verified too."""
         now = perf_counter()
         self.pace.t_target.add(now - self._fed_at)
-        self._trace("verify", self._fed_at, now, fed=[len(tree) for tree in trees])
         self._receive()
         for state, tree in zip(sequences, trees, strict=True):
             slot = self._slots[state.slot]
@@ -222,9 +216,7 @@ class PearlDrafter(Drafter):
             else:
                 # All of the sequence: the outcome may be of a part of the round's tree.
                 text = slot.state.tokens
-                start = perf_counter()
                 self.link.send(Commit(number, text[slot.sent :], judged, accepted, list(choices)))
-                self._trace("talk", start, perf_counter())
                 slot.sent = len(text)
                 slot.follow()
         self._configure_draft()
@@ -275,7 +267,6 @@ class PearlDrafter(Drafter):
 
     def _receive(self, timeout: float = 0.0) -> bool:
         """Handle the draft's messages. Returns whether it is connected."""
-        start = perf_counter()
         for message in self.link.receive(timeout):
             match message:
                 case Drafted():
@@ -288,22 +279,17 @@ class PearlDrafter(Drafter):
                 case Configured():
                     self._length, self._refused = message
                     self._ready = self._refused is None
-        if not timeout:
-            self._trace("talk", start, perf_counter())
         return self.link.connected
 
     def _add_drafted(self, message: Drafted) -> None:
         if message.candidates:
             self.pace.t_draft.add((message.ended - message.began) / message.candidates)
         slot = self._slots.get(message.slot)
-        useful = False
         if slot is not None:
             slot.forwards += 1
             slot.fed += message.nodes
-            useful = any([slot.add(*token) for token in message.tokens])
-        if self.spans is not None:
-            began, ended = (time + self.link.offset for time in (message.began, message.ended))
-            self._trace("draft", began, ended, by="draft", useless=not useful)
+            for token in message.tokens:
+                slot.add(*token)
 
     # Proposing
 
@@ -350,7 +336,3 @@ class PearlDrafter(Drafter):
                     self._distributions.clear()
                     return answer.tensor()
         raise LinkLost("the draft has died and did not come back")
-
-    def _trace(self, what: str, start: float, end: float, by: str = "target", **facts: Any) -> None:
-        if self.spans is not None:
-            self.spans.append(TimelineSpan(by, what, start, end, facts))

@@ -22,11 +22,9 @@ def no_link() -> Link:
 class Link(Protocol):
     """The target's end of the connection to its draft. Messages arrive whole and in order until
     the draft is lost; then another draft may connect under the next number. `configured` is the
-    mark of the drafter that configured the current draft, `offset` the seconds to add to the
-    draft's clock."""
+    mark of the drafter that configured the current draft."""
 
     configured: object
-    offset: float
 
     @property
     def number(self) -> int:

@@ -11,16 +11,13 @@ from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.drafting.pearl.messages import Message, decode, encode
 from specdec_core.models.pair import Pair
 
-# Clocks further apart than this are different clocks: processes of one machine share one.
-_SAME_CLOCK = 0.05  # seconds
-
 
 class SocketLink:
     """A :class:`specdec_core.drafting.pearl.link.Link`. Drafts that know the `key` connect to it at
     `port` of the address `host`. When one is lost, the next one that connects takes its place."""
 
     def __init__(self, host: str) -> None:
-        self.number, self.offset = 0, 0.0
+        self.number = 0
         self.configured: object = None
         self._listener = WireListener(host)
         self.port, self.key = self._listener.port, self._listener.key
@@ -64,7 +61,6 @@ class SocketLink:
         """Accept the next draft that connects within `timeout` seconds."""
         if (wire := self._listener.accept(timeout)) is None:
             return None
-        self.offset = wire.apart if abs(wire.apart) > _SAME_CLOCK else 0.0
         self._wire, self.configured, self.number = wire, None, self.number + 1
         return wire
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,10 +14,10 @@ from typing import Any
 import pandas as pd
 import pytest
 import ray
+from ray import tune
 from ray.cloudpickle import register_pickle_by_value
 
 from cluster.sweep.counting import count_all
-from research.scale.idle_trial import IdleTask, IdleTrial
 from specdec_core.base.errors import UserError
 from specdec_core.cost import Hardware
 from specdec_core.prompts.prompt_sets import PromptSet
@@ -33,6 +36,49 @@ PLAN = Plan.model_validate(
 ).resolve()
 COUNT = 13  # and autoregressive decoding
 DEADLY = 7  # the number of candidates with which a process ends
+
+
+@dataclass(frozen=True)
+class IdleTask:
+    """The part of a task that :func:`count_all` uses, and the seconds that a trial sleeps."""
+
+    seconds: float
+    requests: range = range(4)
+    chunk: int = 4
+    replay: None = None
+
+    def replays(self, configuration: object) -> bool:
+        return False
+
+
+class IdleTrial(tune.Trainable):
+    """Sleeps for each configuration, and answers as :class:`cluster.sweep.trial.CountTrial`
+    without loading a model."""
+
+    def setup(self, config: dict[str, Any], task: IdleTask) -> None:
+        self.task = task
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self.configurations = json.loads(new_config["configurations"])
+        return True
+
+    def step(self) -> dict[str, Any]:
+        configuration = self.configurations.pop()
+        time.sleep(self.task.seconds)
+        trial = {
+            "configuration": configuration,
+            "counts": {"n": 1},
+            "metrics": {"estimated_speedup": 1.0},
+        }
+        return {
+            "estimated_speedup": 1.0,
+            "prompts": len(self.task.requests),
+            "trials": json.dumps([trial]),
+            "failed": [],
+            "done": not self.configurations,
+            "rounds": RoundTable.of(pd.DataFrame({"config_id": ["idle"], "round": [0]})),
+        }
 
 
 class PidTrial(IdleTrial):

@@ -55,10 +55,6 @@ def test_what_was_said_is_heard_before_the_end_is(ends: tuple[Wire, Wire]) -> No
         here.receive(10)
 
 
-def test_clocks_of_one_machine_are_one_clock(ends: tuple[Wire, Wire]) -> None:
-    assert 0 <= ends[0].apart < 1
-
-
 def test_another_key_opens_nothing(listener: WireListener) -> None:
     with pytest.raises(LinkLost, match=f"127.0.0.1:{listener.port}: it closed the connection"):
         connect("127.0.0.1", listener.port, b"guessed")

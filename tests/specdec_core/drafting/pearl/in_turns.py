@@ -24,7 +24,7 @@ class InTurns:
         self.pair, self.dies = pair, dies
         self.random = random.Random(seed)
         self.number, self.configured, self.connected = 0, None, False
-        self.deaths, self.offset = 0, 0.0
+        self.deaths = 0
         self._come()
 
     def _come(self) -> None:

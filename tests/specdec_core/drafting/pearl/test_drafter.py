@@ -195,7 +195,7 @@ def test_drafts_may_die_at_any_time(tiny_pair: Pair) -> None:
 class Scripted:
     """A link to a draft that says what it is told to say."""
 
-    number, connected, configured, offset = 1, True, None, 0.0
+    number, connected, configured = 1, True, None
 
     def __init__(self) -> None:
         self.heard: list = []
