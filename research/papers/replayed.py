@@ -3,9 +3,7 @@ oracle, bandits against their best arm, trees by shape."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ import pandas as pd
 
 from research.bandits.comparison import ArmComparison, ArmsPlan, replay_all, settings_of
 from research.bandits.regret import exp3_bound, mean_tokens, ucb_bound
-from research.policies.study import ComparedPolicy, best_of_families, replay_search
+from research.papers.families import best_of_families, replay_trials
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, parse
 from specdec_core.cost import Profile
@@ -49,18 +47,17 @@ Recordings = Mapping[str, Recording]
 def policies(recordings: Recordings, times: Profile, heads: Mapping[str, str] = {}) -> pd.DataFrame:
     """SpecDec++'s Table 1 by replay: of each set and family of policies the fastest configuration,
     chosen on the prompts that are reported, as in the paper
-    (:func:`research.policies.study.best_of_families`). Each of `heads` is a family by its
-    name, SpecDec++'s and improved MCSD's decision models; those of another pair are left out."""
+    (:func:`best_of_families`). Each of `heads` is a family by its name, SpecDec++'s and improved
+    MCSD's decision models; those of another pair are left out."""
     tables = []
     for name, recording in recordings.items():
         own = {head: _headed(recording, place) for head, place in heads.items()}
-        asked = [_chain(recording, policy) for policy in POLICIES]
-        found = replay_search(
-            name, Replay(recording), [*asked, *chain.from_iterable(own.values())], times
-        )
-        tables.append(best_of_families([_only(found, asked)]))
+        replay = Replay(recording)
+        found = replay_trials(replay, [_chain(recording, policy) for policy in POLICIES], times)
+        tables.append(best_of_families(name, found))
         for head, headed in own.items():
-            table = best_of_families([_only(found, [*asked, *headed])])
+            tried = [*found, *replay_trials(replay, headed, times)]
+            table = best_of_families(name, tried)
             kinds = {"specdecpp", "decision"}
             tables.append(table[table["family"].isin(kinds)].assign(family=head))
     table = pd.concat(tables, ignore_index=True)
@@ -86,11 +83,6 @@ def _headed(recording: Recording, head: str) -> list[Configuration]:
         for policy in family
         for threshold in THRESHOLDS
     ]
-
-
-def _only(compared: ComparedPolicy, configurations: Sequence[Configuration]) -> ComparedPolicy:
-    trials = [trial for trial in compared.trials if trial.configuration in configurations]
-    return replace(compared, trials=trials)
 
 
 def regret(recordings: Recordings, times: Profile) -> pd.DataFrame:

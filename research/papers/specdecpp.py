@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from research.policies.judging import chosen, judging_prompts, unseen
-from specdec_core.config import PolicySettings
+from specdec_core.base.errors import UserError
+from specdec_core.config import Configuration, PolicySettings
 from specdec_core.cost import Profile
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.policies.confidence import ConfidenceProductSettings
@@ -18,7 +20,8 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
-from specdec_core.training.heads.examples import load_examples
+from specdec_core.training.heads import examples as splits
+from specdec_core.training.heads.examples import load_examples, split_prompts
 from specdec_core.training.heads.training import HeadTraining
 
 WEIGHTS = (1.0, 3.0, 6.0, 12.0)
@@ -51,7 +54,10 @@ def heads(mixed: Recordings, judged: Recordings, times: Profile) -> pd.DataFrame
         name: (_replay(each, loaded), np.flatnonzero(unseen(each.prompts.first_turns, trained)))
         for name, each in judged.items()
     }
-    dev, test = judging_prompts(trained, trained)
+    split = split_prompts(trained)
+    dev, test = (np.flatnonzero(split == part) for part in (splits.DEV, splits.TEST))
+    if not len(dev) or not len(test):
+        raise UserError(f"{recording.folder}: too few prompts for dev and test")
     own = _replay(recording, loaded)
     sets = {DEV: (own, dev), TEST: (own, test), **sets}
     steered = {
@@ -64,13 +70,41 @@ def heads(mixed: Recordings, judged: Recordings, times: Profile) -> pd.DataFrame
             **(found[name][0] if name in found else {}),
             "setting": float(setting),
             "prompts": prompts,
-            "speedup": chosen(replay, times, draft, [policy], (numbers, numbers)).speedup,
+            "speedup": modelled_speedup(replay, times, draft, policy, numbers),
         }
         for name, policies in {**steered, **BASELINES}.items()
         for setting, policy in policies.items()
         for prompts, (replay, numbers) in sets.items()
         if len(numbers)
     )
+
+
+def unseen(prompts: Sequence[np.ndarray], trained: Sequence[np.ndarray]) -> np.ndarray:
+    """Which of `prompts` (n,) bool have tokens that none of the `trained` prompts has."""
+    known = {np.asarray(tokens, np.int64).tobytes() for tokens in trained}
+    return np.array([np.asarray(t, np.int64).tobytes() not in known for t in prompts], bool)
+
+
+def modelled_speedup(
+    replay: Replay, profile: Profile, draft: str, policy: PolicySettings, prompts: np.ndarray
+) -> float:
+    """The speedup over autoregressive decoding on the numbered `prompts` (Eq. 3.1), with the
+    forwards' times at the widths that they have on average over all prompts."""
+    context, sampling = replay.recording.prompts.context, replay.header.sampling
+    drafter = DraftModelSettings(draft=draft, policy=policy)
+    configuration = Configuration(drafter=drafter, sampling=sampling)
+    rounds, cost = replay.run(configuration), profile.under(configuration)
+    counts = rounds.counts
+    whole = cost.estimate_seconds(counts, draft, context)
+    undrafted = replace(counts, n_draft=0, n_draft_tokens=0)
+    verifying = cost.estimate_seconds(undrafted, draft, context)
+    seconds = rounds.by_prompt() * (verifying / max(counts.n_target, 1))
+    seconds += rounds.by_prompt(rounds.draft_forwards) * (
+        (whole - verifying) / max(counts.n_draft, 1)
+    )
+    tokens = int(rounds.by_prompt(rounds.generated)[prompts].sum())
+    total = float(seconds[prompts].sum())
+    return profile.autoregressive_seconds(tokens, context) / total if total else 1.0
 
 
 def chosen_settings(table: pd.DataFrame) -> pd.DataFrame:

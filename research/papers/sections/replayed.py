@@ -151,9 +151,8 @@ REPLAYED = (
         "Table 1 and Thm 4.1",
         "Length policies against the oracle",
         "7.2–11.1 % over the best fixed K; the oracle's N_target/N is 0.164.",
-        f"{SETTING}; with fewer thresholds than `specdec lab policies`; policies' own time left"
-        " out. Beside SpecDec++'s head improved MCSD's decision models, asked of one candidate or"
-        " of all together.",
+        f"{SETTING}; policies' own time left out. Beside SpecDec++'s head improved MCSD's decision"
+        " models, asked of one candidate or of all together.",
         policies,
         lambda table: (
             "over fixed K "
