@@ -39,7 +39,7 @@ class Section:
     terms: Mapping[str, str] = field(default_factory=dict)
     tiles: Sequence[Tile] = ()
     figure: go.Figure | None = None
-    svg: str | None = None  # the figure again, for Markdown
+    svg: str | None = None  # the figure as a file, for Markdown and for pages without `figure`
     shown: pd.DataFrame | None = None
     frame: pd.DataFrame | None = None
     legend: str = ""  # what the marks in the table mean

@@ -11,7 +11,8 @@ from dashboards import cells
 from dashboards.reports.sentences import sentences
 from dashboards.sections import Report, ReportOrigin, Section
 from research.bandits.comparison import ArmComparison
-from research.bandits.figures import arm_shares, regret_curves, regret_table
+from research.bandits.figures import regret_svg, regret_table
+from research.bandits.regret import hardness
 from specdec_core.tokens.statistics import Ratio
 
 COLUMNS = {
@@ -42,9 +43,14 @@ def report(comparison: ArmComparison, origin: ReportOrigin) -> Report:
         parts=[
             _methods(table),
             _shares(shares),
-            Section.drawn("regret", regret_curves(comparison), regret_table(comparison)),
-            Section.drawn("regret_seconds", regret_curves(comparison, timed=True)),
-            Section.drawn("arms", arm_shares(comparison)),
+            _regret(comparison),
+            Section(
+                key="regret_seconds",
+                title="Regret in seconds",
+                note="Times are modelled." if comparison.modelled else "",
+                svg=regret_svg(comparison, timed=True),
+                on_console=False,
+            ),
             sentences((entrant.name, entrant.configuration) for entrant in comparison.entrants),
         ],
         metrics=_metrics(table, shares),
@@ -76,6 +82,22 @@ def _methods(table: pd.DataFrame) -> Section:
         intervals=False,
         marked=[int(table["tokens_per_second"].argmax())],
         ruled=cells.group_ends(table["kind"]),
+    )
+
+
+def _regret(comparison: ArmComparison) -> Section:
+    frame, means = regret_table(comparison), comparison.means
+    return Section(
+        key="regret",
+        title="Regret in rounds",
+        note=f"Against {comparison.best().name}, the best arm in hindsight; below 0 a bandit is"
+        " better than any single arm. Grey: the order of the paper's bound with the least constant"
+        f" that holds; the theorems leave theirs out. Here K = {len(means)},"
+        f" L = {comparison.longest} and the hardness H = {hardness(means):.2f}.",
+        svg=regret_svg(comparison),
+        frame=frame,
+        shown=cells.everything(frame),
+        on_console=False,
     )
 
 

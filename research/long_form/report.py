@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import cycle
+
 import pandas as pd
 
 from dashboards import cells
+from dashboards.look import ARM_COLOURS, DRAFT_COLOURS, TARGET_COLOUR
 from dashboards.reports.sentences import sentences
 from dashboards.sections import Report, ReportOrigin, Section, metric_name
-from research.long_form.figures import along_figure, entropy_figure
 from research.long_form.study import LongForm
+from research.svg import SvgLine, lines_svg
 from specdec_core.tokens.statistics import Ratio
 
 COLUMNS = {
@@ -49,7 +53,12 @@ def report(result: LongForm, origin: ReportOrigin) -> Report:
                 " beyond both models' forwards: it must not grow with the context.",
                 shown=cells.table(table, COLUMNS),
                 frame=table,
-                figure=along_figure(table, "Speed by context"),
+                svg=lines_svg(
+                    "Speed by context",
+                    "over autoregressive decoding in the same range, with 95 % intervals",
+                    _lines(table, "configuration", "speedup", ARM_COLOURS, drawn_from=1),
+                    ("context up to, tokens", "times as fast"),
+                ),
                 ruled=cells.group_ends(table["up_to"]),
             ),
             Section(
@@ -58,7 +67,12 @@ def report(result: LongForm, origin: ReportOrigin) -> Report:
                 note="SVIP stops drafting where the draft model's entropy is high.",
                 shown=cells.table(entropies, ENTROPIES),
                 frame=entropies,
-                figure=entropy_figure(entropies, "Entropy by context"),
+                svg=lines_svg(
+                    "Entropy by context",
+                    "median of the target's own new tokens, with the middle half of the tokens",
+                    _lines(entropies, "model", "median", [TARGET_COLOUR, *DRAFT_COLOURS]),
+                    ("context up to, tokens", "nats"),
+                ),
                 ruled=cells.group_ends(entropies["up_to"]),
             ),
             sentences(zip(result.labels, result.configurations, strict=True)),
@@ -66,6 +80,18 @@ def report(result: LongForm, origin: ReportOrigin) -> Report:
         frames={"rounds": result.rounds},
         metrics=_metrics(table, entropies),
     )
+
+
+def _lines(
+    table: pd.DataFrame, of: str, y: str, colours: Sequence[str], drawn_from: int = 0
+) -> list[SvgLine]:
+    """Column `y` over context with its interval, a line for each value of column `of` but for the
+    first `drawn_from` of them."""
+    names = list(dict.fromkeys(table[of]))[drawn_from:]
+    return [
+        SvgLine.of(name, colour, table[table[of] == name], "up_to", y, ends=("low", "high"))
+        for name, colour in zip(names, cycle(colours), strict=False)
+    ]
 
 
 def findings(table: pd.DataFrame) -> list[str]:

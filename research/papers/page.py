@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import pandas as pd
 
 from dashboards import cells
 from dashboards.outputs.markdown import part
 from dashboards.sections import Section
-from research.papers.figures import QUANTITIES, paper_svg
+from research.papers.figures import QUANTITIES
 from research.papers.methods import (
     Ours,
     OursOfSection,
@@ -49,6 +48,8 @@ def papers_page(
 
     def add(section: Section) -> None:
         titles[section.key] = section.title
+        if section.svg:
+            figures[f"{section.key}.svg"] = section.svg
         parts.append(f'<a id="{section.key}"></a>\n\n#{part(section)}')
 
     for paper in papers:
@@ -57,16 +58,11 @@ def papers_page(
             parts += ["Where the text is wrong or unclear:", _list(paper.errata)]
         for key in paper.tables:
             if key in result.tables():
-                figures[f"{key}.svg"] = svg = paper_svg(result, key)
-                table, *beside = sections_of(result, key)
-                for each in (replace(table, svg=svg), *beside):
-                    add(each)
+                for shown in sections_of(result, key):
+                    add(shown)
         for study in sections:
             if study.paper == paper.title and study.key in studied:
-                shown = study.section(studied[study.key])
-                if shown.svg:
-                    figures[f"{study.key}.svg"] = shown.svg
-                add(shown)
+                add(study.section(studied[study.key]))
     return "\n\n".join(filter(None, [*head, _where(papers, titles), *parts])) + "\n", figures
 
 

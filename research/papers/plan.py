@@ -131,9 +131,6 @@ class Table(Value):
     against: str | None = Field(
         default=None, description="a row; how each row below it compares with it is told"
     )
-    heat: bool = Field(
-        default=False, description="drawn as a heat map of rows by the varied parameter"
-    )
     frontier: bool = Field(
         default=False,
         description="drawn as verification over discard rates, a line a family; with the forward"

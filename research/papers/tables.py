@@ -13,7 +13,7 @@ import pandas as pd
 from dashboards import cells
 from dashboards.reports.sentences import sentences, tooltip
 from dashboards.sections import Report, ReportOrigin, Section, metric_name
-from research.papers.figures import QUANTITIES, paper_figure
+from research.papers.figures import QUANTITIES, paper_svg
 from research.papers.plan import Method, Quantity, Table
 from research.papers.result import PapersResult
 from specdec_core.config import Configuration, DrafterSettings, Sampling
@@ -343,7 +343,7 @@ def _table(result: PapersResult, key: str) -> Section:
         title=table.title,
         note=_caption(result, table),
         lines=(*table.notes, *_against(result, key)),
-        figure=paper_figure(result, key),
+        svg=paper_svg(result, key),
         frame=result.frame(key),
         shown=shown,
         best=best,

@@ -8,11 +8,18 @@ from typing import Any
 import pandas as pd
 
 from dashboards import cells
+from dashboards.look import OTHER_COLOURS, style
 from dashboards.reports.sentences import sentences
 from dashboards.sections import Report, ReportOrigin, Section
-from research.plan_tree.comparison import GRID, KINDS, PLANNED, TreeComparison
-from research.plan_tree.figures import acceptance_by_rank, trees_by_budget
-from research.plan_tree.trees import tree_heatmap
+from research.plan_tree.comparison import (
+    CHAIN,
+    GRID,
+    KINDS,
+    PLANNED,
+    PLANNED_K,
+    TreeComparison,
+)
+from research.svg import SvgLine, lines_svg
 
 COLUMNS = {
     "nodes at most": cells.text("budget"),
@@ -25,19 +32,17 @@ COLUMNS = {
     "over the grid's best": cells.number("over_grid", "+.1%"),
 }
 RANKS = 8  # shown
+LOOKS = {  # of the kinds of trees: colour, dash, what the legend says
+    CHAIN: (style("fixed").colour, "2 3", "best chain"),
+    GRID: (OTHER_COLOURS[0], "", "best of all k-configurations"),
+    PLANNED_K: (OTHER_COLOURS[0], "5 3", "planned k-configuration"),
+    PLANNED: (OTHER_COLOURS[1], "", "planned tree of any shape"),
+}
 
 
 def report(comparisons: Sequence[TreeComparison], origin: ReportOrigin) -> Report:
     """A comparison a draft: what is proposed, the best by budget, and figures."""
     grids = _joined({each.draft: each.grid for each in comparisons})
-    by_draft = [
-        Section.drawn(f"{kind}-{each.draft}", figure(each))
-        for each in comparisons
-        for kind, figure in (
-            ("budgets", trees_by_budget),
-            ("ranks", acceptance_by_rank),
-        )
-    ]
     return Report(
         command="plan-tree",
         title="Static trees, planned and tried",
@@ -46,8 +51,6 @@ def report(comparisons: Sequence[TreeComparison], origin: ReportOrigin) -> Repor
         parts=[
             _acceptance(comparisons),
             *map(_budgets, comparisons),
-            Section.drawn("trees", tree_heatmap(grids)),
-            *by_draft,
             sentences((c.configuration.label, c.configuration) for c in comparisons),
         ],
         frames={
@@ -94,11 +97,29 @@ def _budgets(comparison: TreeComparison) -> Section:
     rows = list(_rows(comparison))
     fastest = max(row["speedup"] for row in rows)
     return Section(
-        key=f"budget {comparison.draft}",
+        key=f"budgets-{comparison.draft}",
         title=f"The best trees by budget, {comparison.draft}",
+        note="Planned trees were chosen by acceptance rates alone, the grid's best and the best"
+        " chain by replaying all of them.",
+        svg=_by_budget(comparison),
         shown=cells.table(rows, COLUMNS),
         marked=[n for n, row in enumerate(rows) if row["speedup"] == fastest],
         ruled=cells.group_ends(row["budget"] for row in rows),
+    )
+
+
+def _by_budget(comparison: TreeComparison) -> str:
+    """The speed of planned trees and of the grid's best over the nodes that a tree may have."""
+    budgets = comparison.budgets
+    return lines_svg(
+        f"The best trees by budget, {comparison.draft}",
+        "modelled speedup over autoregressive decoding",
+        [
+            SvgLine.of(name, colour, budgets[budgets["kind"] == kind], "budget", "speedup", dash)
+            for kind, (colour, dash, name) in LOOKS.items()
+        ],
+        ("nodes at most", "speedup"),
+        zero=False,
     )
 
 

@@ -12,7 +12,7 @@ from research.papers import mcsd
 from research.papers.decision_values import THRESHOLD, DecisionValues
 from research.papers.sections.section import PaperSection, shown_range
 from research.papers.studies import Study
-from research.papers.svg import SvgLine, lines_svg
+from research.svg import SvgLine, lines_svg
 
 OUTCOMES = {
     "accepted": PARTS["draft forwards, kept"],

@@ -15,7 +15,7 @@ from research.papers.confidence_products import LONGEST
 from research.papers.draft_reuse import DRAFT_CALL, DRAFTED, LENGTH, TARGET_CALL
 from research.papers.sections.section import PaperSection
 from research.papers.studies import TIMES, Study
-from research.papers.svg import SvgLine, lines_svg
+from research.svg import SvgLine, lines_svg
 
 PAPER = "Post-use & Pre-cut"
 DRAFTS = "each draft model of the pair, on greedy texts of the prompt sets named"

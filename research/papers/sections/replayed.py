@@ -10,7 +10,7 @@ from dashboards.sections import Section
 from research.papers import banditspec, replayed
 from research.papers.sections.section import PaperSection, shown_range
 from research.papers.studies import OWN_HEADS, TABLES, TIMES, Study
-from research.papers.svg import SvgBar, SvgLine, bars_svg, lines_svg
+from research.svg import SvgBar, SvgLine, bars_svg, lines_svg
 
 SETTING = "the pair's first draft, greedy texts of the prompt sets named, by replay"
 SET = {"prompts": cells.text("prompts")}

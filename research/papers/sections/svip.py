@@ -12,7 +12,7 @@ from dashboards.sections import Section
 from research.papers import svip
 from research.papers.sections.section import PaperSection, shown_range
 from research.papers.studies import LONG_FORM, LONG_FORM_GREEDY, TIMES, Study
-from research.papers.svg import SvgLine, lines_svg
+from research.svg import SvgLine, lines_svg
 
 PAPER = "SVIP"
 BOTH = ("greedy", "sampled")

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from research.bandits.comparison import ArmComparison, ArmsPlan, race, settings_of
-from research.bandits.figures import bound_of, regret_curves
+from research.bandits.comparison import ArmComparison, ArmsPlan, race
+from research.bandits.figures import bound_of, regret_lines
 from research.bandits.regret import exp3_bound, hardness
 from research.bandits.report import headline
 from specdec_core.config import parse
@@ -27,28 +27,20 @@ def comparison(tiny_pair: Pair) -> ArmComparison:
     return race(tiny_pair, PLAN, [request.tokens for request in REQUESTS], NEW_TOKENS)
 
 
-def line(figure, name):
-    return next(trace for trace in figure.data if trace.name == name)
-
-
 def test_curves_end_where_the_rounds_do(comparison: ArmComparison) -> None:
-    figure = regret_curves(comparison)
+    lines = {line.name: line for line in regret_lines(comparison)}
     best = comparison.best()
     for bandit in comparison.of("bandit")[:2]:
-        trace = line(figure, bandit.name)
-        assert trace.x[-1] == len(bandit.rounds)
-        assert trace.y[-1] == pytest.approx(len(bandit.rounds) - len(best.rounds))
-    names = [trace.name for trace in figure.data]
-    assert best.name not in names  # it is the line at 0
-    assert "UCB of 2 arms, by time" not in names  # rewarded in something else
-    bandits = comparison.of("bandit")
-    counting = [b for b in bandits if settings_of(b.configuration).reward == "tokens"]
-    least = min(counting, key=lambda b: len(b.rounds))
-    assert figure.layout.title.text.startswith(f"{least.name} loses the least")
+        line = lines[bandit.name]
+        assert line.x[-1] == len(bandit.rounds)
+        assert line.y[-1] == pytest.approx(len(bandit.rounds) - len(best.rounds))
+    assert "UCB of 2 arms, by time" not in lines  # rewarded in something else
+    seconds = regret_lines(comparison, timed=True)
+    assert [line.name for line in seconds] == [b.name for b in comparison.of("bandit")]
 
 
 def test_the_bound_stays_above_the_curve_and_touches_it(comparison: ArmComparison) -> None:
-    figure = regret_curves(comparison)
+    lines = regret_lines(comparison)
     for bandit in comparison.of("bandit")[:2]:
         bound = bound_of(comparison, bandit)
         loss = comparison.regret(bandit)
@@ -56,7 +48,7 @@ def test_the_bound_stays_above_the_curve_and_touches_it(comparison: ArmCompariso
         late = bound.curve > bound.curve[-1] / 4
         gap = bound.constant * bound.curve[late] - loss.regret[late]
         assert gap.min() == pytest.approx(0, abs=1e-9)
-        drawn = next(t for t in figure.data if t.name.endswith(f"({bandit.name})"))
+        drawn = next(line for line in lines if line.name.endswith(f"({bandit.name})"))
         assert drawn.name.startswith(f"{bound.constant:.2g} × ")
         assert drawn.y[-1] == pytest.approx(bound.constant * bound.curve[-1])
     ucb, exp3 = (bound_of(comparison, b) for b in comparison.of("bandit")[:2])

@@ -20,6 +20,7 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 _PLOT, _LEFT, _WIDTH, _HEIGHT = 260, 64, 560, 366  # of lines
+_MOST_TICKS = 12
 
 
 class SvgBar(NamedTuple):
@@ -108,12 +109,14 @@ def lines_svg(
     ticks: Mapping[float, str] | None = None,
     zero: bool = True,
 ) -> str:
-    """`lines` over a common x axis, whose marks are `ticks`, or else the values of x. `axes` are
-    both axes' titles. With `zero` y begins at 0, or below."""
+    """`lines` over a common x axis, whose marks are `ticks`, or else the values of x, or round
+    numbers where there are many values. `axes` are both axes' titles. With `zero` y begins at 0, or
+    below."""
     xs = sorted({float(x) for line in lines for x in line.x})
     ys = [float(y) for line in lines for y in (*line.y, *line.lows, *line.highs) if not isnan(y)]
-    ticks = ticks or {x: f"{x:g}" for x in xs}
     low_x, high_x = min(xs, default=0.0), max(xs, default=1.0)
+    marks_x = xs if len(xs) <= _MOST_TICKS else _marks(*_round_range(low_x, high_x))
+    ticks = ticks or {x: f"{x:.4g}" for x in marks_x if low_x <= x <= high_x}
     low_y, high_y, step = _round_range(
         min([*ys, 0.0] if zero else ys, default=0.0), max(ys, default=1.0)
     )
@@ -123,7 +126,6 @@ def lines_svg(
     def place(x: float, y: float) -> str:
         return f"{_LEFT + across * (x - low_x):.1f} {_TOP + up * (high_y - y):.1f}"
 
-    marks = [low_y + step * number for number in range(round((high_y - low_y) / step) + 1)]
     return _TEMPLATES.get_template("lines.jinja").render(
         title=title,
         subtitle=subtitle,
@@ -141,7 +143,7 @@ def lines_svg(
         paper=PAPER,
         axes=axes,
         across=[(round(_LEFT + across * (x - low_x), 1), text) for x, text in ticks.items()],
-        up=[(round(_TOP + up * (high_y - y), 1), f"{y:.4g}") for y in marks],
+        up=[(round(_TOP + up * (high_y - y), 1), f"{y:.4g}") for y in _marks(low_y, high_y, step)],
         lines=[
             {
                 "name": line.name,
@@ -167,3 +169,7 @@ def _round_range(low: float, high: float) -> tuple[float, float, float]:
     power = 10.0 ** floor(log10(span / 5))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= span / 5)
     return step * floor(low / step + 1e-9), step * ceil(high / step - 1e-9), step
+
+
+def _marks(low: float, high: float, step: float) -> list[float]:
+    return [low + step * number for number in range(round((high - low) / step) + 1)]
