@@ -109,7 +109,7 @@ def lines_svg(
     ticks: Mapping[float, str] | None = None,
     zero: bool = True,
 ) -> str:
-    """`lines` over a common x axis, whose marks are `ticks`, or else the values of x, or round
+    """`lines` over a common x axis, marked at `ticks`, or else at the values of x, or at round
     numbers where there are many values. `axes` are both axes' titles. With `zero` y begins at 0, or
     below."""
     xs = sorted({float(x) for line in lines for x in line.x})

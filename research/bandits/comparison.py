@@ -1,4 +1,4 @@
-"""Bandits against each of their arms alone, on the same prompts: decoded in turns, or replayed."""
+"""Bandits against each of their arms alone on the same prompts, decoded interleaved or replayed."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def state_name(bandit: Configuration) -> str:
 
 @dataclass
 class BanditEntrant:
-    """A way to decode the prompts, and its results. Prompts are decoded in turns, of one prompt or
-    of a batch that begins together; lists have one entry a turn."""
+    """A way to decode the prompts, and its results. Prompts are decoded one at a time, or in
+    batches that begin together; such a step is a turn. Lists have one entry a turn."""
 
     kind: Kind
     name: str
@@ -250,8 +250,8 @@ class ArmComparison:
         return pd.DataFrame(rows)
 
     def shares(self) -> pd.DataFrame:
-        """One row a bandit and arm: the `rounds` in which it was chosen, their `share` of those in
-        which any was, and the `tokens` that these added on average."""
+        """One row a bandit and arm: the `rounds` in which it was chosen, their `share` of the
+        rounds in which any arm was, and the `tokens` that they added on average."""
         names = [arm.name for arm in self.of("arm")]
         rows = []
         for bandit in self.of("bandit"):
@@ -302,8 +302,8 @@ def race(
     slots: int = 1,
     observer: Observer | None = None,
 ) -> ArmComparison:
-    """Decode with all entrants, in turns of `slots` prompts. All of them decode a turn before the
-    next one comes, each time another one first, so that the machine's load falls on all alike. A
+    """Decode with all entrants, `slots` prompts a turn. All entrants decode a turn before the next
+    turn, each time another one first, so that the machine's load falls on all alike. A
     bandit learns from turn to turn and starts anew with each repeat.
 
     Rounds, outputs and states are the first repeat's. Raises UserError for a prompt that does not
@@ -317,7 +317,7 @@ def race(
     for entrant in entrants:
         _decode(engine, entrant, short)
     observer = observer or Observer()
-    observer.stage("decoding in turns", repeats * len(turns))
+    observer.stage("decoding, interleaved", repeats * len(turns))
     for repeat in range(repeats):
         for entrant in entrants:
             entrant.drafter = None

@@ -19,8 +19,8 @@ DASHES = ("", "5 3", "2 3", "8 3 2 3")
 
 
 class Bound(NamedTuple):
-    """The order of a rule's regret (BanditSpec's theorems, whose constants are not printed) at each
-    of its rounds, and the least constant with which it stays above the regret."""
+    """The order of a rule's regret (BanditSpec's theorems, without their constants, which are not
+    printed) at each of its rounds, and the least constant with which it stays above the regret."""
 
     curve: np.ndarray
     constant: float

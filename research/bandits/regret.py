@@ -92,7 +92,8 @@ def regret(courses: Sequence[RoundCosts], reference: Sequence[RoundCosts]) -> Re
     order.
 
     If `reference` is the best arm's, the last entry is the stopping-time regret
-    ST(ALG) − ST(ALG_i*). A request that ends earlier than the reference's is compared up to there.
+    ST(ALG) − ST(ALG_i*). A request that ends earlier than the reference's is compared
+    up to its end.
     """
     if len(courses) != len(reference) or not courses:
         raise ValueError(f"{len(courses)} requests against {len(reference)}")

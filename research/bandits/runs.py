@@ -55,8 +55,8 @@ def replay_recording(
     profile: Path | None,
     observer: Observer,
 ) -> tuple[ArmComparison, str]:
-    """Replay a recording whose pair and sampling the plan has; returns the comparison and a
-    description of what was replayed. Times are those of :func:`forward_times`."""
+    """Replay a recording of the plan's pair and sampling; returns the comparison and a description
+    of what was replayed. :func:`forward_times` gives the times."""
     header = recording.header
     configurations = [entrant.configuration for entrant in plan.entrants]
     times = forward_times(

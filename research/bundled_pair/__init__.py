@@ -1,1 +1,1 @@
-"""The recipe of the bundled pair, whose weights are part of the package."""
+"""The recipe of the bundled pair. Its weights are part of the package."""

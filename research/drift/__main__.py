@@ -53,7 +53,7 @@ def main(
     name: Annotated[str, Option(help="Name of the result's folder.")] = "target_tree",
 ) -> None:
     """Compare what target-initialised trees write with what the target writes, by width: as a
-    divergence on a toy pair whose distribution is known exactly, and as the log-likelihood of
+    divergence on a toy pair with an exactly known distribution, and as the log-likelihood of
     texts under the target. Width 1 is lossless and shows what noise looks like.
 
     With --answers also by the share of right answers: exact match (GSM8K), or the tests that a

@@ -1,4 +1,4 @@
-"""How far decoding drifts from the target: the loss of lossy methods, and that others have none.
+"""How far decoding drifts from the target: lossy methods lose quality, lossless ones do not.
 
 Two measures. On the toy pair the target's distribution over texts is known exactly, so samples of a
 configuration give its divergence. On real prompts the target scores the configuration's texts and

@@ -62,7 +62,7 @@ def answer() -> None:
 
 def test(given: int) -> None:
     """Test the other sandbox's program; returns where it passes. `given` is the descriptor of a
-    file with the program, its function's name and the tests, whose `check` takes the function."""
+    file with the program, its function's name and the tests; their `check` takes the function."""
     with open(given, encoding="ascii") as file:
         program, entry, tests = ast.literal_eval(file.read())
     answers, calls = _channel()

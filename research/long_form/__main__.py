@@ -58,8 +58,8 @@ def main(
     ] = False,
 ) -> None:
     """Continue prompts until the context is full, whatever ends the text before, autoregressively
-    and with each configuration of a file, in turns; report speedup, accepted tokens and entropy by
-    the length of the context (SVIP, §3.1). Interrupted, the same command goes on. Run it on an
+    and with each configuration of a file, interleaved; report speedup, accepted tokens and entropy
+    by the length of the context (SVIP, §3.1). Interrupted, the same command resumes. Run it on an
     otherwise idle machine."""
     check_name(name)
     # torch and MLflow take seconds to import.

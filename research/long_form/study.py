@@ -156,11 +156,11 @@ def measure_long_form(
     kept: Path | None = None,
     fresh: bool = False,
 ) -> LongForm:
-    """Let autoregressive decoding and each of `configurations` continue `prompts`, in turns, until
-    the last of `edges` tokens are in the context, whatever ends the text before.
+    """Let autoregressive decoding and each of `configurations` continue `prompts`, interleaved,
+    until the last of `edges` tokens are in the context, whatever ends the text before.
 
-    Texts are kept in the folder `kept` until all are there: interrupted, the same call goes on
-    after those, unless it is to be `fresh`.
+    Finished texts are kept in the folder `kept` until all are there: after an interrupt the same
+    call resumes with the missing ones, unless it is to be `fresh`.
 
     Raises:
         UserError: the pair holds less, or a prompt is as long as the first range.
@@ -190,7 +190,7 @@ def measure_long_form(
         engine.configure(configuration)
         engine.generate([Request("warm-up", prompts[0], _WARM_UP, ignore_eos=True)])
     already = len(turns) - len(missing)
-    observer.stage(f"{len(everyone)} configurations in turns", len(turns), done=already)
+    observer.stage(f"{len(everyone)} configurations, interleaved", len(turns), done=already)
     frames, texts = [], dict[int, Tokens]()
     for place, (configuration, request, repeat) in enumerate(turns):
         written = found.get(place)
@@ -243,8 +243,8 @@ def entropy(model: PreTrainedModel, text: Sequence[int]) -> np.ndarray:
 def _turns(
     everyone: Sequence[Configuration], prompts: Sequence[Tokens], end: int, repeats: int
 ) -> Iterator[tuple[Configuration, Request, int]]:
-    """Who writes which text in which repeat, each up to `end` tokens; a text's number is its seed.
-    Every text begins with another configuration."""
+    """The configuration, request and repeat of each decoding, in order; texts have up to `end`
+    tokens, and a text's number is its seed. Every text begins with another configuration."""
     for repeat in range(repeats):
         for number, prompt in enumerate(prompts):
             shift = (repeat * len(prompts) + number) % len(everyone)
@@ -255,7 +255,7 @@ def _turns(
 
 
 def _rounds(generation: Generation) -> pd.DataFrame:
-    """Without the first round, which reads the prompt."""
+    """Without the first round, which is the prefill."""
     frame = rounds_frame([generation]).iloc[1:]
     return frame.assign(context=generation.prompt_tokens + frame["position"])
 

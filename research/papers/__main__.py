@@ -72,8 +72,8 @@ def main(
 ) -> None:
     """Write the papers' comparison tables, measured live for your pair and prompts.
 
-    Every method is decoded in turn with the others on the same prompts. Run it on an otherwise
-    idle machine. Interrupted, the same command goes on where it stopped. With --page, what the
+    All methods are decoded interleaved on the same prompts. Run it on an otherwise idle
+    machine. Interrupted, the same command resumes where it stopped. With --page, what the
     page's sections need is recorded too, and what was measured or computed for the same inputs is
     taken, unless --fresh.
     """

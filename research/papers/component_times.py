@@ -27,7 +27,7 @@ METHOD = PostUseSettings(policy=PreCutSettings(max_tokens=24))
 
 @dataclass
 class _Watch:
-    """The seconds and calls of some functions; of those that call each other, the outermost."""
+    """The seconds and calls of some functions; where they call each other, the outermost's."""
 
     seconds: float = 0.0
     calls: int = 0

@@ -46,7 +46,7 @@ class DecisionValues:
 
     @property
     def passed(self) -> float:
-        """Share of the rejected candidates after which a chain would go on."""
+        """Share of the rejected candidates after which a chain would continue."""
         return _share(self.values >= THRESHOLD, 1 - self.accepted)
 
     @property
@@ -74,7 +74,7 @@ def decision_values(
     observer: Observer | None = None,
 ) -> list[DecisionValues]:
     """Train a decision model of each kind on the recordings' prompts (train), keep its best epoch
-    (dev), and let it judge the candidates of the others (test).
+    (dev), and let it judge the candidates of the remaining prompts (test).
 
     Raises:
         UserError: no such draft; too few prompts for a split into three.
@@ -88,7 +88,7 @@ def decision_values(
 def judged(
     examples: Examples, settings: HeadTrainingSettings = SETTINGS, observer: Observer | None = None
 ) -> DecisionValues:
-    """Train a decision model on its examples, and let it judge those of test."""
+    """Train a decision model on its examples, and let it judge the examples of test."""
     observer = observer or Observer()
     observer.stage(f"training {examples.kind} of {examples.draft}")
     training = HeadTraining(HeadSpec(kind=examples.kind), examples, settings)

@@ -1,8 +1,8 @@
 """Drafting as a Markov decision process: the cost of each decision to continue or to stop.
 
 SpecDec++, §4.2. The state is the committed text and the round's k candidates. Both actions draw one
-more candidate; "continue" goes on drafting, and "stop" has all k + 1 candidates verified. A round
-of K candidates is therefore K - 1 continues and one stop.
+more candidate; "continue" drafts the next one, and "stop" has all k + 1 candidates verified. A
+round of K candidates is therefore K - 1 continues and one stop.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def stopping_threshold(c1: float, c2: float, delta: float = 0.0) -> float:
     """SpecDec++, Thm 4.3: stop once P(a candidate of the round is rejected) is at least
     (c2 + Δ) / (c1 + c2 + Δ).
 
-    c1 = t_draft, c2 = t_target - t_draft; `delta` bounds how much dearer the rest of the text may
-    become by going on (seconds, unknown; 0 is the threshold of a draft whose rejections make no
+    c1 = t_draft, c2 = t_target - t_draft; `delta` bounds how much more the rest of the text may
+    cost after continuing (seconds, unknown; 0 is the threshold where a rejection makes no
     difference to what follows). 0, always stop, where a target forward is cheaper than a draft's.
 
     Raises:

@@ -82,8 +82,8 @@ def recycled(
     """How often phrases of earlier rounds come again in plain drafting with λ = `length` (Fig. 2b).
 
     A phrase is a run of `tokens` drafted tokens, known by the token before it, as the cache has
-    them (§5.1). After a draft call it comes again where the draft model's next tokens are those of
-    a phrase of an earlier round; after a target call, where the output goes on with one. One row a
+    them (§5.1). After a draft call it comes again where the draft model's next tokens are a phrase
+    of an earlier round; after a target call, where the output continues with one. One row a
     `call` (:data:`DRAFT_CALL`, :data:`TARGET_CALL`), a number of `tokens` (1 … `longest`), and what
     phrases are `of`: all that was drafted, or only what was rejected. `calls` counts those with so
     many tokens to come, `share` is the part of them after which one came again.

@@ -99,7 +99,7 @@ def with_datastores(plan: PaperPlan, tokenizer: Any, observer: Observer | None =
 
 
 def with_own_heads(plan: PaperPlan, observer: Observer | None = None) -> PaperPlan:
-    """`plan` without the rows whose trained heads are of another pair, or not there, and without
+    """`plan` without the rows with trained heads of another pair or without a file, and without
     the tables of EAGLE heads for a pair that has none; each is left out with a warning. Raises
     :class:`UserError` where nothing is left."""
     observer = observer or Observer()

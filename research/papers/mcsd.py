@@ -24,7 +24,7 @@ LONGEST = 64  # tokens of a text
 
 def values(recordings: Mapping[str, Recording]) -> pd.DataFrame:
     """One row a candidate that a decision model judged: kind, draft, trained (examples), value,
-    accepted. Trained on some of the recordings' prompts, judged on others. Raises
+    accepted. Trained on some of the recordings' prompts, judged on the rest. Raises
     :class:`UserError` where these are too few, or the pair has no draft model."""
     first = next(iter(recordings.values()))
     parts = [

@@ -28,7 +28,7 @@ from specdec_core.config import (
 )
 from specdec_core.prompts.chat import AUTO, ChatTemplate
 
-TIMED = ("tokens_per_second", "speedup")  # need a clock; the others follow from counts
+TIMED = ("tokens_per_second", "speedup")  # need a clock; all other quantities follow from counts
 Quantity = Literal[
     "tokens_per_second",
     "speedup",
@@ -373,7 +373,7 @@ def load_paper_plan(
     **overrides: Any,
 ) -> PaperPlan:
     """Read the file of a plan. `only` names the tables to keep, `sources` are the paths of prompt
-    sets, `limit` is the number of prompts of each but of those that are learned from,
+    sets, `limit` is the number of prompts of each set that is not learned from,
     `chat_template` says how all are rendered, and `overrides` replace top-level values
     (:func:`specdec_core.config.overridden`).
 

@@ -54,7 +54,7 @@ def phrases(greedy: Mapping[str, Recording]) -> pd.DataFrame:
 
 
 def confidences(greedy: Mapping[str, Recording]) -> pd.DataFrame:
-    """Fig. 2c: columns prompts, draft, and those of :func:`by_confidence`. Raises
+    """Fig. 2c: columns prompts, draft, and the columns of :func:`by_confidence`. Raises
     :class:`UserError` for a pair without a draft model."""
     parts = []
     for name, recording in greedy.items():
@@ -68,7 +68,7 @@ def confidences(greedy: Mapping[str, Recording]) -> pd.DataFrame:
 def components(greedy: Mapping[str, Recording]) -> pd.DataFrame:
     """Latency by component (Table 9), measured now on the first prompts recorded: columns
     component, calls, seconds, each, a_round, share, and in every row the tokens of the output, the
-    drafted ones, those of them that were recycled, and the suffixes. Raises :class:`UserError` for
+    drafted ones, the recycled ones among them, and the suffixes. Raises :class:`UserError` for
     a pair without a draft model."""
     recording = next(iter(greedy.values()))
     recording.draft_name()  # which raises

@@ -35,7 +35,7 @@ ARMS: tuple[dict[str, Any], ...] = (
 BANDITS = {
     "EXP3Spec": {"rule": "exp3", "memory": "request"},
     "UCBSpec": {"rule": "ucb", "memory": "request"},
-    "UCBSpec, goes on learning": {"rule": "ucb"},
+    "UCBSpec, continues to learn": {"rule": "ucb"},
     "UCBSpec by time": {"rule": "ucb", "reward": "time"},
 }
 TREES = ((4, 2, 2, 1), (4, 3, 1, 1), (2, 2, 2, 2), (8, 2, 1, 1), (4, 1, 1, 1), (2, 1, 1, 1))
@@ -48,7 +48,7 @@ def policies(recordings: Recordings, times: Profile, heads: Mapping[str, str] = 
     """SpecDec++'s Table 1 by replay: of each set and family of policies the fastest configuration,
     chosen on the prompts that are reported, as in the paper
     (:func:`best_of_families`). Each of `heads` is a family by its name, SpecDec++'s and improved
-    MCSD's decision models; those of another pair are left out."""
+    MCSD's decision models; heads of another pair are left out."""
     tables = []
     for name, recording in recordings.items():
         own = {head: _headed(recording, place) for head, place in heads.items()}
@@ -67,7 +67,7 @@ def policies(recordings: Recordings, times: Profile, heads: Mapping[str, str] = 
 
 def _headed(recording: Recording, head: str) -> list[Configuration]:
     """Drafting until a head expects a rejection, at several thresholds: none where the head is not
-    of the recorded pair. A decision model is asked of a candidate, or of all together."""
+    of the recorded pair. A decision model judges one candidate, or all together."""
     prints = recording.header.fingerprints
     try:
         kind = load_head(head, prints[recording.draft_name()], prints["target"]).card.kind
@@ -88,8 +88,8 @@ def _headed(recording: Recording, head: str) -> list[Configuration]:
 def regret(recordings: Recordings, times: Profile) -> pd.DataFrame:
     """BanditSpec's main table and theorems by replay: a row a set and entrant, `mat` and the regret
     in rounds, against the best arm (`regret_rounds`) and the best for each prompt
-    (`each_rounds`). Beside the latter the order of the theorem's `bound`, for bandits that it
-    covers: those that start anew with each prompt and are rewarded in tokens."""
+    (`each_rounds`). Beside `each_rounds` the order of the theorem's `bound`, for bandits that it
+    covers: they start anew with each prompt and are rewarded in tokens."""
     tables = []
     for name, recording in recordings.items():
         header = recording.header

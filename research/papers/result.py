@@ -97,7 +97,7 @@ class PapersResult(Document):
     )
 
     def tables(self) -> dict[str, Table]:
-        """The tables of which at least one prompt set was measured."""
+        """The tables with at least one measured prompt set."""
         return {key: table for key, table in self.plan.tables.items() if self.sets_of(table)}
 
     def sets_of(self, table: Table) -> list[str]:
@@ -129,8 +129,8 @@ class PapersResult(Document):
         """Seconds of a forward by regression over all decodings of a table (SpecDec++, §5.2 and
         Table 2): T = t_draft·N_draft + t_target·N_target + what a prompt costs, for each prompt set
         and family of configurations. Columns prompts, setting, t_draft and t_target (seconds),
-        decodings, r2; autoregressive decoding is the stand-alone target. A family whose decodings
-        do not determine its times is left out."""
+        decodings, r2; autoregressive decoding is the stand-alone target. A family is
+        left out where its decodings do not determine its times."""
         methods = self.plan.methods(key)
         configurations = list(dict.fromkeys(c for m in methods for c in m.configurations))
         alone = dict.fromkeys(Configuration(sampling=c.sampling) for c in configurations)

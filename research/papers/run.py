@@ -1,10 +1,10 @@
-"""Measuring the papers' tables: every configuration live, in one process, in turns.
+"""Measuring the papers' tables: every configuration live, in one process, interleaved.
 
 All configurations decode a prompt before the next one comes, so that the machine's load falls on
 all alike. A block is one repeat of one prompt set. It is written when it is complete, and an
 interrupted run resumes with the next. Policies and drafters that learn start every block anew.
 
-    papers/<name>/plan.yaml            the plan as it was given, and its digest
+    papers/<name>/plan.yaml            the plan as given, and its digest
                   pair.json            the pair with concrete data types
                   blocks/<set>-<repeat>.json
                   papers.json          the result
@@ -110,7 +110,7 @@ class PapersFolder(SweepFolder):
 
     def is_of_these_weights(self, result: PapersResult) -> bool:
         """Whether its models, heads and datastores are as they were when it was measured. Raises
-        :class:`UserError` for models that are not there."""
+        :class:`UserError` for models that are missing."""
         trained = trained_digests(each.configuration for each in result.measured)
         return self.weights() == fingerprints(result.plan.pair) | trained
 
@@ -133,9 +133,9 @@ def run_papers(
     observer: Observer | None = None,
     again: bool = True,
 ) -> tuple[PapersResult, PapersFolder]:
-    """Measure `plan` in `<home>/papers/<name>`, or resume an interrupted run there. The caller
+    """Measure `plan` in `<home>/papers/<name>`, or resume an interrupted run in it. The caller
     marks the folder finished once it has used the result. Unless `again`, a finished run of the
-    same plan and prompts is taken instead, if there is one; its words are those of `plan`.
+    same plan and prompts is taken instead, if there is one; its words are the ones of `plan`.
 
     Raises :class:`UserError` for bad input, before anything is written.
     """
@@ -263,7 +263,7 @@ def _long_prompts(plan: LongFormPlan) -> list[Prompt]:
 
 
 def _write_long(plan: LongFormPlan, home: Path, observer: Observer) -> LongForm:
-    """Long texts by `plan`, in this process; those of an interrupted run are not written again."""
+    """Long texts by `plan`, in this process; an interrupted run's texts are not written again."""
     observer.stage(f"loading {plan.pair.name}")
     pair = load_pair(plan.pair)
     tokens = [request.tokens for request in requests_of(_long_prompts(plan), pair, 1)]

@@ -41,11 +41,11 @@ Recordings = Mapping[str, Recording]
 def heads(mixed: Recordings, judged: Recordings, times: Profile) -> pd.DataFrame:
     """A row for each head (`name`, `w_rej`, `depth`, the `examples` that it learned from, its KL on
     the splits: `train_kl`, `eval_kl`, `test_kl`), threshold (`setting`) and set of prompts
-    (`prompts`): the modelled `speedup` there.
+    (`prompts`): the modelled `speedup` on them.
     The baselines have rows, too. Heads learn from the first of the `mixed` recordings; its dev and
-    test prompts are the sets of these names, the others those of `judged`, less what was learned
-    from. Policies' own time is left out. Raises :class:`UserError` where prompts are too few, or
-    the pair has no draft model."""
+    test prompts are the sets named dev and test. The other sets are `judged`, without the prompts
+    that heads learned from. The policies' own time is left out. Raises :class:`UserError` where
+    prompts are too few, or the pair has no draft model."""
     recording = next(iter(mixed.values()))
     draft, trained = recording.draft_name(), recording.prompts.first_turns
     found = _train(recording, draft)

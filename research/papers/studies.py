@@ -5,8 +5,8 @@ recordings (a :class:`specdec_core.recordings.schema.Recording` for each prompt 
 (:class:`DecodedPrompts`), `times` (the forward times of this machine, a
 :class:`specdec_core.cost.Profile`), `own_heads` (the plan's trained heads by name), `long_form` and
 `long_form_greedy` (:class:`research.long_form.study.LongForm`). A study's table is written
-whole as soon as it is computed, and read again where study and inputs are the same. What no study
-computes is not made.
+whole once it is computed, and read again for the same study and inputs. An input is made only
+if a study needs it.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def oracle_lengths(greedy: Recordings, sampled: Recordings, long: Recordings) ->
     """Fig. 1: the oracle's draft lengths by context. A row a set, its sampling, and range of
     context that ends at `up_to` tokens: `rounds` of the oracle, `mean` and `variance` of the tokens
     that they accept, and the variance's 95 % interval over prompts (`variance_low`,
-    `variance_high`). An output's last round, which its end cuts, is left out. Of the `long` texts a
-    set has rows of its own."""
+    `variance_high`). An output's last round, which its end cuts, is left out. The `long` texts
+    of a set have separate rows."""
     rows = []
     apart = {f"{name}, long": recording for name, recording in long.items()}
     for name, recording, track in _each(greedy, sampled, apart):
@@ -153,7 +153,7 @@ def sorted_probabilities(*recordings: Recordings) -> pd.DataFrame:
 def bounds(*recordings: Recordings, bins: int = 40) -> pd.DataFrame:
     """Fig. 4: the acceptance probability β of positions, sorted by it and in `bins` equal parts,
     with the mean of Pinsker's bound (Eq. 4) and of 1 - sqrt(c H), c = 0.18 (Eq. 6), both at least
-    0. `holds` is the part's share of positions with the latter below β."""
+    0. `holds` is the part's share of positions with 1 - sqrt(c H) below β."""
     rows = []
     for name, recording, track in _each(*recordings):
         trace, at = track.trace, track.trace.trajectory
@@ -233,7 +233,7 @@ def lengths(*recordings: Recordings) -> pd.DataFrame:
 
 def speedups(sampled: Recordings, long: Recordings, times: Profile) -> pd.DataFrame:
     """Table 3 and Fig. 7a: by set and policy the modelled `speedup` at this machine's forward
-    times, and the `tokens` of a text in the mean. Of the `long` texts a set has rows of its own.
+    times, and the `tokens` of a text in the mean. The `long` texts of a set have separate rows.
     Policies' own time is left out."""
     apart = {f"{name}, long": recording for name, recording in long.items()}
     return pd.DataFrame(
@@ -299,8 +299,8 @@ def example(recordings: Recordings) -> pd.DataFrame:
 
 def tokens(*recordings: Recordings) -> pd.DataFrame:
     """Table 4: drafted tokens with the draft's mean `entropy` and the share `accepted`, over all
-    sets together: all of them, and of those drafted at least 20 times the four least and the four
-    most often accepted."""
+    sets together: all of them, and of the tokens drafted at least 20 times the four least and
+    the four most often accepted."""
     drafted, entropy, accepted = [], [], []
     for _, _, track in _each(*recordings):
         at = track.trace.trajectory
@@ -385,8 +385,8 @@ def _replayed(
 
 
 def _deltas(track: Track, rounds: ReplayedRounds) -> tuple[np.ndarray, np.ndarray]:
-    """Which rounds could have drafted as many tokens as a recording holds, and of these the drafted
-    tokens minus those that would have been accepted at most."""
+    """Which rounds could have drafted as many tokens as a recording holds, and for these rounds the
+    drafted tokens minus the most that would have been accepted."""
     start = track.firsts[rounds.prompt] + rounds.position
     free = (rounds.position > 0) & (track.room[start] >= track.header.max_draft)
     oracle = np.minimum(track.agreeing[start], track.header.max_draft)

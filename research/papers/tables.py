@@ -131,7 +131,7 @@ def _bandit_lines(result: PapersResult, prompts: str, timed: Sequence[Timed]) ->
 
 def _gains(result: PapersResult, key: str) -> Iterator[str]:
     """The best of each family of a `frontier` table against the best fixed K, as in Tables 1 and 4
-    of SpecDec++. Both are chosen on the prompts that are reported, as there."""
+    of SpecDec++. Both are chosen on the prompts that are reported, as in the paper."""
     table = result.plan.tables[key]
     for prompts in result.sets_of(table) if table.frontier else []:
         families: dict[str, list[Timed]] = {}

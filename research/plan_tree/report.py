@@ -124,8 +124,8 @@ def _by_budget(comparison: TreeComparison) -> str:
 
 
 def _rows(comparison: TreeComparison) -> Iterator[dict[str, Any]]:
-    """One row a budget and shape, with the kinds whose best tree has that shape; not repeated where
-    all of them had it for a smaller budget already."""
+    """One row a budget and shape, with the kinds of tree that are best with it; not repeated where
+    all these kinds had it for a smaller budget already."""
     shown: set[tuple[str, Any]] = set()
     for budget, rows in comparison.budgets.groupby("budget"):
         tried = rows.set_index("kind").loc[GRID, "speedup"]

@@ -100,7 +100,7 @@ def phrases(table: pd.DataFrame) -> Section:
     sizes = sorted(set(table["tokens"]))
     return Section(
         key="",
-        note="The share of the calls after which a phrase of so many tokens comes again that an"
+        note="The share of the calls after which a phrase of n tokens comes again that an"
         " earlier round drafted after the same token: of all that was drafted, and of what was"
         " rejected alone.",
         svg=lines_svg(

@@ -1,4 +1,4 @@
-"""Sections of several papers whose rounds are replayed on recordings, or decoded anew."""
+"""Sections of several papers, with rounds that are replayed on recordings or decoded anew."""
 
 from __future__ import annotations
 
@@ -56,9 +56,10 @@ def regret(table: pd.DataFrame) -> Section:
     return Section(
         key="",
         note="Regret in rounds, stopping-time: against the arm that is best for all prompts, and"
-        " against the best for each prompt, i*(pt, ν). The latter is what Theorems 1 and 2 bound:"
-        " the bound is their order for each prompt, summed, with 1 for the constant that they leave"
-        " out. They cover neither what goes on learning nor rewards by time.",
+        " against the best for each prompt, i*(pt, ν). The regret against each prompt's"
+        " best is what Theorems 1 and 2 bound: the bound is their order for each prompt, summed,"
+        " with 1 for the constant that they leave out. They cover neither bandits that continue to"
+        " learn nor rewards by time.",
         shown=cells.table(
             table,
             {
@@ -152,7 +153,7 @@ REPLAYED = (
         "Length policies against the oracle",
         "7.2–11.1 % over the best fixed K; the oracle's N_target/N is 0.164.",
         f"{SETTING}; policies' own time left out. Beside SpecDec++'s head improved MCSD's decision"
-        " models, asked of one candidate or of all together.",
+        " models, which judge one candidate or all together.",
         policies,
         lambda table: (
             "over fixed K "
@@ -160,7 +161,7 @@ REPLAYED = (
         ),
     ),
     PaperSection(
-        Study("banditspec-regret", ("greedy", TIMES), replayed.regret, version=3),
+        Study("banditspec-regret", ("greedy", TIMES), replayed.regret, version=4),
         "BanditSpec",
         "Thms 1 and 2, main table",
         "Regret of bandits, against one arm and against each prompt's",

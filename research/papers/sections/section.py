@@ -16,7 +16,7 @@ from research.papers.studies import Study
 class PaperSection:
     """A figure or table of a paper: how it is computed, and how its table is shown.
 
-    `paper` is the paper's title in `papers-methods.yaml`, `source` the figure or table there,
+    `paper` is the paper's title in `papers-methods.yaml`, `source` its figure or table,
     `reported` what the paper found, `setting` what differs here. `show` makes the figure, SVG and
     table; title, note and lines are added to it. `ours` is the number for the table of methods.
     """

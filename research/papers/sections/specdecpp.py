@@ -11,7 +11,7 @@ from research.papers.sections.section import PaperSection
 from research.papers.studies import TIMES, Study
 
 # By weight and depth: train and eval KL; tokens a second on Alpaca, HumanEval and GSM8K, and the
-# threshold that was the best there.
+# best threshold on that set.
 TABLE_3 = {
     (1, 0): ("0.422 / 0.412", "18.48 (0.3), 19.91 (0.5), 20.32 (0.3)"),
     (1, 1): ("0.409 / 0.390", "18.39 (0.3), 20.29 (0.3), 20.44 (0.3)"),
@@ -80,7 +80,7 @@ def heads(table: pd.DataFrame) -> Section:
         key="",
         note="h or K: the fastest on dev prompts of the training set; then the modelled speedup"
         " (Eq. 3.1) with it on the training set's test prompts and on the prompt sets; then the"
-        " best h or K on each of these, as the paper reports it. Heads learned from"
+        " best h or K on each set, as the paper reports it. Heads learned from"
         f" {facts['examples'].max():,.0f} examples.",
         shown=cells.table(rows, columns),
         best=[
@@ -113,8 +113,8 @@ SPECDECPP = (
         " grows with w_rej and falls with D. Best thresholds are of the sets that are reported.",
         "the pair's first draft, temperature 1 and top-k 50. All 20 heads are trained here, on"
         " token mixing as in the paper (15 % of the target's tokens), but over some dozens of"
-        " prompts, not 40,000; with batches of 256 and a rate of 1e-3 for 30 epochs, of which the"
-        " best on dev is kept, not of 32 and 5e-5 for 3. Rounds are replayed; a head's own time is"
+        " prompts, not 40,000; with batches of 256 and a rate of 1e-3 for 30 epochs, the best of"
+        " them on dev kept, not of 32 and 5e-5 for 3. Rounds are replayed; a head's own time is"
         " left out. The rules below the heads need no training.",
         heads,
         over_fixed,

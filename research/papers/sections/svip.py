@@ -29,7 +29,7 @@ SETTING = (
     "the pair's first draft; texts of the prompt sets named, as long as the tables', greedy and"
     " sampled at temperature 1"
 )
-LONG = "texts written on to the last context, coupled, timed in turns"
+LONG = "texts continued to the last context, coupled, timed interleaved"
 POLICY = {
     "policy": cells.text("policy"),
     "drafted a round": cells.number("drafted", ".2f"),
@@ -483,7 +483,8 @@ SVIP = (
         PAPER,
         "Fig. 6",
         "Draft length and acceptance by context",
-        "SVIP drafts less than both others, and more of it is accepted, at all lengths to 8K.",
+        "SVIP drafts less than both other policies, and more of it is accepted, at all lengths to"
+        " 8K.",
         "long texts, sampled at temperature 1, by replay.",
         lengths_by_context,
         lambda table: f"{_of_policy(table, 'accepted', '.0%')} accepted",
@@ -493,7 +494,7 @@ SVIP = (
         PAPER,
         "Fig. 7",
         "Draft lengths against the oracle's",
-        "SVIP is off by less than 0.5 tokens on average; the others draft too much.",
+        "SVIP is off by less than 0.5 tokens on average; the other policies draft too much.",
         f"{SETTING}; by replay, rounds with room for 40 tokens.",
         lengths,
         lambda table: f"mean Δ {_of_policy(table, 'delta', '+.2f')}",
@@ -503,7 +504,8 @@ SVIP = (
         PAPER,
         "Fig. 8",
         "Draft lengths in one text",
-        "SVIP's lengths vary from round to round as the oracle's do; others' do not (a drawing).",
+        "SVIP's lengths vary from round to round as the oracle's do; the other policies' do"
+        " not (a drawing).",
         "one long text, sampled at temperature 1, by replay.",
         example,
     ),
@@ -515,8 +517,8 @@ SVIP = (
         "SVIP 1.52× to 1.82×, constant lengths 1.25× (GPQA) to 1.58× (AIME), heuristic ones 1.18×"
         " to 1.34×, of QwQ-32B's reasoning, 1,300 to 6,200 tokens a text. Fig. 7a, a drawing, has"
         " SVIP above all constant lengths of 2 to 5.",
-        "no model that reasons for so long; the prompt sets named, sampled at temperature 1, and"
-        " the long texts.",
+        "no model with reasoning of that length; the prompt sets named, sampled at temperature 1,"
+        " and the long texts.",
         speedups,
         lambda table: _of_policy(table, "speedup", ".2f×"),
     ),
@@ -527,8 +529,8 @@ SVIP = (
         "Tokens that are hard and easy to draft",
         "all tokens 0.38 and 0.68; “Wait” 1.17 and 0.53, “Alright” 1.38 and 0.22, “Actually” 1.52"
         " and 0.33; “)”, “}”, “ynomials”, “ponents” 0.01–0.12 and 1.00.",
-        "all prompt sets together, greedy; the tokens least and most often accepted of those that"
-        " were drafted 20 times.",
+        "all prompt sets together, greedy; of the tokens that were drafted 20 times, the"
+        " least and the most often accepted.",
         tokens,
         lambda table: f"all tokens {table['entropy'][0]:.2f} and {table['accepted'][0]:.2f}",
     ),
