@@ -32,7 +32,7 @@ class Section:
     `frame` has the numbers, written as `<key>.csv`.
     """
 
-    key: str
+    key: str = ""  # empty until it is known: of its files and links
     title: str = ""
     note: str = ""
     lines: Sequence[str] = ()

@@ -47,17 +47,14 @@ def main(
     ] = None,
     hardware: Hardware = None,
     profile: ProfileFile = None,
-    learned: Annotated[
-        str | None, Option(help="Name of an earlier result whose bandits go on learning.")
-    ] = None,
     name: Name = None,
 ) -> None:
     """Decode prompts with bandits over drafters and with each of the arms alone, in turn in one
     process, and show tokens a second and the regret against the best arm in hindsight.
 
     With --traces, rounds are replayed and their times modelled. Otherwise run it on an idle
-    machine. What the bandits have learned is kept with the result: start from it with --learned, or
-    with `state: <name>/<id>` in a configuration.
+    machine. What the bandits have learned is kept with the result: `state: <name>/<id>` in a
+    configuration starts from it.
     """
     if traces is not None and (prompts or slots > 1):
         raise UserError("--traces replays its own prompts one at a time: no --prompts, no --slots")
@@ -78,8 +75,6 @@ def main(
     from specdec_core.search.replaying import find_named
 
     plan = parse(ArmsPlan, load_yaml(config), str(config))
-    if learned is not None:
-        plan = plan.starting_from(workspace() / "bandits" / learned)
     with ConsoleProgress(console) as progress:
         if traces is not None:
             recording = find_named(traces, workspace())
@@ -95,7 +90,7 @@ def main(
 
     name = name or f"{config.stem}-{Path(traces).resolve().name if traces else plan.pair.name}"
     folder = workspace() / "bandits" / name
-    params = {"config": str(config), "prompts": note, "slots": slots, "learned": learned}
+    params = {"config": str(config), "prompts": note, "slots": slots}
     origin = ReportOrigin(name=name, pair=plan.pair.name, notes=[note], params=params)
     deliver(report(comparison, origin), folder, "bandits", save(comparison, folder))
 

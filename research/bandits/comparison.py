@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import zip_longest
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
@@ -79,18 +78,6 @@ class ArmsPlan(Value):
         """The same bandits and arms for another pair and sampling."""
         bandits = tuple(b.model_copy(update={"sampling": sampling}) for b in self.bandits)
         return ArmsPlan(pair=pair, bandits=bandits)
-
-    def starting_from(self, folder: Path) -> ArmsPlan:
-        """The same plan, every bandit starting from the state that an earlier comparison left in
-        `folder`. Raises :class:`UserError` where there is no such state."""
-        bandits = []
-        for bandit in self.bandits:
-            path, settings = folder / state_name(bandit), settings_of(bandit)
-            if not path.is_file():
-                raise UserError(f"{folder}: no state of {settings.label} with these arms")
-            drafter = settings.model_copy(update={"state": str(path.resolve())})
-            bandits.append(bandit.model_copy(update={"drafter": drafter}))
-        return ArmsPlan(pair=self.pair, bandits=tuple(bandits))
 
     @property
     def sampling(self) -> Sampling:

@@ -66,9 +66,6 @@ def main(
         Path | None,
         Option("--page", help="Also write the page of methods, code, tests and numbers here."),
     ] = None,
-    data: Annotated[
-        Path | None, Option(help="Parquet file for the numbers of the page's tables and figures.")
-    ] = None,
 ) -> None:
     """Write the papers' comparison tables, measured live for your pair and prompts.
 
@@ -89,8 +86,8 @@ def main(
         pair=pair_changes(target, draft, max_length, compile),
         **{**(QUICK if quick else {}), **options},
     )
-    if (section or data) and write_page is None:
-        raise UserError(f"{'--section' if section else '--data'} goes with --page")
+    if section and write_page is None:
+        raise UserError("--section goes with --page")
     listed: tuple[Paper, ...] = ()
     studies: list[Study] = []
     if write_page is not None:
@@ -106,7 +103,6 @@ def main(
     from research.papers.page import papers_page
     from research.papers.progress import PapersProgress
     from research.papers.run import run_papers, study_inputs
-    from research.papers.stored_tables import write_together
     from research.papers.studies import study_tables
     from research.papers.tables import report
     from specdec_core.base.files import write_atomically
@@ -133,9 +129,6 @@ def main(
             for file, figure in figures.items():
                 write_atomically(write_page.parent / file, figure)
             write_atomically(write_page, text)
-            if data is not None:
-                frames = {each.key: each.frame for each in shown.sections if each.frame is not None}
-                write_together({**frames, **studied}, data)
         folder.finish()
     show(console, shown.sections)
     if write_page is not None:

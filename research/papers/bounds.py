@@ -99,13 +99,6 @@ class RatioFit:
         shape, _, scale = stats.gamma.fit(usable, floc=0)
         return cls(float(shape), 1 / float(scale), len(usable), len(excess) - len(usable))
 
-    def density(self, ratio: ArrayLike) -> np.ndarray:
-        """Probability density of γ."""
-        from scipy import stats
-
-        density: np.ndarray = stats.gamma.pdf(ratio, self.shape, loc=1, scale=1 / self.rate)
-        return density
-
     def reliability(self, c: ArrayLike) -> np.ndarray:
         """Eq. 9: P(γ ≤ 2c + 1), how often the approximation bound is one."""
         from scipy import stats
@@ -113,13 +106,6 @@ class RatioFit:
         excess = 2 * np.asarray(c, dtype=float)
         share: np.ndarray = stats.gamma.cdf(excess, self.shape, scale=1 / self.rate)
         return share
-
-    def constant(self, reliability: float) -> float:
-        """The smallest c, and so the tightest bound, that is one with probability
-        `reliability`."""
-        from scipy import stats
-
-        return float(stats.gamma.ppf(reliability, self.shape, scale=1 / self.rate)) / 2
 
 
 @dataclass(frozen=True)

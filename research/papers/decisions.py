@@ -104,11 +104,3 @@ def stopping_threshold(c1: float, c2: float, delta: float = 0.0) -> float:
     if not c1 > 0 or not delta >= 0:
         raise ValueError(f"need c1 > 0 and delta >= 0, got {c1} and {delta}")
     return max(c2 + delta, 0.0) / (c1 + max(c2 + delta, 0.0))
-
-
-def implied_delta(threshold: float, c1: float, c2: float) -> float:
-    """The Δ at which Thm 4.3's threshold is `threshold`, in [0, 1); for a threshold that proved
-    best on recorded runs, an estimate of Δ. Negative where that is below (c2)/(c1 + c2)."""
-    if not 0 <= threshold < 1:
-        raise ValueError(f"a threshold on a probability is in [0, 1), got {threshold}")
-    return threshold * c1 / (1 - threshold) - c2

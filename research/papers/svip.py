@@ -58,7 +58,7 @@ def oracle_lengths(greedy: Recordings, sampled: Recordings, long: Recordings) ->
     of a set have separate rows."""
     rows = []
     apart = {f"{name}, long": recording for name, recording in long.items()}
-    for name, recording, track in _each(greedy, sampled, apart):
+    for place, recording, track in _each(greedy, sampled, apart):
         prompt, start, length = _oracle_rounds(track)
         prompt_tokens = np.array([len(tokens) for tokens in recording.prompts.tokens])
         context = prompt_tokens[prompt] + track.position[start]
@@ -70,8 +70,7 @@ def oracle_lengths(greedy: Recordings, sampled: Recordings, long: Recordings) ->
             low, high = _variance_interval(length[inside], prompt[inside])
             rows.append(
                 {
-                    "prompts": name,
-                    "sampling": _sampling(recording),
+                    **place,
                     "up_to": edge,
                     "rounds": int(inside.sum()),
                     "mean": length[inside].mean(),
@@ -87,12 +86,11 @@ def entropies(*recordings: Recordings) -> pd.DataFrame:
     """Table 1: a row a set and sampling with the draft's mean entropy at `accepted` and at
     `rejected` candidates (nats), and how many there are of each."""
     rows = []
-    for name, recording, track in _each(*recordings):
+    for place, _, track in _each(*recordings):
         accepted, entropy = track.trace.agrees, track.trace.entropy[track.trace.trajectory]
         rows.append(
             {
-                "prompts": name,
-                "sampling": _sampling(recording),
+                **place,
                 "accepted": entropy[accepted].mean(),
                 "rejected": entropy[~accepted].mean(),
                 "n_accepted": int(accepted.sum()),
@@ -106,7 +104,7 @@ def divergence_before_rejections(*recordings: Recordings) -> pd.DataFrame:
     """Fig. 3a: mean KL(q‖p), nats, at rejected candidates (`offset` 0) and at the four accepted
     ones before them (-4 … -1). Rejections behind fewer accepted candidates are left out."""
     rows = []
-    for name, recording, track in _each(*recordings):
+    for place, _, track in _each(*recordings):
         trace = track.trace
         at = trace.trajectory
         kl = divergence(trace.entropy[at], trace.cross_entropy[at])
@@ -119,8 +117,7 @@ def divergence_before_rejections(*recordings: Recordings) -> pd.DataFrame:
         for offset in range(-BEFORE, 1):
             rows.append(
                 {
-                    "prompts": name,
-                    "sampling": _sampling(recording),
+                    **place,
                     "offset": offset,
                     "kl": kl[rejected + offset].mean() if len(rejected) else np.nan,
                     "rejections": len(rejected),
@@ -133,15 +130,14 @@ def sorted_probabilities(*recordings: Recordings) -> pd.DataFrame:
     """Fig. 3b: the mean log probability of the draft's `rank`-th most likely token, at accepted
     and at rejected candidates (`outcome`). Recordings hold the ten most likely."""
     rows = []
-    for name, recording, track in _each(*recordings):
+    for place, _, track in _each(*recordings):
         trace = track.trace
         log_q = np.log(np.maximum(trace.top_probs[trace.trajectory], 1e-12))
         for outcome, chosen in (("accepted", trace.agrees), ("rejected", ~trace.agrees)):
             for rank, value in enumerate(log_q[chosen].mean(axis=0), start=1):
                 rows.append(
                     {
-                        "prompts": name,
-                        "sampling": _sampling(recording),
+                        **place,
                         "outcome": outcome,
                         "rank": rank,
                         "log_probability": value,
@@ -155,7 +151,7 @@ def bounds(*recordings: Recordings, bins: int = 40) -> pd.DataFrame:
     with the mean of Pinsker's bound (Eq. 4) and of 1 - sqrt(c H), c = 0.18 (Eq. 6), both at least
     0. `holds` is the part's share of positions with 1 - sqrt(c H) below β."""
     rows = []
-    for name, recording, track in _each(*recordings):
+    for place, _, track in _each(*recordings):
         trace, at = track.trace, track.trace.trajectory
         beta, entropy = trace.overlap[at].astype(float), trace.entropy[at]
         oracle = np.maximum(oracle_bound(entropy, trace.cross_entropy[at]), 0)
@@ -164,8 +160,7 @@ def bounds(*recordings: Recordings, bins: int = 40) -> pd.DataFrame:
         for number, part in enumerate(parts):
             rows.append(
                 {
-                    "prompts": name,
-                    "sampling": _sampling(recording),
+                    **place,
                     "share": (number + 0.5) / bins,
                     "beta": beta[part].mean(),
                     "oracle_bound": oracle[part].mean(),
@@ -180,7 +175,7 @@ def ratio_fits(*recordings: Recordings) -> pd.DataFrame:
     """Eqs. 9 and 14: how often γ ≤ 2c + 1, so that the approximation is a bound, by `c`: as
     `measured`, by the Gaussian and by the shifted Gamma fitted to γ, with their parameters."""
     rows = []
-    for name, recording, track in _each(*recordings):
+    for place, _, track in _each(*recordings):
         trace, at = track.trace, track.trace.trajectory
         entropy, cross = trace.entropy[at], trace.cross_entropy[at]
         ratio = entropy_ratio(entropy, cross)
@@ -189,8 +184,7 @@ def ratio_fits(*recordings: Recordings) -> pd.DataFrame:
         for c in CONSTANTS:
             rows.append(
                 {
-                    "prompts": name,
-                    "sampling": _sampling(recording),
+                    **place,
                     "c": c,
                     "measured": np.mean(ratio <= 2 * c + 1),
                     "gaussian": float(gaussian.reliability(c)),
@@ -210,15 +204,14 @@ def lengths(*recordings: Recordings) -> pd.DataFrame:
     (`delta`), its size (`distance`) and how often it is 0 (`exact`). All are of the rounds in which
     the policy was free to draft 40."""
     rows = []
-    for name, recording, track in _each(*recordings):
+    for place, recording, track in _each(*recordings):
         for policy, rounds in _replayed(recording, POLICIES):
             free, delta = _deltas(track, rounds)
             if not free.any():
                 continue
             rows.append(
                 {
-                    "prompts": name,
-                    "sampling": _sampling(recording),
+                    **place,
                     "policy": policy,
                     "drafted": rounds.drafted[free].mean(),
                     "accepted": rounds.accepted[free].sum() / max(rounds.drafted[free].sum(), 1),
@@ -254,7 +247,7 @@ def lengths_by_context(*recordings: Recordings) -> pd.DataFrame:
     """Fig. 6: tokens `drafted` a round and the share `accepted`, by policy and range of context
     that ends at `up_to`."""
     rows = []
-    for name, recording, track in _each(*recordings):
+    for place, recording, track in _each(*recordings):
         prompt_tokens = np.array([len(tokens) for tokens in recording.prompts.tokens])
         for policy, rounds in _replayed(recording, {key: POLICIES[key] for key in COMPARED}):
             free, _ = _deltas(track, rounds)
@@ -266,8 +259,7 @@ def lengths_by_context(*recordings: Recordings) -> pd.DataFrame:
                 drafted, accepted = rounds.drafted[inside], rounds.accepted[inside]
                 rows.append(
                     {
-                        "prompts": name,
-                        "sampling": _sampling(recording),
+                        **place,
                         "policy": policy,
                         "up_to": edge,
                         "rounds": int(inside.sum()),
@@ -287,8 +279,8 @@ def long_texts(long_form: LongForm) -> pd.DataFrame:
 def example(recordings: Recordings) -> pd.DataFrame:
     """Fig. 8: the tokens `drafted` in the first rounds of the first set's first text, by policy,
     and beside them the oracle's own rounds."""
-    name, recording, track = next(_each(recordings))
-    rows = []
+    place, recording, track = next(_each(recordings))
+    name, rows = place["prompts"], []
     for policy, rounds in _replayed(recording, {key: POLICIES[key] for key in COMPARED}):
         of_first = (rounds.prompt == 0) & (rounds.position > 0)
         rows += _numbered(name, policy, rounds.drafted[of_first])
@@ -333,16 +325,15 @@ def tokens(*recordings: Recordings) -> pd.DataFrame:
     return shown.assign(token=["all tokens", *names])
 
 
-def _each(*recordings: Recordings) -> Iterator[tuple[str, Recording, Track]]:
-    """The recordings with their sets' names and the tracks of their first drafts."""
+def _each(*recordings: Recordings) -> Iterator[tuple[dict[str, Any], Recording, Track]]:
+    """The recordings with their `prompts` and `sampling` by name, and the tracks of their first
+    drafts."""
     for sets in recordings:
         for name, recording in sets.items():
-            yield name, recording, Replay(recording, hidden=False, drawn=True).track()
-
-
-def _sampling(recording: Recording) -> str:
-    sampling = recording.header.sampling
-    return "greedy" if sampling.greedy else f"T={sampling.temperature:g}"
+            sampling = recording.header.sampling
+            label = "greedy" if sampling.greedy else f"T={sampling.temperature:g}"
+            place = {"prompts": name, "sampling": label}
+            yield place, recording, Replay(recording, hidden=False, drawn=True).track()
 
 
 def _oracle_rounds(track: Track) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

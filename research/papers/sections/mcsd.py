@@ -62,7 +62,6 @@ def values(table: pd.DataFrame) -> Section:
         for each in found
     ]
     return Section(
-        key="",
         note="Of candidates of prompts that the models were neither trained nor chosen on. Overlap"
         " is the area that the histograms of accepted and of rejected candidates share; the last"
         f" columns are with the threshold of {THRESHOLD:g}.",
@@ -95,7 +94,6 @@ def overlap(table: pd.DataFrame) -> str:
 def quality(table: pd.DataFrame) -> Section:
     """As `specdec lab drift` shows it."""
     return Section(
-        key="",
         note="Nats a token of the target's log-likelihood, and how much more than what the target"
         " itself writes, with a 95 % interval over prompts; and the share of tokens that it would"
         " have chosen greedily. Width 1 is lossless.",

@@ -67,7 +67,6 @@ def lengths(table: pd.DataFrame) -> Section:
     shown = first["length"].head(SHOWN).tolist()
     places = [*range(1, len(shown) + 1)]
     return Section(
-        key="",
         note="The best length of a round is the number of candidates that the target would accept."
         " Rounds that the output's end cuts are left out.",
         svg=lines_svg(
@@ -99,7 +98,6 @@ def phrases(table: pd.DataFrame) -> Section:
     colours = dict(zip((DRAFT_CALL, TARGET_CALL), OTHER_COLOURS, strict=False))
     sizes = sorted(set(table["tokens"]))
     return Section(
-        key="",
         note="The share of the calls after which a phrase of n tokens comes again that an"
         " earlier round drafted after the same token: of all that was drafted, and of what was"
         " rejected alone.",
@@ -146,7 +144,6 @@ def confidences(table: pd.DataFrame) -> Section:
     wide = table.pivot_table("acceptance", ["prompts", "draft"], "low", sort=False).reset_index()
     lows = sorted(set(table["low"]))
     return Section(
-        key="",
         note=f"Drafts of up to {LONGEST} tokens from everywhere, in ranges of the product.",
         svg=lines_svg(
             "Acceptance of whole drafts by the product of confidences",
@@ -168,7 +165,6 @@ def components(table: pd.DataFrame) -> Section:
         int(first[name]) for name in ("tokens", "drafted", "recycled", "suffixes")
     )
     return Section(
-        key="",
         note="Live, one request at a time: milliseconds of a call, calls in a mean round, and the"
         " share of the time of all rounds but each request's first.",
         lines=[

@@ -25,7 +25,6 @@ def policies(table: pd.DataFrame) -> Section:
         for row in table.to_dict("records")
     ]  # fmt: skip
     return Section(
-        key="",
         note="The fastest configuration of each family; speedups are modelled (Eq. 3.1).",
         svg=bars_svg(
             "The best of each family of length policies",
@@ -54,7 +53,6 @@ def policies(table: pd.DataFrame) -> Section:
 def regret(table: pd.DataFrame) -> Section:
     """MAT and regret of bandits and their arms."""
     return Section(
-        key="",
         note="Regret in rounds, stopping-time: against the arm that is best for all prompts, and"
         " against the best for each prompt, i*(pt, ν). The regret against each prompt's"
         " best is what Theorems 1 and 2 bound: the bound is their order for each prompt, summed,"
@@ -79,7 +77,6 @@ def regret(table: pd.DataFrame) -> Section:
 def together(table: pd.DataFrame) -> Section:
     """Draft lengths, and bandits over them."""
     return Section(
-        key="",
         note=f"{banditspec.SLOTS} requests at once, drafts of {table['draft'][0]}.",
         shown=cells.table(
             table,
@@ -98,7 +95,6 @@ def together(table: pd.DataFrame) -> Section:
 def trees(table: pd.DataFrame) -> Section:
     best = table.groupby("prompts")["mat"].idxmax()
     return Section(
-        key="",
         note="α: accepted path over depth.",
         shown=cells.table(
             table,
@@ -129,7 +125,6 @@ def ranks(table: pd.DataFrame) -> Section:
     wide = table.pivot(index=["prompts", "draft"], columns="rank", values="share").reset_index()
     places = {str(n): cells.number(n, ".1%") for n in range(1, replayed.RANKS + 1)}
     return Section(
-        key="",
         note="How often the target's token has this rank in the draft's distribution.",
         svg=lines_svg(
             "The rank of the target's token in the draft's distribution",

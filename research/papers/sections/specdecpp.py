@@ -77,7 +77,6 @@ def heads(table: pd.DataFrame) -> Section:
     }
     trained = [name for name in names if not pd.isna(facts.loc[name, "w_rej"])]
     return Section(
-        key="",
         note="h or K: the fastest on dev prompts of the training set; then the modelled speedup"
         " (Eq. 3.1) with it on the training set's test prompts and on the prompt sets; then the"
         " best h or K on each set, as the paper reports it. Heads learned from"

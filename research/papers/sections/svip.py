@@ -44,7 +44,6 @@ def oracle_lengths(table: pd.DataFrame) -> Section:
         for name, colour, dash, each in _by_set(table)
     ]
     return Section(
-        key="",
         note="An oracle drafts what will be accepted, and no more; context counts the prompt.",
         svg=lines_svg(
             "The variance of the oracle's draft length",
@@ -68,7 +67,6 @@ def oracle_lengths(table: pd.DataFrame) -> Section:
 
 def entropies(table: pd.DataFrame) -> Section:
     return Section(
-        key="",
         note="The draft's mean entropy, nats.",
         shown=cells.table(
             table,
@@ -92,7 +90,6 @@ def divergences(table: pd.DataFrame) -> Section:
     wide = table.pivot(index=["prompts", "sampling", "rejections"], columns="offset", values="kl")
     places = {str(n) if n else "rejected": cells.number(n, ".2f") for n in range(-svip.BEFORE, 1)}
     return Section(
-        key="",
         note="Mean KL(q‖p), nats, at rejected tokens and at the four accepted ones before them.",
         svg=lines_svg(
             "Divergence before a rejection",
@@ -123,7 +120,6 @@ def sorted_probabilities(table: pd.DataFrame) -> Section:
     )
     ranks = {f"rank {n}": cells.number(n, ".2f") for n in wide.columns}
     return Section(
-        key="",
         note="Mean log probability of the draft's most likely tokens, by rank.",
         svg=lines_svg(
             "The draft's distribution at accepted and rejected tokens",
@@ -148,7 +144,6 @@ def bounds(table: pd.DataFrame) -> Section:
     }
     means = table.groupby(["prompts", "sampling"], sort=False, as_index=False).mean()
     return Section(
-        key="",
         note="Positions sorted by acceptance probability; the table has the means over all.",
         svg=lines_svg(
             "Acceptance probability and its lower bounds",
@@ -182,7 +177,6 @@ def ratio_fits(table: pd.DataFrame) -> Section:
         "Gamma (Eq. 15)": ("gamma", style("svip").colour, "5 3"),
     }
     return Section(
-        key="",
         note="γ is the cross entropy over the entropy. The approximation is below Pinsker's bound"
         " where γ ≤ 2c + 1.",
         svg=lines_svg(
@@ -213,7 +207,6 @@ def ratio_fits(table: pd.DataFrame) -> Section:
 def lengths_by_context(table: pd.DataFrame) -> Section:
     """Drafted tokens over context, a line a policy."""
     return Section(
-        key="",
         svg=lines_svg(
             "Drafted tokens by context",
             "mean of a round",
@@ -238,7 +231,6 @@ def lengths_by_context(table: pd.DataFrame) -> Section:
 
 def lengths(table: pd.DataFrame) -> Section:
     return Section(
-        key="",
         note="Δ is drafted minus oracle's tokens.",
         shown=cells.table(
             table,
@@ -271,7 +263,6 @@ def long_texts(table: pd.DataFrame) -> Section:
         for name, colour in zip(names, ARM_COLOURS, strict=False)
     ]
     return Section(
-        key="",
         note="Times as fast as autoregressive decoding, from a text's beginning to each context.",
         svg=lines_svg(
             "Speedup by context",
@@ -293,7 +284,6 @@ def example(table: pd.DataFrame) -> Section:
     """Drafted tokens over the rounds of a text, a line a policy."""
     spread = table.groupby("policy", sort=False)["drafted"].agg(["mean", "std", "max"])
     return Section(
-        key="",
         svg=lines_svg(
             "Draft lengths in one text",
             f"the first rounds, {table['prompts'].iloc[0]}",
@@ -325,7 +315,6 @@ def speedups(table: pd.DataFrame) -> Section:
     lengths = table.drop_duplicates("prompts").set_index("prompts")["tokens"]
     columns = {f"{name}, {lengths[name]:.0f} tokens": cells.number(name, ".2f×") for name in sets}
     return Section(
-        key="",
         note="Modelled (Eq. 3.1 of SpecDec++), by replay; a text's tokens in the mean.",
         shown=cells.table(
             wide.loc[policies].reset_index(), {"policy": cells.text("policy"), **columns}
@@ -339,7 +328,6 @@ def speedups(table: pd.DataFrame) -> Section:
 
 def tokens(table: pd.DataFrame) -> Section:
     return Section(
-        key="",
         shown=cells.table(
             table,
             {

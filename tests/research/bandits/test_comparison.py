@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from research.bandits.comparison import ArmComparison, ArmsPlan, race, replay_all, state_name
+from research.bandits.comparison import ArmComparison, ArmsPlan, race, replay_all
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, parse
 from specdec_core.cost import Hardware
 from specdec_core.drafting.bandit.drafter import build_bandit
-from specdec_core.engine import Engine, Request
+from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from tests.dashboards.conftest import NEW_TOKENS, REQUESTS
@@ -149,39 +148,3 @@ def test_a_plan_that_makes_no_sense_is_one_line(plan: dict, message: str) -> Non
         parse(ArmsPlan, plan, "plan.yaml")
     assert str(caught.value).startswith("plan.yaml: ")
     assert "\n" not in str(caught.value)
-
-
-def test_arms_that_are_whole_configurations_sample_alike() -> None:
-    def arm(drafter: object, temperature: float) -> dict:
-        return {"drafter": drafter, "sampling": {"temperature": temperature}}
-
-    lookup, chain = {"kind": "prompt_lookup"}, {"kind": "draft_model"}
-    plan = parse(ArmsPlan, {"arms": [arm(lookup, 0.7), arm(chain, 0.7)]}, "plan")
-    assert plan.sampling.temperature == 0.7
-    with pytest.raises(UserError, match="different sampling settings"):
-        parse(ArmsPlan, {"arms": [arm(lookup, 0.7), arm(chain, 1.0)]}, "plan")
-
-
-def test_requests_keep_their_seeds(tiny_pair: Pair) -> None:
-    sampled = parse(ArmsPlan, {"arms": [1, 2], "sampling": {"temperature": 1.0}}, "plan")
-    found = race(tiny_pair, sampled, PROMPTS[:2], NEW_TOKENS)
-    [baseline] = found.of("baseline")
-    engine = Engine(tiny_pair, baseline.configuration)
-    for number, output in enumerate(baseline.outputs):
-        request = Request("0", PROMPTS[number], NEW_TOKENS, seed=number)
-        assert engine.generate([request])[0].tokens == output
-
-
-def test_bandits_start_from_what_they_learned_before(
-    raced: ArmComparison, tiny_pair: Pair, tmp_path: Path
-) -> None:
-    for bandit in raced.of("bandit"):
-        (tmp_path / state_name(bandit.configuration)).write_text(json.dumps(bandit.state))
-    plan = PLAN.starting_from(tmp_path)
-    again = race(tiny_pair, plan, PROMPTS[:2], NEW_TOKENS)
-    for before, after in zip(raced.of("bandit"), again.of("bandit"), strict=True):
-        told = [r for turn in after.turns for rounds in turn for r in rounds[1:-1]]
-        assert sum(after.state["rounds"]) == sum(before.state["rounds"]) + len(told)
-        assert state_name(after.configuration) == state_name(before.configuration)
-    with pytest.raises(UserError, match="no state of UCB of"):
-        PLAN.starting_from(tmp_path / "elsewhere")

@@ -25,13 +25,11 @@ def distributions(cells: int = 400) -> tuple[np.ndarray, np.ndarray]:
 def test_divergence_is_what_the_distributions_have() -> None:
     target, drifted = distributions()
     kl = float((drifted * np.log(drifted / target)).sum())
-    variation = float(np.abs(drifted - target).sum() / 2)
     found = [
         divergence(np.random.default_rng(seed).multinomial(20_000, drifted), target)
         for seed in range(20)
     ]
     assert np.mean([f.kl.value for f in found]) == pytest.approx(kl, rel=0.05)
-    assert 0.85 * variation < np.mean([f.total_variation.value for f in found]) <= variation
     assert sum(f.kl.low <= kl <= f.kl.high for f in found) >= 15
     assert max(f.p_value for f in found) < 1e-9
 
@@ -42,11 +40,9 @@ def test_nothing_is_found_where_nothing_drifts() -> None:
         divergence(np.random.default_rng(seed).multinomial(5_000, target), target)
         for seed in range(40)
     ]
-    # Without corrections both would be far above: 400 / 10,000 nats and some 0.09.
+    # Without the correction it would be far above: 400 / 10,000 nats.
     assert abs(np.mean([f.kl.value for f in found])) < 0.002
-    assert abs(np.mean([f.total_variation.value for f in found])) < 0.005
     assert sum(f.kl.includes_zero for f in found) >= 34
-    assert sum(f.total_variation.includes_zero for f in found) >= 34
     assert sum(f.p_value < 0.05 for f in found) <= 6
 
 

@@ -121,11 +121,6 @@ class TestRatioFit:
         for c in (0.1, 0.5, 2.0):
             assert fit.reliability(c) == pytest.approx(np.mean(ratio <= 2 * c + 1), abs=0.02)
 
-    def test_the_constant_has_the_reliability_asked_for(self):
-        fit = RatioFit(shape=0.7, rate=1.3, fitted=100, left_out=0)
-        assert fit.reliability(fit.constant(0.9)) == pytest.approx(0.9)
-        assert fit.constant(0.5) < fit.constant(0.9)
-
     def test_positions_that_have_no_ratio_are_counted_and_left_out(self):
         h, excess = np.array([1.0, 2.0, 0.5, 1.0]), np.array([0.2, 0.4, 0.1, 0.9])
         clean = RatioFit.of(h, (1 + excess) * h)

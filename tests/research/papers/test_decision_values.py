@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from research.papers.decision_values import DecisionValues, judged
+from research.papers.sections.mcsd import MCSD
 from specdec_core.drafting.heads.card import HeadTrainingSettings
 from specdec_core.training.heads.examples import TEST
 from tests.specdec_core.drafting.heads.examples import learnable
@@ -40,3 +43,15 @@ def test_shares_and_errors_follow_from_values_and_outcomes() -> None:
     half = replace(found, values=np.array([0.2, 0.6]), accepted=np.array([0.5, 0.5]))
     assert (half.stopped, half.passed) == (0.5, 0.5)
     assert half.overlap == pytest.approx(1)
+
+
+def test_the_section_has_the_first_models_overlap() -> None:
+    table = pd.DataFrame(
+        {
+            "kind": "t1", "draft": "small", "trained": 99,
+            "value": [0.1, 0.9, 0.9], "accepted": [0.0, 0.0, 1.0],
+        }
+    )  # fmt: skip
+    [section] = [each for each in MCSD if each.key == "mcsd-f7"]
+    assert section.ours(table) == "50% overlap, AUC 0.75"
+    ElementTree.fromstring(section.section(table).svg)

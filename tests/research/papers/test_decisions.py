@@ -7,13 +7,12 @@ from collections import Counter
 import pandas as pd
 import pytest
 
-from research.papers.decisions import immediate_costs, implied_delta, stopping_threshold
+from research.papers.decisions import immediate_costs, stopping_threshold
 from specdec_core.config import Configuration, PolicySettings, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.drafting.policies.svip import SvipSettings
-from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts, Generation, Round, rounds_frame
@@ -74,80 +73,53 @@ def test_costs_of_real_runs_that_end_by_their_length_or_an_end_token(
         assert_costs_are_the_time([generation])
 
 
-class TestCostsOfDecisions:
-    def table(self, *rounds: Round) -> list[tuple]:
-        costs = immediate_costs(rounds, T_DRAFT, T_TARGET)
-        names = ["round", "candidate", "action", "discarded", "kept", "cost"]
-        return list(costs[names].itertuples(index=False, name=None))
-
-    def test_every_candidate_from_the_first_rejection_on_costs_a_draft(self):
-        assert self.table(round_of(drafted=3, accepted=1, generated=2)) == [
-            (0, 1, "continue", 0, 1, 0),
-            (0, 2, "continue", 1, 0, C1),
-            (0, 3, "stop", 1, 1, C1 + C2),  # keeps the target's correction
-        ]
-
-    def test_a_stop_costs_the_verification(self):
-        assert self.table(round_of(2, 2, 3), round_of(1, 1, 2)) == [
-            (0, 1, "continue", 0, 1, 0),
-            (0, 2, "stop", 0, 2, C2),
-            (1, 1, "stop", 0, 2, C2),
-        ]
-
-    def test_a_round_that_drafted_nothing_is_a_stop(self):
-        assert self.table(round_of(0, 0, 1)) == [(0, 0, "stop", 0, 1, C2)]
-
-    def test_the_target_token_behind_an_accepted_end_is_thrown_away(self):
-        assert self.table(round_of(2, 2, 2)) == [
-            (0, 1, "continue", 0, 1, 0),
-            (0, 2, "stop", 1, 1, C1 + C2),
-        ]
-
-    def test_accepted_candidates_behind_the_end_are_thrown_away(self):
-        assert self.table(round_of(3, 1, 1)) == [
-            (0, 1, "continue", 0, 1, 0),
-            (0, 2, "continue", 1, 0, C1),
-            (0, 3, "stop", 2, 0, 2 * C1 + C2),
-        ]
-
-    def test_a_frame_of_rounds_gives_the_same_costs(self, tiny_pair):
-        generations = decode(tiny_pair, drafting(POLICIES[1]))
-        rounds = [r for g in generations for r in g.rounds]
-        pd.testing.assert_frame_equal(
-            immediate_costs(rounds_frame(generations, config_id="x"), 0.1, 1.0),
-            immediate_costs(rounds, 0.1, 1.0),
-        )
-
-    def test_no_rounds_make_no_decisions(self):
-        assert len(immediate_costs([], T_DRAFT, T_TARGET)) == 0
-
-    def test_tokens_that_cost_no_draft_forward_are_refused(self, tiny_pair):
-        lookup = Configuration(drafter=PromptLookupSettings())
-        generations = decode(tiny_pair, lookup)
-        with pytest.raises(ValueError, match="0 draft forwards"):
-            immediate_costs(rounds_frame(generations), T_DRAFT, T_TARGET)
+# A round (drafted, accepted, generated), and of each decision the candidate, action, discarded and
+# kept tokens, and cost.
+DECISIONS = {
+    "rejection": (  # every candidate from the first rejection on costs a draft
+        (3, 1, 2),
+        [
+            (1, "continue", 0, 1, 0),
+            (2, "continue", 1, 0, C1),
+            (3, "stop", 1, 1, C1 + C2),  # keeps the target's correction
+        ],
+    ),
+    "all accepted": ((2, 2, 3), [(1, "continue", 0, 1, 0), (2, "stop", 0, 2, C2)]),
+    "nothing drafted": ((0, 0, 1), [(0, "stop", 0, 1, C2)]),
+    "the end accepted": ((2, 2, 2), [(1, "continue", 0, 1, 0), (2, "stop", 1, 1, C1 + C2)]),
+    "candidates after the end": (
+        (3, 1, 1),
+        [(1, "continue", 0, 1, 0), (2, "continue", 1, 0, C1), (3, "stop", 2, 0, 2 * C1 + C2)],
+    ),
+}
 
 
-class TestStoppingThreshold:
-    def test_is_the_papers_formula(self):
-        assert stopping_threshold(1.0, 3.0) == pytest.approx(3 / 4)
-        assert stopping_threshold(1.0, 3.0, delta=2.0) == pytest.approx(5 / 6)
-        # The paper's own forward times.
-        assert stopping_threshold(0.0234, 0.112 - 0.0234) == pytest.approx(0.791, abs=1e-3)
+@pytest.mark.parametrize("case", DECISIONS)
+def test_each_decision_costs_what_the_theorem_says(case: str) -> None:
+    round_counts, expected = DECISIONS[case]
+    costs = immediate_costs([round_of(*round_counts)], T_DRAFT, T_TARGET)
+    names = ["candidate", "action", "discarded", "kept", "cost"]
+    assert list(costs[names].itertuples(index=False, name=None)) == expected
 
-    def test_a_draft_dearer_than_the_target_is_always_stopped(self):
-        assert stopping_threshold(2.0, -1.0) == 0
 
-    @pytest.mark.parametrize("delta", [0.0, 0.5, 4.0])
-    def test_the_implied_delta_is_the_one_the_threshold_was_made_of(self, delta):
-        threshold = stopping_threshold(1.0, 3.0, delta)
-        assert implied_delta(threshold, 1.0, 3.0) == pytest.approx(delta)
+def test_rounds_and_frames_of_rounds_cost_the_same(tiny_pair: Pair) -> None:
+    generations = decode(tiny_pair, drafting(POLICIES[1]))
+    rounds = [r for g in generations for r in g.rounds]
+    pd.testing.assert_frame_equal(
+        immediate_costs(rounds_frame(generations, config_id="x"), 0.1, 1.0),
+        immediate_costs(rounds, 0.1, 1.0),
+    )
+    assert len(immediate_costs([], T_DRAFT, T_TARGET)) == 0
+    with pytest.raises(ValueError, match="0 draft forwards"):
+        immediate_costs([round_of(2, 1, 2, forwards=0)], T_DRAFT, T_TARGET)
 
-    @pytest.mark.parametrize("arguments", [(0.0, 1.0), (1.0, 1.0, -1.0), (float("nan"), 1.0)])
-    def test_costs_that_make_no_sense_are_refused(self, arguments):
+
+def test_the_stopping_threshold_is_the_papers_formula() -> None:
+    assert stopping_threshold(1.0, 3.0) == pytest.approx(3 / 4)
+    assert stopping_threshold(1.0, 3.0, delta=2.0) == pytest.approx(5 / 6)
+    # The paper's own forward times.
+    assert stopping_threshold(0.0234, 0.112 - 0.0234) == pytest.approx(0.791, abs=1e-3)
+    assert stopping_threshold(2.0, -1.0) == 0  # a draft that costs more than the target
+    for arguments in ((0.0, 1.0), (1.0, 1.0, -1.0), (float("nan"), 1.0)):
         with pytest.raises(ValueError, match="c1 > 0"):
             stopping_threshold(*arguments)
-
-    def test_a_threshold_on_a_probability_is_below_1(self):
-        with pytest.raises(ValueError, match=r"\[0, 1\)"):
-            implied_delta(1.0, 1.0, 3.0)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from dashboards.outputs.markdown import part
 from research.papers.confidence_products import by_confidence, prefixes
 from research.papers.draft_reuse import best_lengths, recycled
 from research.papers.mcsd import values
 from research.papers.post_use import components, confidences, phrases, rounds
+from research.papers.sections.post_use import POST_USE
+from research.papers.studies import TIMES
 from specdec_core.base.errors import UserError
 from specdec_core.cost import ForwardCost, Profile
 from specdec_core.models.pair import Pair
@@ -22,6 +26,10 @@ from specdec_core.recordings.schema import Recording
 from tests.specdec_core.recordings.test_record import record
 
 PROMPTS = 4
+PROFILE = Profile(
+    target=ForwardCost.constant(0.9), drafts={"draft": ForwardCost.constant(0.3)},
+    device="cpu", target_dtype="float32", draft_dtype="float32",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +39,8 @@ def greedy(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 def test_tables_are_those_of_each_set_and_draft(greedy: dict[str, Recording]) -> None:
-    times = Profile(
-        target=ForwardCost.constant(0.9), drafts={"draft": ForwardCost.constant(0.3)},
-        device="cpu", target_dtype="float32", draft_dtype="float32",
-    )  # fmt: skip
     replay = Replay(greedy["texts"])
-    found, expected = rounds(greedy, times), best_lengths(replay, 3.0)
+    found, expected = rounds(greedy, PROFILE), best_lengths(replay, 3.0)
     assert list(found["length"]) == list(expected.rounds["length"])
     assert set(found["fixed"]) == {expected.fixed}
     assert set(zip(found["prompts"], found["draft"], strict=True)) == {("texts", "draft")}
@@ -45,6 +49,22 @@ def test_tables_are_those_of_each_set_and_draft(greedy: dict[str, Recording]) ->
     accepted = (confidences(greedy)["acceptance"] * confidences(greedy)["count"]).sum()
     assert accepted == pytest.approx(drafted["accepted"].sum())
     assert list(phrases(greedy)["share"]) == list(recycled(replay)["share"])
+
+
+def test_each_section_has_the_papers_finding_and_ours(greedy: dict[str, Recording]) -> None:
+    inputs = {"greedy": greedy, TIMES: PROFILE}
+    for section in POST_USE:
+        table = section.study.measure(*(inputs[name] for name in section.study.needs))
+        shown = section.section(table)
+        text = part(shown)
+        assert "In the paper: " in text
+        assert "Here: " in text
+        if shown.svg is not None:
+            ElementTree.fromstring(shown.svg)
+            assert f"({section.key}.svg)" in text
+    other = (found := rounds(greedy, PROFILE))["length"] != found["fixed"]
+    assert POST_USE[0].ours(found) == f"{other.mean():.0%} of the rounds want another length"
+    assert POST_USE[2].ours(confidences(greedy)).startswith("correlation ")
 
 
 def test_a_pair_of_heads_alone_has_no_such_tables(greedy: dict[str, Recording]) -> None:
