@@ -8,7 +8,6 @@ import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, parse
-from specdec_core.search.plan import Plan
 
 DRAFT = {"kind": "draft_model"}
 SVIP = {"kind": "svip"}
@@ -61,23 +60,58 @@ def test_a_mistake_in_a_drafter(drafter: Any, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def cached(kind: str = "post_use", **settings: Any) -> dict[str, Any]:
+    return {"kind": kind, **settings}
+
+
+BEGUN = {"kind": "target_tree"}
+JOINED = "target_tree begins with the target's tokens"
+AHEAD = {"kind": "pearl"}
+WARM, COLD = ({"drafter": {"kind": "suffix"}, "sampling": {"temperature": t}} for t in (0.7, 0))
+
+
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("drafter", "message"),
     [
+        ({"kind": "bandit", "arms": [3]}, "at least two arms"),
+        ({"kind": "bandit", "arms": [3, 3]}, "at least two arms, each given once"),
+        ({"kind": "bandit", "arms": [WARM, COLD]}, "different sampling settings"),
+        ({"kind": "bandit", "arms": [BEGUN, 2]}, JOINED),
+        ({"kind": "bandit", "arms": [AHEAD, AHEAD | {"window": 3}]}, "pearl"),
+        ({"kind": "schedule", "ranges": {2: 3}}, "no drafter for 1 request"),
+        ({"kind": "schedule", "ranges": {1: None}}, "drafts nothing at any number"),
+        ({"kind": "schedule", "ranges": {0: 3, 1: 2}}, "greater than or equal to 1"),
+        ({"kind": "schedule", "ranges": {1: AHEAD, 3: AHEAD | {"window": 3}}}, "more than one"),
+        ({"kind": "schedule", "ranges": {1: WARM, 3: 2, 5: COLD}}, "different sampling"),
+        ({"kind": "schedule", "ranges": {1: BEGUN, 4: None}}, JOINED),
+        (DRAFT | {"policy": {"kind": "by_batch", "tokens": {2: 3}}}, "no K for 1 request"),
+        (DRAFT | {"policy": {"kind": "by_batch", "tokens": {1: 0, 4: 0}}}, "drafts nothing"),
+        (DRAFT | {"policy": {"kind": "by_batch", "tokens": {0: 2, 1: 3}}}, "greater than or equal"),
+        ({"kind": "hybrid", "otherwise": BEGUN}, JOINED),
         (
-            {"sampling": {"temprature": 1}},
-            "sampling.temprature: unknown key; did you mean temperature?",
+            {"kind": "hybrid", "merge": True, "lookup": {"kind": "suffix", "max_tokens": 20}}
+            | {"otherwise": {"kind": "dynamic_tree", "keep": 128}},
+            "a tree of 148 nodes, at most 128",
         ),
-        ({"pair": {"runner": {"compiles": 1}}}, "pair.runner.compiles: unknown key; did you mean"),
-        ({"race": {"colour": 1}}, "race.colour: unknown key; there are within, seconds, further, "),
-        ({"prompts": "p.jsonl"}, "prompts: expected {source: …} (got 'p.jsonl')"),
-        ({"max_new_tokens": {}}, "max_new_tokens: Input should be a valid integer"),
+        ({"kind": "dynamic_tree", "expand": 8, "policy": SVIP}, "expands 152 nodes"),
+        ({"kind": "dynamic_tree", "keep": 129}, "128"),
+        (cached(at_target=10, anchors=3), "post_use: a tree of 162 nodes, at most 128"),
+        (
+            cached(at_draft=16, cache={"phrase_length": 9}),
+            "post_use: tries 144 tokens at the draft",
+        ),
+        (cached("ouroboros", phrases=23, window=32), "ouroboros: tries 147 tokens"),
+        (cached("token_cache", phrases=64), "token_cache: a tree of 320 nodes"),
+        (AHEAD | {"drafter": {"kind": "tree"}}, "'tree' cannot be used here; there are"),
+        (AHEAD | {"window": 3, "wait": 4}, "pearl"),
     ],
 )
-def test_a_mistake_in_a_sweep(value: Any, message: str) -> None:
+def test_settings_that_make_no_sense_together(drafter: Any, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        parse(Plan, {"search": [], **value}, "here")
-    assert str(caught.value).startswith(f"here: {message}")
+        parse(Configuration, {"drafter": drafter}, "here")
+    assert str(caught.value).startswith("here: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_key_of_a_configuration_itself() -> None:

@@ -32,6 +32,13 @@ def requests(
     ]
 
 
+def generate(
+    pair: Pair, drafter: object, slots: int = 1, sampling: Sampling | None = None
+) -> list[Generation]:
+    """What a drafter's engine makes of these requests."""
+    return Engine(pair, configured(drafter, sampling), slots).generate(requests())
+
+
 class Proposal(NamedTuple):
     """A tree of candidates, and what it was proposed for: the text, the tokens that are still
     wanted, and the number of requests that decode beside it."""
@@ -66,9 +73,8 @@ def assert_the_targets_own(
     sampling = sampling or Sampling()
     key = id(pair), sampling
     if key not in _alone:
-        alone = Engine(pair, configured(None, sampling)).generate(requests())
-        _alone[key] = [g.tokens for g in alone]
-    generations = Engine(pair, configured(drafter, sampling), slots).generate(requests())
+        _alone[key] = [g.tokens for g in generate(pair, None, 1, sampling)]
+    generations = generate(pair, drafter, slots, sampling)
     assert [g.tokens for g in generations] == _alone[key]
     accepted = sum(r.accepted for g in generations for r in g.rounds)
     assert accepted > 0, "nothing was ever accepted, so nothing was shown"

@@ -16,9 +16,9 @@ from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
 from specdec_core.servers import model_files
 from specdec_core.tokens.statistics import Generation
+from tests.specdec_core.drafting.proofs import COUNTING as PROMPTS
 from tests.specdec_core.kinds import chain, configured
 
-PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
 CHAIN, LOOKUP, SUFFIX = chain(max_tokens=4), {"kind": "prompt_lookup"}, {"kind": "suffix"}
 MIXED = (
     CHAIN,

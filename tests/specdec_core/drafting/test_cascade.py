@@ -16,12 +16,13 @@ from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from specdec_core.tokens.sampling import RandomStream, warp
+from specdec_core.tokens.acceptance import VerifierOutput, rule_of
+from specdec_core.tokens.sampling import RandomStream, draw, warp
 from specdec_core.tokens.statistics import Counts, Generation, TokenOrigin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.verification import Verdict
 from tests.conftest import save_random_head
-from tests.specdec_core.drafting.proofs import proposals
-from tests.specdec_core.drafting.reuse import AnyPossibleGuess, generate
+from tests.specdec_core.drafting.proofs import generate, proposals
 from tests.specdec_core.fits import fit
 from tests.specdec_core.kinds import configured, policy
 
@@ -87,6 +88,17 @@ SHORT = CascadeSettings(
     proposer=TokenCacheSettings(phrases=3, phrase_length=2, memory="all"),
     policy=policy("fixed", max_tokens=3),
 )
+
+
+class AnyPossibleGuess(type(rule_of(Sampling(temperature=1.0)))):  # type: ignore[misc]
+    """A wrong rule for what a draft model draws: a guess wherever it is possible at all."""
+
+    def verify(self, reading: VerifierOutput, choices: list[int]) -> Verdict:
+        tree, _, probs, random, _ = reading
+        guesses = tree.children().get(ROOT, [])
+        possible = [node for node in guesses if probs[0, tree.tokens[node]] > 0]
+        [own] = draw(probs[:1], [random.uniform()])
+        return Verdict([], tree.tokens[possible[0]] if possible else own, corrected=False)
 
 
 def test_the_fit_notices_chains_that_were_not_drawn_from_the_distribution_they_carry(

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from specdec_core.config import PolicySettings
 from specdec_core.drafting.dynamic_tree.drafter import rerank
@@ -83,14 +82,6 @@ def test_trees_are_those_of_a_plain_expansion(
     assert len(shapes) > 2
 
 
-def test_room_and_nodes_are_kept_to(tiny_pair: Pair) -> None:
-    drafter = DynamicTreeSettings(expand=4, children=4, keep=9)
-    for _, room, _, tree in proposed(tiny_pair, drafter, 2):
-        assert tree.depth <= min(room, 6)
-        assert len(tree) <= 9
-        assert tree.draft_tokens <= 1 + 4 * (tree.draft_forwards - 1) or not len(tree)
-
-
 @st.composite
 def scored_trees(draw: st.DrawFn) -> tuple[list[int], list[float]]:
     """Parents, and log confidences that fall along every path or stay."""
@@ -116,10 +107,3 @@ def test_what_is_kept_is_connected_most_confident_and_within_the_limit(
     dropped = set(range(len(scores))) - set(kept)
     if dropped and kept:
         assert min(scores[n] for n in kept) >= max(scores[n] for n in dropped)
-
-
-def test_more_nodes_than_the_caches_hold_are_refused() -> None:
-    with pytest.raises(ValidationError, match="expands 152 nodes"):
-        DynamicTreeSettings(expand=8, policy=SvipSettings(max_tokens=20))
-    with pytest.raises(ValidationError, match="128"):
-        DynamicTreeSettings(keep=129)

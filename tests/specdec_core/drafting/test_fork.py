@@ -12,7 +12,7 @@ from specdec_core.config import Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
-from specdec_core.drafting.tree.settings import ForkSettings
+from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import warp
@@ -22,8 +22,10 @@ from tests.specdec_core.drafting.proofs import COUNTING, proposals, requests
 from tests.specdec_core.kinds import configured, policy
 
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.9)
+FEW = Sampling(temperature=0.9, top_k=2)
 # Policies that differ in their inputs.
 POLICIES = {
+    "fixed": policy("fixed", max_tokens=4),
     "heuristic": policy("heuristic", start=2, max_tokens=8),
     "product": policy("confidence_product", threshold=0.01, max_tokens=8),
     "pre-cut": policy("pre_cut", max_tokens=8),
@@ -39,21 +41,25 @@ def endless(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Pair:
 
 
 @pytest.mark.parametrize(
-    ("name", "sampling"), [*((name, GREEDY) for name in POLICIES), ("product", SAMPLED)]
+    ("name", "sampling"),
+    [*((name, GREEDY) for name in POLICIES), ("product", SAMPLED), ("fixed", FEW)],
 )
-def test_a_fork_of_width_one_is_the_chain(
+def test_a_fork_and_a_tree_of_width_one_are_the_chain(
     endless: Pair, name: str, sampling: Sampling, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     save_random_head(endless, "joint", tmp_path / "heads" / "joint")
     policy, outcomes = POLICIES[name], []
-    for drafter in (DraftModelSettings(policy=policy), ForkSettings(width=1, policy=policy)):
+    drafters = [DraftModelSettings(policy=policy), ForkSettings(width=1, policy=policy)]
+    if name == "fixed":
+        drafters.append(TreeSettings(branching=(1, 1, 1, 1)))
+    for drafter in drafters:
         engine = Engine(endless, configured(drafter, sampling))
         generations = engine.generate(requests(24, COUNTING))
         outcomes.append(
             [(g.tokens, [(r.drafted, r.accepted) for r in g.rounds]) for g in generations]
         )
-    assert outcomes[0] == outcomes[1]
+    assert all(outcome == outcomes[0] for outcome in outcomes)
 
 
 def branches(tree: TokenTree, width: int) -> list[list[int]]:

@@ -7,20 +7,17 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.drafter import Outcome, SlotState
-from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
 from specdec_core.drafting.hybrid import HybridSettings, merged
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from tests.specdec_core.drafting.proofs import paths, proposals, requests, sequence
-from tests.specdec_core.kinds import configured, drafter
+from tests.specdec_core.kinds import configured
 
 CHAIN = DraftModelSettings(policy=FixedSettings(max_tokens=4))
 
@@ -128,20 +125,3 @@ def test_slots_without_a_hit_are_drafted_together(tiny_pair: Pair) -> None:
     hybrid.otherwise.propose = record
     engine.generate(requests())
     assert set(sizes) == {1, 2, 3}
-
-
-def test_what_cannot_be_joined_is_refused() -> None:
-    begun = drafter("target_tree")
-    for kind, parts in (
-        ("hybrid", {"otherwise": begun}),
-        ("bandit", {"arms": (begun, 2)}),
-        ("schedule", {"ranges": {1: begun, 4: None}}),
-    ):
-        with pytest.raises(ValidationError, match="target_tree begins with the target's tokens"):
-            drafter(kind, **parts)
-    with pytest.raises(ValidationError, match="a tree of 148 nodes, at most 128"):
-        HybridSettings(
-            lookup=SuffixSettings(max_tokens=20),
-            otherwise=DynamicTreeSettings(keep=128),
-            merge=True,
-        )

@@ -58,6 +58,15 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "wide lookahead": {"kind": "lookahead", "window": 8, "ngram": 5, "from_prompt": False},
     "cascade": {"kind": "cascade", "proposer": {"kind": "prompt_lookup", "max_tokens": 4}},
     "cascade of a cache": {"kind": "cascade", "proposer": CACHE | {"phrases": 3}},
+    "post-use": {"kind": "post_use"},
+    "reuse at the draft": {"kind": "post_use", "at_target": 0},
+    "reuse at the target": {"kind": "post_use", "at_draft": 0, "anchors": 2},
+    "post-use by its costs": {"kind": "post_use", "cache": CACHE | {"memory": "all"}}
+    | fork("post_use", kind="pre_cut", target_cost=5),
+    "post-use that stops": {"anchors": 5} | fork("post_use", kind="svip", threshold=2.3),
+    "ouroboros": {"kind": "ouroboros"},
+    "narrow ouroboros": {"kind": "ouroboros", "max_tokens": 4, "phrases": 1, "window": 1},
+    "small pool": {"kind": "ouroboros", "pool": 5, "per_key": 2, "window": 12},
     "hybrid": {"kind": "hybrid", "otherwise": CHAIN},
     "merged": {"kind": "hybrid", "otherwise": CHAIN, "merge": True},
     "extended": {"kind": "hybrid", "otherwise": CHAIN, "min_match": 4, "extend": True},
@@ -78,7 +87,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 }
 # Drafters whose candidates depend on the shared noise, and lookups, which do not.
 ALSO_COUPLED = ["replaced", "fork that stops", "dynamic tree", "shared suffix tree", "token cache"]
-ALSO_COUPLED += ["lookahead", "cascade of a cache", "extended", "exp3"]
+ALSO_COUPLED += ["lookahead", "cascade of a cache", "post-use", "ouroboros", "extended", "exp3"]
 
 
 @pytest.fixture
@@ -105,6 +114,7 @@ def toy(drafter: dict[str, Any], draft: str, **policy: Any) -> dict[str, Any]:
 
 SMALL = {"kind": "dynamic_tree", "expand": 2, "children": 2, "keep": 5}
 SHORT = {"kind": "token_cache", "phrases": 3, "phrase_length": 2, "memory": "all"}
+POST_USE = {"kind": "post_use"} | {"cache": CACHE | {"phrase_length": 2, "memory": "all"}}
 NEAR_CHAIN = toy(chain(max_tokens=1), "near")
 PLAIN, TOP_K = Sampling(temperature=1.0), Sampling(temperature=0.7, top_k=3)
 TOP_P = Sampling(temperature=1.3, top_p=0.8)
@@ -131,6 +141,16 @@ SAMPLED: dict[str, tuple[dict[str, Any], Sampling]] = {
         toy({"kind": "cascade"}, "far", kind="svip", threshold=1.2, max_tokens=3),
         TOP_P,
     ),
+    "post-use": (
+        toy(POST_USE | {"anchors": 2}, "near", kind="fixed", max_tokens=2),
+        PLAIN,
+    ),
+    "post-use that stops": (toy(POST_USE, "far", kind="svip", threshold=1.2, max_tokens=3), TOP_P),
+    "ouroboros": (
+        {"kind": "ouroboros", "draft": "near", "max_tokens": 2}
+        | {"phrases": 2, "phrase_length": 2, "window": 2},
+        TOP_K,
+    ),
     "hybrid": (
         {"kind": "hybrid", "lookup": SUFFIX, "min_match": 1, "otherwise": NEAR_CHAIN},
         PLAIN,
@@ -150,6 +170,7 @@ SAMPLED: dict[str, tuple[dict[str, Any], Sampling]] = {
 
 # Cells that add a stop or a wider memory to the code of another one.
 LONG = {"dynamic tree that stops", "cascade that stops", "target fork", "shared suffixes"}
+LONG |= {"post-use that stops"}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from specdec_core.drafting.target_started.settings import TargetForkSettings, Ta
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Generation, TokenOrigin
-from specdec_core.tokens.token_tree import ROOT
 from tests.specdec_core.drafting.proofs import COUNTING, proposals, requests
 from tests.specdec_core.kinds import configured, policy
 
@@ -34,28 +33,6 @@ def test_of_a_fixed_depth_it_is_the_static_tree(tiny_pair: Pair, sampling: dict)
     assert outcomes[0] == outcomes[1]
 
 
-def test_it_ends_when_the_policy_would_stop_every_branch(tiny_pair: Pair) -> None:
-    threshold = 0.08
-    stops = policy("confidence", threshold=threshold, max_tokens=6)
-    settings = TargetForkSettings(width=3, spread=2, policy=stops, replacement=True)
-    engine = Engine(tiny_pair, configured(settings, Sampling(temperature=1.0)))
-    seen, depths = proposals(engine.drafter), set()
-    engine.generate([Request("", COUNTING[1], 40, seed=3, ignore_eos=True)])
-    for _, room, _, tree in seen:
-        if not len(tree):
-            continue
-        assert tree.parents.count(ROOT) == 3
-        depth = [len(tree.path(n)) for n in range(len(tree))]
-        depths.add(tree.depth)
-        drafted = [n for n in range(len(tree)) if tree.parents[n] != ROOT]
-        confidence = {n: float(tree.draft_probs[n].max()) for n in drafted}
-        for level in range(2, tree.depth + 1):
-            goes_on = max(confidence[n] for n in drafted if depth[n] == level) >= threshold
-            ends = level == tree.depth
-            assert goes_on != ends or level - 1 == min(6, room)
-    assert len(depths) > 1
-
-
 def test_a_policy_that_learns_is_told_what_became_of_each_branch(tiny_pair: Pair) -> None:
     learns = policy("dynamic_confidence", start=0.05, max_tokens=3)
     settings = TargetForkSettings(width=3, policy=learns)
@@ -76,13 +53,6 @@ def test_a_policy_that_learns_is_told_what_became_of_each_branch(tiny_pair: Pair
         assert {3 * drafted for _, drafted, _ in branches} == {round_.drafted}
         # The token that the target drew is in the path and not a candidate of a branch.
         assert sum(accepted for _, _, accepted in branches) == round_.accepted
-
-
-def test_greedy_output_of_width_two_leaves_the_targets_own(tiny_pair: Pair) -> None:
-    alone, begun = (
-        generate(tiny_pair, TargetTreeSettings(branching=b)) for b in ((1, 2, 1), (2, 2, 1))
-    )
-    assert [g.tokens for g in alone] != [g.tokens for g in begun]
 
 
 def test_every_round_but_the_first_has_one_token_of_the_targets(tiny_pair: Pair) -> None:

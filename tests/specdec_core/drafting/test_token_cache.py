@@ -13,13 +13,10 @@ from specdec_core.drafting.token_cache import TokenCacheDrafter, TokenCacheSetti
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens import verification as verify
-from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import TokenOrigin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
-from tests.specdec_core.drafting.reuse import fit
-
-GREEDY = Sampling()
-
+from specdec_core.tokens.token_tree import ROOT
+from tests.specdec_core.drafting.proofs import sequence
+from tests.specdec_core.fits import fit
 
 SHORT = TokenCacheSettings(phrases=3, phrase_length=2, memory="all")
 
@@ -76,20 +73,18 @@ def test_useful_tokens_are_those_that_the_target_itself_would_write(tiny_pair: P
     assert behind_rejections > 5
 
 
-def sequence(tokens: list[int], slot: int = 0) -> SlotState:
-    return SlotState(slot, tokens, GREEDY, RandomStream(0, 320), room=9)
-
-
-def phrases(cache: TokenCacheDrafter, own: SlotState, key: int) -> list[tuple[int, ...]]:
-    return cache.phrases(own, key, 9)
-
-
 def test_the_output_is_read_from_the_prompts_last_token_on() -> None:
     cache = TokenCacheDrafter(TokenCacheSettings(phrase_length=2, learn_from="output"))
     own = sequence([1, 2, 3])
     cache.open([own])
     own.tokens += [4, 5, 6]
-    assert [phrases(cache, own, key) for key in (1, 2, 3, 4, 5)] == [[], [], [(4, 5)], [(5, 6)], []]
+    assert [cache.phrases(own, key, 9) for key in (1, 2, 3, 4, 5)] == [
+        [],
+        [],
+        [(4, 5)],
+        [(5, 6)],
+        [],
+    ]
 
 
 def test_the_prompt_is_read_where_it_is_asked_for() -> None:
@@ -97,7 +92,7 @@ def test_the_prompt_is_read_where_it_is_asked_for() -> None:
     own = sequence([1, 2, 3])
     cache.open([own])
     own.tokens += [4]
-    assert [phrases(cache, own, key) for key in (1, 2, 3)] == [[(2, 3)], [(3, 4)], []]
+    assert [cache.phrases(own, key, 9) for key in (1, 2, 3)] == [[(2, 3)], [(3, 4)], []]
 
 
 def test_phrases_behind_a_draft_share_their_beginnings_in_the_tree() -> None:
@@ -124,12 +119,4 @@ def test_what_a_request_learned_serves_others_only_with_memory_for_all() -> None
         cache.close(first)
         second = sequence([1])
         cache.open([second])
-        assert phrases(cache, second, 1) + phrases(cache, second, 7) == kept
-
-
-def test_a_rejected_drafts_useful_run_ends_with_the_targets_own_token() -> None:
-    # Text … 9; the target wants 1 and then, behind the rejected 2, agrees with 3 and 4.
-    tree = TokenTree.chain([2, 3, 4], TokenOrigin.DRAFT)
-    outcome = Outcome(tree, path=[], choices=[1, 3, 4, 5], seconds=0.0)
-    assert sorted(useful_phrases(outcome, 9, 5)) == [(2, [3, 4, 5]), (3, [4, 5])]
-    assert sorted(useful_phrases(outcome, 9, 2)) == [(2, [3, 4]), (3, [4, 5])]
+        assert cache.phrases(second, 1, 9) + cache.phrases(second, 7, 9) == kept

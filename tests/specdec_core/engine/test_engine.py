@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -24,13 +23,6 @@ PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
 
 def requests(new_tokens: int = 24, **options: object) -> list[Request]:
     return [Request(str(i), p, new_tokens, seed=i, **options) for i, p in enumerate(PROMPTS)]
-
-
-@pytest.mark.parametrize("new_tokens", [1, 2, 7])
-def test_exactly_max_new_tokens_are_generated(tiny_pair: Pair, new_tokens: int) -> None:
-    generations = Engine(tiny_pair, CHAIN, 2).generate(requests(new_tokens, ignore_eos=True))
-    assert {len(g.tokens) for g in generations} == {new_tokens}
-    assert {g.finish_reason for g in generations} == {"length"}
 
 
 def losing(engine: Engine, lost: Callable[[int], bool]) -> Engine:
@@ -121,25 +113,6 @@ def test_the_cache_has_room_for_all_that_a_round_verifies(tiny_pair: Pair) -> No
     assert max(held) <= 512, "candidates pass the limit"
 
 
-def test_an_eos_token_ends_the_text_and_nothing_follows_it(tiny_pair: Pair) -> None:
-    free = Engine(tiny_pair).generate(requests(ignore_eos=True))
-    token = free[0].tokens[6]
-    pair = replace(tiny_pair, tokenizer=tiny_pair.tokenizer)
-    original = pair.target.generation_config.eos_token_id
-    pair.target.generation_config.eos_token_id = token
-    try:
-        ended = Engine(pair, CHAIN, 2).generate(requests())
-    finally:
-        pair.target.generation_config.eos_token_id = original
-    for generation, whole in zip(ended, free, strict=True):
-        if token in whole.tokens:
-            assert generation.tokens == whole.tokens[: whole.tokens.index(token) + 1]
-            assert generation.finish_reason == "stop"
-        else:
-            assert generation.tokens == whole.tokens
-    assert ended[0].finish_reason == "stop"
-
-
 def test_a_stop_string_cuts_text_and_tokens_alike_in_every_configuration(tiny_pair: Pair) -> None:
     whole = Engine(tiny_pair).generate(requests(ignore_eos=True))[1]
     stop = whole.text[6:9]
@@ -180,14 +153,6 @@ def test_text_can_wait_for_the_last_chunk(tiny_pair: Pair) -> None:
     assert late
     assert all(not chunk.text for chunk in chunks[:-1])
     assert late + chunks[-1].text == chunks[-1].finished.text
-
-
-def test_a_sampled_request_does_not_depend_on_who_shares_its_batch(tiny_pair: Pair) -> None:
-    alone = Engine(tiny_pair, SAMPLED, 1).generate(requests())
-    together = Engine(tiny_pair, SAMPLED, 3).generate(requests())
-    assert [g.tokens for g in alone] == [g.tokens for g in together]
-    reseeded = Engine(tiny_pair, SAMPLED).generate([replace(r, seed=99) for r in requests()])
-    assert [g.tokens for g in alone] != [g.tokens for g in reseeded]
 
 
 def test_requests_join_and_leave_between_rounds(tiny_pair: Pair) -> None:
@@ -250,24 +215,6 @@ def test_the_configuration_is_swapped_without_loading_again(tiny_pair: Pair) -> 
     again = engine.generate(requests())
     assert [g.tokens for g in chain] == [g.tokens for g in alone]
     assert [g.counts for g in chain] == [g.counts for g in again]
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (Request("r", (), 4), "the prompt is empty"),
-        (Request("r", (1,), -1), "max_new_tokens must be at least 0, got -1"),
-        (Request("r", (1,) * 200, 100), "the context holds 256"),
-        (Request("r", (100_000,), 4), "tokens outside"),
-    ],
-)
-def test_a_bad_request_is_refused_in_one_line(
-    tiny_pair: Pair, request_: Request, message: str
-) -> None:
-    engine = Engine(tiny_pair)
-    with pytest.raises(UserError, match=message):
-        engine.add(request_)
-    assert engine.idle
 
 
 def test_a_pair_with_different_vocabularies_is_refused_before_loading(

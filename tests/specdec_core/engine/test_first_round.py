@@ -107,15 +107,6 @@ def test_the_first_token_waits_for_no_draft(
     assert made[-1][1].counts == [5]
 
 
-def test_a_request_of_one_token_needs_no_draft_at_all(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = Engine(tiny_pair, configured(CHAIN), 2)
-    made = calls(engine, monkeypatch)
-    engine.generate([Request(str(n), PROMPTS[n], 1) for n in range(4)])
-    assert {model for model, _ in made} == {"target"}
-
-
 @pytest.mark.parametrize("given", FOLLOWING.values(), ids=FOLLOWING)
 def test_drafts_read_what_the_target_has_read(
     tiny_pair: Pair, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch

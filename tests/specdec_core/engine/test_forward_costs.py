@@ -22,7 +22,10 @@ def test_it_is_measured_once_for_all_engines_of_a_pair(
     assert not first.unpriced
     monkeypatch.setattr(forward_costs, "_time", lambda *_: pytest.fail("measured again"))
     assert Engine(tiny_pair).priced(EVEN) == first
-    found = Engine(tiny_pair, EVEN).costs.known["draft"]
+    engine = Engine(tiny_pair, EVEN)
+    assert engine.configuration.id == EVEN.id
+    assert set(engine.target.lengths) == {0}
+    found = engine.costs.known["draft"]
     assert first.drafter.policy.target_cost == found.candidates <= found.calls
 
 

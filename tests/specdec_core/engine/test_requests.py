@@ -158,20 +158,23 @@ def free(tiny_pair: Pair) -> list[Generation]:
     return Engine(tiny_pair, AUTOREGRESSIVE, 3).generate(requests(ignore_eos=True))
 
 
-def test_a_stop_token_ends_the_text_and_has_no_text(
-    tiny_pair: Pair, free: list[Generation]
+@pytest.mark.parametrize("kind", ["stop token", "EOS"])
+def test_a_token_that_ends_the_text_is_the_last_one_and_has_no_text(
+    tiny_pair: Pair, free: list[Generation], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     token = free[0].tokens[6]
     asked = requests(stop_tokens=frozenset({token}), ignore_eos=True)
+    if kind == "EOS":
+        monkeypatch.setattr(tiny_pair.target.generation_config, "eos_token_id", token)
+        asked = requests()
     generations = Engine(tiny_pair, under("tree"), 3).generate(asked)
     assert generations[0].finish_reason == "stop"
     for generation, whole in zip(generations, free, strict=True):
         if token in whole.tokens:
             end = whole.tokens.index(token)
             assert generation.tokens == whole.tokens[: end + 1]
-            assert generation.text == tiny_pair.tokenizer.decode(
-                whole.tokens[:end], skip_special_tokens=True
-            )
+            text = tiny_pair.tokenizer.decode(whole.tokens[:end], skip_special_tokens=True)
+            assert generation.text == text
         else:
             assert generation.tokens == whole.tokens
 
@@ -204,6 +207,10 @@ def test_requests_of_one_batch_speculate_as_they_like(
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
+        ({"tokens": ()}, "the prompt is empty"),
+        ({"max_new_tokens": -1}, "max_new_tokens must be at least 0, got -1"),
+        ({"tokens": (1,) * 200, "max_new_tokens": 100}, "the context holds 256"),
+        ({"tokens": (100_000,)}, "tokens outside"),
         ({"min_tokens": NEW + 1}, "min_tokens must be between 0 and max_new_tokens"),
         ({"logprobs": -1}, "logprobs must be between 0"),
         ({"prompt_logprobs": True}, "prompt_logprobs needs logprobs"),
@@ -225,5 +232,7 @@ def test_requests_of_one_batch_speculate_as_they_like(
 def test_what_cannot_be_met_is_refused(
     tiny_pair: Pair, options: dict[str, Any], wrong: str
 ) -> None:
+    engine = Engine(tiny_pair)
     with pytest.raises(UserError, match=wrong):
-        Engine(tiny_pair).add(replace(requests()[0], **options))
+        engine.add(replace(requests()[0], **options))
+    assert engine.idle

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from research.drift.drift import goodness_of_fit
-from research.drift.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_pair
 from specdec_core.config import Sampling
 from specdec_core.engine import Chunk, Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
-from specdec_core.tokens import sampling as sampling_module
+from specdec_core.tokens.sampling import RandomStream
 from tests.specdec_core.kinds import chain, configured
 
-CHAIN = configured(chain(max_tokens=2))
+CHAIN, WARM = configured(chain(max_tokens=2)), Sampling(temperature=1.0)
 FIXED = {
     "greedy": Sampling(),
     "gumbel": Sampling(temperature=0.9, top_k=40, coupling="gumbel"),
 }
-BEGUN = 2  # tokens that the first of two engines writes on the toy pair
 
 
 def begun(engine: Engine, request: Request, rounds: int) -> list[Chunk]:
@@ -66,37 +62,49 @@ def test_a_stop_string_over_the_border_ends_the_text(tiny_pair: Pair) -> None:
     assert found.tokens == whole.tokens
 
 
-def continued_p_value() -> float:
-    """Of texts that one engine begins and another one ends, against the target's distribution."""
-    pair, sampling, length = toy_pair(), Sampling(temperature=1.0), 4
-    configuration = CHAIN.model_copy(update={"sampling": sampling})
-    asked = [Request(str(n), PROMPT, BEGUN, seed=n) for n in range(2000)]
-    starts = Engine(pair, configuration, slots=256).generate(asked)
-    rest = [
-        replace(
-            request,
-            max_new_tokens=length,
-            written=tuple(zip(start.tokens, start.origins, strict=True)),
-        )
-        for request, start in zip(asked, starts, strict=True)
-    ]
-    counts = [0] * VOCABULARY**length
-    for generation in Engine(pair, configuration, slots=256).generate(rest):
-        place = 0
-        for token in generation.tokens:
-            place = place * VOCABULARY + token
-        counts[place] += 1
-    return goodness_of_fit(np.array(counts), exact_distribution(pair, sampling, length))
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[set[float]]:
+    """The uniform numbers that each request draws, in the order of entering."""
+    streams: list[set[float]] = []
+
+    def noted(*arguments: int) -> RandomStream:
+        stream, numbers = RandomStream(*arguments), set()
+        uniform = stream.uniform
+
+        def draw() -> float:
+            numbers.add(number := uniform())
+            return number
+
+        stream.uniform = draw
+        streams.append(numbers)
+        return stream
+
+    monkeypatch.setattr("specdec_core.engine.engine.RandomStream", noted)
+    return streams
 
 
-def test_a_sampled_continuation_has_the_targets_distribution() -> None:
-    assert continued_p_value() > 1e-3
+def test_a_sampled_continuation_draws_other_numbers(
+    tiny_pair: Pair, drawn: list[set[float]]
+) -> None:
+    """The tokens that it continues depend on the first engine's numbers."""
+    sampled = CHAIN.model_copy(update={"sampling": WARM})
+    request = Request("r", tuple(range(5, 40)), 24, seed=3, ignore_eos=True)
+    first = begun(Engine(tiny_pair, sampled), request, 4)
+    Engine(tiny_pair, sampled).generate([behind(request, first)])
+    before, after = drawn
+    assert min(len(before), len(after)) > 4
+    assert not before & after
 
 
-def test_the_test_notices_random_numbers_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Again(sampling_module.RandomStream):
-        def __init__(self, seed: int, vocab_size: int, written: int = 0, earlier: int = 0) -> None:
-            super().__init__(seed, vocab_size)
-
-    monkeypatch.setattr("specdec_core.engine.engine.RandomStream", Again)
-    assert continued_p_value() < 1e-9
+@pytest.mark.parametrize("memory", ["all", "request"])
+def test_a_seed_draws_other_numbers_where_earlier_outputs_are_proposed(
+    tiny_pair: Pair, drawn: list[set[float]], memory: str
+) -> None:
+    """The numbers that drew an output do not judge it as a candidate. Where a drafter remembers
+    nothing of earlier requests, a seed has one output."""
+    configuration = configured({"kind": "suffix", "memory": memory}, WARM)
+    engine, request = Engine(tiny_pair, configuration), Request("r", (5, 6, 7), 24, seed=3)
+    first, second = (engine.generate([request])[0].tokens for _ in range(2))
+    before, after = drawn
+    assert min(len(before), len(after)) > 4
+    assert bool(before & after) == (first == second) == (memory == "request")

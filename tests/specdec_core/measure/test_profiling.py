@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.cost import ForwardKind, Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -19,7 +20,19 @@ from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
 from specdec_core.measure.profiling import BATCHES, measure_policies, profile_pair
-from tests.specdec_core.measure.steps import Steps
+
+
+class Steps(Observer):
+    """How many steps a stage has, and how many were done of them."""
+
+    expected: int | None = None
+    done = 0
+
+    def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+        self.expected, self.done = steps, done
+
+    def step(self) -> None:
+        self.done += 1
 
 
 class TestProfilePair:

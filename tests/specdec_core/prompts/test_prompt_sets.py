@@ -376,15 +376,10 @@ class TestHub:
 
 
 class TestMixtures:
-    def write(self, folder, name, *records):
-        path = folder / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-        return str(path)
-
     def test_sources_take_turns_and_name_what_has_no_category(self, tmp_path):
-        maths = self.write(tmp_path, "maths", *({"question": f"{n} + {n}?"} for n in range(4)))
-        tasks = self.write(
-            tmp_path, "tasks", {"prompt": "a"}, {"prompt": "b", "category": "letters"}
+        maths = write(tmp_path / "maths.jsonl", *({"question": f"{n} + {n}?"} for n in range(4)))
+        tasks = write(
+            tmp_path / "tasks.jsonl", {"prompt": "a"}, {"prompt": "b", "category": "letters"}
         )
         mixed = load_prompts(f"{maths},{tasks}")
         assert [p.text for p in mixed] == ["0 + 0?", "a", "1 + 1?", "b", "2 + 2?", "3 + 3?"]
@@ -393,13 +388,13 @@ class TestMixtures:
         assert [p.category for p in load_prompts(tasks)] == [None, "letters"]
 
     def test_an_id_in_two_sources_is_refused(self, tmp_path):
-        first = self.write(tmp_path, "first", {"prompt": "a", "id": "1"})
-        second = self.write(tmp_path, "second", {"prompt": "b", "id": "1"})
+        first = write(tmp_path / "first.jsonl", {"prompt": "a", "id": "1"})
+        second = write(tmp_path / "second.jsonl", {"prompt": "b", "id": "1"})
         with pytest.raises(UserError, match=r"second\.jsonl: id '1' is in .*first\.jsonl, too"):
             load_prompts(f"{first},{second}")
 
     def test_a_file_may_have_a_comma_in_its_name(self, tmp_path):
-        path = self.write(tmp_path, "one,two", {"prompt": "a"})
+        path = write(tmp_path / "one,two.jsonl", {"prompt": "a"})
         assert [p.text for p in load_prompts(path)] == ["a"]
 
 

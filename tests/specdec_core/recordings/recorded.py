@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from specdec_core.config import Configuration
+from specdec_core.config import Configuration, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import PromptSet
@@ -16,14 +16,21 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
 from specdec_core.tokens.statistics import Counts, Generation, Round, rounds_frame
 
+TOKENS = 32
+SAMPLINGS = {"greedy": Sampling(), "coupled": Sampling(temperature=1.0, coupling="gumbel")}
 COLUMNS = ["request_id", "round"]
 COLUMNS += [name for name in Round.__dataclass_fields__ if not name.endswith("_seconds")]
 
 
 def recorded(
-    pair: Pair, requests: Sequence[Request], folder: Path, /, **changes: object
+    pair: Pair,
+    requests: Sequence[Request],
+    folder: Path,
+    /,
+    shard: int | None = None,
+    **changes: object,
 ) -> Recording:
-    """A recording of `requests`; `header` replaces facts of its header."""
+    """A recording of `requests`, in shards of `shard`; `changes` replace facts of its header."""
     facts = {
         "pair": pair.spec,
         "fingerprints": pair.fingerprints,
@@ -34,8 +41,20 @@ def recorded(
     }
     header = Header(**facts)
     save_header(header, folder)
-    write_shard(Recorder(pair, header).record(list(enumerate(requests))), folder, 0)
+    recorder, numbered = Recorder(pair, header), list(enumerate(requests))
+    size = shard or len(numbered)
+    for number, first in enumerate(range(0, len(numbered), size)):
+        write_shard(recorder.record(numbered[first : first + size]), folder, number)
     return Recording.open(folder)
+
+
+def replay_of(pair: Pair, texts: Sequence[str], folder: Path, new_tokens: int = 24) -> Replay:
+    """Of these prompts' recording."""
+    asked = [
+        Request(str(n), tuple(pair.tokenizer(text)["input_ids"]), new_tokens, seed=n)
+        for n, text in enumerate(texts)
+    ]
+    return Replay(recorded(pair, asked, folder, mixing=0), hidden=False)
 
 
 def assert_replayed(

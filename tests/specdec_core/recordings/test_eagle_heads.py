@@ -15,11 +15,10 @@ from specdec_core.engine import Request
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.training.heads.examples import rows_after
-from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.kinds import configured
 from tests.specdec_core.models.eagle.pair_heads import head_of
-from tests.specdec_core.recordings.recorded import assert_replayed, recorded
-from tests.specdec_core.recordings.test_every_kind import KNOWN, TOKENS
+from tests.specdec_core.recordings.recorded import SAMPLINGS, assert_replayed, recorded
+from tests.specdec_core.recordings.test_every_kind import KNOWN
 
 HEAD = "head"
 CHAIN = {"kind": "draft_model", "draft": HEAD}
@@ -28,7 +27,6 @@ POLICIES = [
     {"kind": "heuristic"},
     {"kind": "pre_cut", "target_cost": 5},
 ]
-SAMPLINGS = {"greedy": Sampling(), "coupled": Sampling(temperature=1.0, coupling="gumbel")}
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +43,6 @@ def pair(tiny_pair: Pair) -> Pair:
     found = replace(tiny_pair, spec=spec, drafts={**tiny_pair.drafts, HEAD: head})
     found.__dict__["fingerprints"] = prints
     return found
-
-
-@pytest.fixture(scope="module")
-def requests() -> list[Request]:
-    return [Request(str(n), tokens, TOKENS, seed=n) for n, tokens in enumerate(PROMPTS)]
 
 
 @pytest.fixture(scope="module", params=SAMPLINGS)

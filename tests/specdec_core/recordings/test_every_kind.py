@@ -20,15 +20,9 @@ from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.kinds import drafter, policy
 from tests.specdec_core.recordings.recorded import assert_replayed, recorded
 
-TOKENS = 32
 # What is not recorded (of a token cache: what is useful, as it comes without being asked).
 UNKNOWN = {"target_tree", "target_fork", "dynamic_tree", "lookahead", "ouroboros", "pearl"}
 KNOWN = {"token_cache": {"learn_from": "output"}, "post_use": {"cache": {"learn_from": "output"}}}
-
-
-@pytest.fixture(scope="module")
-def requests() -> list[Request]:
-    return [Request(str(n), tokens, TOKENS, seed=n) for n, tokens in enumerate(PROMPTS)]
 
 
 @pytest.fixture(scope="module")

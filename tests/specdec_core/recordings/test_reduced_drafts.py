@@ -12,13 +12,9 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
-from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.kinds import chain, configured
 from tests.specdec_core.models.reduced_draft.drafts import copied_pair, narrowed_pair
-from tests.specdec_core.recordings.recorded import assert_replayed, recorded
-from tests.specdec_core.recordings.test_every_kind import TOKENS
-
-SAMPLINGS = {"greedy": Sampling(), "coupled": Sampling(temperature=1.0, coupling="gumbel")}
+from tests.specdec_core.recordings.recorded import SAMPLINGS, assert_replayed, recorded
 
 
 @pytest.fixture(scope="module", params=["own", "copied"])
@@ -28,11 +24,6 @@ def pair(
     if request.param == "own":
         return narrowed_pair(tiny_spec)
     return copied_pair(tiny_spec, tmp_path_factory.mktemp("copied") / "draft")
-
-
-@pytest.fixture(scope="module")
-def requests() -> list[Request]:
-    return [Request(str(n), tokens, TOKENS, seed=n) for n, tokens in enumerate(PROMPTS)]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)

@@ -6,35 +6,26 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdec_core.config import Configuration, Sampling
+from specdec_core.config import Configuration
 from specdec_core.config.kinds import DRAFTERS
 from specdec_core.engine import Request
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import NOTHING, Recording
 from specdec_core.training.heads.examples import rows_after
-from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.kinds import chain, configured, drafter
-from tests.specdec_core.recordings.recorded import assert_replayed, recorded
+from tests.specdec_core.recordings.recorded import SAMPLINGS, assert_replayed, recorded
 from tests.specdec_core.recordings.short_pair import HEAD, POSITIONS, short_pair
 from tests.specdec_core.recordings.test_every_kind import (
     KNOWN,
-    TOKENS,
     UNKNOWN,
     home,  # noqa: F401 (a fixture)
 )
-
-SAMPLINGS = {"greedy": Sampling(), "coupled": Sampling(temperature=1.0, coupling="gumbel")}
 
 
 @pytest.fixture(scope="module")
 def pair(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return short_pair(tiny_pair, tmp_path_factory.mktemp("short"))
-
-
-@pytest.fixture(scope="module")
-def requests() -> list[Request]:
-    return [Request(str(n), tokens, TOKENS, seed=n) for n, tokens in enumerate(PROMPTS)]
 
 
 @pytest.fixture(scope="module", params=SAMPLINGS)

@@ -173,6 +173,13 @@ def test_the_digest_follows_settings_and_prompts() -> None:
     ("content", "message"),
     [
         ({"finalist": 3}, "finalist: unknown key; did you mean finalists?"),
+        (
+            {"sampling": {"temprature": 1}},
+            "sampling.temprature: unknown key; did you mean temperat",
+        ),
+        ({"pair": {"runner": {"compiles": 1}}}, "pair.runner.compiles: unknown key; did you mean"),
+        ({"race": {"colour": 1}}, "race.colour: unknown key; there are within, seconds, further, "),
+        ({"max_new_tokens": {}}, "max_new_tokens: Input should be a valid integer"),
         ({"prompts": {"file": "x"}}, "prompts.file: unknown key; there are source, limit, chat_t"),
         ({"prompts": "bundled:seen"}, "prompts: expected {source: …} (got 'bundled:seen')"),
         ({"search": [{"kind": "suffix"}]}, "put it under `drafter:`, as drafter: {kind: suffix}"),
@@ -236,16 +243,6 @@ def test_nested_drafters_take_every_draft_of_the_pair(tmp_path: Path) -> None:
         ["medium"],
         ["small"],
     ]
-
-
-def test_arms_that_sample_differently_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "sweep.yaml"
-    path.write_text(
-        "search:\n- drafter:\n    kind: bandit\n"
-        "    arms: [2, {drafter: {kind: suffix}, sampling: {temperature: 1.0}}]\n"
-    )
-    with pytest.raises(UserError, match="different sampling"):
-        load_plan(path)
 
 
 def test_a_runner_is_overridden_key_by_key_and_drafts_as_a_whole(tmp_path: Path) -> None:

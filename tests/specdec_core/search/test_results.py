@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -16,13 +14,12 @@ from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.rounds import ReplayedRounds
-from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.simulator import shapes_of, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.nearest import estimated
 from specdec_core.search.results import SECONDS, for_as_many_tokens
-from tests.jobs.conftest import record_prompts
+from tests.specdec_core.recordings.recorded import replay_of
 
 DRAFTS = {"medium": 0.1, "small": 0.001}
 MACHINE = Hardware(name="far", target={"speculative": 0.02, "alone": 0.01}, drafts=DRAFTS)
@@ -53,12 +50,8 @@ def pair(tiny_pair_folders) -> Pair:
 
 @pytest.fixture(scope="module")
 def replay(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Replay:
-    folder = tmp_path_factory.mktemp("recorded")
-    prompts = folder / "texts.jsonl"
     texts = [f"x{n} = {n} + " * (1 + n % 3) for n in range(6)]
-    prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
-    record_prompts(pair, prompts, folder / "trace", NEW_TOKENS)
-    return Replay(Recording.open(folder / "trace"), hidden=False)
+    return replay_of(pair, texts, tmp_path_factory.mktemp("recorded"), NEW_TOKENS)
 
 
 def drafting(rounds: ReplayedRounds) -> float:

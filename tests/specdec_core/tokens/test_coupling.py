@@ -47,12 +47,6 @@ def test_coupled_drafts_agree_as_often_as_the_formula_says() -> None:
     assert (1 - variation) / (1 + variation) <= expected <= 1 - variation
 
 
-def test_acceptance_is_1_for_equal_and_0_for_disjoint_distributions() -> None:
-    p = torch.tensor([0.5, 0.5, 0.0, 0.0])
-    assert float(acceptance(p, p)) == pytest.approx(1)
-    assert float(acceptance(p, p.flip(0))) == 0
-
-
 def test_noise_is_a_function_of_seed_and_position_alone() -> None:
     first, again = SharedNoise(7, 16), SharedNoise(7, 16)
     later = [first.at(position) for position in range(200)]

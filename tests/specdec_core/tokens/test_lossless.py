@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from research.drift import toy_pair as toy
-from research.drift.drift import goodness_of_fit
 from research.drift.toy_pair import VOCABULARY as VOCAB
 from research.drift.toy_pair import exact_distribution
 from specdec_core.config import Sampling
@@ -25,9 +24,7 @@ from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
 from specdec_core.models.pair import Pair
 from specdec_core.tokens import acceptance, topology
 from specdec_core.tokens import verification as verify
-from specdec_core.tokens.sampling import RandomStream, draw_siblings
-from specdec_core.tokens.statistics import TokenOrigin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.sampling import draw_siblings
 from tests.specdec_core.fits import LENGTH, fit
 from tests.specdec_core.models.reduced_draft.drafts import draft_of
 
@@ -79,27 +76,6 @@ def test_the_test_notices_a_wrong_residual(
 
     monkeypatch.setattr(verify, "residual", wrong)
     assert fit(CHAIN, PLAIN, 4_000, toy_pair) < 1e-9
-
-
-@pytest.mark.parametrize("replacement", [False, True])
-def test_siblings_are_verified_losslessly(replacement: bool) -> None:
-    """A tree's first level of three siblings, drawn with and without replacement."""
-    generator = torch.Generator().manual_seed(0)
-    p = torch.tensor([0.4, 0.0, 0.3, 0.2, 0.1, 0.0])
-    q = torch.tensor([0.05, 0.5, 0.2, 0.0, 0.05, 0.2])
-    counts = np.zeros(VOCAB, dtype=int)
-    for seed in range(8_000):
-        tree, left = TokenTree(), q
-        for _ in range(3):
-            token = int(torch.multinomial(left, 1, generator=generator))
-            tree.add(token, ROOT, TokenOrigin.DRAFT, left)
-            if not replacement:
-                left = left.clone()
-                left[token] = 0
-                left = left / left.sum()
-        verdict = verify.verify_sampled(tree, p.repeat(4, 1), RandomStream(seed, VOCAB))
-        counts[tree.tokens[verdict.path[0]] if verdict.path else verdict.token] += 1
-    assert goodness_of_fit(counts, p.numpy().astype(float)) > 1e-3
 
 
 # On trees: more of a round is drawn, tried and subtracted than in a chain.
@@ -214,28 +190,6 @@ def test_the_test_notices_a_wrong_mask(toy_pair: Pair, monkeypatch: pytest.Monke
     monkeypatch.setattr(topology, "Topology", Chained)
     pair = replace(toy_pair, compact=False)  # torch's attention, which reads the mask
     assert fit(TreeSettings(branching=(3, 2)), PLAIN, 20_000, pair) < 1e-9
-
-
-@pytest.mark.parametrize("replacement", [False, True])
-def test_siblings_are_drawn_as_they_say(replacement: bool) -> None:
-    """The second and third token have the distribution that they carry, given the ones before."""
-    q = torch.tensor([[0.05, 0.5, 0.2, 0.0, 0.05, 0.2]])
-    stream, counts = RandomStream(0, VOCAB), np.zeros((VOCAB, VOCAB), dtype=int)
-    for _ in range(4_000):
-        [tokens], sources = draw_siblings(q, [[stream.uniform() for _ in range(3)]], replacement)
-        counts[tokens[0], tokens[1]] += 1
-        expected = q[0].clone()
-        for token, source in zip(tokens, sources, strict=True):
-            torch.testing.assert_close(source[0], expected)
-            if not replacement:
-                expected[token] = 0
-                expected /= expected.sum()
-    first = q[0].double().numpy()
-    exact = np.outer(first, first)
-    if not replacement:
-        np.fill_diagonal(exact, 0)
-        exact /= np.maximum(1 - first, 1e-9)[:, None]
-    assert goodness_of_fit(counts.ravel(), exact.ravel()) > 1e-3
 
 
 def test_a_row_runs_out_of_siblings_with_its_tokens() -> None:

@@ -65,7 +65,7 @@ def check(
         assert topology.depths[node] == above
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(fed(), st.sampled_from([None, 1, 2, 5, 30]))
 def test_a_mask_is_what_the_parents_say(
     given: tuple[list[int], int, int], window: int | None
@@ -73,7 +73,7 @@ def test_a_mask_is_what_the_parents_say(
     check(Topologies(torch.float32, "cpu"), *given, window)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.data())
 def test_a_slice_of_the_big_mask_is_the_mask_of_the_cut_tree(data: st.DataObject) -> None:
     """k-configurations cut after any level, a level of them at a time, with and without the

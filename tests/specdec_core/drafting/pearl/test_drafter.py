@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, Sampling, parse
+from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.drafting.pearl.drafter import PearlDrafter
@@ -369,17 +369,3 @@ def test_the_draft_forgets_a_cancelled_request_and_counts_the_others(
 def test_without_a_device_for_the_draft_there_is_no_pearl(tiny_pair: Pair) -> None:
     with pytest.raises(UserError, match="--cluster"):
         Engine(tiny_pair, pearl())
-
-
-@pytest.mark.parametrize(
-    ("drafter", "said"),
-    [
-        ({"kind": "bandit", "arms": [{"kind": "pearl"}, {"kind": "pearl", "window": 3}]}, "pearl"),
-        ({"kind": "pearl", "drafter": {"kind": "tree"}}, "'tree' cannot be used here; there are"),
-        ({"kind": "pearl", "window": 3, "wait": 4}, "pearl"),
-    ],
-    ids=["two", "tree", "wait"],
-)
-def test_settings_that_make_no_sense_are_refused(drafter: dict, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        parse(Configuration, {"drafter": drafter}, "test")

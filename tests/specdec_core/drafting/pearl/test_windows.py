@@ -17,7 +17,6 @@ from specdec_core.config import (
     Sampling,
     kinds,
 )
-from specdec_core.config.kinds import kinds_of
 from specdec_core.drafting.draft_model.drafter import DraftModelDrafter
 from specdec_core.drafting.draft_model.settings import CascadeSettings, DraftModelSettings
 from specdec_core.drafting.drafter import Resources, SlotState
@@ -25,7 +24,6 @@ from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.policies.decision import DecisionSettings
-from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
@@ -36,24 +34,18 @@ from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import Generation, TokenOrigin
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
+from tests.specdec_core.kinds import policy
 
 HEADS = {"specdecpp": "bundled:small-specdecpp-d3-w1", "decision": "bundled:small-joint"}
 COUPLED = Sampling(temperature=1.0, coupling="gumbel")
 
 
-def with_defaults(settings: type[PolicySettings]) -> PolicySettings:
-    """A policy of the table; those without defaults with a trained head, a table of K or costs."""
-    needed = {
-        "head": HEADS.get(settings.model_fields["kind"].default),
-        "tokens": {1: 4, 2: 2},
-        "target_cost": 5.0,
-    }
-    return settings(**{name: needed[name] for name in needed if name in settings.model_fields})
-
-
 # Nothing that decodes can follow the oracle.
-EVERY = kinds_of(kinds.POLICIES, PolicySettings).values()
-POLICIES = [with_defaults(kind) for kind in EVERY if kind is not OracleSettings]
+POLICIES = [
+    policy(kind, **({"head": HEADS[kind]} if kind in HEADS else {}))
+    for kind in kinds.POLICIES
+    if kind != "oracle"
+]
 LEARNING = [p for p in POLICIES if p.kind in ("break_even", "dynamic_confidence", "pre_cut")]
 POLICIES.append(DecisionSettings(head=HEADS["decision"], threshold=0.3, cumulative=True))
 

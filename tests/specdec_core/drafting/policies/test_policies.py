@@ -89,14 +89,6 @@ def test_heuristic_starts_anew_with_a_request_unless_it_lasts() -> None:
         assert rule.limit(1) == 5
 
 
-@pytest.mark.parametrize("start", [0.1, 0.5])
-def test_dynamic_confidence_begins_with_its_start(start: float) -> None:
-    rule = build("dynamic_confidence", start=start)
-    nearly = math.nextafter(start, 0)
-    assert go_on(rule, two(0.5), two(0.25)) == [True, start < 0.25]
-    assert nearly < rule.threshold(0) == start
-
-
 def test_dynamic_confidence_moves_between_what_was_accepted_and_rejected() -> None:
     rule = build("dynamic_confidence", start=0.125)
     for _ in range(3):  # 0.75 is accepted, 0.25 is not
@@ -139,17 +131,3 @@ def test_by_batch_reads_its_table_from_the_largest_number_that_is_reached() -> N
     assert BY_BATCH.max_tokens == 6
     written = Configuration(drafter=DraftModelSettings(policy=BY_BATCH))
     assert parse(Configuration, yaml.safe_load(written.to_yaml()), "") == written
-
-
-@pytest.mark.parametrize(
-    ("tokens", "said"),
-    [
-        ({2: 3}, "no K for 1 request"),
-        ({1: 0, 4: 0}, "drafts nothing"),
-        ({1: -1}, "greater than or equal to 0"),
-        ({0: 2, 1: 3}, "greater than or equal to 1"),
-    ],
-)
-def test_a_table_that_makes_no_sense_is_refused(tokens: dict[int, int], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        parse(type(BY_BATCH), {"tokens": tokens}, "policy")

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.engine import Engine
@@ -21,7 +20,6 @@ from specdec_core.evidence.bench.race import (
 from specdec_core.evidence.bench.result import BenchResult, BenchRow, Take
 from specdec_core.evidence.parts import Parts
 from specdec_core.models.pair import Pair
-from specdec_core.prompts.chat import rendered
 from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.servers.peer import Peer
@@ -168,38 +166,6 @@ def test_what_was_learned_is_forgotten_between_repeats(tiny_pair: Pair) -> None:
     first, second = ([len(take.accepted) for take in takes] for takes in row.takes)
     assert first == second
     assert first[1] < first[0]  # the same prompt again, within a repeat
-
-
-class Chat:
-    """A tokenizer of letters with a chat template."""
-
-    chat_template = "given"
-
-    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
-        return {"input_ids": [ord(c) for c in text]}
-
-    def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> str:
-        return "".join(f"{m['role'][0]}:{m['content']};" for m in messages) + "a:"
-
-    def decode(self, tokens: list[int], **_: object) -> str:
-        return "".join(map(chr, tokens))
-
-
-def test_turns_follow_the_answers_so_far_where_there_is_a_chat_template() -> None:
-    (prompt,) = rendered([Prompt("7", "one", "qa", ("one", "two"))], Chat(), "auto", "set")
-    conversation = Conversation(prompt, Chat())
-    assert conversation.turns == 2
-    assert conversation.answer(conversation.tokens([])) == "u:one;a:"
-    assert conversation.answer(conversation.tokens(["yes"])) == "u:one;a:yes;u:two;a:"
-    with pytest.raises(UserError, match=r"prompt 7: 17 tokens and 2 × 20 new ones"):
-        conversation.check(20, 50)
-
-
-def test_without_a_chat_template_the_first_turn_is_gone_on_from(tiny_pair: Pair) -> None:
-    prompt = Prompt("7", "one", "qa", ("one", "two"))
-    conversation = Conversation(prompt, tiny_pair.tokenizer)
-    assert conversation.turns == 1
-    assert list(conversation.tokens([])) == tiny_pair.tokenizer("one")["input_ids"]
 
 
 def test_sampled_takes_are_drawn_anew_in_every_repeat(bench_result: BenchResult) -> None:

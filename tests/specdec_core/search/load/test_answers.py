@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,12 @@ from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.answers import drafters_by_load, replayed_answers
 from specdec_core.search.load.simulator import shapes_of, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
-from tests.jobs.conftest import record_prompts
 from tests.live_steps import LiveSteps
 from tests.specdec_core.kinds import configured
+from tests.specdec_core.recordings.recorded import replay_of
 
 TIMES = StepTimes(target=ForwardTerms(fixed=0.01), drafts={"draft": ForwardTerms(fixed=0.001)})
 NEW_TOKENS = 24
@@ -51,12 +49,8 @@ def schedule(ranges: dict[int, Any]) -> Configuration:
 
 @pytest.fixture(scope="module")
 def replay(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Replay:
-    folder = tmp_path_factory.mktemp("recorded")
-    prompts = folder / "texts.jsonl"
     texts = [f"x{n} = {n} + " * (1 + n % 3) for n in range(9)]
-    prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
-    record_prompts(tiny_pair, prompts, folder / "trace", NEW_TOKENS)
-    return Replay(Recording.open(folder / "trace"), hidden=False)
+    return replay_of(tiny_pair, texts, tmp_path_factory.mktemp("recorded"), NEW_TOKENS)
 
 
 def requests(replay: Replay) -> list[Request]:

@@ -71,16 +71,6 @@ def test_what_is_kept_has_to_be_in_question_and_to_cost_little() -> None:
     assert comparison.decision(other, tolerance=0)[0] == best
 
 
-def test_intervals_of_several_looks_hold_together() -> None:
-    noisy = {"a": runs(1.0, 0.3), "b": runs(1.01, 0.3)}
-    once, often = (
-        LoadComparison(noisy, FOUR, "tokens_per_second", looks=looks).ratio("b", "a")
-        for looks in (1, 5)
-    )
-    assert often.value == once.value
-    assert often.low < once.low < once.high < often.high
-
-
 def test_whoever_left_is_compared_over_the_turns_that_it_had() -> None:
     """The machine is three times slower from the third turn on."""
     measured = {"left": runs(1.1, turns=2), "stayed": [*runs(1.0, turns=2), *runs(3.0, turns=3)],

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
-from specdec_core.cost.forward import ForwardTerms
-from specdec_core.cost.steps import StepTimes
 from specdec_core.drafting.schedule.settings import ScheduleSettings
-from specdec_core.models.pair import Pair
-from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import Recording
 from specdec_core.search.load.schedule import (
     choose_schedule,
     drafter_at,
     scheduled,
 )
-from specdec_core.search.load.simulated import Simulated
-from specdec_core.search.load.workload import CLIENTS, Workload
-from tests.jobs.conftest import record_prompts
 from tests.specdec_core.kinds import chain, configured
 
 SIX, TWO = configured(chain(max_tokens=6)), configured(chain(max_tokens=2))
@@ -67,28 +56,3 @@ def test_a_change_has_to_gain_something() -> None:
     assert ranges(choose_schedule(simulated, known)) == {1: SIX.drafter, 5: None}
     eager = choose_schedule(simulated, known, tolerance=0)
     assert ranges(eager) == {1: SIX.drafter, 2: TWO.drafter, 5: None}
-
-
-def test_where_tokens_cost_more_with_load_the_schedule_stops_drafting(
-    tiny_pair: Pair, tmp_path: Path
-) -> None:
-    prompts = tmp_path / "texts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": f"x{i} = {i} + "}) for i in range(4)))
-    record_prompts(tiny_pair, prompts, tmp_path / "trace", 24)
-    replay = Replay(Recording.open(tmp_path / "trace"), hidden=False)
-    # Nearly free verification up to a dozen tokens, and then none that is free.
-    target = ForwardTerms(fixed=0.01, per_token_beyond=0.003, knee=12)
-    times = StepTimes(target=target, drafts={"draft": ForwardTerms(fixed=0.001)})
-    simulated = Simulated([SIX, TWO], replay, times, Workload(clients=CLIENTS), Observer())
-    known, chosen = list(simulated.known.values()), simulated.schedule
-    assert known == [AUTOREGRESSIVE, SIX, TWO]
-    assert drafter_at(chosen, 1) is not None
-    assert drafter_at(chosen, 16) is None
-    by_load = simulated.table.set_index(["clients", "config_id"])["tokens_per_second"]
-    for clients in (1, 2, 4, 8, 16):
-        drafter = drafter_at(chosen, clients)
-        [best] = [each.id for each in known if each.drafter == drafter]
-        assert by_load[clients, best] >= 0.99 * by_load[clients].max()
-    # As a whole it is simulated, too: one client never meets another.
-    [alone] = [each.id for each in known if each.drafter == drafter_at(chosen, 1)]
-    assert by_load[1, chosen.id] == pytest.approx(by_load[1, alone])

@@ -14,14 +14,9 @@ from specdec_core.config import Sampling
 from specdec_core.engine import Request
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import turn_id
-from specdec_core.prompts.prompt_sets import PromptSet
-from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.schema import (
-    Header,
     RecordedPrompts,
     Recording,
-    save_header,
-    write_shard,
 )
 from specdec_core.training.heads.examples import (
     DEV,
@@ -33,6 +28,7 @@ from specdec_core.training.heads.examples import (
     rows_after,
     split_prompts,
 )
+from tests.specdec_core.recordings.recorded import recorded
 
 PROMPTS = [tuple(range(5 + 3 * i, 20 + 3 * i)) for i in range(24)]
 NEW_TOKENS = 12
@@ -45,21 +41,9 @@ def record(
     name: Callable[[int], str] = "p{}".format,
     **changes: object,
 ) -> Recording:
-    header = Header.model_validate(
-        {
-            "pair": pair.spec,
-            "fingerprints": {"target": "t", "draft": "d"},
-            "eos_token_ids": pair.eos_token_ids,
-            "prompts": PromptSet(source="numbers", count=len(PROMPTS), digest="0"),
-            "max_new_tokens": NEW_TOKENS,
-            "top_k": 4,
-            **changes,
-        }
-    )
-    save_header(header, folder)
-    requests = [(i, Request(name(i), PROMPTS[i], NEW_TOKENS, seed=i)) for i in numbers]
-    write_shard(Recorder(pair, header).record(requests), folder, 0)
-    return Recording.open(folder)
+    facts = {"fingerprints": {"target": "t", "draft": "d"}, "top_k": 4, **changes}
+    requests = [Request(name(i), PROMPTS[i], NEW_TOKENS, seed=i) for i in numbers]
+    return recorded(pair, requests, folder, **facts)
 
 
 @pytest.fixture(scope="module")

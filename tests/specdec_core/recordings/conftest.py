@@ -1,0 +1,14 @@
+"""Requests that the tests of recordings share."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec_core.engine import Request
+from tests.specdec_core.drafting.proofs import PROMPTS
+from tests.specdec_core.recordings.recorded import TOKENS
+
+
+@pytest.fixture(scope="session")
+def requests() -> list[Request]:
+    return [Request(str(n), tokens, TOKENS, seed=n) for n, tokens in enumerate(PROMPTS)]
