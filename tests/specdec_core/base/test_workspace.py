@@ -20,26 +20,21 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "work")
 
 
-def test_default_is_the_current_folder(tmp_path):
-    assert workspace() == tmp_path / "work"
-
-
-def test_specdec_home_is_used_and_created(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "a" / "b"))
-    assert workspace() == tmp_path / "a" / "b"
+@pytest.mark.parametrize(
+    ("home", "found"),
+    [
+        (None, "work"),
+        ("", "work"),
+        ("here", "work/here"),
+        ("~/runs", "home/runs"),
+        ("{}/a/b", "a/b"),
+    ],
+)
+def test_the_workspace_is_specdec_home_or_the_current_folder(tmp_path, monkeypatch, home, found):
+    if home is not None:
+        monkeypatch.setenv("SPECDEC_HOME", home.format(tmp_path))
+    assert workspace() == tmp_path / found
     assert workspace().is_dir()
-
-
-def test_specdec_home_may_start_with_a_tilde_or_be_relative(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", "~/runs")
-    assert workspace() == tmp_path / "home" / "runs"
-    monkeypatch.setenv("SPECDEC_HOME", "here")
-    assert workspace() == tmp_path / "work" / "here"
-
-
-def test_empty_specdec_home_counts_as_unset(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", "")
-    assert workspace() == tmp_path / "work"
 
 
 def test_specdec_home_that_is_a_file_is_one_line(tmp_path, monkeypatch):

@@ -256,3 +256,15 @@ def test_settings_of_a_base_are_those_of_its_kinds() -> None:
     assert kinds_of(DRAFTERS, ChainSettings).keys() == {"draft_model", "cascade"}
     lookups = {"prompt_lookup", "suffix", "retrieval", "token_cache"}
     assert kinds_of(DRAFTERS, LookupSettings).keys() == lookups
+
+
+def test_whoever_names_no_draft_gets_one_wherever_it_stands() -> None:
+    chain = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 2}}
+    ranges = {1: {"kind": "hybrid", "lookup": {"kind": "suffix"}, "otherwise": chain}, 9: None}
+    bandit = {"kind": "bandit", "rule": "ucb", "arms": [chain, {**chain, "draft": "large"}]}
+    for own in ({"kind": "schedule", "ranges": ranges}, bandit):
+        configuration = parse(Configuration, {"drafter": own}, "drafter")
+        named = configuration.with_draft("small")
+        assert None in configuration.drafts
+        assert set(named.drafts) == {draft or "small" for draft in configuration.drafts}
+        assert named.with_draft("other") == named

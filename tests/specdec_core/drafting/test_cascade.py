@@ -12,7 +12,6 @@ from specdec_core.drafting import chain
 from specdec_core.drafting.chain import ChainDrafter
 from specdec_core.drafting.draft_model.settings import CascadeSettings, DraftModelSettings
 from specdec_core.drafting.drafter import Resources, SlotState
-from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
@@ -141,24 +140,3 @@ def test_a_perfect_guess_takes_one_forward_and_leaves_the_cache_in_step(tiny_pai
     assert [tree.tokens for tree in trees] == [tree.tokens for tree in plain]
     assert [tree.draft_forwards for tree in trees] == [1, 1]
     assert runner.lengths == [4 + 6, 2 + 6]
-
-
-@torch.inference_mode()
-def test_pre_cut_pays_for_forwards_not_for_candidates(tiny_pair: Pair) -> None:
-    """Eight candidates of one forward are one decision, at the cost of one call."""
-    runner = tiny_pair.open_runner("draft", 1)
-    sequence = SlotState(0, [9, 8, 7, 6], GREEDY, RandomStream(0, 320), room=8)
-    resources = Resources(lambda name: runner, print, 320, frozenset())
-    own = DraftModelSettings(policy=policy("fixed", max_tokens=8))
-    [plain] = Engine(tiny_pair, configured(own)).drafter.propose([sequence])
-    learns = policy("pre_cut", max_tokens=8, exploration=0.0, target_cost=4)
-    drafter = Foreseeing(DraftModelSettings(policy=learns), resources)
-    drafter.told = {0: plain.tokens}
-    drafter.open([sequence])
-    [tree] = drafter.propose([sequence])
-    assert (tree.tokens, tree.draft_forwards) == (plain.tokens, 1)
-    drafter.policy.observe(0, PolicyOutcome(8, 8, 1))
-    table = drafter.policy.table
-    [state] = [state for state, trials in enumerate(table.stopped) if trials]
-    assert state < learns.bins  # cost 1
-    assert table.stop[state] == pytest.approx(9 / 5 - 1)

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from specdec_core.config import Configuration, Sampling
-from specdec_core.drafting import token_cache
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.drafter import Outcome, SlotState
+from specdec_core.drafting.drafter import SlotState
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.post_use.drafter import PostUseDrafter
 from specdec_core.drafting.post_use.settings import OuroborosSettings, PostUseSettings
@@ -118,26 +117,6 @@ def test_what_the_draft_model_confirms_returns_to_the_cache(tiny_pair: Pair) -> 
     assert drafter.cache.phrases(sequence, key, 9) == [
         tuple(chain[:2]), (303, 304), (chain[0], 301, 302)
     ]  # fmt: skip
-
-
-def test_a_useful_token_behind_a_rejection_becomes_a_phrase(tiny_pair: Pair) -> None:
-    """The recycled tokens of the paper's Figure 1, end to end."""
-    engine = Engine(tiny_pair, Configuration(drafter=PostUseSettings(policy=SIX)))
-    observe, recycled, looked_up = engine.drafter.cache.observe, [], []
-
-    def watch(sequence: SlotState, outcome: Outcome) -> None:
-        before = sequence.tokens[-outcome.accepted - 2]
-        recycled.extend(token_cache.useful_phrases(outcome, before, 5))
-        observe(sequence, outcome)
-        for key, phrase in recycled[-3:]:
-            known = engine.drafter.cache.phrases(sequence, key, 99)
-            looked_up.append(any(k[: len(phrase)] == tuple(phrase) for k in known))
-
-    engine.drafter.cache.observe = watch
-    prompt = engine.encode("def add(a, b):\n    return a + b\n\ndef add(a, b):\n")
-    engine.generate([Request("0", prompt, 50, ignore_eos=True)])
-    assert recycled
-    assert all(looked_up[-20:])
 
 
 def test_the_line_of_guesses_alone_saves_forwards(tiny_pair: Pair) -> None:

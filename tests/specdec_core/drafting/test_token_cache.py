@@ -30,11 +30,13 @@ def test_the_fit_notices_rejected_phrases_that_stay_possible(
 
 @torch.inference_mode()
 def test_useful_tokens_are_those_that_the_target_itself_would_write(tiny_pair: Pair) -> None:
-    """Eq. 7, with the target's choices computed one text at a time, without a cache."""
+    """Eq. 7, with the target's choices computed one sequence at a time, without a cache. The cache
+    learns them (the paper's Figure 1)."""
     target = tiny_pair.target
     drafter = PostUseSettings(policy=FixedSettings(max_tokens=5))
     engine = Engine(tiny_pair, Configuration(drafter=drafter))
     observe, phrases_seen, behind_rejections = engine.drafter.cache.observe, 0, 0
+    learned: list[bool] = []
 
     def check(sequence: SlotState, outcome: Outcome) -> None:
         nonlocal phrases_seen, behind_rejections
@@ -61,16 +63,20 @@ def test_useful_tokens_are_those_that_the_target_itself_would_write(tiny_pair: P
             key = text[-1] if parent == ROOT else tree.tokens[parent]
             expected.add((key, *phrase))
             behind_rejections += parent not in (ROOT, *outcome.path)
-        found = {(key, *phrase) for key, phrase in useful_phrases(outcome, text[-1], 3)}
-        assert found == expected
+        found = [(key, *phrase) for key, phrase in useful_phrases(outcome, text[-1], 3)]
+        assert set(found) == expected
         phrases_seen += len(found)
         observe(sequence, outcome)
+        for key, *phrase in found[-3:]:
+            known = engine.drafter.cache.phrases(sequence, key, 99)
+            learned.append(any(own[: len(phrase)] == tuple(phrase) for own in known))
 
     engine.drafter.cache.observe = check
     text = engine.encode("def add(a, b):\n    return a + b\n\ndef add(a, b):\n")
     engine.generate([Request("0", text, 60, ignore_eos=True)])
     assert phrases_seen > 5
     assert behind_rejections > 5
+    assert all(learned[-20:])
 
 
 def test_the_output_is_read_from_the_prompts_last_token_on() -> None:

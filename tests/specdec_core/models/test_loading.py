@@ -79,19 +79,29 @@ def change_tensors(folder: Path, change: Callable[[dict[str, Any]], dict[str, An
 # Weights that are not there
 
 
-def test_a_deleted_layer_is_refused_with_the_number_of_its_tensors(folder: Path) -> None:
-    change_tensors(folder, lambda own: {k: v for k, v in own.items() if "layers.1." not in k})
-    refused(folder, r"missing tensors: model\.layers\.1\.input_layernorm.*, … \(9 in all\)")
-
-
-def test_a_prefix_that_does_not_fit_is_refused(folder: Path) -> None:
-    change_tensors(folder, lambda own: {f"other.{k}": v for k, v in own.items()})
-    refused(folder, r"missing tensors: .*; unknown tensors: other\..* in all\)")
-
-
-def test_a_tensor_without_a_place_is_refused(folder: Path) -> None:
-    change_tensors(folder, lambda own: own | {"score.weight": torch.zeros(2, 32)})
-    refused(folder, r"unknown tensors: score\.weight$")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda own: {k: v for k, v in own.items() if "layers.1." not in k},
+            r"missing tensors: model\.layers\.1\.input_layernorm.*, … \(9 in all\)",
+        ),
+        (
+            lambda own: {f"other.{k}": v for k, v in own.items()},
+            r"missing tensors: .*; unknown tensors: other\..* in all\)",
+        ),
+        (
+            lambda own: own | {"score.weight": torch.zeros(2, 32)},
+            r"unknown tensors: score\.weight$",
+        ),
+    ],
+    ids=["a layer", "a prefix", "one more"],
+)
+def test_tensors_that_do_not_fit_are_refused(
+    folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]], message: str
+) -> None:
+    change_tensors(folder, change)
+    refused(folder, message)
 
 
 def test_tensors_of_other_shapes_are_refused(folder: Path) -> None:

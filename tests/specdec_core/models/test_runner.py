@@ -70,56 +70,6 @@ def opened(request: pytest.FixtureRequest, model: torch.nn.Module) -> Callable[[
     return open_runner
 
 
-def test_a_tree_in_one_forward_equals_its_paths_one_by_one(
-    model: torch.nn.Module, opened: Callable[[int], EagerRunner]
-) -> None:
-    runner = opened(2)
-    runner.prefill([0, 1], PREFIXES)
-    output = runner.forward(Batch([0, 1], [TOKENS, TOKENS], [PARENTS, PARENTS]))
-    for row, prefix in enumerate(PREFIXES):
-        for node in range(len(TOKENS)):
-            path = prefix + [TOKENS[i] for i in ancestors(node)]
-            found = output.of_row(row)[node]
-            torch.testing.assert_close(found, plain(model, path)[-1], atol=2e-5, rtol=0)
-
-
-def test_a_tree_grown_level_by_level_equals_the_whole_tree(
-    model: torch.nn.Module, opened: Callable[[int], EagerRunner]
-) -> None:
-    """Ragged: the second row's tree grows by other levels than the first's."""
-    runner = opened(2)
-    runner.prefill([0, 1], PREFIXES)
-    levels = [[(0, 1), (1, 3), (3, 6)], [(0, 3), (3, 5), (5, 6)]]
-    for step in range(3):
-        ends = [levels[row][step] for row in (0, 1)]
-        tokens, parents = [TOKENS[a:b] for a, b in ends], [PARENTS[:b] for _, b in ends]
-        output = runner.forward(Batch([0, 1], tokens, parents))
-        for row, (a, b) in enumerate(ends):
-            for node in range(a, b):
-                path = PREFIXES[row] + [TOKENS[i] for i in ancestors(node)]
-                expected = plain(model, path)[-1]
-                torch.testing.assert_close(
-                    output.of_row(row)[node - a], expected, atol=2e-5, rtol=0
-                )
-
-
-def test_an_accepted_path_is_compacted_without_recomputation(
-    model: torch.nn.Module, opened: Callable[[int], EagerRunner]
-) -> None:
-    runner = opened(2)
-    runner.prefill([0, 1], PREFIXES)
-    runner.forward(Batch([0, 1], [TOKENS, TOKENS], [PARENTS, PARENTS]))
-    kept = [0, 2, 5]
-    runner.keep(0, len(PREFIXES[0]), kept)
-    runner.truncate(1, len(PREFIXES[1]) + 1)
-    follow = [30, 31]
-    output = runner.forward(Batch([0, 1], [follow, follow[:1]]))
-    path = PREFIXES[0] + [TOKENS[i] for i in kept] + follow
-    torch.testing.assert_close(output.of_row(0), plain(model, path)[-2:], atol=2e-5, rtol=0)
-    path = PREFIXES[1] + TOKENS[:1] + follow[:1]
-    torch.testing.assert_close(output.of_row(1), plain(model, path)[-1:], atol=2e-5, rtol=0)
-
-
 def test_rows_in_any_order_and_subset_keep_apart(
     model: torch.nn.Module, opened: Callable[[int], EagerRunner]
 ) -> None:

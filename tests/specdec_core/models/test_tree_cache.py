@@ -3,9 +3,11 @@ what a plain forward of the kept text leaves behind."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config
 
@@ -38,11 +40,44 @@ def gpt2() -> torch.nn.Module:
     return AutoModelForCausalLM.from_config(config)
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma", "gpt2"])
-def model(request: pytest.FixtureRequest) -> torch.nn.Module:
+# Models, and ways to run them: rows one by one, packed, by the project's operator, and so in a pool
+# of blocks.
+RUN = [
+    *(("llama", way) for way in ("row by row", "packed", "operator", "pool")),
+    *(("gemma", way) for way in ("row by row", "packed", "operator", "pool")),
+    ("gpt2", "packed"),
+]
+
+
+@pytest.fixture(scope="module", params=RUN, ids=" ".join)
+def run(request: pytest.FixtureRequest) -> tuple[torch.nn.Module, Callable[[int], EagerRunner]]:
+    """A model, and what opens runners of it."""
     torch.manual_seed(0)
-    make = {"gemma": gemma, "gpt2": gpt2}.get(request.param)
-    return (make() if make else tiny_llama(0, 16, 2, VOCABULARY)).eval()
+    name, way = request.param
+    make = {"gemma": gemma, "gpt2": gpt2}.get(name)
+    model = (make() if make else tiny_llama(0, 16, 2, VOCABULARY)).eval()
+
+    def opened(slots: int) -> EagerRunner:
+        runner = EagerRunner(
+            model,
+            slots,
+            LENGTH,
+            packs=way != "row by row",
+            compact=way in ("operator", "pool"),
+            pooled=way == "pool",
+            cache_tokens=1,
+        )
+        assert runner.packs == (way != "row by row")
+        return runner
+
+    return model, opened
+
+
+def held(runner: EagerRunner, row: int, count: int) -> list[torch.Tensor]:
+    """The keys and values (tokens, heads, size) of a row in every layer."""
+    at, places = runner.cache.at([row] * count, range(count))
+    layers = runner.cache.held()
+    return [store.tensor[at, :, places] for layer in layers for store in layer.stores]
 
 
 @st.composite
@@ -74,14 +109,15 @@ def ancestors(parents: list[int], node: int) -> list[int]:
     return above
 
 
-@settings(
-    deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=10)
 @given(rounds=st.lists(slot_round(), min_size=1, max_size=3), data=st.data())
 def test_the_cache_holds_the_kept_path(
-    model: torch.nn.Module, rounds: list[tuple], data: st.DataObject
+    run: tuple[torch.nn.Module, Callable[[int], EagerRunner]],
+    rounds: list[tuple],
+    data: st.DataObject,
 ) -> None:
-    runner = EagerRunner(model, slots=4, max_length=LENGTH)
+    model, opened = run
+    runner = opened(4)
     slots = data.draw(st.permutations(range(4)))[: len(rounds)]
     runner.prefill(slots, [text for text, *_ in rounds])
     for step in range(max(len(cuts) for *_, cuts in rounds) - 1):
@@ -108,14 +144,11 @@ def test_the_cache_holds_the_kept_path(
         runner.keep(slot, len(text), path)
         kept = text + [tokens[node] for node in path]
         assert runner.lengths[slot] == len(kept)
-        fresh = EagerRunner(model, slots=1, max_length=LENGTH)
+        fresh = opened(1)
         fresh.prefill([0], [kept])
-        for layer, own in zip(runner.cache.layers, fresh.cache.layers, strict=True):
-            for store, read in ((layer.keys, own.keys), (layer.values, own.values)):
-                length = len(kept)
-                torch.testing.assert_close(
-                    store[slot, :, :length], read[0, :, :length], atol=5e-5, rtol=1e-4
-                )
+        both = zip(held(runner, slot, len(kept)), held(fresh, 0, len(kept)), strict=True)
+        for store, read in both:
+            torch.testing.assert_close(store, read, atol=5e-5, rtol=1e-4)
     follow = data.draw(TOKEN)
     logits = runner.forward(Batch(slots, [[follow]] * len(slots))).logits
     for row, (text, tokens, _, path, _) in enumerate(rounds):

@@ -1,4 +1,5 @@
-"""Slots with policies of their own are answered as by each policy alone."""
+"""Slots with policies of their own are answered as by each policy alone, by what is known of the
+draft's distribution."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import torch
 from specdec_core.drafting.arms import PerSlot
 from specdec_core.drafting.policies.policy import PolicyOutcome, build_policy
 from specdec_core.drafting.policies.signals import Signals
+from specdec_core.models.runner import Output
 from tests.specdec_core.kinds import policy
 
 SETTINGS = [
@@ -64,3 +66,21 @@ def test_policies_ask_for_what_any_of_them_needs() -> None:
     plain, learner = built()[:1], built()[4:5]
     assert not PerSlot(dict(enumerate(plain))).learns
     assert PerSlot(dict(enumerate([*plain, *learner]))).learns
+
+
+LOGITS = torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 0.5], [1.0, 1.5, 2.0]])
+
+
+@pytest.mark.parametrize("name", ["probability", "top_probability"])
+def test_a_forward_that_says_how_sure_it_is_is_believed(name: str) -> None:
+    """Of tokens that were not the most likely ones nothing is known beforehand."""
+    tokens = [1, 0, 2]
+    expected = LOGITS.softmax(dim=-1).amax(dim=-1)
+    read = Output([1, 1, 1], LOGITS)
+    told = Output([1, 1, 1], LOGITS, confidence=torch.tensor([0.1, 0.2, 0.3]))
+    for source, own in ((None, expected), (read, expected), (told, told.confidence)):
+        signals = Signals([4, 5, 6], tokens, [1, 1, 1], LOGITS, None, source=source)
+        signals.fetch([name])
+        assert getattr(signals, name) == pytest.approx(own.tolist())
+        part = Signals([4, 5, 6], tokens, [1, 1, 1], LOGITS, None, source=source).only([2, 0])
+        assert getattr(part, name) == pytest.approx(own[[2, 0]].tolist())

@@ -131,3 +131,36 @@ def test_by_batch_reads_its_table_from_the_largest_number_that_is_reached() -> N
     assert BY_BATCH.max_tokens == 6
     written = Configuration(drafter=DraftModelSettings(policy=BY_BATCH))
     assert parse(Configuration, yaml.safe_load(written.to_yaml()), "") == written
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        {"kind": "draft_model"},
+        {"kind": "fork", "width": 2},
+        {"kind": "dynamic_tree", "expand": 2, "children": 2, "keep": 12},
+        {"kind": "cascade"},
+    ],
+    ids=lambda drafter: drafter["kind"],
+)
+def test_rounds_are_the_same_alone_and_beside_other_samplings(
+    tiny_pair: Pair, drafter: dict[str, Any]
+) -> None:
+    """What a policy sees of a request does not depend on how others of its batch sample."""
+    stops = {"kind": "svip", "threshold": 2.05, "max_tokens": 8}
+    configuration = configured(drafter | {"policy": stops})
+    sampled, greedy = Sampling(temperature=0.4, top_k=20), Sampling()
+    requests = [
+        Request("0", (5, 6, 7, 8), 24, greedy, seed=0),
+        Request("1", (40, 41, 42), 24, sampled, seed=1),
+        Request("2", (9, 8, 7, 6, 5), 24, greedy, seed=2),
+    ]
+    alone, together = (
+        [
+            [r.depth for r in g.rounds]
+            for g in Engine(tiny_pair, configuration, n).generate(requests)
+        ]
+        for n in (1, 3)
+    )
+    assert together == alone
+    assert len({depth for rounds in alone for depth in rounds}) > 2, "lengths do not vary"

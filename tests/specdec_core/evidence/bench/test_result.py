@@ -16,6 +16,7 @@ from specdec_core.evidence.bench.result import (
     summary_frame,
     times_frame,
 )
+from specdec_core.evidence.bench.sets import by_set, sets_frame
 from specdec_core.measure.comparison import over
 
 
@@ -114,3 +115,29 @@ def test_the_parts_of_a_token_add_up_to_its_time(bench_result: BenchResult) -> N
         seconds = sum(sum(take.seconds) for takes in measured.takes for take in takes)
         assert sum(measured.seconds_by_part().values()) == pytest.approx(seconds / 60)
     assert not bench_result.at(0.0, "transformers")[0].seconds_by_part()
+
+
+def test_a_race_falls_into_its_prompt_sets(bench_result: BenchResult) -> None:
+    """The fastest row differs from prompt set to prompt set."""
+    rows = [
+        row("autoregressive", "specdec", [2.0] * 8, autoregressive=True),
+        row("theirs", "vllm", [1.0, 4.0, 4.0, 4.0] * 2),
+        row("SVIP", "specdec", [0.5, 1.0, 0.8, 1.0] * 2),
+        row("other draft", "specdec", [0.1] * 8),
+    ]
+    sets = ["chat", "gsm8k", None, "coding"] * 2  # as a mixture's prompts come interleaved
+    result = result_of(bench_result, rows).model_copy(update={"categories": sets})
+    parts = by_set(result)
+    assert [*parts] == ["chat", "gsm8k", "other", "mt_bench"]
+    assert parts["chat"].ids == ["0", "4"]
+    frame = sets_frame(result)
+    assert (frame["prompts"] == 2).all()
+    speeds = frame.pivot(index="contestant", columns="set", values="tokens_per_second")
+    assert speeds.loc["SVIP", "chat"] == pytest.approx(10 / 0.5)
+    assert speeds.loc["SVIP", "other"] == pytest.approx(10 / 0.8)
+    over = frame.pivot(index="contestant", columns="set", values="over_vllm")
+    assert over.loc["autoregressive", "chat"] == pytest.approx(0.5)
+    assert over.loc["autoregressive", "gsm8k"] == pytest.approx(2.0)
+    one = result.model_copy(update={"categories": [None] * 8})
+    assert not by_set(one)
+    assert not len(sets_frame(one))
