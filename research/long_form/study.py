@@ -1,5 +1,5 @@
-"""Speculative decoding along a long text: speed, accepted tokens and entropy by context (SVIP, §3.1
-and Figs. 1 and 3).
+"""Speculative decoding along a long text: speed and accepted tokens by context (SVIP, Fig. 5 and
+Table 5).
 
 Every configuration writes texts that fill the context, each round is put down where its text stood,
 and texts are cut into ranges of context. Sampling is coupled: a text depends on the target, its
@@ -15,9 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 from pydantic import PositiveInt
-from transformers import DynamicCache, PreTrainedModel
 
 from research.long_form.parts import LongText, LongTexts
 from specdec_core.base.errors import UserError
@@ -33,11 +31,9 @@ from specdec_core.engine import Engine, Request
 from specdec_core.evidence.bench.benchmark import BenchPlan
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.source import PromptSource
-from specdec_core.tokens.sampling import tempered
 from specdec_core.tokens.statistics import Generation, paired_ratio, rounds_frame
 
 EDGES = (128, 256, 512, 1024, 2048, 4096, 8192)
-_READ = 256  # tokens read together: their logits are the largest thing in memory
 _WARM_UP = 32
 
 Tokens = tuple[int, ...]
@@ -58,12 +54,10 @@ class LongFormPlan(BenchPlan):
 class LongForm:
     """What was decoded. `rounds` has a row a round: `configuration` (its label), `text`, `repeat`,
     `context` (tokens before the round) and :class:`specdec_core.tokens.statistics.Round`'s fields.
-    `entropies` has a row a new token of the target's own texts: `model`, `context`, `entropy` in
-    nats at temperature 1. `edges` end the ranges of context."""
+    `edges` end the ranges of context."""
 
     configurations: list[Configuration]
     rounds: pd.DataFrame
-    entropies: pd.DataFrame
     edges: tuple[int, ...]
 
     @property
@@ -111,26 +105,6 @@ class LongForm:
                     }
                 )
         return pd.DataFrame(rows)
-
-    def entropy_table(self) -> pd.DataFrame:
-        """A row a range of context and `model`: the `mean` entropy and its quartiles, nats."""
-        cut = self.entropies.assign(range=_ranges(self.entropies["context"], self.edges))
-        rows = []
-        for number, model in cut[["range", "model"]].drop_duplicates().itertuples(index=False):
-            tokens = cut[(cut["range"] == number) & (cut["model"] == model)]
-            low, middle, high = np.percentile(tokens["entropy"], [25, 50, 75])
-            rows.append(
-                {
-                    "up_to": self.edges[number],
-                    "model": model,
-                    "tokens": len(tokens),
-                    "mean": tokens["entropy"].mean(),
-                    "low": low,
-                    "median": middle,
-                    "high": high,
-                }
-            )
-        return pd.DataFrame(rows).sort_values("up_to", kind="stable", ignore_index=True)
 
     def _in_ranges(self) -> pd.DataFrame:
         rounds = self.rounds
@@ -191,7 +165,7 @@ def measure_long_form(
         engine.generate([Request("warm-up", prompts[0], _WARM_UP, ignore_eos=True)])
     already = len(turns) - len(missing)
     observer.stage(f"{len(everyone)} configurations, interleaved", len(turns), done=already)
-    frames, texts = [], dict[int, Tokens]()
+    frames = []
     for place, (configuration, request, repeat) in enumerate(turns):
         written = found.get(place)
         if written is None:
@@ -203,41 +177,10 @@ def measure_long_form(
             observer.step()
         where = {"text": request.seed, "repeat": repeat}
         frames.append(written.rounds.assign(configuration=labels[configuration.id], **where))
-        if configuration.drafter is None:
-            texts[request.seed] = (*request.tokens, *written.tokens)
-    read = {"target": pair.target, **pair.draft_models}
-    observer.stage("reading the texts for their entropy", len(read) * len(texts))
-    entropies = []
-    for name, model in read.items():
-        for number, text in texts.items():
-            begin = len(prompts[number])
-            entropies.append(
-                pd.DataFrame(
-                    {
-                        "model": name,
-                        "context": np.arange(begin, len(text)),
-                        "entropy": entropy(model, text)[begin - 1 : -1],
-                    }
-                )
-            )
-            observer.step()
     if store:
         for turn in turns:
             store.remove(*turn)
-    return LongForm(everyone, pd.concat(frames), pd.concat(entropies), edges)
-
-
-@torch.inference_mode()
-def entropy(model: PreTrainedModel, text: Sequence[int]) -> np.ndarray:
-    """The entropy (tokens,) in nats, at temperature 1, of what a model expects after each token of
-    `text`; read in parts, so that memory does not grow with its length."""
-    cache, parts = DynamicCache(config=model.config), []
-    ids = torch.tensor([list(text)], device=model.device)
-    for part in ids.split(_READ, dim=1):
-        logits = model(input_ids=part, past_key_values=cache, use_cache=True).logits[0]
-        logs = tempered(logits, 1.0).log_softmax(dim=-1)
-        parts.append(-(logs.exp() * logs.clamp(min=-1e30)).sum(dim=-1).cpu().numpy())
-    return np.concatenate(parts)
+    return LongForm(everyone, pd.concat(frames), edges)
 
 
 def _turns(

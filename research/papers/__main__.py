@@ -49,7 +49,7 @@ def main(
         list[str] | None, Option(help="Only this section from recordings, on the page; repeatable.")
     ] = None,
     long_form: Annotated[
-        Path, Option(help="YAML of the page's long texts, as `specdec lab long-form`'s.")
+        Path, Option(help="YAML of the page's long texts: a benchmark's rows, and contexts.")
     ] = LONG_FORM,
     chat_template: MaybeChatTemplate = None,
     limit: MaybeLimit = None,

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from research.long_form.parts import LongText, LongTexts
 from research.long_form.study import (
     LongForm,
-    entropy,
     measure_long_form,
     ranges_for,
 )
@@ -67,19 +64,6 @@ def test_a_range_has_the_rounds_that_begin_in_it(long_form: LongForm) -> None:
     pace = (sums["seconds"] / sums["generated"]).unstack("repeat").median(axis=1).unstack("text")
     whole = pace.loc[base].sum() / pace.loc[chain].sum()
     assert table.loc[(chain, 64), "so_far"] == pytest.approx(whole)
-
-
-def test_entropy_is_that_of_one_forward_over_the_text(tiny_pair: Pair, long_form: LongForm) -> None:
-    text = np.resize(np.arange(3, 40), 300).tolist()  # longer than what is read together
-    with torch.inference_mode():
-        logits = tiny_pair.target(input_ids=torch.tensor([text])).logits[0]
-    expected = torch.distributions.Categorical(logits=logits.float()).entropy()
-    np.testing.assert_allclose(entropy(tiny_pair.target, text), expected, rtol=1e-4)
-    table = long_form.entropy_table()
-    assert set(table["model"]) == {"target", *tiny_pair.drafts}
-    assert list(dict.fromkeys(table["up_to"])) == list(EDGES)
-    assert (table["low"] <= table["median"]).all()
-    assert (table["median"] <= table["high"]).all()
 
 
 class Interrupt(Observer):
