@@ -1,9 +1,8 @@
-"""Regret is counted against the best arm, grows like log for UCBSpec, and shows a broken rule."""
+"""Regret is counted against the best arm, and its bounds are the paper's."""
 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,11 +18,7 @@ from research.bandits.regret import (
     regret,
     ucb_bound,
 )
-from specdec_core.drafting.bandit.rules import Bandit, UCBSpec
 from specdec_core.tokens.statistics import Round
-
-LONGEST = 4
-PARAMETERS = (0.3, 0.5, 0.8)  # of truncated geometric arms
 
 
 def course(*tokens: int, cost: Sequence[float] | None = None) -> RoundCosts:
@@ -91,58 +86,3 @@ def test_bounds_are_the_papers() -> None:
     lengths = np.array([1, 100])
     assert ucb_bound(means, 5, lengths) == pytest.approx([0, 0.375 * 25 * math.log(100)])
     assert exp3_bound(3, 5, np.array([50])) == pytest.approx([5 * math.sqrt(150 * math.log(3))])
-
-
-# Simulated: truncated geometric arms (the slides' Eq. 1), one long text.
-
-
-def mean_of(p: float) -> float:
-    return sum(p**i for i in range(LONGEST + 1))
-
-
-def simulate(
-    bandit: Bandit,
-    rounds: int,
-    seed: int,
-    broken: bool = False,
-    parameters: tuple[float, ...] = PARAMETERS,
-) -> np.ndarray:
-    """Expected stopping-time regret after each round: Σ Δ of the pulled arms, in rounds of the
-    best."""
-    uniform = random.Random(seed)
-    best = max(map(mean_of, parameters))
-    lost = []
-    for _ in range(rounds):
-        arm = uniform.randrange(len(parameters)) if broken else bandit.select()
-        tokens = 1
-        while tokens <= LONGEST and uniform.random() < parameters[arm]:
-            tokens += 1
-        bandit.update(arm, tokens, 1.0) if not broken else None
-        lost.append((best - mean_of(parameters[arm])) / best)
-    return np.cumsum(lost)
-
-
-def growth(curves: list[np.ndarray]) -> float:
-    """Regret gained from a tenth of the rounds on, over that gained in the first tenth."""
-    mean = np.mean(curves, axis=0)
-    first = mean[len(mean) // 10]
-    return float((mean[-1] - first) / first)
-
-
-def test_regret_of_ucbspec_grows_like_a_logarithm_and_stays_below_its_order() -> None:
-    rounds = 20_000
-    curves = [simulate(UCBSpec(3, LONGEST), rounds, seed) for seed in range(3)]
-    # linear would be 9, a logarithm log(20000)/log(2000) − 1 = 0.3
-    assert growth(curves) < 1
-    means = [mean_of(p) for p in PARAMETERS]
-    # Σ Δ_i n_i / μ* with the n_i at which 2 cr_i = Δ_i
-    inside = 1 + 2 * math.log(3 * rounds**2.5 / 0.05)
-    most = hardness(means) * LONGEST**2 * inside + 2 * len(means)
-    assert max(curve[-1] for curve in curves) < most
-
-
-def test_a_rule_that_learns_nothing_has_linear_regret() -> None:
-    curve = simulate(UCBSpec(3, LONGEST), 20_000, seed=0, broken=True)
-    assert growth([curve]) == pytest.approx(9, abs=0.5)
-    means = [mean_of(p) for p in PARAMETERS]
-    assert curve[-1] > 10 * ucb_bound(means, LONGEST, np.array([50_000]))[0]
