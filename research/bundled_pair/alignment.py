@@ -5,13 +5,14 @@ its N generated positions, whether the draft's best token is the target's, how c
 was, and the distance of the two distributions. No speculative round is run.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+from specdec_core.training.heads.metrics import auc
 
 
 @dataclass(frozen=True)
@@ -51,19 +52,6 @@ class Alignment:
     def as_dict(self) -> dict[str, float]:
         """The measures by name, as metrics are logged."""
         return asdict(self)
-
-
-def auc(scores: torch.Tensor, positive: torch.Tensor) -> float:
-    """Probability that a positive scores above a negative, ties counting half (Mann-Whitney U).
-
-    `scores` [n] and `positive` [n] (bool). NaN when either class is empty.
-    """
-    from scipy.stats import mannwhitneyu  # takes a second to import
-
-    above, below = scores[positive].cpu().numpy(), scores[~positive].cpu().numpy()
-    if not above.size or not below.size:
-        return math.nan
-    return float(mannwhitneyu(above, below).statistic) / (above.size * below.size)
 
 
 @torch.no_grad()
@@ -132,8 +120,8 @@ def measure_alignment(target: Any, draft: Any, trajectories: Sequence[Trajectory
         disagreements=disagreements,
         agreement=1 - disagreements / positions,
         oracle_verification_rate=(disagreements + len(agreed)) / positions,
-        confidence_auc=auc(-torch.cat(confidence), rejected),
-        entropy_auc=auc(torch.cat(entropy), rejected),
+        confidence_auc=auc(-torch.cat(confidence).numpy(), rejected.numpy()),
+        entropy_auc=auc(torch.cat(entropy).numpy(), rejected.numpy()),
         mean_confidence=torch.cat(confidence).mean().item(),
         mean_entropy=torch.cat(entropy).mean().item(),
         kl=torch.cat(divergence).mean().item(),

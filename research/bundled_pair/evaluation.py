@@ -1,14 +1,12 @@
 """The exported pair, measured as it ships."""
 
 import copy
-import statistics
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import DynamicCache, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from research.bundled_pair.alignment import Trajectory, greedy_trajectories, measure_alignment
 from research.bundled_pair.corpus_rows import Rows
@@ -25,7 +23,7 @@ begins to repeat itself is the harder one."""
 def evaluate(
     settings: Settings, tokenizer: PreTrainedTokenizerFast, out: Path, report: Report
 ) -> dict[str, Any]:
-    """Held-out loss, alignment by prompt split, and forward times of the models in `out`.
+    """Held-out loss, and alignment by prompt split, of the models in `out`.
 
     Alignment is in float32 over the bundled prompts' greedy trajectories.
     """
@@ -33,7 +31,7 @@ def evaluate(
         name: load_weights(str(out / "weights" / name), torch.float32)
         for name in ("target", *settings.drafts)
     }
-    results = _held_out_losses(settings, tokenizer, models) | {"alignment": {}, "distinct": {}}
+    results = _held_out_losses(settings, tokenizer, models) | {"alignment": {}}
     for done, split in enumerate(stdlib.SPLITS, start=1):
         prompts = stdlib.resolve_prompts(split, tokenizer, path=out / "prompts.json")
         ids = [tokenizer(text)["input_ids"] for _, text in prompts]
@@ -46,10 +44,7 @@ def evaluate(
                 name: measure_alignment(models["target"], models[name], trajectories).as_dict()
                 for name in settings.drafts
             }
-        results["distinct"][split] = distinct_share(whole)
-        report("evaluate", done / 3, {})
-    results |= _forward_times(models)
-    report("evaluate", 1.0, {})
+        report("evaluate", done / len(stdlib.SPLITS), {})
     return results
 
 
@@ -75,45 +70,3 @@ def corpus_loss(model: Any, rows: torch.Tensor) -> float:
         logits = model(row[None, :-1], use_cache=False).logits[0].float()
         total += F.cross_entropy(logits, row[1:]).item()
     return total / len(rows)
-
-
-def distinct_share(trajectories: list[Trajectory], n: int = 4) -> float:
-    """Share of the generated n-grams that are distinct: how little the target repeats itself."""
-    grams = [
-        tuple(t.tokens[start : start + n].tolist())
-        for t in trajectories
-        for start in range(t.prompt_length, len(t.tokens) - n + 1)
-    ]
-    return len(set(grams)) / max(1, len(grams))
-
-
-def _forward_times(models: dict[str, Any]) -> dict[str, Any]:
-    """`forward_ms` by dtype, in milliseconds. Leaves the models in bfloat16."""
-    forward_ms = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        seconds = forward_seconds({name: model.to(dtype) for name, model in models.items()})
-        forward_ms[str(dtype).removeprefix("torch.")] = {n: 1000 * s for n, s in seconds.items()}
-    return {"forward_ms": forward_ms}
-
-
-@torch.inference_mode()
-def forward_seconds(
-    models: dict[str, Any], *, context: int = 192, turns: int = 30, turn: int = 8
-) -> dict[str, float]:
-    """Median seconds of a forward of one cached token on one thread, the models interleaved: `turn`
-    forwards of each in a row, as a draft runs them between two of the target's."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    prompt = torch.zeros(1, context, dtype=torch.long)
-    caches = {name: DynamicCache(config=model.config) for name, model in models.items()}
-    times: dict[str, list[float]] = {name: [] for name in models}
-    for name, model in models.items():
-        model(prompt, past_key_values=caches[name])
-    for _ in range(turns):
-        for name, model in models.items():
-            for _ in range(turn):
-                begun = time.perf_counter()
-                model(prompt[:, :1], past_key_values=caches[name])
-                times[name].append(time.perf_counter() - begun)
-    torch.set_num_threads(threads)
-    return {name: statistics.median(seconds) for name, seconds in times.items()}

@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from research.bundled_pair.alignment import auc, greedy_trajectories, measure_alignment
+from research.bundled_pair.alignment import greedy_trajectories, measure_alignment
 
 
 def tiny(seed: int) -> LlamaForCausalLM:
@@ -17,24 +17,6 @@ def tiny(seed: int) -> LlamaForCausalLM:
         initializer_range=0.5,
     )
     return LlamaForCausalLM(config).eval()
-
-
-def brute_force_auc(scores: list[float], positive: list[bool]) -> float:
-    pairs = [
-        0.5 if a == b else float(a > b)
-        for a, p in zip(scores, positive, strict=True)
-        if p
-        for b, n in zip(scores, positive, strict=True)
-        if not n
-    ]
-    return sum(pairs) / len(pairs)
-
-
-def test_auc_counts_ties_as_half():
-    scores = [0.1, 0.4, 0.4, 0.4, 0.9, 0.2]
-    positive = [False, True, False, False, True, True]
-    found = auc(torch.tensor(scores), torch.tensor(positive))
-    assert found == pytest.approx(brute_force_auc(scores, positive))
 
 
 def test_a_model_follows_itself_everywhere():
