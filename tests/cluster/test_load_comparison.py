@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cluster.load_comparison import Contestant, compare_servers
-from cluster.serving.server_process import Cores, StartableServer
+from cluster.serving.server_process import Cores, ServerProcess, StartableServer
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -20,6 +23,7 @@ from specdec_core.evidence.parts import Parts
 from specdec_core.measure.comparison import over
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
+from tests.load_result import records
 from tests.local_server import LocalServer, engine_server
 from tests.observers import Heard
 
@@ -140,6 +144,59 @@ def test_an_interrupted_comparison_goes_on_with_what_is_missing(
     with Parts.open(tmp_path, {"plan": 2}, LoadRecord) as other:
         assert other.times == []
     assert len(parts.times) == 4
+
+
+# It is ready, and ends at its first request.
+ENDS = """
+import os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def do_POST(self):
+        print("CudaError: no memory", flush=True)
+        os._exit(1)
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def test_the_race_goes_on_without_a_server_that_ends_in_it(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, parts: Parts[LoadRecord], tmp_path: Path
+) -> None:
+    turns, log, observer = Turns(tiny_pair, monkeypatch), tmp_path / "other.log", Heard()
+    command = [sys.executable, "-c", ENDS]
+    ending = Contestant(
+        LoadRow(name="other", group="vllm"),
+        lambda slots: ServerProcess("other", lambda port: [*command, str(port)], os.environ, log),
+        needed=False,
+    )
+    contestants = [turns.contestant("autoregressive", AUTOREGRESSIVE), ending]
+    requests = workload(tiny_pair)
+    plain, ended = compare_servers(PLAN, contestants, requests, Cores(), parts, observer)
+    reason = f"other: its server ended: CudaError: no memory (log: {log})"
+    assert observer.warnings == [f"without other: {reason}"]  # once
+    for load in PLAN.loads:
+        assert (plain.errors(load), ended.errors(load)) == (0, 8)
+        assert {r.error for run in ended.of(load) for r in run} == {reason}
+        assert np.isnan(over(ended, plain, load).value)
+
+
+def test_what_is_shown_to_be_slower_at_a_load_has_no_further_runs_there(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, parts: Parts[LoadRecord]
+) -> None:
+    turns = Turns(tiny_pair, monkeypatch)
+    names = ("autoregressive", "fast", "slow")
+    contestants = [turns.contestant(name, AUTOREGRESSIVE) for name in names]
+    made = {"autoregressive": 0.2, "fast": 0.1, "slow": 0.2}
+    for turn in range(2):
+        for each in contestants:
+            parts.keep(turn, each.row, records(made[each.row.name], 0.1, 1)[:4])
+    requests = workload(tiny_pair)
+    rows = compare_servers(PLAN, contestants, requests, Cores(), parts, leave=True)
+    assert [[len(row.of(load)) for load in PLAN.loads] for row in rows] == [[2, 2], [2, 2], [1, 1]]
+    _, fast, slow = rows
+    assert over(slow, fast, PLAN.loads[0]).high < 1  # over the turns that both had
 
 
 def test_one_process_at_a_time_measures_a_comparison(

@@ -1,0 +1,92 @@
+"""What a sweep of a server compares, and what it is started with after the race."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec_core.config import AUTOREGRESSIVE, Configuration, parse
+from specdec_core.evidence.load.result import LoadRow
+from specdec_core.evidence.server_choice import (
+    best_by_load,
+    best_of_all,
+    by_load,
+    express,
+    joined,
+)
+from specdec_core.search.load.workload import Load
+from specdec_core.servers.server import DraftFile, Models
+from tests.load_result import REQUESTS, load_row, records
+from tests.own_server import OwnServer
+
+MODELS = Models("org/target", {"small": DraftFile("org/small", "model")})
+LOADS = [Load(clients=n, requests=REQUESTS) for n in (1, 4)]
+SERVER = OwnServer()
+
+
+def chain(tokens: int) -> Configuration:
+    policy = {"kind": "fixed", "max_tokens": tokens}
+    return of({"kind": "draft_model", "draft": "small", "policy": policy})
+
+
+def of(drafter: dict[str, object]) -> Configuration:
+    return parse(Configuration, {"drafter": drafter}, "test")
+
+
+def row(name: str, alone: float, together: float) -> LoadRow:
+    """A row that takes so many seconds a token with 1 and with 4 clients."""
+    found = load_row(name, "own", 0.1, 0.01, autoregressive=name == "plain")
+    for clients, seconds in ((1, alone), (4, together)):
+        found.runs[str(clients)] = [records(seconds, seconds, clients) for _ in range(2)]
+    return found
+
+
+PLAIN = row("plain", 0.10, 0.20)
+LONG, SHORT = row("long", 0.05, 0.25), row("short", 0.07, 0.18)
+CONFIGURATIONS = {"plain": AUTOREGRESSIVE, "long": chain(6), "short": chain(2)}
+
+
+def test_configurations_become_modes_once_and_the_rest_is_named() -> None:
+    lookup = {"kind": "prompt_lookup", "min_ngram": 2}
+    asked = [
+        chain(3),
+        chain(3),
+        of(lookup),
+        of(lookup | {"occurrence": "earliest"}),
+        of({"kind": "suffix"}),
+        AUTOREGRESSIVE,
+    ]
+    found = express(SERVER, MODELS, asked)
+    assert [mode.settings["kind"] for mode in found.modes.values()] == [
+        "draft_model",
+        "prompt_lookup",
+    ]
+    assert [each.label for each in found.left_out] == ["suffix"]
+    assert all(mode.with_ours and mode.configuration for mode in found.modes.values())
+    modes = list(found.modes.values())
+    assert joined(modes[:1], modes) == modes
+
+
+def test_the_best_at_each_load_is_joined_in_a_table_of_lengths() -> None:
+    best = best_by_load([PLAIN, LONG, SHORT], LOADS)
+    assert [each.name for each in best.values()] == ["long", "short"]
+    table = by_load(SERVER, MODELS, best, CONFIGURATIONS)
+    assert table is not None
+    assert table.configuration is not None
+    drafter = table.configuration.drafter
+    assert [drafter.at(n) for n in (1, 2, 4, 9)] == [chain(k).drafter for k in (6, 2, 2, 2)]
+    same = dict.fromkeys(best, SHORT)
+    assert by_load(SERVER, MODELS, same, CONFIGURATIONS) is None
+
+
+def test_what_loses_to_no_speculation_at_a_load_is_no_champion() -> None:
+    assert best_of_all([PLAIN, LONG, SHORT], LOADS) is SHORT
+    assert best_of_all([PLAIN, LONG], LOADS) is PLAIN
+
+
+@pytest.mark.parametrize("load", ["1", "4"])
+def test_what_failed_a_request_is_no_champion(load: str) -> None:
+    failed = SHORT.model_copy(deep=True)
+    failed.runs[load][0][3].error = "the answer broke off"
+    assert best_of_all([PLAIN, failed], LOADS) is PLAIN
+    best = best_by_load([PLAIN, failed], LOADS)
+    assert {each.key: found.name for each, found in best.items()}[load] == "plain"
