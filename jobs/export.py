@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -12,22 +11,16 @@ from rich.markup import escape
 from typer import Option
 
 from jobs.choice import choose
-from jobs.console import console, deliver, interruptible, point, print_configuration, run
+from jobs.console import console, point, print_configuration, run
 from jobs.options import (
     Config,
     Hardware,
-    MaybeLimit,
-    Name,
     ProfileFile,
-    Repeats,
-    check_name,
     check_times,
-    sizes,
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import (
-    AUTOREGRESSIVE,
     Configuration,
     DrafterSettings,
     PairConfiguration,
@@ -37,7 +30,6 @@ from specdec_core.config import (
 if TYPE_CHECKING:
     from specdec_core.base.observer import Observer
     from specdec_core.cost import Profile
-    from specdec_core.evidence.scan import ScanResult
     from specdec_core.recordings.replay import Replay
     from specdec_core.search.nearest import Nearest
     from specdec_core.servers.server import Models, Server, WrittenFiles
@@ -83,29 +75,11 @@ def main(
     out: Annotated[
         Path | None, Option(help="Folder to write to; unset, one in the workspace.")
     ] = None,
-    check: Annotated[
-        bool,
-        Option(
-            "--check",
-            help="Instead: run the server (vllm or transformers) with each of its settings,"
-            " interleaved, on the recorded prompts, and compare the ranking by replay with the"
-            " measured one. Run it on an otherwise idle machine.",
-        ),
-    ] = False,
-    lengths: Annotated[
-        str, Option(help="With --check: candidates of a round to try, as 1,2,4.")
-    ] = "1,2,3,4,5,6,8,10",
-    limit: MaybeLimit = None,
-    repeats: Repeats = 2,
-    name: Name = None,
 ) -> None:
     """Write the champion, or another configuration, as the settings of the server that you run,
     with the command that starts it. A configuration that the server cannot express is replaced by
     the nearest settings by replay, with the speed that this is expected to cost."""
     check_times(hardware, profile)
-    if check:
-        _check(to, config, traces, hardware, profile, lengths, limit, repeats, name)
-        return
     if plugin and fastest:
         raise UserError("--plugin and --fastest: a plug-in drafts by the configuration as it is")
     from specdec_core.search.nearest import counterpart_or_nearest, rank
@@ -133,7 +107,7 @@ def main(
     else:
         if fastest:
             from dashboards.outputs.console import table
-            from dashboards.reports.scan import ranking
+            from dashboards.reports.ranking import ranking
 
             ranked = find(partial(rank, server, models), "--fastest is found by replay")
             console.print(table(ranking(ranked[:SHOWN])))
@@ -149,62 +123,6 @@ def main(
             console.print(f"{server.title} was not run with this: it follows the documentation")
         written = server.written(counterpart, models)
     _deliver(server, written, version, out or workspace() / "export" / f"{pair.name}-{to}")
-
-
-def _check(
-    to: str,
-    config: Path | None,
-    traces: str | None,
-    hardware: Path | None,
-    profile: Path | None,
-    lengths: str,
-    limit: int | None,
-    repeats: int,
-    name: str | None,
-) -> None:
-    """Time a server's settings, and report the regret of the ranking by replay."""
-    check_name(name)
-    from specdec_core.servers.table import server_of
-
-    server, wanted = server_of(to, stage="bench"), sizes(lengths, "--lengths")
-    spec = choose(config)[0].pair
-    folder = workspace() / "scans" / (name or f"{spec.name}-{to}-{datetime.now():%Y%m%d-%H%M%S}")
-    if folder.exists():
-        raise UserError(f"{folder} exists: give another --name")
-    from dashboards.reports.scan import report
-    from specdec_core.evidence.scan import run_scan
-    from specdec_core.models.pair import load_pair
-    from specdec_core.search.nearest import rank
-    from specdec_core.servers.model_files import models_of
-
-    def scan(replay: Replay, times: Profile, progress: Observer) -> ScanResult:
-        if not replay.header.sampling.greedy:
-            raise UserError(
-                f"{replay.recording.folder}: was sampled, and --check decodes greedily; record the"
-                " prompts at temperature 0"
-            )
-        progress.stage(f"loading {spec.name}")
-        pair = load_pair(spec)
-        models = models_of(spec, server.heads, dtype=pair.target.dtype)
-        ranked = rank(server, models, replay, times, progress)
-        return run_scan(
-            folder.name,
-            server,
-            models,
-            pair,
-            replay,
-            times,
-            ranked,
-            wanted,
-            limit,
-            repeats,
-            progress,
-        )
-
-    with interruptible("nothing was written"):
-        why = "--check compares a ranking by replay"
-        result = by_replay(scan, why, spec, AUTOREGRESSIVE, traces, hardware, profile)
-    deliver(report(result), folder, "scan", [result.save(folder)])
 
 
 def _priced(

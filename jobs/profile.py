@@ -43,7 +43,7 @@ def main(
 ) -> None:
     """Time forwards of 1, 2, 3, … tokens of every model at several contexts and batch sizes, fit
     the times, and write the fit as JSON. With vLLM, whole steps are timed, which verify the tokens
-    of all rows. `specdec export` and `specdec export --check` rank by such a profile."""
+    of all rows. `specdec export` ranks by such a profile."""
     spec, settings = PairSpec(), {}
     if config is not None:
         from specdec_core.search.plan import load_plan

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from research.scan.study import startable
 from specdec_core.config import Configuration, parse
-from specdec_core.evidence.scan import startable
 from specdec_core.search.results import Trial
 from specdec_core.servers.server import Models
 from specdec_core.servers.table import SERVERS

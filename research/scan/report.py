@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pandas as pd
 
 from dashboards import cells
+from dashboards.reports.ranking import SETTING
 from dashboards.sections import Report, ReportOrigin, Section
-from specdec_core.config import distinct_labels
-from specdec_core.evidence.scan import ScanResult
-from specdec_core.search.results import METRIC, Trial
+from research.scan.study import ScanResult
 
-SETTING = {"setting": cells.text("setting"), "expected": cells.number("expected", ".2f×")}
-RANKED = {**SETTING, "tokens a round": cells.number("mat", ".2f")}
 TIMED = {
     **SETTING,
     "measured": cells.ratio("speedup", "low", "high"),
@@ -23,27 +18,13 @@ TIMED = {
 }
 
 
-def ranking(trials: Sequence[Trial]) -> Section:
-    """What a server can be told, the fastest by replay first."""
-    names = distinct_labels(trial.configuration for trial in trials)
-    rows = [
-        {
-            "setting": names[trial.id],
-            "expected": trial.metrics[METRIC],
-            "mat": trial.counts["n"] / max(trial.counts["n_target"], 1),
-        }
-        for trial in trials
-    ]
-    return Section(key="ranking", shown=cells.table(rows, RANKED))
-
-
 def report(result: ScanResult) -> Report:
     """Expected and measured speed, and what the ranking's choice costs."""
     best = result.scanned.index(result.best)
     against = result.over(result.first, result.best)
     frame = _frame(result)
     return Report(
-        command="export --check",
+        command="lab scan",
         title=f"{result.server} with {result.pair.name}: settings ranked and timed",
         origin=ReportOrigin(
             name=result.name,

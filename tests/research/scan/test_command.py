@@ -1,4 +1,4 @@
-"""`specdec export --check` compares a ranking by replay with the program itself."""
+"""`specdec lab scan` compares a ranking by replay with the program itself."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs import export
+from research.scan import __main__ as scan
+from research.scan.study import ScanResult
 from specdec_core.config import AUTOREGRESSIVE, PairConfiguration, Sampling
-from specdec_core.evidence.scan import ScanResult
 from specdec_core.models.pair import Pair
 from tests.commands import Command, assert_refused, prompts_file
 from tests.jobs.conftest import record_prompts
@@ -39,7 +39,7 @@ def test_a_ranking_is_held_against_transformers(
         "1",
     ]
     told = ["--to", "transformers", *of_pair(tiny_pair, tmp_path), *options, "--name", "one"]
-    done = command(export.main, tmp_path, "--check", *told)
+    done = command(scan.main, tmp_path, *told)
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "scans" / "one"
     result = ScanResult.model_validate_json((folder / "scan.json").read_text())
@@ -71,9 +71,9 @@ def test_a_sampled_recording_ranks_nothing_that_is_timed_greedily(
     drawn = Sampling(temperature=1.0, coupling="gumbel")
     record_prompts(tiny_pair, tmp_path / "sums.jsonl", tmp_path / "traces" / "drawn", 8, drawn)
     options = ["--to", "transformers", "--hardware", tmp_path / "h.yaml"]
-    done = command(export.main, tmp_path, "--check", *options, *of_pair(tiny_pair, tmp_path))
+    done = command(scan.main, tmp_path, *options, *of_pair(tiny_pair, tmp_path))
     assert done.returncode == 2
-    assert "was sampled, and --check decodes greedily" in done.stderr
+    assert "was sampled, and a scan decodes greedily" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,6 @@ def test_a_sampled_recording_ranks_nothing_that_is_timed_greedily(
 def test_what_cannot_be_scanned_is_one_line(
     command: Command, tiny_pair: Pair, tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
-    done = command(export.main, tmp_path, "--check", *options, *of_pair(tiny_pair, tmp_path))
+    done = command(scan.main, tmp_path, *options, *of_pair(tiny_pair, tmp_path))
     assert_refused(done, message)
     assert not (tmp_path / "scans").exists()

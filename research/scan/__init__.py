@@ -1,0 +1,1 @@
+"""A ranking by replay compared with the server itself."""
