@@ -6,6 +6,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from research.bundled_pair import corpus
 from research.bundled_pair.settings import Settings
 from specdec_core.base.files import atomic_folder
 from specdec_core.models.loading import load_tokenizer
@@ -21,16 +22,16 @@ def train_tokenizer(settings: Settings, work: Path) -> PreTrainedTokenizerFast:
         bpe.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=settings.vocabulary,
-            special_tokens=[stdlib.END_OF_TEXT],
+            special_tokens=[corpus.END_OF_TEXT],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        bpe.train_from_iterator(stdlib.texts("seen", settings.modules), trainer)
+        bpe.train_from_iterator(corpus.texts("seen", settings.modules), trainer)
         tokenizer = PreTrainedTokenizerFast(
             tokenizer_object=bpe,
-            bos_token=stdlib.END_OF_TEXT,
-            eos_token=stdlib.END_OF_TEXT,
-            pad_token=stdlib.END_OF_TEXT,
+            bos_token=corpus.END_OF_TEXT,
+            eos_token=corpus.END_OF_TEXT,
+            pad_token=corpus.END_OF_TEXT,
             model_max_length=settings.context,
             clean_up_tokenization_spaces=False,
         )

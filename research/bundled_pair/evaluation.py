@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedTokenizerFast
 
+from research.bundled_pair import corpus
 from research.bundled_pair.alignment import Trajectory, greedy_trajectories, measure_alignment
 from research.bundled_pair.corpus_rows import Rows
 from research.bundled_pair.optimisation import Report
@@ -51,7 +52,7 @@ def evaluate(
 def _held_out_losses(
     settings: Settings, tokenizer: PreTrainedTokenizerFast, models: dict[str, Any]
 ) -> dict[str, Any]:
-    documents = stdlib.encode_documents(tokenizer, stdlib.texts("held_out", settings.modules))
+    documents = corpus.encode_documents(tokenizer, corpus.texts("held_out", settings.modules))
     count = min(96, sum(map(len, documents)) // settings.row_tokens)
     rows = Rows(documents, settings.row_tokens, settings.seed).batch(0, count)
     losses = {name: corpus_loss(model, rows) for name, model in models.items()}

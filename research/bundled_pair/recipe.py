@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from research.bundled_pair import corpus
 from research.bundled_pair.corpus_rows import train_tokenizer
 from research.bundled_pair.distillation import distil
 from research.bundled_pair.evaluation import evaluate
@@ -78,8 +79,8 @@ def export(settings: Settings, work: Path, tokenizer: PreTrainedTokenizerFast, o
     references = []
     for split in stdlib.SPLITS:
         count = {"held_out": settings.held_out_prompts, "seen": settings.seen_prompts}[split]
-        references += stdlib.choose_references(split, tokenizer, count, modules=settings.modules)
-    stdlib.save_references(references, out / "prompts.json")
+        references += corpus.choose_references(split, tokenizer, count, modules=settings.modules)
+    corpus.save_references(references, out / "prompts.json")
 
 
 def facts(settings: Settings, work: Path, out: Path) -> dict[str, Any]:

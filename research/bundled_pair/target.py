@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from research.bundled_pair import corpus
 from research.bundled_pair.corpus_rows import Rows
 from research.bundled_pair.optimisation import (
     Optimiser,
@@ -18,7 +19,6 @@ from research.bundled_pair.optimisation import (
     train,
 )
 from research.bundled_pair.settings import Settings
-from specdec_core.prompts import stdlib
 
 
 def train_target(
@@ -29,7 +29,7 @@ def train_target(
         return
     torch.manual_seed(settings.seed)
     model = build(settings.target, settings, tokenizer.eos_token_id)
-    documents = stdlib.encode_documents(tokenizer, stdlib.texts("seen", settings.modules))
+    documents = corpus.encode_documents(tokenizer, corpus.texts("seen", settings.modules))
     rows = Rows(documents, settings.row_tokens + 1, settings.seed)
 
     def loss(tokens: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from research.bundled_pair import corpus
 from research.bundled_pair.corpus_rows import Rows, definition_prefixes
 from research.bundled_pair.optimisation import Report, build, save
 from research.bundled_pair.settings import Settings
-from specdec_core.prompts import stdlib
 
 
 @dataclass
@@ -115,7 +115,7 @@ class TeacherText:
     ) -> None:
         self.settings, self.work = settings, work
         length = settings.text_row_tokens
-        documents = stdlib.encode_documents(tokenizer, stdlib.texts("seen", settings.modules))
+        documents = corpus.encode_documents(tokenizer, corpus.texts("seen", settings.modules))
         self.prefix_rows = Rows(documents, length, settings.seed + 1)
         self.corpus_rows = Rows(documents, length, settings.seed + 3)
         self.definitions = definition_prefixes(settings, tokenizer)

@@ -9,8 +9,8 @@ import hashlib
 import json
 import sysconfig
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -21,9 +21,9 @@ from specdec_core.base.errors import UserError
 Split = Literal["held_out", "seen"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 
-END_OF_TEXT = "<|endoftext|>"
 PROMPTS_FILE = Path(__file__).parents[1] / "bundled" / "prompts.json"
 TRAINING_PROMPTS = 1024
+PER_MODULE = 4  # prompts that are drawn from a module
 
 # Tests read differently and are twice the size; the tables teach nothing but digits.
 _SKIPPED_FOLDERS = frozenset(
@@ -98,21 +98,6 @@ def module_source(module: str) -> str:
 def modules_of(split: Split, limit: int | None = None) -> list[str]:
     """Names of the modules of one split; the first `limit` of them for quick runs."""
     return [name for name in standard_library_modules() if split_of(name) == split][:limit]
-
-
-def texts(split: Split, limit: int | None = None) -> list[str]:
-    """Sources of the modules of one split, empty ones left out."""
-    sources = (module_source(module) for module in modules_of(split, limit))
-    return [source for source in sources if source.strip()]
-
-
-def encode_documents(tokenizer: Any, documents: Sequence[str]) -> list[list[int]]:
-    """Token ids of each document, each ended by the end-of-text token."""
-    end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
-    return [[*ids, end] for ids in tokenizer(list(documents), verbose=False)["input_ids"]]
-
-
-# --- prompts ----------------------------------------------------------------------------------
 
 
 def _definitions(
@@ -214,12 +199,11 @@ def draw_references(
     split: Split,
     tokenizer: Any,
     *,
-    per_module: int = 4,
     modules: int | None = None,
     without: Collection[str] = (),
 ) -> Iterator[tuple[PromptReference, str]]:
-    """References and their texts in a deterministic order: by hash, at most `per_module` from a
-    module, none from the modules `without`.
+    """References and their texts in a deterministic order: by hash, at most :data:`PER_MODULE` from
+    a module, none from the modules `without`.
 
     `modules` limits the draw to the first `modules` modules of the split.
     Only ASCII prompts that encode back to the same number of tokens are taken, so that a prompt's
@@ -235,19 +219,11 @@ def draw_references(
     candidates.sort(key=lambda item: item[0])
     taken: Counter[str] = Counter()
     for _, reference in candidates:
-        if taken[reference.module] < per_module:
+        if taken[reference.module] < PER_MODULE:
             prompt = resolve(reference, tokenizer)
             if prompt.isascii() and len(tokenizer(prompt)["input_ids"]) == reference.tokens:
                 taken[reference.module] += 1
                 yield reference, prompt
-
-
-def choose_references(
-    split: Split, tokenizer: Any, count: int, *, per_module: int = 4, modules: int | None = None
-) -> list[PromptReference]:
-    """The first `count` references of :func:`draw_references`."""
-    drawn = draw_references(split, tokenizer, per_module=per_module, modules=modules)
-    return [reference for reference, _ in islice(drawn, count)]
 
 
 def training_prompts(tokenizer: Any, count: int = TRAINING_PROMPTS) -> Iterator[tuple[str, str]]:
@@ -257,9 +233,3 @@ def training_prompts(tokenizer: Any, count: int = TRAINING_PROMPTS) -> Iterator[
     used = {reference.module for reference in load_references("seen")}
     for reference, prompt in islice(draw_references("seen", tokenizer, without=used), count):
         yield reference.id, prompt
-
-
-def save_references(references: Sequence[PromptReference], path: Path = PROMPTS_FILE) -> None:
-    """Write references as JSON, one per line so that a change reads well in a diff."""
-    rows = ",\n".join(json.dumps(asdict(reference)) for reference in references)
-    path.write_text(f"[\n{rows}\n]\n", encoding="utf-8")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from research.bundled_pair import corpus as made
 from research.bundled_pair.alignment import greedy_trajectories, measure_alignment
 from specdec_core.base import bundled
 from specdec_core.base.bundled import PAIR, bundled_path
@@ -115,7 +116,7 @@ def test_training_prompts_come_from_modules_that_no_other_prompt_comes_from(toke
 
 def test_the_drawing_of_the_bundled_prompts_can_be_repeated(tokenizer):
     committed = {r.id for r in corpus.load_references("held_out")}
-    drawn = {r.id for r in corpus.choose_references("held_out", tokenizer, len(committed))}
+    drawn = {r.id for r in made.choose_references("held_out", tokenizer, len(committed))}
     # Another interpreter has other modules; most are the same.
     assert len(committed & drawn) > 0.5 * len(committed)
 
@@ -127,7 +128,7 @@ def test_missing_reference_is_one_clear_line_or_reported(tokenizer, tmp_path):
         corpus.PromptReference("json.decoder", "no_such_function", 64, "seen"),
         corpus.PromptReference("no_such_module", "f", 64, "seen"),
     ]
-    corpus.save_references(rows, path)
+    made.save_references(rows, path)
     with pytest.raises(UserError, match="has no 'no_such_function' here"):
         corpus.resolve_prompts("seen", tokenizer, path=path)
     skipped: list[str] = []
