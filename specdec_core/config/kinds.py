@@ -54,13 +54,13 @@ POLICIES = {
     "by_batch": "specdec_core.drafting.policies.by_batch",
     "heuristic": "specdec_core.drafting.policies.heuristic",
     "confidence": "specdec_core.drafting.policies.confidence",
-    "svip": "specdec_core.drafting.policies.svip",
+    "svip": "specdec_core.drafting.policies.confidence",
     "confidence_product": "specdec_core.drafting.policies.confidence",
     "break_even": "specdec_core.drafting.policies.break_even",
     "dynamic_confidence": "specdec_core.drafting.policies.dynamic_confidence",
     "pre_cut": "specdec_core.drafting.policies.pre_cut",
-    "specdecpp": "specdec_core.drafting.policies.specdecpp",
-    "decision": "specdec_core.drafting.policies.decision",
+    "specdecpp": "specdec_core.drafting.policies.heads",
+    "decision": "specdec_core.drafting.policies.heads",
     "oracle": "specdec_core.drafting.policies.oracle",
 }
 OWN_KINDS = "SPECDEC_KINDS"

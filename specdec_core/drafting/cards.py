@@ -22,11 +22,8 @@ def find_folder(name: str, place: str, card: str) -> Path:
 
 
 def read_card(kind: type[C], file: Path, name: str, noun: str, made: str) -> C:
-    """The card of the `noun` called `name`.
-
-    Raises:
-        UserError: it cannot be read, or there is none; the error then has `made`, how to make one.
-    """
+    """The card of the `noun` called `name`. Raises :class:`UserError` where it cannot be read, or
+    there is none; the error then has `made`, how to make one."""
     try:
         return parse_json(kind, file.read_bytes(), f"{file}: not a {noun}'s card")
     except OSError:

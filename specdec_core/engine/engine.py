@@ -68,10 +68,8 @@ class Engine:
     Models and caches survive a change of configuration (:meth:`configure`). `open_link` connects to
     an asynchronous draft, where there is one; it is called once, when first needed. `limits` are
     the scheduler's; unset, those of `slots` alone. `max_length` is the most tokens of a request,
-    prompt and output, that the pair and the whole cache hold.
-
-    Raises:
-        UserError: the cache has no room for any request.
+    prompt and output, that the pair and the whole cache hold. Raises :class:`UserError` where the
+    cache has no room for any request.
     """
 
     elsewhere = False  # whether it runs in another process

@@ -25,12 +25,9 @@ def draft_vocabulary(
     tensors: Mapping[str, Tensor], size: int, whole: int, name: str
 ) -> dict[str, Tensor]:
     """`d2t` and `t2d` of a draft's tensors, made where they can be inferred: offsets of its `size`
-    tokens, and which of the target's `whole` vocabulary they are.
-
-    Raises:
-        UserError: the offsets are missing, lead to no increasing tokens of the target's, or
-            disagree with the mask.
-    """
+    tokens, and which of the target's `whole` vocabulary they are. Raises :class:`UserError` where
+    the offsets are missing, lead to no increasing tokens of the target's, or disagree with the
+    mask."""
     d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
     if d2t is None:
         if size != whole:

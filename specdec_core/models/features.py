@@ -16,10 +16,8 @@ class LayerInputs:
     """The inputs of some layers of a model in its last forward.
 
     Number i of `layers` is the input of decoder layer i; the number of layers is the output of the
-    last one as the output layer reads it, normalised.
-
-    Raises:
-        UserError: there is no such layer, or the model's layers cannot be found.
+    last one as the output layer reads it, normalised. Raises :class:`UserError` where there is no
+    such layer, or the model's layers cannot be found.
     """
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:

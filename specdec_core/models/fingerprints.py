@@ -40,10 +40,8 @@ def fingerprint(model_name: str) -> str:
     evenly over each file. So training, noise, quantisation or another architecture change it
     whatever the size, but an edit of a large model outside the sampled blocks does not. The
     folder's place, the tokenizer and the data type that the model is loaded in do not change it.
-    The same tensors in different files (sharded differently) give a different fingerprint.
-
-    Raises:
-        UserError: the weights or the configuration are not on this machine.
+    The same tensors in different files (sharded differently) give a different fingerprint. Raises
+    :class:`UserError` where the weights or the configuration are not on this machine.
     """
     folder = model_folder(model_name)
     digest = hashlib.sha256(_configuration(model_name, folder))

@@ -29,11 +29,9 @@ _FAULTS = (OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError, A
 def unpacked(file: Path, name: str) -> Path:
     """The folder with the model, its tokenizer and its chat template that `file` holds; errors name
     `name`. Quantised weights become bfloat16, weights of other types keep their type. A missing
-    folder is made, by one process at a time, and kept by the file's contents.
-
-    Raises:
-        UserError: the file is missing, damaged or of a kind that transformers does not read.
-    """
+    folder is made, by one process at a time, and kept by the file's contents. Raises
+    :class:`UserError` where the file is missing, damaged or of a kind that transformers does not
+    read."""
     if not file.is_file():
         raise UserError(f"{name}: no such file")
     folder = kept_folder("models") / f"{file.stem}-{_digest(file)}"

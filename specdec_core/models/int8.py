@@ -34,11 +34,8 @@ def packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpacked(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """The tensors that :func:`packed` had, its matrices in float32.
-
-    Raises:
-        UserError: a scale is missing or has another shape.
-    """
+    """The tensors that :func:`packed` had, its matrices in float32. Raises :class:`UserError` where
+    a scale is missing or has another shape."""
     whole: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         if key.endswith(_SCALE):

@@ -40,11 +40,8 @@ def load_weights(
     name: str, dtype: torch.dtype | str, factory: Any = AutoModelForCausalLM, **options: Any
 ) -> PreTrainedModel:
     """A model with its weights, in evaluation mode; for the arguments see :func:`read_model`.
-
-    Raises:
-        UserError: it is of a format that this engine does not run, or its weights cannot be read
-            or do not fit its configuration.
-    """
+    Raises :class:`UserError` where it is of a format that this engine does not run, or its weights
+    cannot be read or do not fit its configuration."""
     check_format(load_config(name), name)
     model: PreTrainedModel = read_model(factory, located(name), name, dtype=dtype, **options)
     return model

@@ -22,10 +22,8 @@ def located(name: str) -> str:
 
     `name` is a folder or hub id, `bundled:…`, a GGUF file (`model.gguf`, or `repository#model.gguf`
     on the hub), or `package:…`, an installed Python package with one GGUF file. A GGUF file is
-    unpacked at its first use.
-
-    Raises:
-        UserError: there is no such file, or it cannot be unpacked.
+    unpacked at its first use. Raises :class:`UserError` where there is no such file, or it cannot
+    be unpacked.
     """
     if name.startswith(_PACKAGE):
         return str(unpacked(_packaged(name), name))

@@ -69,11 +69,8 @@ class Pair:
     pooled: bool | None = None  # see EagerRunner
 
     def draft_name(self, name: str | None) -> str:
-        """The name of a draft of the pair; of its first one for None.
-
-        Raises:
-            UserError: there is no such draft.
-        """
+        """The name of a draft of the pair; of its first one for None. Raises :class:`UserError`
+        where there is no such draft."""
         if name is None:
             if not self.drafts:
                 raise UserError("the configuration needs a draft model, but the pair has none")
@@ -105,11 +102,8 @@ class Pair:
     ) -> ModelRunner:
         """A runner with its own cache, for the draft of that name, or the target for None. A head
         drafts from the rows of `target`. A row holds `max_length` tokens, by default as many as the
-        pair. A pooled cache has memory for `cache_tokens` tokens, by default for all rows.
-
-        Raises:
-            UserError: a head without a target in this process.
-        """
+        pair. A pooled cache has memory for `cache_tokens` tokens, by default for all rows. Raises
+        :class:`UserError` for a head without a target in this process."""
         size = self.target.config.get_text_config(decoder=True).vocab_size
         length = self.max_length if max_length is None else max_length
         compiled = self.spec.runner.compile
@@ -217,11 +211,8 @@ def check_pair(spec: PairSpec, served: bool = False) -> PreTrainedTokenizerBase:
     """Check, from configurations and tokenizers alone, that the models exist, can be served and
     share one vocabulary. Warns of unsupported settings of the target's checkpoint, and of drafts
     with fewer positions. If another server runs the target (`served`), its architecture is not
-    checked. Returns the target's tokenizer.
-
-    Raises:
-        UserError: what is wrong with which model, in one line.
-    """
+    checked. Returns the target's tokenizer. Raises :class:`UserError`, which says what is wrong
+    with which model."""
     others = []  # models with a tokenizer of their own: a reduced draft has its target's
     for name in (spec.target, *spec.drafts.values()):
         check_method(name)

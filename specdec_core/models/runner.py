@@ -164,11 +164,8 @@ class ModelRunner(ABC):
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Output:
-        """Append the tokens of a batch, and predict what follows them.
-
-        Raises:
-            ValueError: a row cannot hold that many tokens.
-        """
+        """Append the tokens of a batch, and predict what follows them. Raises :class:`ValueError`
+        where a row cannot hold that many tokens."""
         start = perf_counter()
         output = self._forward(batch if self.known is None else _known(batch, self.known))
         self.seconds += perf_counter() - start
@@ -188,11 +185,8 @@ class ModelRunner(ABC):
 
     @abstractmethod
     def truncate(self, row: int, length: int) -> None:
-        """Forget all but the first `length` tokens of `row`.
-
-        Raises:
-            ValueError: the row holds fewer.
-        """
+        """Forget all but the first `length` tokens of `row`. Raises :class:`ValueError` where the
+        row holds fewer."""
 
     @abstractmethod
     def keep(self, row: int, start: int, kept: Sequence[int]) -> None:

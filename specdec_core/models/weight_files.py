@@ -36,11 +36,8 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
 def read_tensors(
     folder: Path, name: str, wanted: Callable[[str], bool] = lambda key: True
 ) -> dict[str, Tensor]:
-    """The tensors of a folder with the `wanted` names, on the CPU; no other is read.
-
-    Raises:
-        UserError: there are no weights, or a file of them is damaged.
-    """
+    """The tensors of a folder with the `wanted` names, on the CPU; no other is read. Raises
+    :class:`UserError` where there are no weights, or a file of them is damaged."""
     found: dict[str, Tensor] = {}
     for file in weight_files(name, folder):
         with reading(name, f"read {file.name}", file):

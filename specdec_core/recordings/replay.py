@@ -132,12 +132,9 @@ class Replay:
         return configuration.unsupported_reason(self.facts)
 
     def run(self, configuration: Configuration) -> ReplayedRounds:
-        """The rounds of decoding the recorded prompts one after the other.
-
-        Raises:
-            UserError: the configuration cannot be replayed (see :meth:`can`), or its head is
-                unknown.
-        """
+        """The rounds of decoding the recorded prompts one after the other. Raises
+        :class:`UserError` where the configuration cannot be replayed (see :meth:`can`), or its head
+        is unknown."""
         configuration = self.priced(configuration)
         if reason := self._unknown(configuration):
             raise UserError(
@@ -151,15 +148,12 @@ class Replay:
         return self._decode(configuration)
 
     def everywhere(self, configuration: Configuration) -> ReplayedRounds:
-        """A round from every position of the recorded outputs, as after rounds of other drafters
-        up to there; so from the first position, which follows none, the first round, without
+        """A round from every position of the recorded outputs, as after rounds of other drafters up
+        to there; so from the first position, which follows none, the first round, without
         candidates. This is known where the sequence alone decides what is drafted (autoregressive
         decoding, chains with a rule, static trees, lookups). The other drafters remember earlier
-        rounds; of theirs only the rounds of :meth:`run` are returned.
-
-        Raises:
-            UserError: as :meth:`run` does.
-        """
+        rounds; of theirs only the rounds of :meth:`run` are returned. Raises
+        :class:`UserError` as :meth:`run` does."""
         configuration = self.priced(configuration)
         drafter = configuration.drafter
         if configuration.id in self.decoded or self._unknown(configuration) is not None:

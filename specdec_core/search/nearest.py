@@ -91,11 +91,8 @@ def find_nearest(
     observer: Observer | None = None,
 ) -> Nearest:
     """The fastest by :func:`rank`. For a schedule, the nearest to its drafter for one request,
-    without drafting at the loads at which the schedule drafts nothing.
-
-    Raises:
-        UserError: the recording can replay none of them.
-    """
+    without drafting at the loads at which the schedule drafts nothing. Raises :class:`UserError`
+    where the recording can replay none of them."""
     drafter, sampling = configuration.drafter, replay.header.sampling
     wanted = drafter.at(1) if isinstance(drafter, ScheduleSettings) else drafter
     trials = rank(server, models, replay, profile, observer)
@@ -117,11 +114,8 @@ def rank(
     observer: Observer | None = None,
 ) -> list[Trial]:
     """All of :func:`expressible` that a recording can replay, the fastest by estimate first. The
-    profile's times may be the server's; drafts that are not in it are not ranked.
-
-    Raises:
-        UserError: the recording can replay none of them.
-    """
+    profile's times may be the server's; drafts that are not in it are not ranked. Raises
+    :class:`UserError` where the recording can replay none of them."""
     observer = observer or Observer()
     sampling = replay.header.sampling
     options = [Configuration(drafter=d, sampling=sampling) for d in expressible(server, models)]

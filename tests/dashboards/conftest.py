@@ -16,11 +16,10 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.heads.card import HeadCard, ReliabilityBin
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.drafting.heads.storage import save_head
-from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.confidence import ConfidenceSettings, SvipSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.heads import SpecDecPlusPlusSettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
-from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
-from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.measure.profiling import profile_pair

@@ -17,10 +17,13 @@ from dashboards.figures.sweep import accepted_lengths, speedups, time_per_token
 from specdec_core.config import Configuration
 from specdec_core.config.kinds import DRAFTERS, POLICIES
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.confidence import ConfidenceProductSettings, ConfidenceSettings
+from specdec_core.drafting.policies.confidence import (
+    ConfidenceProductSettings,
+    ConfidenceSettings,
+    SvipSettings,
+)
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.oracle import OracleSettings
-from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.tokens.statistics import Counts
 

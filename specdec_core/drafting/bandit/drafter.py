@@ -55,11 +55,8 @@ class BanditDrafter(ArmsDrafter):
 
 
 def build_bandit(settings: BanditSettings) -> Bandit:
-    """The bandit that `settings` describe, with the saved state that they name.
-
-    Raises:
-        UserError: there is no such state, or it is of another bandit.
-    """
+    """The bandit that `settings` describe, with the saved state that they name. Raises
+    :class:`UserError` where there is no such state, or it is of another bandit."""
     labels = distinct_labels(settings.arms)
     # What is learned outlives a cost that is measured anew, and another place of a head.
     arms_as_learned = [costless(arm) for arm in settings.arms]

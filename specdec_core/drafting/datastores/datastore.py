@@ -128,11 +128,8 @@ def resolve_datastore(name: str) -> Path:
 
 
 def open_datastore(name: str | Path, tokenizer: str | None = None) -> Datastore:
-    """The datastore of this name or folder. With `tokenizer` it must have that digest.
-
-    Raises:
-        UserError: there is none, its files are broken, or it is of another tokenizer.
-    """
+    """The datastore of this name or folder. With `tokenizer` it must have that digest. Raises
+    :class:`UserError` where there is none, its files are broken, or it is of another tokenizer."""
     folder = resolve_datastore(str(name))
     made = "`specdec datastore` builds one"
     card = read_card(DatastoreCard, folder / CARD, str(name), "datastore", made)

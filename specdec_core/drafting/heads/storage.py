@@ -50,11 +50,8 @@ def resolve_head(name: str) -> Path:
 
 
 def load_card(name: str | Path) -> HeadCard:
-    """The card of a head by name or folder.
-
-    Raises:
-        UserError: there is none, or it cannot be read.
-    """
+    """The card of a head by name or folder. Raises :class:`UserError` where there is none, or it
+    cannot be read."""
     file = resolve_head(str(name)) / CARD
     return read_card(HeadCard, file, str(name), "head", "`specdec train head` makes one")
 
@@ -84,12 +81,8 @@ def load_head(
     target_fingerprint: str,
     device: str = "cpu",
 ) -> LoadedHead:
-    """A trained head by name or folder, ready to predict on `device`.
-
-    Raises:
-        UserError: no such head, files that are broken or do not belong together, or a head that
-            was trained for another draft or target.
-    """
+    """A trained head by name or folder, ready to predict on `device`. Raises :class:`UserError`
+    for a head that is missing, has broken files, or was trained for another draft or target."""
     card = load_card(name)
     for role, fingerprint in (("draft", draft_fingerprint), ("target", target_fingerprint)):
         if card.pair.get(role) != fingerprint:

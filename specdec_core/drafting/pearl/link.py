@@ -9,11 +9,7 @@ from specdec_core.base.errors import UserError
 
 
 def no_link() -> Link:
-    """The link of an engine in a single process.
-
-    Raises:
-        UserError: always.
-    """
+    """The link of an engine in a single process. Always raises :class:`UserError`."""
     raise UserError(
         "drafter pearl drafts on a device of its own: say which, with --cluster and a placement"
     )

@@ -1,8 +1,9 @@
-"""Stop where the draft model is not confident: of a token, or of the draft as a whole."""
+"""Stop where the draft model is not confident: of a token, by its probability or the entropy, or of
+the draft as a whole."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -28,6 +29,30 @@ class ConfidencePolicy(Rule):
     """Stop after a token where the distribution peaks below the threshold."""
 
     reads = ("top_probability",)
+
+
+class SvipSettings(PolicySettings):
+    """Stop after a token where the draft distribution has √H > `threshold` (SVIP, Eq. 7; H in
+    nats)."""
+
+    kind: Literal["svip"] = "svip"
+    threshold: float = Field(default=0.8, ge=0)
+    max_tokens: MaxTokens = MOST_TOKENS
+
+    replayed: ClassVar = True
+
+    @property
+    def label(self) -> str:
+        return f"entropy {self.threshold:g}{self.up_to}"
+
+
+class SvipPolicy(Rule):
+    """Stop after a token where the distribution has √H > h (SVIP, Eq. 7)."""
+
+    reads = ("entropy",)
+
+    def stops(self, value: Any) -> Any:
+        return value > self.settings.threshold**2
 
 
 class ConfidenceProductSettings(PolicySettings):

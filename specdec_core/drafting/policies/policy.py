@@ -31,11 +31,7 @@ def build_policy(
     settings: PolicySettings, load_head: Callable[[str], LoadedHead], replayed: bool = False
 ) -> LengthPolicy:
     """The policy that decodes by `settings`, or is `replayed`; `load_head` finds a trained head by
-    its name.
-
-    Raises:
-        UserError: only a replay can follow it.
-    """
+    its name. Raises :class:`UserError` where only a replay can follow it."""
     if not (settings.decodes or replayed):
         raise UserError(
             f"policy.kind: {settings.kind} knows what the target will write, which only a replay of"
@@ -150,11 +146,8 @@ class Rule(LengthPolicy):
 
 
 class HeadRule(Rule):
-    """A rule that uses a trained head.
-
-    Raises:
-        UserError: the head is of a kind that this rule cannot use.
-    """
+    """A rule that uses a trained head. Raises :class:`UserError` where the head is of a kind that
+    this rule cannot use."""
 
     def __init__(self, settings: Any, head: LoadedHead) -> None:
         super().__init__(settings)

@@ -91,11 +91,8 @@ class QTable(BaseModel, extra="forbid"):
 
     @classmethod
     def load(cls, path: str | Path) -> QTable:
-        """Read what :meth:`save` wrote.
-
-        Raises:
-            UserError: there is no such file, or it is not a Q-table.
-        """
+        """Read what :meth:`save` wrote. Raises :class:`UserError` where there is no such file, or
+        it is not a Q-table."""
         try:
             return parse_json(cls, Path(path).read_bytes(), f"{path}: not a Q-table")
         except OSError as error:

@@ -197,11 +197,7 @@ def find_certificate(
     pair: PairSpec, configuration: Configuration, server: str | None = None
 ) -> Certificate | None:
     """The workspace's certificate of a configuration on these very weights, in the server of a key;
-    None where it has none.
-
-    Raises:
-        UserError: there is a file, but no certificate in it.
-    """
+    None where it has none. Raises :class:`UserError` where the file holds no certificate."""
     path = certificate_path(pair, configuration, server)
     if not path.exists():
         return None

@@ -80,11 +80,7 @@ class Packages:
     ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
         """The graph of that name, which takes its tensors in one list (and empties it). A graph
         that is not on disk is compiled from example `inputs`; `shapes` names the dimensions that
-        vary, as torch.export has them.
-
-        Raises:
-            CannotCompile: there is none.
-        """
+        vary, as torch.export has them. Raises :class:`CannotCompile` where there is none."""
         try:
             path = self._folder() / name
             if not path.is_dir():

@@ -29,11 +29,8 @@ def exported_head(
 ) -> Path:
     """The folder of a head with weights of this `fingerprint`, converted to a format and data type.
     Its verifier's name is the folder or hub id of the target, because other programs do not know
-    this project's names of models.
-
-    Raises:
-        UserError: the format has no place for it.
-    """
+    this project's names of models. Raises :class:`UserError` where the format has no place for
+    it."""
     place = target_config.name_or_path or read_card(name).target
     place = str(Path(place).resolve()) if Path(place).exists() else place
     facts = hashlib.sha256(f"{form} {place}".encode()).hexdigest()[:8]

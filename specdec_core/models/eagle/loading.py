@@ -99,11 +99,8 @@ def check_method(name: str) -> None:
 
 def head_folder(name: str) -> Path:
     """The folder of a head or model, by a name that :func:`located` takes; one on the hub is
-    downloaded where the hub's cache lacks it.
-
-    Raises:
-        UserError: there is no such folder, or it cannot be downloaded.
-    """
+    downloaded where the hub's cache lacks it. Raises :class:`UserError` where there is no such
+    folder, or it cannot be downloaded."""
     path = located(name)
     if Path(path).is_dir():
         return Path(path)
@@ -127,10 +124,8 @@ def head_positions(name: str) -> int:
 
 def read_card(name: str) -> EagleCard:
     """What a head's folder says of it besides its shape; little for a head of another project.
-
-    Raises:
-        UserError: there is no such folder or `config.json`, or the card is damaged.
-    """
+    Raises :class:`UserError` where there is no such folder or `config.json`, or the card is
+    damaged."""
     return speculators.read_card(read_config(head_folder(name), name), name)
 
 
@@ -183,11 +178,8 @@ def load_head(
 
 
 def _fill(head: AnyHead, tensors: dict[str, Tensor], dtype: torch.dtype, name: str) -> None:
-    """Give a head without weights the tensors of a file, in `dtype` where they are floats.
-
-    Raises:
-        UserError: tensors are missing, unknown, of other shapes or quantised.
-    """
+    """Give a head without weights the tensors of a file, in `dtype` where they are floats. Raises
+    :class:`UserError` where tensors are missing, unknown, of other shapes or quantised."""
     tensors = {key: value for key, value in tensors.items() if not key.endswith("inv_freq")}
     embedding = tensors.pop(_EMBEDDING, None)
     if isinstance(head, EagleHead):

@@ -27,11 +27,7 @@ from specdec_core.models.weight_files import WEIGHTS
 
 def exported_draft(name: str, target: str, dtype: torch.dtype) -> Path:
     """The folder of the draft of that name as a Llama with the tokenizer of its `target`, in a data
-    type.
-
-    Raises:
-        UserError: the draft is damaged or for another target.
-    """
+    type. Raises :class:`UserError` where the draft is damaged or for another target."""
     both = f"{fingerprint(name)}-{fingerprint(target)}"
     folder = kept_folder("drafts") / f"{both}-{str(dtype).removeprefix('torch.')}"
     if not folder.is_dir():

@@ -73,11 +73,8 @@ def load_reduced(
     dtype: torch.dtype,
 ) -> ReducedDraft:
     """The draft in `folder`, for the `target` of that name with the weights of this `fingerprint`;
-    on the CPU and in evaluation mode.
-
-    Raises:
-        UserError: it is damaged or for another target, or the target's embedding cannot be read.
-    """
+    on the CPU and in evaluation mode. Raises :class:`UserError` where it is damaged or for another
+    target, or the target's embedding cannot be read."""
     reduced = reduced_of(config, name)
     if reduced.target_fingerprint != fingerprint:
         raise UserError(

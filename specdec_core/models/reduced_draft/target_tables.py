@@ -21,10 +21,8 @@ def target_embedding(name: str) -> Tensor:
     """The embeddings of all tokens of the target of that name (vocabulary, width).
 
     A plain table in safetensors is read without the rest of the model. Otherwise the model is
-    loaded.
-
-    Raises:
-        UserError: the target's weights are not on this machine, or cannot be read.
+    loaded. Raises :class:`UserError` where the target's weights are not on this machine, or cannot
+    be read.
     """
     return _read(
         name,
@@ -36,11 +34,8 @@ def target_embedding(name: str) -> Tensor:
 
 def target_output(name: str) -> Tensor:
     """The matrix of that target's output layer (vocabulary, width), read like its embedding. The
-    caller knows that the logits are a product with it.
-
-    Raises:
-        UserError: the target's weights are not on this machine, or cannot be read.
-    """
+    caller knows that the logits are a product with it. Raises :class:`UserError` where the target's
+    weights are not on this machine, or cannot be read."""
 
     def layer(model: PreTrainedModel) -> Any:
         tied = model.config.get_text_config(decoder=True).tie_word_embeddings
@@ -51,11 +46,8 @@ def target_output(name: str) -> Tensor:
 
 def target_layers(name: str, numbers: Sequence[int]) -> list[dict[str, Tensor]]:
     """The tensors of that Llama-like target's decoder layers with these numbers, by their names
-    within a layer.
-
-    Raises:
-        UserError: the target has no such layers, or its weights cannot be read.
-    """
+    within a layer. Raises :class:`UserError` where the target has no such layers, or its weights
+    cannot be read."""
     prefixes = {number: f"model.layers.{number}." for number in numbers}
     starts = tuple(prefixes.values())
     found = read_tensors(model_folder(name), name, lambda key: key.startswith(starts))

@@ -23,8 +23,8 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.pearl.socket_link import SocketLink, serve
+from specdec_core.drafting.policies.confidence import SvipSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request

@@ -29,7 +29,7 @@ from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.hybrid import HybridSettings
-from specdec_core.drafting.policies.decision import DecisionSettings
+from specdec_core.drafting.policies.heads import DecisionSettings
 from specdec_core.drafting.retrieval import RetrievalSettings
 from specdec_core.drafting.states import save_state
 from specdec_core.evidence.certificate.certificate import (

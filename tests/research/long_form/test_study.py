@@ -18,7 +18,7 @@ from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
+from specdec_core.drafting.policies.heads import SpecDecPlusPlusSettings
 from specdec_core.engine import Request
 from specdec_core.models.pair import Pair
 from tests.conftest import save_random_head

@@ -10,9 +10,9 @@ import pytest
 from research.papers.decisions import immediate_costs, stopping_threshold
 from specdec_core.config import Configuration, PolicySettings, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.confidence import SvipSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
-from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts, Generation, Round, rounds_frame

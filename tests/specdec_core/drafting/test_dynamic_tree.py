@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from specdec_core.config import PolicySettings
 from specdec_core.drafting.dynamic_tree.drafter import rerank
 from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
+from specdec_core.drafting.policies.confidence import SvipSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.token_tree import ROOT

@@ -12,12 +12,12 @@ from specdec_core.config import Configuration
 from specdec_core.cost import ForwardKind, Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.hybrid import HybridSettings
-from specdec_core.drafting.policies.decision import DecisionSettings
+from specdec_core.drafting.policies.confidence import SvipSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.policies.heads import DecisionSettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.drafting.policies.pre_cut import PreCutSettings
-from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
 from specdec_core.measure.profiling import BATCHES, measure_policies, profile_pair
 

@@ -9,7 +9,7 @@ import pytest
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.specdecpp import SpecDecPlusPlusSettings
+from specdec_core.drafting.policies.heads import SpecDecPlusPlusSettings
 from specdec_core.drafting.states import save_state
 from specdec_core.drafting.trained import trained_digests
 from specdec_core.models.pair import Pair

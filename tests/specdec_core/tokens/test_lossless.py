@@ -18,8 +18,8 @@ from research.drift.toy_pair import VOCABULARY as VOCAB
 from research.drift.toy_pair import exact_distribution
 from specdec_core.config import Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.confidence import SvipSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.policies.svip import SvipSettings
 from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
 from specdec_core.models.pair import Pair
 from specdec_core.tokens import acceptance, topology

@@ -28,11 +28,8 @@ _SHARED = (
 
 def layer_values(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The values of :class:`EagleSettings` that a Llama configuration has, with transformers'
-    defaults for keys that it lacks.
-
-    Raises:
-        UserError: it is no Llama layer, more than one, quantised, or not a configuration.
-    """
+    defaults for keys that it lacks. Raises :class:`UserError` where it is no Llama layer, more than
+    one, quantised, or not a configuration."""
     check_plain(config, name)
     kind = config.get("model_type", "llama")
     if kind != "llama":

@@ -23,7 +23,7 @@ from specdec_core.drafting.drafter import Resources, SlotState
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
-from specdec_core.drafting.policies.decision import DecisionSettings
+from specdec_core.drafting.policies.heads import DecisionSettings
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
