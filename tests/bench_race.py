@@ -6,18 +6,17 @@ from datetime import UTC, datetime
 
 import pytest
 
-from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.engine import Engine
 from specdec_core.evidence.bench.race import EngineContestant, PeerContestant, race
 from specdec_core.evidence.bench.result import BenchResult
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
+from tests.configurations import CHAIN
 from tests.peers import peers_of
 
 NEW_TOKENS = 10
-CHAIN = Configuration(drafter=DraftModelSettings())
 CATEGORIES = ("writing", "qa", "math")
 
 

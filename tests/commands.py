@@ -39,7 +39,6 @@ def command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Command]:
     """Call a job's `main` as its program does, in the workspace `home`, with arguments."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("COLUMNS", "120")
 
@@ -65,11 +64,33 @@ def prompts_file(folder: Path, texts: Iterable[str], name: str = "prompts") -> P
     return path
 
 
-def config_file(folder: Path, spec: PairSpec, drafter: object = None) -> Path:
+def config_file(folder: Path, spec: PairSpec, drafter: object = None, name: str = "config") -> Path:
     """A file that `--config` takes: the pair, and a configuration with this drafter."""
-    path = folder / "config.yaml"
+    path = folder / f"{name}.yaml"
     content = {"pair": spec.model_dump(mode="json"), "configuration": {"drafter": drafter}}
     path.write_text(yaml.safe_dump(content))
+    return path
+
+
+# Of a sweep that is over soon.
+QUICK = {
+    "finalists": 1,
+    "repeats": 1,
+    "profile": {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 2},
+}
+
+
+def plan_file(folder: Path, name: str = "sweep", **plan: object) -> Path:
+    """A sweep file with this content."""
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(plan))
+    return path
+
+
+def hardware_file(folder: Path, target: float = 0.1, draft: float = 0.001) -> Path:
+    """A file that `--hardware` takes: what forwards cost on another machine, in seconds."""
+    path = folder / "hardware.json"
+    path.write_text(json.dumps({"name": "far away", "target": target, "drafts": {"*": draft}}))
     return path
 
 
@@ -102,6 +123,12 @@ def stopped(
         output = process.communicate(timeout=60)[0]
     assert process.returncode == (130 if how == signal.SIGINT else -how)
     return output
+
+
+def printed(done: Done) -> str:
+    """What a command that ended well printed, on one line."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    return " ".join(done.stdout.split())
 
 
 def assert_refused(done: Done, message: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import shutil
 import signal
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Coroutine, Iterator
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,8 @@ from tests.registered import empty_store, home, swept  # noqa: F401 (fixtures)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # xdist's processes have these from readline, and a console keeps the width that it is made with.
-for name in ("COLUMNS", "LINES"):
+# Tests have stores of their own.
+for name in ("COLUMNS", "LINES", "MLFLOW_TRACKING_URI"):
     os.environ.pop(name, None)
 
 torch.set_num_threads(1)  # the models are tiny; threads would only wait for each other
@@ -64,8 +67,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest file first, so that at the end no process waits for another."""
+    """The longest file first, so that at the end no process waits for another. A test that is a
+    coroutine runs in an event loop of its own, for five minutes at most, or half an hour."""
     items.sort(key=lambda item: item.path.name != "test_lossless.py")
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            item.obj = _completed(item.obj, 1800 if item.get_closest_marker("long") else 300)
+
+
+def _completed(test: Callable[..., Coroutine[Any, Any, None]], seconds: float) -> Any:
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(**fixtures), seconds))
+
+    return run
 
 
 @cache
@@ -116,16 +131,17 @@ def chat_tokenizer(template: Any = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
 
 
 def save_random_head(
-    pair: Pair, kind: HeadKind, folder: Path, seed: int = 0, draft: str = "draft"
+    pair: Pair, kind: HeadKind, folder: Path, seed: int = 0, draft: str = "draft", **more: Any
 ) -> None:
-    """A head with random weights for a draft of the pair."""
+    """A head with random weights for a draft of the pair, and with `more` on its card."""
     hidden, own = pair.drafts[draft].config.hidden_size, pair.fingerprints
-    card = HeadCard(
-        kind=kind, draft=draft, depth=1, width=8, hidden_size=hidden, top_k=10, w_acc=1,
-        w_rej=1, sampling=Sampling(), pair={"target": own["target"], "draft": own[draft]},
-    )  # fmt: skip
+    card = HeadCard(**{
+        "kind": kind, "draft": draft, "depth": 1, "width": 8, "hidden_size": hidden, "top_k": 10,
+        "w_acc": 1, "w_rej": 1, "sampling": Sampling(),
+        "pair": {"target": own["target"], "draft": own[draft]}, **more,
+    })  # fmt: skip
     torch.manual_seed(seed)
-    save_head(build_head(kind, hidden, 10, depth=1, width=8), card, folder)
+    save_head(build_head(kind, hidden, 10, depth=card.depth, width=8), card, folder)
 
 
 def tiny_llama(seed: int, hidden: int, layers: int, vocab: int) -> LlamaForCausalLM:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.config import AUTOREGRESSIVE, PairSpec, RunnerSettings
 from specdec_core.evidence.load.requests import LoadRecord
 from specdec_core.evidence.load.result import LoadResult, LoadRow
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.load.workload import Load, Slo
+from tests.configurations import CHAIN
 
 TOKENS, REQUESTS = 11, 8
-CHAIN = Configuration(drafter=DraftModelSettings())
 
 
 def records(ttft: float, tpot: float, clients: int) -> list[LoadRecord]:

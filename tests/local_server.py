@@ -69,6 +69,11 @@ class LocalServer:
         self.thread.join()
 
 
+def server_of(service: Service) -> LocalServer:
+    """The service behind our HTTP application."""
+    return LocalServer(lambda: build_app(service))
+
+
 def engine_server(
     pair: Pair, configuration: Configuration, slots: int, queue: int = 128
 ) -> LocalServer:

@@ -13,13 +13,12 @@ from dashboards.store import connect, experiment_id_of
 from dashboards.tracking.registry import SOURCE, appoint
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.cost import Hardware
-from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.tokens.statistics import Counts
+from tests.configurations import SUFFIX
 
 SWEEP = "two"
-SUFFIX = Configuration(drafter=SuffixSettings())
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +32,6 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def home(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A workspace with an empty MLflow store."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     (tmp_path / "mlflow.db").write_bytes(empty_store.read_bytes())
     return tmp_path
@@ -55,19 +53,11 @@ def appointed(spec: PairSpec, configuration: Configuration) -> None:
 @pytest.fixture
 def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A workspace with a sweep of two configurations, autoregressive decoding and `SUFFIX`."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     profile = Hardware(name="made up", target=0.01, drafts={"*": 0.001}).profile(["small"])
-    counts = Counts(
-        1,
-        n=64,
-        n_draft=0,
-        n_target=64,
-        n_discarded=0,
-        n_drafted=0,
-        n_accepted=0,
-        n_target_tokens=64,
-    )
+    forwards = {"n": 64, "n_target": 64, "n_target_tokens": 64}  # of the target alone
+    drafted = dict.fromkeys(("n_draft", "n_discarded", "n_drafted", "n_accepted"), 0)
+    counts = Counts(1, **forwards, **drafted)
     result = SweepResult(
         name=SWEEP, started="2026-11-21T09:00:00Z", max_new_tokens=64, profile=profile,
         pair=PairSpec(), prompts=PromptSet(source="s", count=1, digest="0"),
@@ -77,8 +67,10 @@ def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def runs_in(home: Path) -> tuple[MlflowClient, list[Run]]:
-    """A client of the workspace's store, and all runs in it."""
+def runs_in(home: Path) -> tuple[MlflowClient, list[Run], list[Run]]:
+    """A client of the workspace's store, all runs that have no parent, and the nested ones."""
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
     experiments = [e.experiment_id for e in client.search_experiments() if e.name != "Default"]
-    return client, client.search_runs(experiments)
+    runs = client.search_runs(experiments)
+    nested = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    return client, [run for run in runs if run not in nested], nested

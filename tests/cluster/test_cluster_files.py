@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from ray.runtime_env import RuntimeEnv
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.serving.scaling import Replicas
+from cluster.serving.server_process import free_port
 from jobs.cli import COMMANDS, command, studies, study
 from jobs.serve import Arguments
 from specdec_core.config import parse
@@ -136,9 +136,7 @@ def test_every_pod_uses_the_mlflow_server_which_alone_has_its_volume() -> None:
 def test_the_mlflow_server_answers_pods_and_keeps_its_store_on_its_volume(tmp_path: Path) -> None:
     pod = manifest("Deployment")["template"]["spec"]
     (container,) = pod["containers"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     own = {"--host=0.0.0.0": "--host=127.0.0.1", "--port=5000": f"--port={port}"}
     arguments = [
         own.get(argument, argument.replace("/mlflow/", f"{tmp_path}/"))

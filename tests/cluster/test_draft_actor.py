@@ -12,15 +12,13 @@ from cluster.draft_actor import Draft, PlacedDraft
 from cluster.placement import Placement, place
 from cluster.sweep.run import run_sweep
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration
 from specdec_core.drafting.pearl.socket_link import SocketLink
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.search.plan import Plan
 from specdec_core.tokens.statistics import TokenOrigin
-from tests.commands import prompts_file
-
-PEARL = Configuration.model_validate({"drafter": {"kind": "pearl", "window": 4, "wait": 2}})
+from tests.commands import QUICK, prompts_file
+from tests.configurations import PEARL
 
 
 def test_a_killed_draft_costs_no_token_and_comes_back(ray_running: None, tiny_pair: Pair) -> None:
@@ -73,11 +71,8 @@ def test_a_draft_whose_connection_is_cut_comes_back_and_ends_with_its_engine(
 
 
 CASCADE = {"kind": "cascade"}
-SWEEP = {
+SWEEP = QUICK | {
     "max_new_tokens": 16,
-    "repeats": 1,
-    "finalists": 1,
-    "profile": {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 2},
     "search": [
         {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 2}}},
         {"drafter": {"kind": "pearl", "drafter": {"kind": "draft_model"}, "wait": [0, None]}},

@@ -7,7 +7,6 @@ tests/dashboards/test_delivery.py.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -24,7 +23,7 @@ from ray.cluster_utils import Cluster
 
 from specdec_core.config import PairSpec
 from specdec_core.search.results import SweepResult
-from tests.commands import prompts_file
+from tests.commands import plan_file, prompts_file
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATIONS = 16
@@ -88,14 +87,13 @@ def test_a_sweep_loses_nothing_with_a_killed_actor_and_a_lost_node(
     prompts = prompts_file(tmp_path, (f"x{i} = {i}" for i in range(12)))
     lengths = list(range(1, CONFIGURATIONS + 1))
     plan = {
-        "pair": tiny_spec.model_dump(),
+        "pair": tiny_spec.model_dump(mode="json"),
         "prompts": {"source": str(prompts)},
         "max_new_tokens": 96,
         "search": [{"drafter": {"kind": "prompt_lookup", "max_tokens": lengths}}],
         "hardware": {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}},
     }
-    config = tmp_path / "sweep.yaml"
-    config.write_text(json.dumps(plan))  # JSON is YAML
+    config = plan_file(tmp_path, **plan)
 
     def times() -> dict[Path, int]:
         return {f: f.stat().st_mtime_ns for f in tmp_path.glob("sweeps/*/trials/*.json")}

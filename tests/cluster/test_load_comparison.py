@@ -14,7 +14,6 @@ from cluster.load_comparison import Contestant, compare_servers
 from cluster.serving.server_process import Cores, ServerProcess, StartableServer
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine
 from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.load.requests import LoadRecord
@@ -23,11 +22,11 @@ from specdec_core.evidence.parts import Parts
 from specdec_core.measure.comparison import over
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
+from tests.configurations import CHAIN
 from tests.load_result import records
 from tests.local_server import LocalServer, engine_server
 from tests.observers import Heard
 
-CHAIN = Configuration(drafter=DraftModelSettings())
 PLAN = LoadPlan(clients=(1, 2), requests=4, repeats=2, max_new_tokens=6)
 
 

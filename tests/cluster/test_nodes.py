@@ -14,13 +14,12 @@ from ray.cluster_utils import Cluster
 from cluster.placed_engine import placed_engine
 from cluster.placement import Placement
 from cluster.session import QUIET, ray_session
-from specdec_core.config import Configuration, PairSpec, Sampling
+from specdec_core.config import PairSpec, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import load_pair
 from specdec_core.tokens.statistics import TokenOrigin
-
-PEARL = Configuration.model_validate({"drafter": {"kind": "pearl", "window": 4, "wait": 2}})
+from tests.configurations import PEARL
 
 
 @pytest.fixture

@@ -57,16 +57,17 @@ def plan(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> Recor
     )
 
 
+Recorded = tuple[Recording, HeardRecording]
+
+
 @pytest.fixture(scope="module")
-def recorded(
-    plan: RecordingPlan, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Recording, HeardRecording]:
+def recorded(plan: RecordingPlan, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     heard = HeardRecording()
     return run_recording(plan, tmp_path_factory.mktemp("home"), observer=heard), heard
 
 
 @pytest.fixture
-def copy(recorded: tuple[Recording, HeardRecording], tmp_path: Path) -> Path:
+def copy(recorded: Recorded, tmp_path: Path) -> Path:
     """A finished recording that may be damaged, in a home of its own."""
     folder = recorded[0].folder
     return Path(shutil.copytree(folder, tmp_path / "traces" / folder.name))
@@ -86,8 +87,8 @@ def asked(recorder: Recorder, numbers: Iterable[int]) -> list[tuple[int, Request
     return [(n, Request(f"prompts/{n}", encode(PROMPTS[n]), 12, seed=n)) for n in numbers]
 
 
-def test_shards_hold_what_one_process_records(
-    recorded: tuple[Recording, HeardRecording], tiny_pair: Pair
+def test_shards_hold_what_one_process_records_and_a_text_that_comes_twice_once(
+    recorded: Recorded, tiny_pair: Pair
 ) -> None:
     recording, heard = recorded
     recorder = Recorder(tiny_pair, recording.header)
@@ -97,6 +98,8 @@ def test_shards_hold_what_one_process_records(
     for shard in range(4):
         expected = recorder.record(requests[shard * SHARD : (shard + 1) * SHARD])
         assert {part: found[part, shard] for part in PARTS} == expected
+    assert recording.prompts.numbers == numbers
+    assert recording.header.prompts.count == len(PROMPTS)
     assert heard.prompts == len(numbers)
     assert heard.tokens == sum(map(len, recording.prompts.outputs))
 
@@ -123,14 +126,6 @@ def test_a_heads_recording_is_whole_without_examples(
     assert not heard.warnings
 
 
-def test_a_text_that_comes_twice_is_recorded_once(
-    recorded: tuple[Recording, HeardRecording],
-) -> None:
-    recording = recorded[0]
-    assert recording.prompts.numbers == [n for n in range(len(PROMPTS)) if n != 8]
-    assert recording.header.prompts.count == len(PROMPTS)
-
-
 def test_the_same_call_finds_a_finished_recording_and_writes_nothing(
     plan: RecordingPlan, copy: Path
 ) -> None:
@@ -140,7 +135,7 @@ def test_the_same_call_finds_a_finished_recording_and_writes_nothing(
 
 
 def test_missing_broken_and_foreign_shards_alone_are_recorded_again(
-    plan: RecordingPlan, recorded: tuple[Recording, HeardRecording], copy: Path
+    plan: RecordingPlan, recorded: Recorded, copy: Path
 ) -> None:
     whole = tables(recorded[0].folder)
     for part in PARTS:  # another shard's files can be read and are of other prompts
@@ -164,7 +159,7 @@ def test_missing_broken_and_foreign_shards_alone_are_recorded_again(
 
 
 def test_killed_actors_are_started_again_with_their_shards(
-    plan: RecordingPlan, recorded: tuple[Recording, HeardRecording], tmp_path: Path
+    plan: RecordingPlan, recorded: Recorded, tmp_path: Path
 ) -> None:
     class Killer(HeardRecording):
         killed = 0
@@ -214,7 +209,7 @@ def test_an_actor_that_comes_too_late_for_work_is_not_told_of(
 
 
 def test_what_a_recording_depends_on_is_in_its_name(
-    plan: RecordingPlan, recorded: tuple[Recording, HeardRecording], copy: Path, tmp_path: Path
+    plan: RecordingPlan, recorded: Recorded, copy: Path, tmp_path: Path
 ) -> None:
     longer = plan.model_copy(update={"max_draft": 7})
     with pytest.raises(UserError, match=r"another recording \(other max_draft\); .* --name"):
@@ -240,9 +235,7 @@ def test_what_a_recording_depends_on_is_in_its_name(
         run_recording(compiled, copy.parents[1], copy.name)
 
 
-def test_recordings_are_found_by_what_they_are_of(
-    recorded: tuple[Recording, HeardRecording], copy: Path
-) -> None:
+def test_recordings_are_found_by_what_they_are_of(recorded: Recorded, copy: Path) -> None:
     header = recorded[0].header
     wanted = {
         "fingerprints": header.fingerprints,
@@ -252,7 +245,6 @@ def test_recordings_are_found_by_what_they_are_of(
         "dtypes": ("float32", "float32"),
     }
     found = find_recording(copy.parent, **wanted)
-    assert found is not None
     assert found.folder == copy
     others = {
         "fingerprints": {**header.fingerprints, "draft": "0"},
@@ -272,11 +264,9 @@ def test_recordings_are_found_by_what_they_are_of(
     save_header(header.model_copy(update=changes), by_graphs)
     for compiled, expected in ((False, copy), (True, by_graphs)):
         found = find_recording(copy.parent, **wanted, compiled=compiled)
-        assert found is not None
         assert found.folder == expected
     shutil.rmtree(by_graphs)
     found = find_recording(copy.parent, **wanted, compiled=True)
-    assert found is not None
     assert found.folder == copy
     shutil.copytree(copy, copy.parent / "garbled")
     (copy.parent / "garbled" / "recording.json").write_text("{")
@@ -300,16 +290,6 @@ def test_a_second_driver_is_kept_out(plan: RecordingPlan, copy: Path) -> None:
         run_recording(plan, copy.parents[1])
 
 
-def test_a_prompt_that_does_not_fit_is_named_before_anything_is_written(
-    plan: RecordingPlan, tmp_path: Path
-) -> None:
-    path = prompts_file(tmp_path, ["x = 1", "x = 1\n" * 500])
-    long = plan.model_copy(update={"prompts": PromptSource(source=str(path))})
-    with pytest.raises(UserError, match=r"prompt prompts/1: .*more than the 256 that the pair"):
-        run_recording(long, tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["prompts.jsonl"]
-
-
 def test_a_folder_that_cannot_be_written_is_one_line(plan: RecordingPlan, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/x: cannot be written, not a directory$"):
@@ -326,7 +306,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(plan: RecordingPlan, tmp_pa
 
 @pytest.mark.long
 def test_what_is_on_a_full_disk_stays_whole_and_the_recording_goes_on_with_more_room(
-    plan: RecordingPlan, recorded: tuple[Recording, HeardRecording], tmp_path: Path
+    plan: RecordingPlan, recorded: Recorded, tmp_path: Path
 ) -> None:
     room = resource.getrlimit(resource.RLIMIT_FSIZE)
 

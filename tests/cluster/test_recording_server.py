@@ -13,8 +13,6 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.recording import run_recording
-from cluster.serving.http.access import EVERYBODY
-from cluster.serving.http.app import build_app
 from cluster.serving.http.service import Service
 from cluster.serving.server_process import running
 from jobs import export
@@ -23,7 +21,6 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import (
     AUTOREGRESSIVE,
     Configuration,
-    PairConfiguration,
     PairSpec,
     RunnerSettings,
     Sampling,
@@ -37,8 +34,8 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import OF_LOGITS, Recording
 from specdec_core.servers.answers import ServerAddress
 from specdec_core.servers.completions import AnswerServer
-from tests.commands import Command
-from tests.local_server import LocalServer, fleet_of
+from tests.commands import Command, config_file, hardware_file, printed, prompts_file
+from tests.local_server import LocalServer, fleet_of, server_of
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 PROMPTS = [f"def add_{i}(a, b): return a + {i}" for i in range(10)]
@@ -57,9 +54,7 @@ DRAFTERS = [
 
 def served(pair: Pair, name: str = "tiny") -> LocalServer:
     """The target of a pair behind our HTTP application."""
-    return LocalServer(
-        lambda: build_app(Service(fleet_of(Engine(pair, AUTOREGRESSIVE, 4)), name, EVERYBODY))
-    )
+    return server_of(Service(fleet_of(Engine(pair, AUTOREGRESSIVE, 4)), name))
 
 
 class OpenAiAlone:
@@ -101,8 +96,7 @@ def plan(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> Recor
     shutil.copytree(tiny_spec.target, folder / "target")
     for weights in (folder / "target").glob("*.safetensors"):
         weights.unlink()
-    path = folder / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": text}) for text in PROMPTS))
+    path = prompts_file(folder, PROMPTS)
     spec = tiny_spec.model_copy(update={"target": str(folder / "target")})
     source = PromptSource(source=str(path))
     return RecordingPlan(pair=spec, prompts=source, max_new_tokens=12, max_draft=6)
@@ -139,13 +133,9 @@ def test_it_holds_the_same_tokens_and_replays_the_same_counts(
 def test_a_servers_settings_are_ranked_on_it_without_the_targets_weights(
     recording: Recording, plan: RecordingPlan, command: Command, tmp_path: Path
 ) -> None:
-    times = {"name": "far", "target": 0.1, "drafts": {"*": 0.001}}
-    (tmp_path / "h.yaml").write_text(json.dumps(times))
-    chosen = PairConfiguration(pair=plan.pair, configuration=AUTOREGRESSIVE)
-    options = ["--config", chosen.save(tmp_path / "pair.yaml"), "--hardware", tmp_path / "h.yaml"]
+    options = ["--config", config_file(tmp_path, plan.pair), "--hardware", hardware_file(tmp_path)]
     found = ["--to", "vllm", "--fastest", "--traces", recording.folder, "--out", tmp_path / "out"]
-    done = command(export.main, tmp_path, *found, *options)
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed(command(export.main, tmp_path, *found, *options))
     settings = json.loads((tmp_path / "out" / "speculative_config.json").read_text())
     assert settings["model"] == plan.pair.drafts["draft"]
 
@@ -188,6 +178,11 @@ def test_another_model_or_another_answer_is_refused(
     ("change", "address", "message"),
     [
         ({"sampling": Sampling(temperature=1.0)}, {}, "sampling needs the target's logits"),
+        (
+            {"pair": PairSpec(target="bundled:target", drafts={"head": "bundled:smollm2-eagle"})},
+            {},
+            "draft head is an EAGLE head, which reads the target's",
+        ),
         ({}, {"url": "http://127.0.0.1:9"}, "http://127.0.0.1:9: does not answer"),
         ({}, {"model": "large"}, r"no model 'large' \(it has: tiny\)"),
     ],
@@ -205,15 +200,6 @@ def test_what_a_server_cannot_give_is_one_line(
         run_recording(plan.model_copy(update=change), tmp_path, address=server)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "traces").exists()
-
-
-def test_an_eagle_head_is_refused_by_name(plan: RecordingPlan, url: str, tmp_path: Path) -> None:
-    drafts = {**plan.pair.drafts, "head": "bundled:smollm2-eagle"}
-    pair = plan.pair.model_copy(update={"drafts": drafts})
-    with pytest.raises(UserError, match="draft head is an EAGLE head, which reads the target's"):
-        run_recording(
-            plan.model_copy(update={"pair": pair}), tmp_path, address=ServerAddress(url=url)
-        )
 
 
 def test_answers_without_token_ids_are_tokenised() -> None:

@@ -11,6 +11,7 @@ import pytest
 import ray
 
 from cluster import session
+from cluster.serving.server_process import free_port
 from cluster.session import get, ray_session, resources, start_actor, user_error
 from jobs.console import run
 from specdec_core.base.errors import UserError
@@ -63,9 +64,7 @@ def test_a_cluster_that_is_not_there_is_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with socket.create_server(("", 0)) as taken:
-        free = taken.getsockname()[1]
-    address = address.format(free=free, silent=silent)
+    address = address.format(free=free_port(), silent=silent)
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setattr(session, "ANSWERING", 1.0)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)  # by another test

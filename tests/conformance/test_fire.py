@@ -5,22 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fastapi import FastAPI
 
 from cluster.serving.engine_process import EngineProcess
-from cluster.serving.http.app import build_app
 from cluster.serving.server_process import running
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.config import AUTOREGRESSIVE, PairSpec
 from specdec_core.engine import Engine
 from specdec_core.engine.engine import EngineStatus
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair
+from tests.configurations import CHAIN
 from tests.conformance import fire
 from tests.conformance.__main__ import main
 from tests.conformance.fire import Fire, JsonAnswers, json_answers, under_fire
-from tests.local_server import LocalServer, engine_server, service_of
+from tests.local_server import engine_server, server_of, service_of
 
 
 def test_clients_that_leave_take_nothing_with_them(chat_url: str) -> None:
@@ -58,11 +56,8 @@ def test_a_thousand_requests_lose_nothing(tiny_spec: PairSpec) -> None:
     """With the engine in a process of its own, as `specdec serve` has it. The server's process is
     the clients', too, so memory is measured by `python -m tests.conformance` alone."""
 
-    def served() -> FastAPI:
-        engine = EngineProcess(tiny_spec, Configuration(drafter=DraftModelSettings()), Limits(8))
-        return build_app(service_of(engine))
-
-    with running(LocalServer(served)) as url:
+    service = service_of(EngineProcess(tiny_spec, CHAIN, Limits(8)))
+    with running(server_of(service)) as url:
         found = under_fire(url, None, 1000)
         answers = json_answers(url, None, 500)
     assert (found.failed, found.running, found.cache) == ([], 0, 0)

@@ -17,6 +17,7 @@ from pathlib import Path
 import optuna
 import pytest
 
+from cluster.serving.server_process import free_port
 from dashboards import store
 from dashboards.database import prepare, within
 from dashboards.store import connect, experiment_id_of, no_store
@@ -74,7 +75,6 @@ def start(home: Path) -> subprocess.Popen[str]:
 def test_processes_that_make_the_store_together_or_are_killed_leave_no_half_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     with start(tmp_path) as killed:
         # In the middle of its migrations, in whichever file.
@@ -127,7 +127,6 @@ def test_a_workspace_may_have_any_name(
 ) -> None:
     home = tmp_path / name
     home.mkdir()
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("SPECDEC_HOME", str(home))
     assert no_store()
     shutil.copy(empty_store, home / "mlflow.db")
@@ -189,8 +188,7 @@ def test_a_server_that_does_not_answer_is_one_line_in_bounded_time(
 def test_a_password_is_not_in_the_error_of_a_server_that_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        host = f"127.0.0.1:{server.getsockname()[1]}"
+    host = f"127.0.0.1:{free_port()}"
     uri = f"http://bob:s3cret@{host}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")

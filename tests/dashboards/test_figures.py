@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -26,10 +25,11 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.tokens.statistics import Counts
+from tests.dashboards.conftest import Swept
 
 
 @pytest.fixture
-def rounds(swept: tuple[SweepResult, Path]) -> pd.DataFrame:
+def rounds(swept: Swept) -> pd.DataFrame:
     return pd.read_parquet(swept[1] / "rounds.parquet")
 
 

@@ -25,18 +25,19 @@ from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.tokens.statistics import Counts
+from tests.dashboards.conftest import Swept
 
 LOSSY = Configuration(drafter=TargetTreeSettings(draft="draft", branching=(2, 2, 1)))
 
 
 @pytest.fixture
-def folder(swept: tuple[SweepResult, Path], tmp_path: Path) -> Path:
+def folder(swept: Swept, tmp_path: Path) -> Path:
     (tmp_path / "rounds.parquet").write_bytes((swept[1] / "rounds.parquet").read_bytes())
     return tmp_path
 
 
 @pytest.fixture
-def result(swept: tuple[SweepResult, Path], tiny_pair: Pair) -> SweepResult:
+def result(swept: Swept, tiny_pair: Pair) -> SweepResult:
     """The sweep as if it had counted a lossy configuration too, the fastest of all."""
     result = swept[0].model_copy(deep=True)
     requests = [Request("a", tuple(range(5, 25)), 24)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from cluster.serving.server_process import free_port
 from dashboards.outputs.mlflow_runs import log
 from dashboards.reports.bench import report
 from dashboards.store import experiment_id_of, tracking_uri
@@ -23,10 +23,10 @@ from specdec_core.drafting.heads.card import HeadSpec
 from specdec_core.drafting.heads.storage import save_head
 from specdec_core.evidence.bench.result import BenchResult
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.search.results import SweepResult
 from specdec_core.training.finished import Finished
 from specdec_core.training.heads.training import HeadTraining
 from tests.dashboards import browser
+from tests.dashboards.conftest import Swept
 from tests.dashboards.tracking.test_delivery import server
 from tests.dashboards.tracking.test_heads_run import SETTINGS
 from tests.specdec_core.drafting.heads.examples import learnable
@@ -37,7 +37,7 @@ NOTE = "mlflow.note.content"
 
 @pytest.fixture(scope="module")
 def pair(
-    swept: tuple[SweepResult, Path],
+    swept: Swept,
     bench_result: BenchResult,
     bench_prompts: list[Prompt],
     empty_store: Path,
@@ -49,7 +49,6 @@ def pair(
     result, folder = swept[0].model_copy(deep=True), home / "sweep"
     shutil.copytree(swept[1], folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.setenv("SPECDEC_HOME", str(home))
         tracking = SweepRun()
         tracking.begun(result, bench_prompts, folder)
@@ -105,8 +104,7 @@ def test_an_experiment_gets_the_tags_that_it_lacks_and_keeps_those_that_it_has(
 @pytest.fixture(scope="module")
 def served(pair: tuple[str, Path]) -> Iterator[str]:
     """The address of a server of the store."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     with server(pair[1], port):
         yield f"http://127.0.0.1:{port}"
 

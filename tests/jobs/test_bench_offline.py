@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
-import yaml
 
 from jobs import bench_offline, bench_serve
 from jobs.bench_offline import ROWS
-from jobs.console import run
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec
 from specdec_core.evidence.bench.benchmark import BenchPlan, open_peers
@@ -22,65 +19,47 @@ from specdec_core.evidence.parts import Parts
 from specdec_core.models import pair as pair_module
 from specdec_core.models.pair import Pair
 from specdec_core.servers.transformers.peer import TransformersPeer
+from tests.commands import Command, Done, assert_refused, config_file, printed, prompts_file
 from tests.conftest import save_random_head
 from tests.observers import Heard
 
 DRAFTED = ", K=2"
+CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 2}}
+Bench = Callable[..., Done]
 
 
 @pytest.fixture
-def files(empty_store: Path, tiny_spec: PairSpec, tmp_path: Path) -> dict[str, Path]:
-    """Rows, a configuration, questions and the workspace."""
-    rows, config, questions = (tmp_path / name for name in ("rows.yaml", "one.yaml", "q.jsonl"))
-    rows.write_text("rows: [{drafter: {kind: prompt_lookup}}]\n")
-    drafter = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 2}}
-    content = {"pair": tiny_spec.model_dump(mode="json"), "configuration": {"drafter": drafter}}
-    config.write_text(yaml.safe_dump(content))
+def bench(command: Command, tiny_spec: PairSpec, home: Path) -> Bench:
+    """Run the benchmark of `home / "config.yaml"` on two questions, without peers."""
     lines = [
         {"question_id": 81 + n, "category": category, "turns": [text, "And?"]}
         for n, (category, text) in enumerate((("writing", "def f("), ("qa", "import re")))
     ]
-    questions.write_text("\n".join(map(json.dumps, lines)))
-    (tmp_path / "home").mkdir()
-    shutil.copy(empty_store, tmp_path / "home" / "mlflow.db")
-    return {"rows": rows, "config": config, "prompts": questions, "home": tmp_path / "home"}
+    (home / "q.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (home / "rows.yaml").write_text("rows: [{drafter: {kind: prompt_lookup}}]")
+    config_file(home, tiny_spec, CHAIN)
+    files = ("--config", home / "config.yaml", "--rows", home / "rows.yaml", "--peers", "none")
+    asked = ("--prompts", home / "q.jsonl", "--name", "mine")
+
+    def run(*options: object, main: Callable[..., None] = bench_offline.main) -> Done:
+        return command(main, home, *files, *asked, *options)
+
+    return run
 
 
-def call(monkeypatch: pytest.MonkeyPatch, files: dict[str, Path], *arguments: str) -> int:
-    """Run the command without peers; returns its exit code."""
-    given = ["--config", str(files["config"]), "--rows", str(files["rows"]), "--peers", "none"]
-    monkeypatch.setenv("SPECDEC_HOME", str(files["home"]))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys, "argv", ["bench", *given, *arguments])
-    main = bench_serve.main if "--clients" in arguments else bench_offline.main
-    with pytest.raises(SystemExit) as exit:
-        run(main)
-    return exit.value.code
-
-
-def test_only_what_is_named_is_measured(
-    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    size = ("--prompts", str(files["prompts"]), "--max-new-tokens", "4", "--repeats", "1")
-    assert call(monkeypatch, files, *size, "--name", "few", "--only", "K=2") == 0
-    names = [row.name for row in BenchResult.load(files["home"] / "bench" / "few").rows]
+def test_only_what_is_named_is_measured(bench: Bench, home: Path) -> None:
+    printed(bench("--max-new-tokens", 4, "--repeats", 1, "--only", "K=2"))
+    names = [row.name for row in BenchResult.load(home / "bench" / "mine").rows]
     assert names[0] == "autoregressive"
     assert len(names) == 2
     assert names[1].endswith(DRAFTED)
-    assert call(monkeypatch, files, *size, "--only", "EAGLE-9") == 2
-    assert "--only EAGLE-9: no name contains it" in capsys.readouterr().err
 
 
-def test_a_bench_is_shown_written_and_logged(
-    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    size = ("--max-new-tokens", "8", "--repeats", "2", "--name", "mine")
-    assert call(monkeypatch, files, "--prompts", str(files["prompts"]), *size) == 0
-    output = capsys.readouterr().out
-    for shown in ("tokens/s", DRAFTED, "prompt lookup", "Where a token's time goes", "report  "):
+def test_a_bench_is_shown_written_and_logged(bench: Bench, home: Path) -> None:
+    output = printed(bench("--max-new-tokens", 8, "--repeats", 2))
+    for shown in ("tokens/s", DRAFTED, "prompt lookup", "Where a token's time goes", "report "):
         assert shown in output
-    folder = files["home"] / "bench" / "mine"
+    folder = home / "bench" / "mine"
     result = BenchResult.load(folder)
     assert result.command.startswith("specdec bench offline --config")
     assert [row.autoregressive for row in result.rows] == [True, False, False]
@@ -92,24 +71,22 @@ def test_a_bench_is_shown_written_and_logged(
     assert (pd.read_csv(folder / "summary.csv")["equal_own"] == 4).all()
 
 
-@pytest.mark.parametrize("load", [(), ("--clients", "1", "--requests", "2")])
+@pytest.mark.parametrize(
+    ("main", "load"),
+    [(bench_offline.main, ()), (bench_serve.main, ("--clients", 1, "--requests", 2))],
+)
 def test_a_head_that_was_trained_anew_is_measured_anew(
-    load: tuple[str, ...],
-    files: dict[str, Path],
-    tiny_spec: PairSpec,
+    main: Callable[..., None],
+    load: tuple[object, ...],
+    bench: Bench,
+    home: Path,
     tiny_pair: Pair,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    head, begun = tmp_path / "head", []
+    head, begun = home / "head", []
     policy = {"kind": "specdecpp", "head": str(head), "threshold": 0.5}
-    content = {
-        "pair": tiny_spec.model_dump(mode="json"),
-        "configuration": {"drafter": {"kind": "draft_model", "policy": policy}},
-    }
-    files["config"].write_text(yaml.safe_dump(content))
-    questions = [json.dumps({"prompt": f"x{n} = {n} +"}) for n in range(4)]
-    files["prompts"].write_text("\n".join(questions))
+    config_file(home, tiny_pair.spec, {"kind": "draft_model", "policy": policy})
+    prompts_file(home, (f"x{n} = {n} +" for n in range(4)), "q")
 
     def opened(folder: Path, what: dict[str, object], *_: object) -> None:
         begun.append(what)
@@ -118,20 +95,17 @@ def test_a_head_that_was_trained_anew_is_measured_anew(
     monkeypatch.setattr(Parts, "open", opened)
     for seed in (0, 0, 1):
         save_random_head(tiny_pair, "specdecpp", head, seed)
-        size = ("--prompts", str(files["prompts"]), "--max-new-tokens", "4", "--repeats", "1")
-        assert call(monkeypatch, files, *size, *load, "--name", "mine") == 2
+        done = bench("--max-new-tokens", 4, "--repeats", 1, *load, main=main)
+        assert_refused(done, "interrupted")
     assert begun[0] == begun[1] != begun[2]
 
 
 def test_turns_are_asked_where_a_template_renders_them(
-    files: dict[str, Path], chat_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, home: Path, chat_spec: PairSpec
 ) -> None:
-    content = {"pair": chat_spec.model_dump(mode="json"), "configuration": {}}
-    files["config"].write_text(yaml.safe_dump(content))
-    size = ("--max-new-tokens", "8", "--repeats", "1", "--name", "mine")
-    asked = ("--prompts", str(files["prompts"]))
-    assert call(monkeypatch, files, *asked, *size) == 0
-    folder = files["home"] / "bench" / "mine"
+    config_file(home, chat_spec)
+    printed(bench("--max-new-tokens", 8, "--repeats", 1))
+    folder = home / "bench" / "mine"
     result = BenchResult.load(folder)
     assert {len(take.outputs) for row in result.rows for take in row.takes[0]} == {2}
     report = (folder / "report.md").read_text()
@@ -140,33 +114,11 @@ def test_turns_are_asked_where_a_template_renders_them(
     assert not result.unequal()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--peers", "llama.cpp"], r"--peers llama.cpp: expected transformers, vllm or none"),
-        (["--max-new-tokens", "900"], r"more than the 256 that the pair holds"),
-        (["--dtype", "int8"], r"pair.runner.target_dtype: "),
-    ],
-)
-def test_what_is_wrong_is_one_line(
-    arguments: list[str],
-    message: str,
-    files: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-) -> None:
-    assert call(monkeypatch, files, *arguments) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not (files["home"] / "bench").exists()
-
-
 def test_a_peer_that_was_asked_for_must_be_there(
-    files: dict[str, Path], tiny_pair, monkeypatch: pytest.MonkeyPatch
+    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = BenchPlan(pair=tiny_pair.spec, peers=("vllm",))
-    monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", files["home"] / "nowhere")
+    monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", tmp_path / "nowhere")
     with pytest.raises(UserError, match="make bench-peers"), open_peers(plan, tiny_pair, True):
         pass
     observer = Heard()
@@ -198,6 +150,12 @@ def test_a_mode_that_does_not_start_leaves_the_others_in(
         pass
 
 
+def test_lossy_rows_are_refused() -> None:
+    lossy = {"drafter": {"kind": "target_tree", "branching": [2, 1]}}
+    with pytest.raises(UserError, match="is lossy"):
+        BenchPlan(rows=(lossy,)).configurations()
+
+
 def test_the_rows_hold_for_any_pair() -> None:
     plan = BenchPlan.load(ROWS)
     drafts = {c.draft for c in plan.configurations()}
@@ -209,12 +167,6 @@ def test_the_rows_hold_for_any_pair() -> None:
     assert len(alone.configurations()) >= 3
     assert plan.plugged_in()
     assert not alone.plugged_in()
-
-
-def test_lossy_rows_are_refused() -> None:
-    lossy = {"drafter": {"kind": "target_tree", "branching": [2, 1]}}
-    with pytest.raises(UserError, match=r"is lossy"):
-        BenchPlan(rows=(lossy,)).configurations()
 
 
 def test_a_chat_model_s_rows_hold_adaptive_lengths_against_fixed_ones_of_both_drafts() -> None:
@@ -230,7 +182,7 @@ def test_a_chat_model_s_rows_hold_adaptive_lengths_against_fixed_ones_of_both_dr
 
 
 def test_a_chat_model_s_rows_with_heads_are_told_apart_and_say_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before any model is loaded."""
     rows = ROWS.parents[1] / "research" / "sweeps" / "bench_llm_heads.yaml"
@@ -241,14 +193,9 @@ def test_a_chat_model_s_rows_with_heads_are_told_apart_and_say_what_is_missing(
     trees = {f"fork 4, small, decision 0.4 up to 5 (small-{k})" for k in ("t1", "t2", "joint")}
     assert trees <= names
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(pair_module, "load_pair", lambda *_: pytest.fail("a model is loaded"))
     draft = ("--draft", "small=bundled:smollm2-draft")
-    given = ["bench", "--rows", str(rows), "--target", pair["target"], *draft, "--peers", "none"]
-    monkeypatch.setattr(sys, "argv", given)
-    with pytest.raises(SystemExit) as exit:
-        run(bench_offline.main)
-    assert exit.value.code == 2
-    error = capsys.readouterr().err
-    assert "no head heads/smollm2/small-specdecpp-d3-w1" in error
-    assert "`specdec train head` makes one" in error
+    given = ("--rows", rows, "--target", pair["target"], *draft, "--peers", "none")
+    done = command(bench_offline.main, tmp_path / "home", *given)
+    missing = "no head heads/smollm2/small-specdecpp-d3-w1.*`specdec train head` makes one"
+    assert_refused(done, missing)

@@ -14,7 +14,7 @@ from jobs.cli import COMMANDS, app, studies
 from jobs.cli import command as command_of
 from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.schema import Header
-from tests.commands import Command, assert_refused
+from tests.commands import Command
 
 
 def test_the_list_of_commands_needs_no_heavy_import() -> None:
@@ -51,37 +51,11 @@ def test_help_names_the_defaults_that_settings_have() -> None:
         assert re.search(rf"; unset, (as in the file, or )?{default}\.$", told), (option, told)
 
 
-def test_the_help_of_a_draft_says_how_it_is_named(command: Command, tmp_path: Path) -> None:
-    assert "NAME=MODEL" in command(app, tmp_path, "record", "--help").stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["sweep", "--config", "unknown.yaml"], "thresold: unknown key"),
-        (["sweep", "--prompts", "broken.jsonl"], "broken.jsonl:2"),
-        (["report", "nowhere"], "nowhere"),
-    ],
-)
-def test_bad_input_is_one_line_and_nothing_is_written(
-    arguments: list[str],
-    message: str,
-    command: Command,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path.parent / 'elsewhere.db'}")
-    policy = "search: [{drafter: {kind: draft_model, policy: {kind: svip, %s}}}]\n"
-    (tmp_path / "unknown.yaml").write_text(policy % "thresold: 1")
-    (tmp_path / "broken.jsonl").write_text('{"prompt": "def"}\n{"prompt": \n')
-    before = sorted(tmp_path.iterdir())
-    done = command(app, tmp_path, *arguments)
-    assert_refused(done, message)
-    assert sorted(tmp_path.iterdir()) == before
-
-
 def test_an_unknown_command_is_named(command: Command, tmp_path: Path) -> None:
     done = command(app, tmp_path, "swep")
     assert done.returncode == 2
     assert "swep" in done.stderr
+
+
+def test_the_help_of_a_draft_says_how_it_is_named(command: Command, tmp_path: Path) -> None:
+    assert "NAME=MODEL" in command(app, tmp_path, "record", "--help").stdout

@@ -13,13 +13,6 @@ from specdec_core.search.plan import load_plan
 from tests.commands import Command
 
 
-def test_an_unknown_model_is_refused_in_a_line(command: Command, tmp_path: Path) -> None:
-    done = command(app, tmp_path, "demo", "smollm3")
-    assert done.returncode == 2
-    assert done.stderr == "error: smollm3: unknown; expected one of bundled, smollm2\n"
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_model_that_is_not_installed_is_said_with_what_installs_it(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

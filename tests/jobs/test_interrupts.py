@@ -6,7 +6,6 @@ same command ends well afterwards.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -18,7 +17,7 @@ import pytest
 from mlflow import MlflowClient
 
 from specdec_core.base.uris import sqlite_uri
-from tests.commands import prompts_file, started
+from tests.commands import QUICK, plan_file, prompts_file, started
 
 pytestmark = pytest.mark.long
 
@@ -41,28 +40,19 @@ def commands(
     folder = tmp_path_factory.mktemp("plans")
     prompts = prompts_file(folder, (f"x{i} = {i}" for i in range(2)))
     target, draft = map(str, (tiny_pair_folders["target"], tiny_pair_folders["draft"]))
-    plan = {
+    policy = {"kind": "fixed", "max_tokens": [1, 2]}
+    plan = QUICK | {
         "prompts": {"source": str(prompts)},
         "max_new_tokens": 8,
-        "finalists": 1,
-        "repeats": 1,
         "race": {"seconds": 1},
-        "profile": {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 1},
-        "search": [
-            {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [1, 2]}}}
-        ],
+        "search": [{"drafter": {"kind": "draft_model", "policy": policy}}],
     }
-    files = []
-    for name, models in (("a", (target, draft)), ("b", (draft, target))):
-        files.append(folder / f"{name}.yaml")
-        pair = {"target": models[0], "drafts": {"draft": models[1]}}
-        files[-1].write_text(json.dumps({**plan, "pair": pair}))  # JSON is YAML
+    one, other = (
+        str(plan_file(folder, name, pair={"target": large, "drafts": {"draft": small}}, **plan))
+        for name, large, small in (("a", target, draft), ("b", draft, target))
+    )
     sweep = ["-m", "jobs.sweep", "--config"]
-    return {
-        "sweep": [*sweep, str(files[0])],
-        "other": [*sweep, str(files[1])],
-        "demo": ["-c", DEMO, str(files[0])],
-    }
+    return {"sweep": [*sweep, one], "other": [*sweep, other], "demo": ["-c", DEMO, one]}
 
 
 def ends_well(command: list[str], home: Path) -> float:

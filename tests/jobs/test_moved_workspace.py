@@ -3,7 +3,6 @@ named by their path."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -15,23 +14,15 @@ from jobs.choice import choose_version
 from specdec_core.models.pair import load_pair
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.results import SweepResult
-from tests.commands import Command, Done
+from tests.commands import QUICK, Command, Done, plan_file, printed, prompts_file
 
-PLAN = {
-    "max_new_tokens": 12,
-    "search": [
-        {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": [1, 2]}}}
-    ],
-    "finalists": 1,
-    "repeats": 1,
-    "profile": {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 2},
-}
+POLICY = {"kind": "fixed", "max_tokens": [1, 2]}
+SEARCH = [{"drafter": {"kind": "draft_model", "policy": POLICY}}]
 
 
 def done(result: Done) -> str:
     utils._artifact_repos_cache.clear()  # the next command is another process's
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    return printed(result)
 
 
 def named(home: Path) -> tuple[object, ...]:
@@ -60,9 +51,8 @@ def test_a_workspace_goes_on_where_it_was_moved_or_copied_to(
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     for name, folder in tiny_pair_folders.items():
         shutil.copytree(folder, first / "models" / name)
-    (first / "sweep.yaml").write_text(json.dumps(PLAN))
-    prompts = "\n".join(json.dumps({"prompt": f"x{i} = {i}"}) for i in range(3))
-    (first / "prompts.jsonl").write_text(prompts)
+    plan_file(first, **QUICK, max_new_tokens=12, search=SEARCH)
+    prompts_file(first, (f"x{i} = {i}" for i in range(3)))
     done(recorded(command, first))
     done(swept(command, first))
     (folder,) = (first / "sweeps").iterdir()

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from jobs.options import chosen_pair, sizes
@@ -9,6 +7,7 @@ from jobs.profile import main
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec
 from specdec_core.cost import Profile
+from tests.commands import QUICK, plan_file
 
 
 def test_a_pairs_profile_is_shown_and_saved(command, tiny_pair_folders, tmp_path):
@@ -28,16 +27,10 @@ def test_a_pairs_profile_is_shown_and_saved(command, tiny_pair_folders, tmp_path
 
 
 def test_sweep_file_gives_pair_and_sizes(command, tiny_pair_folders, tmp_path):
-    plan = {
-        "pair": {
-            "target": str(tiny_pair_folders["target"]),
-            "drafts": {"d": str(tiny_pair_folders["draft"])},
-        },
-        "profile": {"widths": [1, 3], "contexts": [8], "batches": [1], "repeats": 1},
-        "search": [{"drafter": {"kind": "draft_model"}}],
-    }
-    config = tmp_path / "sweep.yaml"
-    config.write_text(json.dumps(plan))  # JSON is YAML
+    target, draft = (str(tiny_pair_folders[name]) for name in ("target", "draft"))
+    pair = {"target": target, "drafts": {"d": draft}}
+    search = [{"drafter": {"kind": "draft_model"}}]
+    config = plan_file(tmp_path, **QUICK, pair=pair, search=search)
     out = tmp_path / "deep" / "p.json"
     done = command(main, tmp_path, "--config", config, "--out", out)
     assert done.returncode == 0, done.stderr

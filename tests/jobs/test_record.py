@@ -3,7 +3,6 @@ input."""
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,9 @@ from specdec_core.config import PairSpec, Sampling
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.recordings.schema import Header, Recording
 from specdec_core.search.plan import load_plan
-from tests.commands import Command, assert_refused, prompts_file, stopped
+from tests.commands import Command, plan_file, printed, prompts_file, stopped
+
+SUFFIX = [{"drafter": {"kind": "suffix"}}]
 
 
 def whole_shards(home: Path) -> dict[Path, int]:
@@ -30,17 +31,14 @@ def test_a_recording_goes_on_after_ctrl_c_and_says_what_it_holds(
     command: Command, ray_running: None, tiny_pair_folders: dict[str, Path], tmp_path: Path
 ) -> None:
     prompts = prompts_file(tmp_path, (f"x{i} = {i}" for i in range(64)))
+    target, draft = (str(tiny_pair_folders[name]) for name in ("target", "draft"))
     plan = {
-        "pair": {
-            "target": str(tiny_pair_folders["target"]),
-            "drafts": {"noisy": str(tiny_pair_folders["draft"])},
-        },
+        "pair": {"target": target, "drafts": {"noisy": draft}},
         "prompts": {"source": str(prompts)},
         "max_new_tokens": 64,
         "search": [{"drafter": {"kind": "draft_model"}}],
     }
-    config = tmp_path / "sweep.yaml"
-    config.write_text(json.dumps(plan))  # JSON is YAML
+    config = plan_file(tmp_path, **plan)
     home = tmp_path / "home"
     arguments = ["--config", config, "--limit", "60", "--max-draft", "9"]
 
@@ -52,8 +50,7 @@ def test_a_recording_goes_on_after_ctrl_c_and_says_what_it_holds(
     assert 0 < len(first) < 8
 
     done = command(record.main, home, *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"resuming: {8 * len(first)} of 60 prompts done" in done.stdout
+    assert f"resuming: {8 * len(first)} of 60 prompts done" in printed(done)
     assert whole_shards(home).items() >= first.items()  # nothing was written again
     (folder,) = (home / "traces").iterdir()
     recording = Recording.open(folder)
@@ -86,11 +83,8 @@ def test_the_sweep_that_follows_is_of_the_recordings_pair(tmp_path: Path) -> Non
     other = chosen_pair(PairSpec(), "T", ["small=D"], 2048, True)
     named = ["--target", "T", "--draft", "small=D", "--max-length", "2048", "--compile"]
     assert record.following(recorded(other)) == {"replay": ["sweep", *named, *ends]}
-    config = tmp_path / "sweep.yaml"
-    config.write_text(
-        "{pair: {target: T, drafts: {small: D}, runner: {max_length: 2048}},"
-        " search: [{drafter: {kind: suffix}}]}"
-    )
+    pair = {"target": "T", "drafts": {"small": "D"}, "runner": {"max_length": 2048}}
+    config = plan_file(tmp_path, pair=pair, search=SUFFIX)
     plan = load_plan(config)
     replay = ["sweep", "--config", str(config), "--compile", *ends]
     assert record.following(recorded(other), config, plan) == {"replay": replay}
@@ -99,10 +93,7 @@ def test_the_sweep_that_follows_is_of_the_recordings_pair(tmp_path: Path) -> Non
 def test_no_sweep_follows_that_samples_otherwise(tmp_path: Path) -> None:
     coupled = {"temperature": 1.0, "coupling": "gumbel"}
     assert record.following(recorded(PairSpec(), **coupled)) == {}
-    config = tmp_path / "sweep.yaml"
-    config.write_text(
-        "{sampling: {temperature: 1, coupling: gumbel}, search: [{drafter: {kind: suffix}}]}"
-    )
+    config = plan_file(tmp_path, sampling=coupled, search=SUFFIX)
     plan = load_plan(config)
     assert "replay" in record.following(recorded(PairSpec(), **coupled), config, plan)
     assert record.following(recorded(PairSpec()), config, plan) == {}
@@ -116,32 +107,7 @@ def test_forwards_are_compiled_as_the_option_says(
         raise UserError(f"compiled: {plan.pair.runner.compile}")
 
     monkeypatch.setattr(record, "record", asked)
-    config = tmp_path / "sweep.yaml"
-    runner = {"compile": not compiled}
-    plan = {"pair": {"runner": runner}, "search": [{"drafter": {"kind": "suffix"}}]}
-    config.write_text(json.dumps(plan))  # JSON is YAML
+    config = plan_file(tmp_path, pair={"runner": {"compile": not compiled}}, search=SUFFIX)
     for arguments, expected in (([], not compiled), ([option], compiled)):
         done = command(record.main, tmp_path, "--config", config, *arguments)
         assert done.stderr == f"error: compiled: {expected}\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--mixing", "1.5"], r"recording: mixing: .* \(got 1\.5\)"),
-        (
-            ["--max-length", "40"],
-            r"prompt stdlib/.* the 40 that the pair holds \(runner\.max_length",
-        ),
-        (["--chat-template", "always"], r"bundled:train: chat template always: the tokenizer has"),
-        (["--chat-template", "chatml.jinja"], r"chatml\.jinja: no such file; a chat template is"),
-        (["--clients", "4"], "--server-model and --clients go with --server"),
-        (["--server", "http://127.0.0.1:9"], "http://127.0.0.1:9: does not answer: "),
-    ],
-)
-def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(
-    command: Command, tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    done = command(record.main, tmp_path, *arguments)
-    assert_refused(done, message)
-    assert list(tmp_path.iterdir()) == []

@@ -177,35 +177,3 @@ def test_ranges_of_load_beyond_the_slots_are_said(
         assert ("warning" in (printed := capsys.readouterr().out)) == said
         assert (f"--slots {slots}: what drafts from" in printed) == said
         assert ("from 5 and 9 requests on never does; --slots 9" in printed) == (slots == 4)
-
-
-def test_no_champion_yet_is_one_line(refused, tmp_path):
-    assert "no champion" in refused()
-    assert not list((tmp_path / "home").rglob("*"))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "no such file"),
-        ("configuration: {drafter: {kind: draft_model, polcy: {}}}", "polcy"),
-        ("pair: {}", "configuration: Field required"),
-        ("search: [{drafter: {kind: suffix}}]", "a sweep file, which `specdec sweep` takes"),
-        ("drafter: {kind: suffix}", "expected `pair:` and `configuration:`"),
-        (
-            "configuration: {drafter: {kind: draft_model, draft: tiny}}",
-            "configuration: the pair has no draft 'tiny' (it has: medium, small)",
-        ),
-        (
-            "{pair: {target: x}, configuration: {drafter: {kind: draft_model}}}",
-            "it needs a draft model, and the pair has none",
-        ),
-    ],
-)
-def test_a_wrong_file_is_one_line(refused, tmp_path, content, message):
-    path = tmp_path / "wrong.yaml"
-    if content is not None:
-        path.write_text(content)
-    line = refused("--config", path)
-    assert str(path) in line
-    assert message in line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +11,7 @@ from jobs.choice import read_config
 from specdec_core.models.pair import Pair
 from specdec_core.search.load.schedule import drafter_at
 from specdec_core.search.results import SweepResult
-from tests.commands import Command, prompts_file
+from tests.commands import Command, hardware_file, plan_file, prompts_file
 from tests.jobs.conftest import record_prompts
 
 POLICY = {"kind": "fixed", "max_tokens": [1, 2, 3, 4, 5, 6, 7, 8]}
@@ -24,15 +23,13 @@ def test_a_recorded_sweep_is_replayed_and_ends_with_the_choice_for_each_load(
     prompts = prompts_file(home, (f"x{i} = {i} + " for i in range(4)))
     record_prompts(tiny_pair, prompts, home / "traces" / "some", 16)
     plan = {
-        "pair": tiny_pair.spec.model_dump(),
+        "pair": tiny_pair.spec.model_dump(mode="json"),
         "search": [{"drafter": {"kind": "draft_model", "policy": POLICY}}],
         "prompts": {"source": str(prompts)},
         "max_new_tokens": 16,
         "workload": {"clients": [1, 8]},
     }
-    (home / "sweep.yaml").write_text(json.dumps(plan))  # JSON is YAML
-    (home / "h.yaml").write_text('{name: far away, target: 0.02, drafts: {"*": 0.002}}')
-    files = ("--config", home / "sweep.yaml", "--hardware", home / "h.yaml")
+    files = ("--config", plan_file(home, **plan), "--hardware", hardware_file(home, 0.02, 0.002))
     done = command(sweep.main, home, *files, "--name", "loaded")
     assert done.returncode == 0, done.stdout + done.stderr
     folder = home / "sweeps" / "loaded"

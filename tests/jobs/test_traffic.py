@@ -15,21 +15,17 @@ import pytest
 from cluster.serving import drift
 from cluster.serving.control import RunningServer
 from cluster.serving.http.access import Access
-from cluster.serving.http.app import build_app
 from cluster.serving.served import Operation
-from cluster.serving.server_process import free_port
+from cluster.serving.server_process import free_port, running
 from dashboards.store import connect
 from dashboards.tracking.server_runs import log_canary
 from jobs.traffic import SIGNAL, Watch, between, read_command, watched
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
-from tests.local_server import LocalServer, service_of
+from tests.configurations import CHAIN
+from tests.local_server import server_of, service_of
 
-CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=3)))
 OPERATION = Operation("a secret")
 KEYS = Access(keys=(b"nobody's hash",)).admitting(OPERATION.token)
 
@@ -38,10 +34,8 @@ KEYS = Access(keys=(b"nobody's hash",)).admitting(OPERATION.token)
 def server(tiny_pair: Pair) -> Iterator[RunningServer]:
     """One that asks for keys, of which the operator's token is one."""
     service = service_of(Engine(tiny_pair, CHAIN), operation=OPERATION, access=KEYS)
-    local = LocalServer(lambda: build_app(service))
-    url = local.start(free_port())
-    yield RunningServer(url=url, token="a secret", pair=tiny_pair.spec)
-    local.stop()
+    with running(server_of(service)) as url:
+        yield RunningServer(url=url, token="a secret", pair=tiny_pair.spec)
 
 
 def ask(server: RunningServer, tokens: int, prompt: str = "def main(") -> dict:
@@ -55,7 +49,6 @@ def ask(server: RunningServer, tokens: int, prompt: str = "def main(") -> dict:
 def test_traffic_and_a_canarys_end_are_runs_of_the_pair(
     server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     client = connect()  # it makes the database, which can take longer than the end waits
     warned: list[str] = []
@@ -74,7 +67,6 @@ def test_traffic_and_a_canarys_end_are_runs_of_the_pair(
         answers = [ask(server, 30) for _ in range(2)]
     assert not warned
     experiment = client.get_experiment_by_name(server.name)
-    assert experiment is not None
     [run] = client.search_runs([experiment.experiment_id], "tags.traffic != ''")
     assert run.info.status == "FINISHED"
     assert run.data.params["served.configuration"] == CHAIN.id
@@ -87,23 +79,15 @@ def test_traffic_and_a_canarys_end_are_runs_of_the_pair(
     assert found["time_to_first_token_seconds.mean"] > 0
     assert found["num_requests_running"] == 0
 
-    state = {
-        "configuration": "c2",
-        "label": "another",
-        "share": 0.1,
-        "state": "dropped",
-        "reason": "it is slower, 0.80×",
-        "pairs": 12,
-        "ratio": 0.8,
-        "low": 0.7,
-        "high": None,
-    }
+    reason, times = "it is slower, 0.80×", {"pairs": 12, "ratio": 0.8, "low": 0.7, "high": None}
+    state = {"configuration": "c2", "label": "another", "share": 0.1, "state": "dropped"}
+    state |= {"reason": reason, **times}
     canary = client.get_run(log_canary(server.name, CHAIN.id, state))
     assert canary.info.status == "FINISHED"
     assert canary.info.experiment_id == experiment.experiment_id
     assert canary.data.metrics == {"canary.pairs": 12, "canary.ratio": 0.8, "canary.low": 0.7}
     assert canary.data.params == {"champion": CHAIN.id, "challenger": "c2", "share": "0.1"}
-    assert canary.data.tags["reason"] == "it is slower, 0.80×"
+    assert canary.data.tags["reason"] == reason
 
 
 def test_a_store_that_is_away_costs_a_line_and_no_request(

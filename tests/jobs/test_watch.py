@@ -18,9 +18,8 @@ import pytest
 import yaml
 
 from cluster.serving.server_process import free_port, running
-from specdec_core.config import Configuration
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.models.pair import Pair
+from tests.configurations import CHAIN
 from tests.local_server import engine_server
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +34,7 @@ def prometheus(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Ite
         pytest.skip("prometheus is not on the PATH")
     folder, address = tmp_path_factory.mktemp("watch"), f"127.0.0.1:{free_port()}"
     (folder / "dashboards").symlink_to(ROOT / "dashboards")
-    with running(engine_server(tiny_pair, Configuration(drafter=DraftModelSettings()), 2)) as url:
+    with running(engine_server(tiny_pair, CHAIN, 2)) as url:
         server = url.removeprefix("http://")
         given = [f"SERVER={server}", f"PROMETHEUS={address}", "EVERY=1s"]
         with subprocess.Popen(

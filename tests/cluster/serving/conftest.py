@@ -8,18 +8,15 @@ import openai
 import pytest
 
 from cluster.serving.server_process import running
-from specdec_core.config import Configuration
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
+from tests.configurations import CHAIN
 from tests.local_server import engine_server
-
-SERVED = Configuration(drafter=DraftModelSettings())
 
 
 @pytest.fixture(scope="session")
 def chat_url(chat_pair: Pair) -> Iterator[str]:
-    with running(engine_server(chat_pair, SERVED, slots=4)) as url:
+    with running(engine_server(chat_pair, CHAIN, slots=4)) as url:
         yield url
 
 

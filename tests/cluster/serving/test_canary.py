@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from random import Random
 
@@ -12,15 +11,11 @@ from cluster.serving.canary import COUNTED, PAIRS, Canary, check_comparable
 from cluster.serving.engine_loop import EngineLoop
 from cluster.serving.served import Deployment, Served
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.target_started.settings import TargetTreeSettings
+from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Generation
-
-CHAIN = Configuration(drafter=DraftModelSettings())
-LOSSY = Configuration(drafter=TargetTreeSettings(branching=(2, 2, 1)))
+from tests.configurations import CHAIN, LOSSY
 
 
 @pytest.fixture(scope="module")
@@ -81,22 +76,19 @@ def test_what_is_not_faster_is_dropped_in_the_end(
     assert "not shown to be faster" in canary.reason
 
 
-def test_requests_beside_a_busy_engine_do_not_count(
+async def test_requests_beside_a_busy_engine_do_not_count(
     sides: tuple[Served, Served], generation: Generation
 ) -> None:
     """The champion is still busy with what it took before the challenger's turn."""
     canary = Canary([sides[0]], [sides[1]], 0.5)
 
-    async def story() -> None:
-        async with sides[0].loop as loop:
-            submission = await loop.submit([Request("long", (5, 6), 200, ignore_eos=True)])
-            for number in range(COUNTED):
-                assert canary.choose([str(number)]) == "challenger"
-                canary.ended(str(number), generation)
-            assert canary.choose(["next"]) == "challenger"  # its turn is not over
-            submission.close()
-
-    asyncio.run(asyncio.wait_for(story(), timeout=60))
+    async with sides[0].loop as loop:
+        submission = await loop.submit([Request("long", (5, 6), 200, ignore_eos=True)])
+        for number in range(COUNTED):
+            assert canary.choose([str(number)]) == "challenger"
+            canary.ended(str(number), generation)
+        assert canary.choose(["next"]) == "challenger"  # its turn is not over
+        submission.close()
 
 
 def test_a_lossy_configuration_is_no_canary() -> None:

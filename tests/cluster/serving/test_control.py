@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,15 +12,15 @@ from cluster.serving.control import Refusal, announced, find_server, url_of
 from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.fleet import Fleet
 from cluster.serving.http.access import OPERATE
-from cluster.serving.http.app import build_app
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation
-from cluster.serving.server_process import free_port
+from cluster.serving.server_process import running
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, PairSpec
 from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
-from tests.local_server import LocalServer, service_of
+from tests.cluster.serving.http.events import client_of
+from tests.local_server import server_of, service_of
 
 TOKEN = "a secret"
 OPERATION = Operation(TOKEN)
@@ -30,9 +29,8 @@ OPERATION = Operation(TOKEN)
 @pytest.fixture
 def url(tiny_pair: Pair) -> Iterator[str]:
     service = service_of(Engine(tiny_pair, AUTOREGRESSIVE), operation=OPERATION)
-    server = LocalServer(lambda: build_app(service))
-    yield server.start(free_port())
-    server.stop()
+    with running(server_of(service)) as url:
+        yield url
 
 
 @pytest.fixture
@@ -133,15 +131,11 @@ def test_what_fails_for_now_is_told_from_a_refusal(
 
 
 @pytest.mark.parametrize("operation", [NOT_OPERATED, Operation("")])
-def test_a_server_without_a_token_takes_no_orders(tiny_pair: Pair, operation: Operation) -> None:
-    engine = Engine(tiny_pair, AUTOREGRESSIVE)
-    app = build_app(service_of(engine, operation=operation))
-
-    async def main() -> None:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-            for path in OPERATE:
-                answer = await http.post(path, headers={"x-specdec-token": ""}, content="{}")
-                assert answer.status_code == 404
-
-    asyncio.run(main())
+async def test_a_server_without_a_token_takes_no_orders(
+    tiny_pair: Pair, operation: Operation
+) -> None:
+    service = service_of(Engine(tiny_pair, AUTOREGRESSIVE), operation=operation)
+    async with client_of(service) as http:
+        for path in OPERATE:
+            answer = await http.post(path, headers={"x-specdec-token": ""}, content="{}")
+            assert answer.status_code == 404

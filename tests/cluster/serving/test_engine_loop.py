@@ -2,29 +2,22 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
 
-import httpx
 import pytest
 
 from cluster.serving.engine_loop import EngineLoop, Pace, Submission
-from cluster.serving.http.app import build_app
-from cluster.serving.http.service import Service
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.tokens.statistics import Generation
+from tests.cluster.serving.http.events import client_of
+from tests.configurations import CHAIN
 from tests.local_server import service_of
-
-SPECULATIVE = Configuration(drafter=DraftModelSettings())
 
 
 @pytest.fixture
 def engine(tiny_pair) -> Engine:
-    return Engine(tiny_pair, SPECULATIVE, slots=2)
+    return Engine(tiny_pair, CHAIN, slots=2)
 
 
 def request(engine: Engine, name: str, prompt: str = "def main(", tokens: int = 24) -> Request:
@@ -41,46 +34,24 @@ async def generations(submission: Submission, count: int = 1) -> list[Generation
     return [done[name] for name in sorted(done)]
 
 
-def in_loop(engine: Engine, story: Callable[[EngineLoop], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        async with EngineLoop(engine) as loop:
-            await story(loop)
-
-    asyncio.run(asyncio.wait_for(main(), timeout=60))
-
-
-def over_http(service: Service, story: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
-    """Run a story of a client of the application, in this process."""
-    transport = httpx.ASGITransport(build_app(service), raise_app_exceptions=False)
-
-    async def main() -> None:
-        client = httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60)
-        async with service.fleet, client as http:
-            await story(http)
-
-    asyncio.run(asyncio.wait_for(main(), timeout=60))
-
-
-def test_concurrent_requests_get_the_text_they_get_alone(engine, tiny_pair):
+async def test_concurrent_requests_get_the_text_they_get_alone(engine, tiny_pair):
     prompts = ["def main(", "import", "class A:", "return x", "# a"]
     requests = [request(engine, f"{n}", p) for n, p in enumerate(prompts)]
-    alone = Engine(tiny_pair, SPECULATIVE)
+    alone = Engine(tiny_pair, CHAIN)
     expected = [alone.generate([r])[0].tokens for r in requests]
 
-    async def story(loop: EngineLoop) -> None:
+    async with EngineLoop(engine) as loop:
         both, others = await asyncio.gather(
             loop.submit(requests[:2]), asyncio.gather(*(loop.submit([r]) for r in requests[2:]))
         )
         results = await asyncio.gather(generations(both, 2), *map(generations, others))
         assert [g.tokens for result in results for g in result] == expected
         assert loop.running == 0
-
-    in_loop(engine, story)
     assert engine.idle
 
 
-def test_a_closed_or_lost_submission_frees_its_slots(engine):
-    async def story(loop: EngineLoop) -> None:
+async def test_a_closed_or_lost_submission_frees_its_slots(engine):
+    async with EngineLoop(engine) as loop:
         submission = await loop.submit([request(engine, f"closed {i}") for i in range(4)])
         await submission.chunks.get()
         submission.close()
@@ -93,11 +64,11 @@ def test_a_closed_or_lost_submission_frees_its_slots(engine):
         assert len((await generations(submission))[0].tokens) == 1
         assert engine.idle
 
-    in_loop(engine, story)
 
-
-def test_a_request_with_several_choices_is_cancelled_once_and_a_refused_one_not_at_all(engine):
-    async def story(loop: EngineLoop) -> None:
+async def test_a_request_with_several_choices_is_cancelled_once_and_a_refused_one_not_at_all(
+    engine,
+):
+    async with EngineLoop(engine) as loop:
         submission = await loop.submit([request(engine, f"choice {i}") for i in range(4)])
         submission.close()
         submission.close()
@@ -109,14 +80,14 @@ def test_a_request_with_several_choices_is_cancelled_once_and_a_refused_one_not_
         await generations(await loop.submit([request(engine, "next", tokens=1)]))
         assert (loop.cancelled, engine.idle) == (1, True)
 
-    in_loop(engine, story)
 
-
-def test_a_full_queue_refuses_with_429_and_a_time_and_takes_others_when_there_is_room(tiny_pair):
-    service = service_of(Engine(tiny_pair, SPECULATIVE, slots=1), queue=2)
+async def test_a_full_queue_refuses_with_429_and_a_time_and_takes_others_when_there_is_room(
+    tiny_pair,
+):
+    service = service_of(Engine(tiny_pair, CHAIN, slots=1), queue=2)
     body = {"prompt": "def main(", "max_tokens": 40, "ignore_eos": True, "temperature": 0}
 
-    async def story(http: httpx.AsyncClient) -> None:
+    async with client_of(service) as http:
         first = await asyncio.gather(*(http.post("/v1/completions", json=body) for _ in range(8)))
         served = [answer for answer in first if answer.status_code == 200]
         refused = [answer for answer in first if answer.status_code == 429]
@@ -130,16 +101,14 @@ def test_a_full_queue_refuses_with_429_and_a_time_and_takes_others_when_there_is
         health = (await http.get("/health")).json()
         assert (health["running"], health["queue"], health["cancelled"]) == (0, 2, 0)
 
-    over_http(service, story)
 
-
-def test_a_small_cache_preempts_and_refuses_at_once_what_never_fits(tiny_pair):
+async def test_a_small_cache_preempts_and_refuses_at_once_what_never_fits(tiny_pair):
     limits = Limits(4, step_tokens=32, cache_tokens=256)
-    service = service_of(Engine(tiny_pair, SPECULATIVE, limits=limits))
+    service = service_of(Engine(tiny_pair, CHAIN, limits=limits))
     body = {"max_tokens": 90, "ignore_eos": True, "temperature": 0}
     prompts = ["def main(", "class A:", "import os", "x = 1"]
 
-    async def story(http: httpx.AsyncClient) -> None:
+    async with client_of(service) as http:
         never = await http.post("/v1/completions", json={**body, "prompt": [5] * 150})
         assert never.status_code == 400
         assert "the context holds 192 tokens here" in never.json()["error"]["message"]
@@ -153,31 +122,27 @@ def test_a_small_cache_preempts_and_refuses_at_once_what_never_fits(tiny_pair):
             alone = await http.post("/v1/completions", json={**body, "prompt": prompt})
             assert answer.json()["choices"] == alone.json()["choices"]
 
-    over_http(service, story)
 
-
-def test_an_answer_without_a_number_has_the_room_that_the_cache_has(chat_pair):
+async def test_an_answer_without_a_number_has_the_room_that_the_cache_has(chat_pair):
     limits = Limits(2, cache_tokens=192)
-    service = service_of(Engine(chat_pair, SPECULATIVE, limits=limits))
+    service = service_of(Engine(chat_pair, CHAIN, limits=limits))
     chat = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
 
-    async def story(http: httpx.AsyncClient) -> None:
+    async with client_of(service) as http:
         answer = await http.post("/v1/chat/completions", json=chat)
         assert answer.status_code == 200, answer.text
         (card,) = (await http.get("/v1/models")).json()["data"]
         assert answer.json()["usage"]["total_tokens"] == card["max_model_len"] == 128
-
-    over_http(service, story)
     with pytest.raises(UserError, match="a cache of 100 tokens holds no request: it needs 128"):
         Engine(chat_pair, limits=Limits(2, cache_tokens=100))
 
 
-def test_the_next_turn_of_a_chat_says_how_much_of_it_was_in_the_cache(tiny_pair):
+async def test_the_next_turn_of_a_chat_says_how_much_of_it_was_in_the_cache(tiny_pair):
     limits = Limits(2, share_prefixes=True)
-    service = service_of(Engine(tiny_pair, SPECULATIVE, limits=limits))
+    service = service_of(Engine(tiny_pair, CHAIN, limits=limits))
     body = {"max_tokens": 9, "ignore_eos": True, "temperature": 0}
 
-    async def story(http: httpx.AsyncClient) -> None:
+    async with client_of(service) as http:
         turn = [*range(5, 30)]
         for _ in range(2):
             answer = await http.post("/v1/completions", json={**body, "prompt": turn})
@@ -186,18 +151,14 @@ def test_the_next_turn_of_a_chat_says_how_much_of_it_was_in_the_cache(tiny_pair)
         health = (await http.get("/health")).json()
         assert (health["prefix_hits"], health["prefix_tokens"]) == (1, 25)
 
-    over_http(service, story)
 
+async def test_a_request_with_many_prompts_is_taken_whole_where_there_is_room_for_one(tiny_pair):
+    service = service_of(Engine(tiny_pair, CHAIN, slots=1), queue=1)
 
-def test_a_request_with_many_prompts_is_taken_whole_where_there_is_room_for_one(tiny_pair):
-    service = service_of(Engine(tiny_pair, SPECULATIVE, slots=1), queue=1)
-
-    async def story(http: httpx.AsyncClient) -> None:
+    async with client_of(service) as http:
         body = {"prompt": ["def f(", "class A:", "import", "x ="], "max_tokens": 4}
         answer = await http.post("/v1/completions", json=body)
         assert (answer.status_code, len(answer.json()["choices"])) == (200, 4)
-
-    over_http(service, story)
 
 
 def test_the_time_to_wait_is_that_of_those_that_finished_lately(monkeypatch):
@@ -210,12 +171,9 @@ def test_the_time_to_wait_is_that_of_those_that_finished_lately(monkeypatch):
     assert [pace.seconds(count) for count in (1, 5, 1000)] == [2, 10, 60]
 
 
-def test_only_the_engines_thread_is_bound_to_its_cores(engine):
+async def test_only_the_engines_thread_is_bound_to_its_cores(engine):
     core = max(before := os.sched_getaffinity(0))
 
-    async def main() -> None:
-        async with EngineLoop(engine, cores=[core]) as loop:
-            assert await loop.between_steps(lambda: os.sched_getaffinity(0)) == {core}
-
-    asyncio.run(main())
+    async with EngineLoop(engine, cores=[core]) as loop:
+        assert await loop.between_steps(lambda: os.sched_getaffinity(0)) == {core}
     assert os.sched_getaffinity(0) == before

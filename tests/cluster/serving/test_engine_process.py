@@ -11,24 +11,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import sleep
 
-import httpx
 import pytest
 
 from cluster.serving import replica
 from cluster.serving.engine_loop import EngineLoop
 from cluster.serving.engine_process import EngineProcess
-from cluster.serving.http.app import build_app
 from cluster.serving.http.service import Service
 from cluster.serving.protocol.errors import ApiError
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
-from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair, load_pair
+from tests.cluster.serving.http.events import client_of
+from tests.configurations import BANDIT
 from tests.local_server import service_of
 
-BANDIT = Configuration(drafter=BanditSettings(arms=[1, 4]))
 LIMITS = Limits(3, step_tokens=32, share_prefixes=True)
 
 
@@ -38,11 +36,6 @@ def engine(tiny_spec: PairSpec) -> Iterator[EngineProcess]:
     yield engine
     engine.close()
     assert engine._process.poll() == 0, "it did not end by itself"
-
-
-def http_of(service: Service) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(build_app(service))
-    return httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60)
 
 
 def test_it_answers_as_an_engine_here_does(engine: EngineProcess, tiny_pair: Pair) -> None:
@@ -55,7 +48,6 @@ def test_it_answers_as_an_engine_here_does(engine: EngineProcess, tiny_pair: Pai
     while not engine.idle:
         answered |= {c.request_id: c.finished.tokens for c in engine.step() if c.finished}
     assert [answered[prompt] for prompt in prompts] == expected
-    assert engine.learned is not None
     assert sum(arm["rounds"] for arm in engine.learned.rows()) > 0
     with pytest.raises(UserError, match="the prompt is empty"):
         engine.add(Request("empty", (), 4))
@@ -71,46 +63,38 @@ def test_nothing_takes_of_the_cache_once_the_last_client_has_left(engine: Engine
     assert engine.status().cache_usage == engine.status().waiting == 0
 
 
-def test_clients_that_leave_stop_nobody_else(engine: EngineProcess) -> None:
+async def test_clients_that_leave_stop_nobody_else(engine: EngineProcess) -> None:
     """Also while the engine's thread waits for a step that will not come."""
     service = service_of(engine)
-    body = {"prompt": "x", "max_tokens": 4, "temperature": 0}
-
-    async def story() -> None:
-        async with service.fleet, http_of(service) as http:
-            for n in range(4):
-                left = Request(f"left {n}", (5, 6, 7), 200, ignore_eos=True)
-                submission = await service.fleet.submit([left])
-                if n % 2:
-                    async for _ in submission:
-                        break
-                submission.close()
-            # Asked on the engine's thread, which must not wait for the requests that have left.
-            assert (await service.health()).arms
-            answer = await http.post("/v1/completions", json=body)
-            assert answer.status_code == 200
-            assert service.fleet.running == 0
-            assert service.fleet.cancelled == 4
-
-    asyncio.run(asyncio.wait_for(story(), timeout=60))
-
-
-def test_those_that_left_while_waiting_do_not_fill_the_queue(engine: EngineProcess) -> None:
-    service = service_of(engine, queue=2)
-
-    async def story() -> None:
-        async with service.fleet:
-            for n in range(3):
-                many = [Request(f"{n}.{i}", (5, 6, 7), 200, ignore_eos=True) for i in range(9)]
-                submission = await service.fleet.submit(many)
+    async with service.fleet:
+        for n in range(4):
+            left = Request(f"left {n}", (5, 6, 7), 200, ignore_eos=True)
+            submission = await service.fleet.submit([left])
+            if n % 2:
                 async for _ in submission:
                     break
-                submission.close()
-                assert service.fleet.waiting == 0
-            last = await service.fleet.submit([Request("last", (5, 6), 3, ignore_eos=True)])
-            assert [chunk async for _, chunk in last][-1].finished
+            submission.close()
+        # Asked on the engine's thread, which must not wait for the requests that have left.
+        assert (await service.health()).arms
+        last = await service.fleet.submit([Request("last", (5, 6), 3, ignore_eos=True)])
+        assert [chunk async for _, chunk in last][-1].finished
+        assert service.fleet.running == 0
+        assert service.fleet.cancelled == 4
 
-    asyncio.run(asyncio.wait_for(story(), timeout=60))
+
+async def test_those_that_left_while_waiting_do_not_fill_the_queue(engine: EngineProcess) -> None:
+    service = service_of(engine, queue=2)
+
+    async with service.fleet:
+        for n in range(3):
+            many = [Request(f"{n}.{i}", (5, 6, 7), 200, ignore_eos=True) for i in range(9)]
+            submission = await service.fleet.submit(many)
+            async for _ in submission:
+                break
+            submission.close()
+            assert service.fleet.waiting == 0
+        last = await service.fleet.submit([Request("last", (5, 6), 3, ignore_eos=True)])
+        assert [chunk async for _, chunk in last][-1].finished
 
 
 def test_weights_that_cannot_be_loaded_are_said_in_the_same_line(
@@ -146,7 +130,7 @@ async def killed(service: Service, signal: int) -> list[int]:
     return tokens
 
 
-def test_engines_that_hang_or_fail_are_replaced_by_others_ever_later(
+async def test_engines_that_hang_or_fail_are_replaced_by_others_ever_later(
     tiny_spec: PairSpec, tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica, "AT_ONCE", 600.0)  # a busy machine is slow
@@ -160,35 +144,29 @@ def test_engines_that_hang_or_fail_are_replaced_by_others_ever_later(
     only.failing = 0
     [alone] = Engine(tiny_pair, limits=LIMITS).generate([LONG])
 
-    async def story() -> None:
-        async with service.running(), http_of(service) as http:
-            assert await killed(service, signal.SIGSTOP) == list(alone.tokens)
-            assert (service.fleet.restarts, engine.alive) == (1, False)
-            only.failing = 2
-            assert await killed(service, signal.SIGKILL) == list(alone.tokens)  # after a pause
-            assert only.failing == 3
-            service.engine._process.kill()
-            while (await http.get("/ready")).status_code == 200:
-                await asyncio.sleep(0.01)
-            with pytest.raises(ApiError, match="no engine answers") as refused:
-                await service.submit([LONG])
-            assert refused.value.status == 503
-            while (await http.get("/ready")).status_code == 503:
-                await asyncio.sleep(0.01)
-            assert service.fleet.restarts == 3
-
-    asyncio.run(asyncio.wait_for(story(), timeout=180))
+    async with client_of(service) as http:
+        assert await killed(service, signal.SIGSTOP) == list(alone.tokens)
+        assert (service.fleet.restarts, engine.alive) == (1, False)
+        only.failing = 2
+        assert await killed(service, signal.SIGKILL) == list(alone.tokens)  # after a pause
+        assert only.failing == 3
+        service.engine._process.kill()
+        while (await http.get("/ready")).status_code == 200:
+            await asyncio.sleep(0.01)
+        with pytest.raises(ApiError, match="no engine answers") as refused:
+            await service.submit([LONG])
+        assert refused.value.status == 503
+        while (await http.get("/ready")).status_code == 503:
+            await asyncio.sleep(0.01)
+        assert service.fleet.restarts == 3
 
 
-def test_an_engine_in_this_process_that_hangs_is_broken(tiny_pair: Pair) -> None:
+async def test_an_engine_in_this_process_that_hangs_is_broken(tiny_pair: Pair) -> None:
     engine = Engine(tiny_pair)
     engine.step = lambda: sleep(2) or []  # type: ignore[method-assign, func-returns-value]
 
-    async def story() -> None:
-        async with EngineLoop(engine, patience=0.1) as loop:
-            submission = await loop.submit([LONG])
-            while loop.works:
-                await asyncio.sleep(0.01)
-            assert "a step takes longer than 0.1 s" in str(await submission.chunks.get())
-
-    asyncio.run(asyncio.wait_for(story(), timeout=60))
+    async with EngineLoop(engine, patience=0.1) as loop:
+        submission = await loop.submit([LONG])
+        while loop.works:
+            await asyncio.sleep(0.01)
+        assert "a step takes longer than 0.1 s" in str(await submission.chunks.get())

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import signal
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,32 +16,27 @@ from cluster.serving.canary import Canary
 from cluster.serving.engine_loop import EngineFailed, EngineLoop, QueueFull
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.fleet import Fleet
+from cluster.serving.http.service import Service
 from cluster.serving.replica import EngineReplica
 from cluster.serving.scaling import Replicas, Scaling
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from cluster.serving.stream import Stream
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Sampling
-from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair, load_pair
 from tests.commands import children
+from tests.configurations import BANDIT, FOUR, LOOKUP
 from tests.conftest import tiny_llama, tiny_tokenizer
 from tests.local_server import service_of
 
-CHAIN = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
-LOOKUP = Configuration(drafter=PromptLookupSettings())
 UNKNOWN = Configuration(drafter=DraftModelSettings(draft="nobody"))
 LIMITS = Limits(4, share_prefixes=True)
 COUPLED = Sampling(temperature=0.9, coupling="gumbel")
 PROMPTS = ("def main(", "class A:", "import os", "x = 1")
-
-Story = Callable[[Fleet], Awaitable[None]]
 
 
 def requests(pair: Pair, name: str, tokens: int = 120) -> list[Request]:
@@ -77,19 +70,9 @@ async def text(stream: Stream) -> str:
     return sent
 
 
-def run(fleet: Fleet, story: Story, seconds: float = 100) -> None:
-    """Run a story while a fleet serves."""
-
-    async def main() -> None:
-        async with fleet:
-            await story(fleet)
-
-    asyncio.run(asyncio.wait_for(main(), timeout=seconds))
-
-
 def here(
     pair: Pair,
-    configurations: Sequence[Configuration] = (CHAIN,),
+    configurations: Sequence[Configuration] = (FOUR,),
     operation: Operation = NOT_OPERATED,
     slots: int = 8,
     queue: int = 128,
@@ -116,10 +99,9 @@ async def loaded_here(served: Served, deployment: Deployment) -> Served:
 
 
 def kill(served: Served) -> None:
-    engine = served.loop.engine
-    assert isinstance(engine, EngineProcess)
-    os.kill(engine._process.pid, signal.SIGKILL)
-    engine._process.wait(10)
+    process = served.loop.engine._process
+    process.kill()
+    process.wait(10)
 
 
 async def sent(streams: Sequence[Stream], characters: int) -> None:
@@ -175,7 +157,7 @@ async def survived(fleet: Fleet, pair: Pair, expected: list[str]) -> None:
         await asyncio.sleep(0.01)
     assert fleet.failure is None
     assert fleet.cancelled == 0
-    assert fleet.deployment.configuration == CHAIN
+    assert fleet.deployment.configuration == FOUR
 
 
 def engines() -> set[int]:
@@ -234,7 +216,7 @@ async def refused(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
                 await order(before.model_copy(update=update))
     with monkeypatch.context() as patch:
         patch.setattr(fleet.engine, "another", too_many_files)
-        wanted = before.model_copy(update={"configuration": CHAIN})
+        wanted = before.model_copy(update={"configuration": FOUR})
         for order in (fleet.deploy, partial(fleet.try_out, share=0.5)):
             with pytest.raises(UserError, match="did not start: too many open files"):
                 await order(wanted)
@@ -254,7 +236,7 @@ async def broken(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
         fleet.check()  # so that Ray Serve replaces the server
 
 
-def test_streams_survive_a_killed_engine_and_a_new_configuration(
+async def test_streams_survive_a_killed_engine_and_a_new_configuration(
     tiny_spec: PairSpec,
     tiny_pair: Pair,
     expected: list[str],
@@ -263,68 +245,54 @@ def test_streams_survive_a_killed_engine_and_a_new_configuration(
 ) -> None:
     """One story, because an engine's start takes seconds."""
     operation = Operation(None, tmp_path / "deployed")
-    fleet = service_of(EngineProcess(tiny_spec, CHAIN, LIMITS), operation=operation).fleet
-
-    async def story(fleet: Fleet) -> None:
+    service = service_of(EngineProcess(tiny_spec, FOUR, LIMITS), operation=operation)
+    fleet = service.fleet
+    async with service.running():
         await left(fleet, tiny_pair, expected)
         old = fleet.engine
         assert await switched(fleet, tiny_pair, expected, [LOOKUP]) >= len(expected)
-        assert isinstance(old, EngineProcess)
         assert not old.alive
-        assert fleet.previous is not None
-        assert fleet.previous.configuration == CHAIN
+        assert fleet.previous.configuration == FOUR
         await refused(fleet, monkeypatch)
         assert fleet.switches == 1
-        kept = operation.last()  # what a server that is started again serves
-        assert kept is not None
-        assert kept.configuration == LOOKUP
+        # What a server that is started again serves.
+        assert operation.last().configuration == LOOKUP
         await broken(fleet, monkeypatch)
-
-    try:
-        run(fleet, story, seconds=300)
-    finally:
-        fleet.end()
 
 
 @pytest.mark.long
-def test_two_replicas_survive_kills_and_twenty_switches_under_load(
+async def test_two_replicas_survive_kills_and_twenty_switches_under_load(
     tiny_spec: PairSpec, tiny_pair: Pair, expected: list[str]
 ) -> None:
     served = [
         Served(
-            EngineLoop(EngineProcess(tiny_spec, CHAIN, LIMITS)),
-            Deployment(pair=tiny_spec, configuration=CHAIN),
+            EngineLoop(EngineProcess(tiny_spec, FOUR, LIMITS)),
+            Deployment(pair=tiny_spec, configuration=FOUR),
         )
         for _ in range(2)
     ]
     fleet = Fleet(served)
-
-    async def story(fleet: Fleet) -> None:
+    async with Service(fleet, "tiny").running():
         await survived(fleet, tiny_pair, expected)
         assert fleet.resumed > 0
-        answered = await switched(fleet, tiny_pair, expected, [LOOKUP, CHAIN] * 10)
+        answered = await switched(fleet, tiny_pair, expected, [LOOKUP, FOUR] * 10)
         assert fleet.switches == 20
         assert answered > 20
         assert (await fleet.roll_back()).configuration == LOOKUP
-
-    try:
-        run(fleet, story, seconds=1800)
-    finally:
-        fleet.end()
 
 
 # Replicas in this process.
 
 
-def test_a_replica_whose_devices_are_lost_holds_up_no_other(
+async def test_a_replica_whose_devices_are_lost_holds_up_no_other(
     tiny_pair: Pair, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet, there = here(tiny_pair, [CHAIN, CHAIN]), threading.Event()
+    fleet, there = here(tiny_pair, [FOUR, FOUR]), threading.Event()
     monkeypatch.setattr(Served, "beside", loaded_here)
     monkeypatch.setattr(EngineReplica, "replaceable", True)
     monkeypatch.setattr(fleet.replicas[1], "wait_for_devices", there.wait)
 
-    async def story(fleet: Fleet) -> None:
+    async with fleet:
         fleet.replicas[1].served.loop._fail("its node is lost")
         waiting = fleet._restart(fleet.replicas[1])
         await asyncio.sleep(0.05)
@@ -337,14 +305,14 @@ def test_a_replica_whose_devices_are_lost_holds_up_no_other(
         there.set()
         assert (await waiting).served.deployment == lookup
 
-    run(fleet, story, seconds=30)
 
-
-def test_another_replica_continues_with_the_same_text(tiny_pair: Pair, expected: list[str]) -> None:
+async def test_another_replica_continues_with_the_same_text(
+    tiny_pair: Pair, expected: list[str]
+) -> None:
     """Twice: the replica that continues fails, too."""
-    fleet = here(tiny_pair, [CHAIN, LOOKUP, CHAIN], slots=4)
+    fleet = here(tiny_pair, [FOUR, LOOKUP, FOUR], slots=4)
 
-    async def story(fleet: Fleet) -> None:
+    async with fleet:
         streams = [await fleet.submit([r]) for r in requests(tiny_pair, "moved")]
         running = asyncio.gather(*map(text, streams))
         assert {stream.served for stream in streams} == {r.served for r in fleet.replicas}
@@ -358,21 +326,19 @@ def test_another_replica_continues_with_the_same_text(tiny_pair: Pair, expected:
         assert fleet.running == 0
         assert fleet.failure is None
         by = {c.label for stream in streams for c, _ in stream.arms}
-        assert by == {CHAIN.label, LOOKUP.label}
+        assert by == {FOUR.label, LOOKUP.label}
         fleet.replicas[2].served.loop._fail("killed")
         with pytest.raises(EngineFailed, match="killed"):
             await fleet.submit(requests(tiny_pair, "late")[:1])
 
-    run(fleet, story)
 
-
-def test_a_request_goes_to_the_replica_with_its_beginning_and_past_a_full_queue(
+async def test_a_request_goes_to_the_replica_with_its_beginning_and_past_a_full_queue(
     tiny_pair: Pair,
 ) -> None:
-    fleet = here(tiny_pair, [CHAIN, CHAIN], slots=2, queue=1)
+    fleet = here(tiny_pair, [FOUR, FOUR], slots=2, queue=1)
     refusals: list[str] = []
 
-    async def story(fleet: Fleet) -> None:
+    async with fleet:
         fleet.observer.refused = lambda: refusals.append("refused")  # type: ignore[method-assign]
         turn = tuple(range(5, 45))
         first = await fleet.submit([Request("first", turn, 1)])
@@ -395,13 +361,11 @@ def test_a_request_goes_to_the_replica_with_its_beginning_and_past_a_full_queue(
             stream.close()
         assert (fleet.running, fleet.cancelled, fleet.accepting) == (0, 6, True)
 
-    run(fleet, story)
 
-
-def test_a_deployment_that_one_replica_cannot_load_changes_none(
+async def test_a_deployment_that_one_replica_cannot_load_changes_none(
     tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet, loaded = here(tiny_pair, [CHAIN, CHAIN]), []
+    fleet, loaded = here(tiny_pair, [FOUR, FOUR]), []
 
     async def beside(served: Served, deployment: Deployment) -> Served:
         if served is fleet.replicas[1].served and deployment.configuration != LOOKUP:
@@ -411,7 +375,7 @@ def test_a_deployment_that_one_replica_cannot_load_changes_none(
 
     monkeypatch.setattr(Served, "beside", beside)
 
-    async def story(fleet: Fleet) -> None:
+    async with fleet:
         before = [replica.served for replica in fleet.replicas]
         wanted = fleet.deployment.model_copy(update={"configuration": AUTOREGRESSIVE})
         with pytest.raises(UserError, match="did not start: no memory"):
@@ -423,8 +387,6 @@ def test_a_deployment_that_one_replica_cannot_load_changes_none(
         await fleet.deploy(wanted.model_copy(update={"configuration": LOOKUP}))
         served = {replica.served.loop.engine.configuration for replica in fleet.replicas}
         assert served == {fleet.deployment.configuration} == {LOOKUP}
-
-    run(fleet, story)
 
 
 def trying(fleet: Fleet, pair: Pair) -> Canary:
@@ -438,13 +400,12 @@ def trying(fleet: Fleet, pair: Pair) -> Canary:
     return fleet.canary
 
 
-def test_a_challenger_takes_turns_on_all_replicas_and_is_promoted_on_all(
+async def test_a_challenger_takes_turns_on_all_replicas_and_is_promoted_on_all(
     tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Served, "beside", loaded_here)
-    fleet = here(tiny_pair, [CHAIN, CHAIN])
-
-    async def story(fleet: Fleet) -> None:
+    monkeypatch.setattr(EngineReplica, "replaceable", True)
+    async with here(tiny_pair, [FOUR, FOUR]) as fleet:
         champions = {replica.served for replica in fleet.replicas}
         await fleet.try_out(fleet.deployment.model_copy(update={"configuration": LOOKUP}), 0.5)
         challengers = {replica.challenger for replica in fleet.replicas}
@@ -455,27 +416,24 @@ def test_a_challenger_takes_turns_on_all_replicas_and_is_promoted_on_all(
             await text(stream)
         assert served == champions | challengers
         canary = fleet.canary
-        assert canary is not None
         assert (canary.status().state, canary.status().pairs) == ("running", 2)
         # A replica whose engine was started again meanwhile has no challenger.
         fleet.replicas[1].retire(fleet.replicas[1].challenger)
         canary.end("promoted", "the test says so")
         await text(await fleet.submit(requests(tiny_pair, "promoted", 4)[:1]))
         assert fleet.deployment.configuration == LOOKUP
-        assert fleet.previous is not None
-        assert fleet.previous.configuration == CHAIN
+        assert fleet.previous.configuration == FOUR
         while not all(map(fleet._current, fleet.replicas)):
             await fleet._watch()
             await asyncio.sleep(0.01)
         assert {r.served.loop.engine.configuration for r in fleet.replicas} == {LOOKUP}
         assert (fleet.switches, fleet.restarts) == (1, 0)
 
-    monkeypatch.setattr("cluster.serving.replica.EngineReplica.replaceable", True)
-    run(fleet, story)
 
-
-def test_no_client_waits_for_a_load_where_a_canary_is_decided_meanwhile(tiny_pair: Pair) -> None:
-    async def story(fleet: Fleet) -> None:
+async def test_no_client_waits_for_a_load_where_a_canary_is_decided_meanwhile(
+    tiny_pair: Pair,
+) -> None:
+    async with here(tiny_pair) as fleet:
         canary, champion = trying(fleet, tiny_pair), fleet.replicas[0].served
         first, second = requests(tiny_pair, "meanwhile", 4)[:2]
         async with fleet._changing, asyncio.timeout(20):
@@ -486,17 +444,15 @@ def test_no_client_waits_for_a_load_where_a_canary_is_decided_meanwhile(tiny_pai
         await text(await fleet.submit([second]))
         assert [fleet.replicas[0].served] == canary.sides["challenger"]
 
-    run(here(tiny_pair), story)
 
-
-def test_what_is_served_already_is_not_loaded_again(tiny_pair: Pair, tmp_path: Path) -> None:
+async def test_what_is_served_already_is_not_loaded_again(tiny_pair: Pair, tmp_path: Path) -> None:
     """A rollback still returns to what was served before it."""
     operation = Operation(None, tmp_path / "deployed")
     again = Deployment(
-        pair=tiny_pair.spec, configuration=CHAIN, source="version 2", version=2, certificate="sure"
+        pair=tiny_pair.spec, configuration=FOUR, source="version 2", version=2, certificate="sure"
     )
 
-    async def story(fleet: Fleet) -> None:
+    async with here(tiny_pair, [FOUR, FOUR], operation) as fleet:
         served = [replica.served for replica in fleet.replicas]
         before = fleet.previous = Deployment(pair=tiny_pair.spec, configuration=LOOKUP)
         canary = trying(fleet, tiny_pair)
@@ -506,37 +462,31 @@ def test_what_is_served_already_is_not_loaded_again(tiny_pair: Pair, tmp_path: P
         assert (fleet.previous, fleet.switches) == (before, 0)
         assert operation.last() == again
 
-    run(here(tiny_pair, [CHAIN, CHAIN], operation), story)
 
-
-def test_a_rollback_ends_the_first_canary(tiny_pair: Pair) -> None:
-    async def story(fleet: Fleet) -> None:
+async def test_a_rollback_ends_the_first_canary(tiny_pair: Pair) -> None:
+    async with here(tiny_pair, [FOUR, FOUR]) as fleet:
         canary, served = trying(fleet, tiny_pair), fleet.replicas[0].served
-        assert (await fleet.roll_back()).configuration == CHAIN
+        assert (await fleet.roll_back()).configuration == FOUR
         assert (canary.state, fleet.replicas[0].served) == ("dropped", served)
         with pytest.raises(UserError, match="nothing else was served before"):
             await fleet.roll_back()
 
-    run(here(tiny_pair, [CHAIN, CHAIN]), story)
 
-
-def test_a_rollback_waits_for_what_is_being_deployed(tiny_pair: Pair) -> None:
+async def test_a_rollback_waits_for_what_is_being_deployed(tiny_pair: Pair) -> None:
     """It returns to what was served before that."""
 
-    async def story(fleet: Fleet) -> None:
+    async with here(tiny_pair) as fleet:
         async with fleet._changing:
             rolling = asyncio.create_task(fleet.roll_back())
             await asyncio.sleep(0.01)
             fleet.previous = fleet.deployment
         assert await rolling == fleet.deployment
 
-    run(here(tiny_pair), story)
 
-
-def test_a_deployment_that_fails_leaves_the_canary_running(tiny_pair: Pair) -> None:
+async def test_a_deployment_that_fails_leaves_the_canary_running(tiny_pair: Pair) -> None:
     wanted = Deployment(pair=tiny_pair.spec, configuration=AUTOREGRESSIVE)
 
-    async def story(fleet: Fleet) -> None:
+    async with here(tiny_pair, [FOUR, FOUR]) as fleet:
         canary = trying(fleet, tiny_pair)
         for order in (fleet.deploy, partial(fleet.try_out, share=0.5)):
             with pytest.raises(UserError, match="is not replaced while it serves"):
@@ -544,37 +494,33 @@ def test_a_deployment_that_fails_leaves_the_canary_running(tiny_pair: Pair) -> N
         assert canary.state == "running"
         assert fleet._trying is canary
 
-    run(here(tiny_pair, [CHAIN, CHAIN]), story)
 
-
-def test_what_cannot_be_written_down_is_served_all_the_same(
+async def test_what_cannot_be_written_down_is_served_all_the_same(
     tiny_pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
 
-    async def story(fleet: Fleet) -> None:
+    async with here(tiny_pair, [FOUR], Operation(None, tmp_path / "file" / "deployed")) as fleet:
         trying(fleet, tiny_pair).end("promoted", "the test says so")
         await text(await fleet.submit(requests(tiny_pair, "first", 4)[:1]))
         assert fleet.deployment.configuration == LOOKUP
         assert fleet.switches == 1
-
-    run(here(tiny_pair, [CHAIN], Operation(None, tmp_path / "file" / "deployed")), story)
     assert "is not remembered" in caplog.text
 
 
 def known(served: Served) -> list[int]:
     """The rounds of each arm that a bandit knows of."""
-    state = served.state()
-    assert state is not None
-    return list(state["rounds"])
+    return list(served.state()["rounds"])
 
 
-def test_replicas_share_what_they_learn(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    bandit = Configuration(drafter=BanditSettings(arms=[1, 4]))
+async def test_replicas_share_what_they_learn(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bandit = BANDIT
     monkeypatch.setattr(fleet_module, "_SHARE", 0.01)
     fleet = here(tiny_pair, [bandit, bandit])
 
-    async def story(fleet: Fleet) -> None:
+    async with fleet:
         first, second = (replica.served for replica in fleet.replicas)
         for number in range(1, 3):
             streams = [await fleet.submit([r]) for r in requests(tiny_pair, f"{number}", 20)[:2]]
@@ -585,21 +531,19 @@ def test_replicas_share_what_they_learn(tiny_pair: Pair, monkeypatch: pytest.Mon
             each = max(counts.total() for stream in streams for _, counts in stream.arms)
             assert sum(known(first)) > number * each
 
-    run(fleet, story)
 
-
-def test_replicas_come_under_load_and_go_when_idle(
+async def test_replicas_come_under_load_and_go_when_idle(
     tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(number: int, deployment: Deployment) -> Served:
         return Served(EngineLoop(Engine(tiny_pair, deployment.configuration, 2)), deployment)
 
     monkeypatch.setattr(fleet_module, "_WATCH", 0.01)
-    deployment = Deployment(pair=tiny_pair.spec, configuration=CHAIN)
+    deployment = Deployment(pair=tiny_pair.spec, configuration=FOUR)
     wanted = Replicas(1, 2, up=0.02, down=0.5)
     fleet = Fleet([start(0, deployment)], NOT_OPERATED, wanted, start)
 
-    async def story(fleet: Fleet) -> None:
+    async with fleet:
         streams: list[Stream] = []
         while len({stream.served for stream in streams}) < 2:
             request = requests(tiny_pair, str(len(streams)))[0]
@@ -610,11 +554,9 @@ def test_replicas_come_under_load_and_go_when_idle(
             await asyncio.sleep(0.01)
         assert await text(await fleet.submit(requests(tiny_pair, "last", 4)[:1]))
 
-    run(fleet, story)
 
-
-def test_no_replica_is_stopped_beside_one_that_does_not_work(tiny_pair: Pair) -> None:
-    async def story(fleet: Fleet) -> None:
+async def test_no_replica_is_stopped_beside_one_that_does_not_work(tiny_pair: Pair) -> None:
+    async with here(tiny_pair, [FOUR, FOUR, FOUR]) as fleet:
         fleet._scaling = Scaling(Replicas(1, 3, down=0.0))
         fleet.replicas[0].served.loop._fail("killed")
         await fleet._watch()
@@ -622,8 +564,6 @@ def test_no_replica_is_stopped_beside_one_that_does_not_work(tiny_pair: Pair) ->
         del fleet.replicas[0]
         await fleet._watch()
         assert len(fleet.replicas) == 1
-
-    run(here(tiny_pair, [CHAIN, CHAIN, CHAIN]), story)
 
 
 def test_the_number_of_replicas_follows_the_load_in_its_limits() -> None:
@@ -660,6 +600,15 @@ def copied(tiny_spec: PairSpec, tmp_path: Path) -> PairSpec:
     return tiny_spec.model_copy(update={"drafts": {"draft": str(folder)}})
 
 
+@pytest.fixture
+def overwritten(copied: PairSpec, monkeypatch: pytest.MonkeyPatch) -> tuple[Fleet, Deployment]:
+    """A fleet of that pair, whose engines can be replaced, and what it serves."""
+    monkeypatch.setattr(Served, "beside", loaded_here)
+    monkeypatch.setattr(EngineReplica, "replaceable", True)
+    first = deployed(copied, FOUR, certificate="sure")
+    return service_of(Engine(load_pair(copied), FOUR), deployment=first).fleet, first
+
+
 def train_on(spec: PairSpec) -> None:
     """The draft's folder has other weights from now on."""
     tiny_llama(7, 32, 2, vocab=len(tiny_tokenizer())).save_pretrained(spec.drafts["draft"])
@@ -671,19 +620,16 @@ def deployed(spec: PairSpec, configuration: Configuration, **more: object) -> De
     return Deployment(pair=spec, configuration=configuration, weights=weights, **more)
 
 
-def test_weights_that_were_trained_anew_are_loaded_under_the_same_names(
-    copied: PairSpec, monkeypatch: pytest.MonkeyPatch
+async def test_weights_that_were_trained_anew_are_loaded_under_the_same_names(
+    copied: PairSpec, overwritten: tuple[Fleet, Deployment]
 ) -> None:
-    monkeypatch.setattr(Served, "beside", loaded_here)
-    first = deployed(copied, CHAIN, certificate="sure")
-    fleet = service_of(Engine(load_pair(copied), CHAIN), deployment=first).fleet
-
-    async def story(fleet: Fleet) -> None:
+    fleet, first = overwritten
+    async with fleet:
         served = fleet.replicas[0].served
         await fleet.deploy(first)
         assert fleet.replicas[0].served is served
         train_on(copied)
-        again = deployed(copied, CHAIN)
+        again = deployed(copied, FOUR)
         assert await fleet.deploy(again) == again
         trained = fleet.replicas[0].served
         assert trained is not served
@@ -695,47 +641,34 @@ def test_weights_that_were_trained_anew_are_loaded_under_the_same_names(
         with pytest.raises(UserError, match="nothing else was served before"):
             await fleet.roll_back()  # what was there is overwritten
 
-    run(fleet, story)
 
-
-def test_a_rollback_to_weights_that_are_others_now_is_not_certified(
-    copied: PairSpec, monkeypatch: pytest.MonkeyPatch
+async def test_a_rollback_to_weights_that_are_others_now_is_not_certified(
+    copied: PairSpec, overwritten: tuple[Fleet, Deployment]
 ) -> None:
-    monkeypatch.setattr(Served, "beside", loaded_here)
-    first = deployed(copied, CHAIN, certificate="sure")
-    fleet = service_of(Engine(load_pair(copied), CHAIN), deployment=first).fleet
-
-    async def story(fleet: Fleet) -> None:
+    fleet, first = overwritten
+    async with fleet:
         await fleet.deploy(deployed(copied, LOOKUP))
         assert await fleet.roll_back() == first
         await fleet.roll_back()
         train_on(copied)
         back = await fleet.roll_back()
-        assert back == deployed(copied, CHAIN)
+        assert back == deployed(copied, FOUR)
         assert back.certificate is None
         weights = {**(back.weights or {}), "target": "0"}
         with pytest.raises(UserError, match="has other weights than those that are served"):
             await fleet.deploy(back.model_copy(update={"weights": weights}))
 
-    run(fleet, story)
 
-
-def test_an_engine_that_is_started_again_loads_the_weights_that_are_there(
-    copied: PairSpec, monkeypatch: pytest.MonkeyPatch
+async def test_an_engine_that_is_started_again_loads_the_weights_that_are_there(
+    copied: PairSpec, overwritten: tuple[Fleet, Deployment]
 ) -> None:
-    monkeypatch.setattr(Served, "beside", loaded_here)
-    monkeypatch.setattr("cluster.serving.replica.EngineReplica.replaceable", True)
-    first = deployed(copied, CHAIN, certificate="sure")
-    fleet = service_of(Engine(load_pair(copied), CHAIN), deployment=first).fleet
-
-    async def story(fleet: Fleet) -> None:
+    fleet, _ = overwritten
+    async with fleet:
         train_on(copied)
         fleet.replicas[0].served.loop._fail("killed")
         await text(await fleet.submit(requests(load_pair(copied), "again", 4)[:1]))
-        assert fleet.deployment == deployed(copied, CHAIN)
+        assert fleet.deployment == deployed(copied, FOUR)
         assert fleet.restarts == 1
         await fleet._watch()
         assert fleet.replicas[0].restarting.done()
         assert (fleet.restarts, fleet.switches) == (1, 0)
-
-    run(fleet, story)

@@ -7,22 +7,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from cluster.serving import fleet
 from cluster.serving.deployment import check_servable, learned_state
-from cluster.serving.http.app import build_app
 from cluster.serving.http.service import Service
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.states import save_state
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from tests.cluster.serving.http.events import asked
+from tests.cluster.serving.http.events import client_of
+from tests.configurations import CHAIN
 from tests.local_server import service_of
 
 BANDIT = Configuration(drafter=BanditSettings(rule="exp3", arms=[1, 4, {"kind": "prompt_lookup"}]))
@@ -33,24 +31,23 @@ def state_of(service: Service) -> dict[str, Any] | None:
     return service.fleet.replicas[0].served.state()
 
 
-def session(service: Service, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+async def session(service: Service, completions: int) -> list[dict[str, Any]]:
     """Run the application as a server would; /health after each completion."""
-
-    async def story(http: httpx.AsyncClient) -> list[dict[str, Any]]:
-        found = []
-        for body in bodies:
-            answer = await http.post("/v1/completions", json=body)
+    found = []
+    async with client_of(service) as http:
+        for _ in range(completions):
+            answer = await http.post("/v1/completions", json=BODY)
             assert answer.status_code == 200, answer.text
             found.append((await http.get("/health")).json())
-        return found
-
-    return asked(build_app(service), story)
+    return found
 
 
-def test_the_arms_are_shown_and_what_was_learned_is_kept(tiny_pair: Pair, tmp_path: Path) -> None:
+async def test_the_arms_are_shown_and_what_was_learned_is_kept(
+    tiny_pair: Pair, tmp_path: Path
+) -> None:
     path = tmp_path / "bandits" / "state.json"
     service = service_of(Engine(tiny_pair, BANDIT, 2), learned=path)
-    before, after = session(service, [BODY, BODY])
+    before, after = await session(service, 2)
     names = [arm.label for arm in BANDIT.drafter.arms]
     assert [arm["arm"] for arm in before["arms"]] == names
     rounds = [sum(arm["rounds"] for arm in health["arms"]) for health in (before, after)]
@@ -60,11 +57,11 @@ def test_the_arms_are_shown_and_what_was_learned_is_kept(tiny_pair: Pair, tmp_pa
 
     again = service_of(Engine(tiny_pair, BANDIT, 2), learned=path)
     assert state_of(again) == state
-    (more,) = session(again, [BODY])
+    (more,) = await session(again, 1)
     assert sum(arm["rounds"] for arm in more["arms"]) > rounds[1]
 
 
-def test_it_is_kept_now_and_then_also_after_a_failure(
+async def test_it_is_kept_now_and_then_also_after_a_failure(
     tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet, "KEEP", 0.01)
@@ -79,32 +76,29 @@ def test_it_is_kept_now_and_then_also_after_a_failure(
 
     monkeypatch.setattr(service.fleet, "keep_learned", fails_once)
 
-    async def main() -> None:
-        async with service.running():
-            stream = await service.submit([Request("r", (5, 6, 7), 8, ignore_eos=True)])
-            async for _ in stream:
-                pass
-            while not path.exists() or json.loads(path.read_text()) != state_of(service):
-                await asyncio.sleep(0.01)
-
-    asyncio.run(asyncio.wait_for(main(), timeout=20))
+    async with service.running():
+        stream = await service.submit([Request("r", (5, 6, 7), 8, ignore_eos=True)])
+        async for _ in stream:
+            pass
+        while not path.exists() or json.loads(path.read_text()) != state_of(service):
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(
     "configuration",
     [
-        Configuration(drafter=DraftModelSettings()),
+        CHAIN,
         BANDIT.model_copy(
             update={"drafter": BANDIT.drafter.model_copy(update={"memory": "request"})}
         ),
     ],
 )
-def test_nothing_is_kept_where_nothing_is_learned_across_requests(
+async def test_nothing_is_kept_where_nothing_is_learned_across_requests(
     tiny_pair: Pair, tiny_spec: PairSpec, tmp_path: Path, configuration: Configuration
 ) -> None:
     path = tmp_path / "state.json"
     service = service_of(Engine(tiny_pair, configuration), learned=path)
-    (health,) = session(service, [BODY])
+    (health,) = await session(service, 1)
     assert "arms" not in health
     assert not path.exists()
     assert learned_state(tiny_spec, configuration) is None

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.serving.http.app import build_app
 from cluster.serving.metrics import Metrics
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec
-from specdec_core.drafting.bandit.settings import BanditSettings
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.target_started.settings import TargetTreeSettings
+from specdec_core.config import PairSpec
 from specdec_core.engine import Chunk, Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.tokens.statistics import Generation, Round
 from specdec_core.tokens.token_tree import TokenOrigin
-from tests.cluster.serving.http.events import asked
+from tests.cluster.serving.http.events import client_of
+from tests.configurations import BANDIT, BEGUN, FOUR
 from tests.local_server import fleet_of, service_of
 from tests.specdec_core.engine.test_broken_logits import NAN, poison
 
-FIXED = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=4)))
 PROMPTS = ["def main(", "import", "class A:"]
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -64,17 +61,19 @@ def value(found: Samples, name: str, **labels: str) -> float:
     return found[name, frozenset(labels.items())]
 
 
-def serve(engine: Engine, story: Any) -> None:
-    asked(build_app(service_of(engine, queue=2)), lambda http: story(Server(http)))
+@asynccontextmanager
+async def serving(engine: Engine) -> AsyncIterator[Server]:
+    async with client_of(service_of(engine, queue=2)) as http:
+        yield Server(http)
 
 
 @pytest.fixture
 def engine(tiny_pair: Pair) -> Engine:
-    return Engine(tiny_pair, FIXED, slots=2)
+    return Engine(tiny_pair, FOUR, slots=2)
 
 
-def test_counts_are_those_of_the_answers(engine: Engine) -> None:
-    async def story(server: Server) -> None:
+async def test_counts_are_those_of_the_answers(engine: Engine) -> None:
+    async with serving(engine) as server:
         asked = [server.complete(p, max_tokens=20, ignore_eos=True) for p in PROMPTS]
         answers = await asyncio.gather(*asked)
         found = await server.metrics()
@@ -84,7 +83,7 @@ def test_counts_are_those_of_the_answers(engine: Engine) -> None:
         }.items():
             assert value(found, name) == sum(a["specdec"][key] for a in answers) > 0
         rounds = sum(a["specdec"]["rounds"] for a in answers)
-        assert value(found, "specdec:rounds_total", arm=FIXED.label) == rounds
+        assert value(found, "specdec:rounds_total", arm=FOUR.label) == rounds
         # A request's first round has no candidates.
         assert value(found, "specdec:round_candidates_bucket", le="0.0") >= len(PROMPTS)
         drafts = rounds - value(found, "specdec:round_candidates_bucket", le="0.0")
@@ -108,16 +107,14 @@ def test_counts_are_those_of_the_answers(engine: Engine) -> None:
         other = value(found, "specdec:step_seconds_total", part="other")
         oracle = value(found, "specdec:oracle_seconds_total")
         assert parts[1] + other <= oracle < sum(parts) + other  # not all candidates were accepted
-        labels = {"configuration": FIXED.id, "label": FIXED.label, "lossless": "true"}
+        labels = {"configuration": FOUR.id, "label": FOUR.label, "lossless": "true"}
         assert value(found, "specdec:configuration_info", certified="false", **labels) == 1
 
-    serve(engine, story)
 
+async def test_the_time_of_reading_prompts_is_counted(tiny_pair: Pair) -> None:
+    engine = Engine(tiny_pair, FOUR, limits=Limits(2, step_tokens=16))
 
-def test_the_time_of_reading_prompts_is_counted(tiny_pair: Pair) -> None:
-    engine = Engine(tiny_pair, FIXED, limits=Limits(2, step_tokens=16))
-
-    async def story(server: Server) -> None:
+    async with serving(engine) as server:
         found = await server.metrics()
         assert value(found, "specdec:step_seconds_total", part="read") == 0
         await server.complete("x = 1\n" * 20, max_tokens=1)
@@ -126,8 +123,6 @@ def test_the_time_of_reading_prompts_is_counted(tiny_pair: Pair) -> None:
         # The one round was without a draft.
         parts = [value(found, "specdec:step_seconds_total", part=p) for p in ("target", "other")]
         assert sum(parts) <= value(found, "specdec:oracle_seconds_total")
-
-    serve(engine, story)
 
 
 def test_an_oracle_drafts_up_to_the_last_accepted_candidate(engine: Engine) -> None:
@@ -145,7 +140,7 @@ def test_an_oracle_drafts_up_to_the_last_accepted_candidate(engine: Engine) -> N
         ([chunk(4, 4)], 11.0),
     ):
         before = metrics._oracle
-        metrics.stepped(FIXED, chunks)
+        metrics.stepped(FOUR, chunks)
         assert metrics._oracle - before == pytest.approx(seconds)
 
 
@@ -165,14 +160,14 @@ def test_time_between_rounds_and_of_a_token_are_counted_as_vllm_does(
     done = Generation("whole", 1, [1] * 6, "", [], [step], "length")
     for now, tokens, finished in ((1.0, 1, None), (1.5, 3, None), (2.0, 2, done)):  # noqa: B007
         chunk = Chunk("whole", "", [1] * tokens, [TokenOrigin.BONUS] * tokens, step, finished)
-        metrics.stepped(FIXED, [chunk])
+        metrics.stepped(FOUR, [chunk])
     assert counted("inter_token_latency") == (2, 0.5 + 0.5)
     assert counted("request_time_per_output_token") == (1, 1.0 / 5)
 
 
 def test_the_first_tokens_time_is_not_that_of_a_round_before_it(tiny_pair: Pair) -> None:
     """Where the target begins the trees, a text's first round adds nothing to it."""
-    configuration = Configuration(drafter=TargetTreeSettings(branching=(1, 2, 2)))
+    configuration = BEGUN
     engine = Engine(tiny_pair, configuration)
     metrics = Metrics("tiny", fleet_of(engine))
     request = Request("r", (5, 6, 7), 8, ignore_eos=True)
@@ -186,8 +181,9 @@ def test_the_first_tokens_time_is_not_that_of_a_round_before_it(tiny_pair: Pair)
         assert value(found, "vllm:inter_token_latency_seconds_count") == 0
 
 
-def test_running_waiting_refused_and_abandoned_requests_are_counted(engine: Engine) -> None:
-    async def story(server: Server) -> None:
+async def test_running_waiting_refused_and_abandoned_requests_are_counted(engine: Engine) -> None:
+    async with serving(engine) as server:
+
         async def ask() -> int:
             body = {"prompt": "def main(", "max_tokens": 200, "ignore_eos": True}
             return (await server.http.post("/v1/completions", json=body)).status_code
@@ -206,29 +202,24 @@ def test_running_waiting_refused_and_abandoned_requests_are_counted(engine: Engi
         assert value(found, "vllm:num_requests_running") == 0
         assert value(found, "vllm:request_success_total", finished_reason="abort") == 4
 
-    serve(engine, story)
 
-
-def test_what_the_engine_refuses_is_not_counted_as_abandoned(engine: Engine) -> None:
+async def test_what_the_engine_refuses_is_not_counted_as_abandoned(engine: Engine) -> None:
     # The good one is still at work when the bad one is refused.
     good, bad = Request("good", (5, 6), 200), Request("bad", (5, 6), 10_000)
 
-    async def main() -> None:
-        service = service_of(engine)
-        async with service.fleet:
-            with pytest.raises(UserError, match="context"):
-                await service.fleet.submit([good, bad])
-            found = samples(service.metrics.page()[0].decode())
-            for reason in ("abort", "error", "stop", "length"):
-                assert value(found, "vllm:request_success_total", finished_reason=reason) == 0
-
-    asyncio.run(main())
+    service = service_of(engine)
+    async with service.fleet:
+        with pytest.raises(UserError, match="context"):
+            await service.fleet.submit([good, bad])
+        found = samples(service.metrics.page()[0].decode())
+        for reason in ("abort", "error", "stop", "length"):
+            assert value(found, "vllm:request_success_total", finished_reason=reason) == 0
 
 
-def test_a_bandits_rounds_are_counted_by_arm(tiny_pair: Pair) -> None:
-    configuration = Configuration(drafter=BanditSettings(arms=[1, 4]))
+async def test_a_bandits_rounds_are_counted_by_arm(tiny_pair: Pair) -> None:
+    configuration = BANDIT
 
-    async def story(server: Server) -> None:
+    async with serving(Engine(tiny_pair, configuration)) as server:
         answer = await server.complete("def main(", max_tokens=40, ignore_eos=True)
         found = await server.metrics()
         arms = {
@@ -238,15 +229,15 @@ def test_a_bandits_rounds_are_counted_by_arm(tiny_pair: Pair) -> None:
         }
         assert arms == answer["specdec"]["arms"]
 
-    serve(Engine(tiny_pair, configuration), story)
 
-
-def test_a_request_whose_logits_are_no_numbers_is_told_and_counted(tiny_spec: PairSpec) -> None:
+async def test_a_request_whose_logits_are_no_numbers_is_told_and_counted(
+    tiny_spec: PairSpec,
+) -> None:
     """The engine goes on with the others, and is not started again."""
     pair = load_pair(tiny_spec)
     poison(pair.target)
 
-    async def story(server: Server) -> None:
+    async with serving(Engine(pair, FOUR, slots=3)) as server:
         healthy = server.complete(PROMPTS[0], max_tokens=20, ignore_eos=True)
         body = {"prompt": [5, NAN, 7], "max_tokens": 9}
         broken = server.http.post("/v1/completions", json=body)
@@ -261,5 +252,3 @@ def test_a_request_whose_logits_are_no_numbers_is_told_and_counted(tiny_spec: Pa
         assert value(found, "vllm:request_success_total", finished_reason="error") == 2
         assert value(found, "vllm:request_success_total", finished_reason="length") == 1
         assert value(found, "specdec:engine_restarts_total") == 0
-
-    serve(Engine(pair, FIXED, slots=3), story)

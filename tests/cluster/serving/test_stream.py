@@ -19,7 +19,6 @@ def test_a_prompts_log_probabilities_are_told_once(tiny_pair: Pair) -> None:
     assert first.prompt_logprobs == whole.prompt_logprobs
     assert not any(chunk.prompt_logprobs for chunk in told)
     finished = told[-1].finished
-    assert finished is not None
     assert finished.prompt_logprobs == whole.prompt_logprobs
     assert finished.tokens == whole.tokens
     assert finished.logprobs is not None
@@ -31,5 +30,4 @@ def test_what_failed_before_the_first_token_tells_them_later(tiny_pair: Pair) ->
     [whole] = Engine(tiny_pair).generate([request])
     answer = _StreamedAnswer(request, 0)
     [*_, last] = [answer.took(chunk) for chunk in Engine(tiny_pair).stream(answer.rest())]
-    assert last.finished is not None
     assert last.finished.prompt_logprobs == whole.prompt_logprobs

@@ -25,12 +25,12 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.pearl.socket_link import SocketLink, serve
 from specdec_core.drafting.policies.confidence import SvipSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.models.runner import Batch, CacheLost
 from specdec_core.tokens.statistics import TokenOrigin
+from tests.configurations import LOSSY, PEARL
 from tests.conftest import tiny_tokenizer
 
 VOCABULARY = 320
@@ -41,15 +41,12 @@ CONFIGURATIONS = {
     "autoregressive": Configuration(),
     "chain": Configuration(drafter=DraftModelSettings(policy=SvipSettings(threshold=0.7))),
     "tree": Configuration(drafter=TreeSettings(branching=(3, 2, 1))),
-    "target tree": Configuration(drafter=TargetTreeSettings(branching=(2, 2, 1))),
+    "target tree": LOSSY,
     "sampled chain": Configuration(
         drafter=DraftModelSettings(policy=FixedSettings(max_tokens=3)),
         sampling=Sampling(temperature=0.8, top_k=20),
     ),
 }
-
-
-PEARL = Configuration.model_validate({"drafter": {"kind": "pearl", "window": 4, "wait": 2}})
 
 
 @dataclass

@@ -18,6 +18,7 @@ from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.schema import Recording, shard_file
 from specdec_core.search.plan import Plan, ResolvedPlan
+from tests.commands import QUICK
 
 pytestmark = pytest.mark.usefixtures("ray_running")
 
@@ -67,10 +68,8 @@ def sweep_of(spec: PairSpec, prompts: Path, limit: int | None = None, **more: st
             "prompts": {"source": str(prompts), "limit": limit, **more},
             "max_new_tokens": TOKENS,
             "search": [{"drafter": {"kind": "draft_model", "policy": {"kind": "fixed"}}}],
-            "finalists": 1,
-            "repeats": 1,
             "race": {"seconds": 0},
-            "profile": {"widths": [1, 3], "contexts": [16], "batches": [1], "repeats": 2},
+            **QUICK,
         }
     ).resolve()
 
@@ -111,7 +110,6 @@ def test_a_sweep_replays_the_turns_and_finds_their_counts_live(
     fewer = plan.model_copy(update={"prompts": plan.prompts.model_copy(update={"limit": 9})})
     run_recording(fewer, home)
     result, _ = run_sweep(sweep_of(chat_spec, prompts, limit=9), home)
-    assert result.replay is not None
     assert result.replay.equal == result.replay.checked > 0
     assert result.autoregressive.tokens == [len(output) for output in recorded[1].prompts.outputs]
 

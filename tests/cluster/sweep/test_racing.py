@@ -15,16 +15,13 @@ from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.prompt_lookup import PromptLookupSettings
-from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.engine import Request
 from specdec_core.search.plan import RaceSettings
 from specdec_core.tokens.statistics import Generation
+from tests.configurations import LOOKUP, SUFFIX
 
 FIXED = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=3)))
 CONFIDENT = Configuration(drafter=DraftModelSettings(policy=ConfidenceSettings()))
-LOOKUP = Configuration(drafter=PromptLookupSettings())
-SUFFIX = Configuration(drafter=SuffixSettings())
 
 
 class NoisyTimer:

@@ -18,7 +18,6 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
@@ -28,7 +27,7 @@ from specdec_core.search.plan import Plan, ResolvedPlan
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.tokens.statistics import Counts
 from tests.commands import prompts_file
-from tests.full_disk import SmallDisk
+from tests.configurations import LOOKUP
 from tests.jobs.conftest import record_prompts
 from tests.observers import Heard
 
@@ -53,10 +52,21 @@ class HeardSweep(Heard, SweepObserver):
         self.finished.append(trial.id)
 
 
+class Stopped(HeardSweep):
+    """Ctrl-C comes when this stage begins."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__()
+        self.last = stage
+
+    def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+        if name == self.last:
+            raise KeyboardInterrupt
+
+
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = prompts_file(tmp_path_factory.mktemp("prompts"), PROMPTS)
-    return path
+    return prompts_file(tmp_path_factory.mktemp("prompts"), PROMPTS)
 
 
 def plan_for(spec: PairSpec, prompts: Path, **changes: object) -> ResolvedPlan:
@@ -74,19 +84,20 @@ def plan_for(spec: PairSpec, prompts: Path, **changes: object) -> ResolvedPlan:
     ).resolve()
 
 
+Swept = tuple[SweepResult, SweepFolder, HeardSweep]
+
+
 @pytest.fixture(scope="module")
-def swept(
-    tiny_spec: PairSpec, prompts: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[SweepResult, SweepFolder, HeardSweep]:
+def swept(tiny_spec: PairSpec, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Swept:
     heard = HeardSweep()
     home = tmp_path_factory.mktemp("home")
     return *run_sweep(plan_for(tiny_spec, prompts), home, observers=[heard]), heard
 
 
-def test_counts_are_those_of_the_engine(
-    swept: tuple[SweepResult, SweepFolder, HeardSweep], tiny_pair: Pair
+def test_counts_are_those_of_the_engine_and_rounds_those_that_they_sum(
+    swept: Swept, tiny_pair: Pair
 ) -> None:
-    result, _, heard = swept
+    result, folder, heard = swept
     assert len(result.trials) == 5  # four drafters and autoregressive decoding
     [said] = (line for line in heard.warnings if "nothing is replayed" in line)
     assert "16 new tokens; `specdec record --config`" in said
@@ -96,12 +107,6 @@ def test_counts_are_those_of_the_engine(
         engine.configure(trial.configuration)
         assert trial.counts == Counts.of(engine.generate(requests)).as_dict()
         assert trial.finished
-
-
-def test_rounds_are_those_that_the_counts_sum(
-    swept: tuple[SweepResult, SweepFolder, HeardSweep],
-) -> None:
-    result, folder, _ = swept
     rounds = pd.read_parquet(folder.path / "rounds.parquet").groupby("config_id")
     for trial in result.trials:
         own = rounds.get_group(trial.id)
@@ -110,25 +115,17 @@ def test_rounds_are_those_that_the_counts_sum(
         assert own["draft_forwards"].sum() == trial.counts["n_draft"]
 
 
-def test_finalists_write_what_the_target_writes_alone(
-    swept: tuple[SweepResult, SweepFolder, HeardSweep],
-) -> None:
+def test_finalists_write_what_the_target_writes_alone(swept: Swept) -> None:
     result = swept[0]
-    assert {result.trial(t.config_id).configuration.family for t in result.timings} == {
-        "fixed",
-        "confidence",
-        "prompt_lookup",
-    }
+    families = {result.trial(t.config_id).configuration.family for t in result.timings}
+    assert families == {"fixed", "confidence", "prompt_lookup"}
     for timing in (result.autoregressive, *result.timings):
-        assert timing is not None
         assert timing.differing_outputs == 0
         assert np.array(timing.seconds).shape == (2, len(PROMPTS))
         assert timing.low <= timing.speedup <= timing.high
 
 
-def test_nothing_verifies_less_than_the_oracle(
-    swept: tuple[SweepResult, SweepFolder, HeardSweep],
-) -> None:
+def test_nothing_verifies_less_than_the_oracle(swept: Swept) -> None:
     result = swept[0]
     (oracle,) = result.oracles
     for trial in result.trials:
@@ -140,7 +137,7 @@ def test_nothing_verifies_less_than_the_oracle(
 
 
 def test_the_result_is_saved_and_read_again_without_running_anything(
-    swept: tuple[SweepResult, SweepFolder, HeardSweep], tiny_spec: PairSpec, prompts: Path
+    swept: Swept, tiny_spec: PairSpec, prompts: Path
 ) -> None:
     result, folder, heard = swept
     assert SweepResult.load(folder.path) == result
@@ -151,10 +148,7 @@ def test_the_result_is_saved_and_read_again_without_running_anything(
 
 
 def test_a_result_of_other_weights_is_not_delivered(
-    swept: tuple[SweepResult, SweepFolder, HeardSweep],
-    tiny_spec: PairSpec,
-    prompts: Path,
-    tmp_path: Path,
+    swept: Swept, tiny_spec: PairSpec, prompts: Path, tmp_path: Path
 ) -> None:
     _, folder, _ = swept
     copy = SweepFolder(tmp_path / "sweeps" / folder.name)
@@ -171,11 +165,6 @@ def test_a_result_of_other_weights_is_not_delivered(
 def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
     tiny_pair: Pair, prompts: Path, tmp_path: Path
 ) -> None:
-    class Stopped(HeardSweep):
-        def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
-            if name == "timing 3 clients":
-                raise KeyboardInterrupt
-
     record_prompts(tiny_pair, prompts, tmp_path / "traces" / "mine", 16)
     plan = plan_for(
         tiny_pair.spec,
@@ -187,7 +176,7 @@ def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
         live={"finalists": 1, "repeats": 2},
     )
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(plan, tmp_path, observers=[Stopped()])
+        run_sweep(plan, tmp_path, observers=[Stopped("timing 3 clients")])
     taken = {path: path.stat().st_mtime_ns for path in tmp_path.glob("sweeps/*/live/*.parquet")}
     assert len(taken) >= 4  # autoregressive decoding and another, in two turns
     # A schedule's range that nobody else drafts like is decoded once.
@@ -198,12 +187,10 @@ def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
     result, folder = run_sweep(plan, tmp_path, observers=[heard])
     assert heard.finished == []  # neither counted nor timed again
     timed = folder.timed()
-    assert timed is not None
     assert result.timings == timed.timings
     files = [decoded, *(folder.path / "live").iterdir()]
     live = {path: path.stat().st_mtime_ns for path in files}
     assert taken.items() < live.items()
-    assert result.under_load is not None
     assert [verdict.load.clients for verdict in result.under_load.verdicts] == [1, 3]
     assert all(len(row.live) == 2 for row in result.under_load.rows)
     assert result.served.configuration == result.under_load.chosen
@@ -214,11 +201,6 @@ def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
 def test_what_was_decoded_to_be_counted_competes_for_each_load(
     tiny_pair: Pair, prompts: Path, tmp_path: Path
 ) -> None:
-    class Stopped(HeardSweep):
-        def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
-            if name == "simulating load":
-                raise KeyboardInterrupt
-
     record_prompts(tiny_pair, prompts, tmp_path / "traces" / "mine", 16)
     one = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 1}}
     by_load = {"kind": "schedule", "ranges": {1: {**TREE, "keep": 8}, 2: one}}
@@ -230,13 +212,12 @@ def test_what_was_decoded_to_be_counted_competes_for_each_load(
         workload={"clients": [1, 3], "requests": 4},
     )
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(plan, tmp_path, observers=[Stopped()])
+        run_sweep(plan, tmp_path, observers=[Stopped("simulating load")])
     heard = HeardSweep()
     result, _ = run_sweep(plan, tmp_path, observers=[heard])
     assert heard.finished == []  # the rounds are those that were counted
     assert any("not simulated" in warning and "ranges" in warning for warning in heard.warnings)
     choice = result.under_load
-    assert choice is not None
     decoded = {t.id for t in result.trials if t.configuration.family.startswith("dynamic")}
     assert set(choice.decoded) == decoded == {choice.chosen.id}
 
@@ -245,14 +226,8 @@ def test_what_was_decoded_to_be_counted_competes_for_each_load(
 def test_optuna_proposes_and_asha_stops_and_a_resumed_study_is_not_repeated(
     tiny_spec: PairSpec, prompts: Path, tmp_path: Path
 ) -> None:
-    search = [
-        {
-            "drafter": {
-                "kind": "draft_model",
-                "policy": {"kind": "fixed", "max_tokens": {"randint": [1, 30]}},
-            }
-        }
-    ]
+    policy = {"kind": "fixed", "max_tokens": {"randint": [1, 30]}}
+    search = [{"drafter": {"kind": "draft_model", "policy": policy}}]
     plan = plan_for(
         tiny_spec, prompts, method="optuna", trials=6, early_stopping=True, search=search
     )
@@ -276,33 +251,6 @@ def test_optuna_proposes_and_asha_stops_and_a_resumed_study_is_not_repeated(
     resumed, _ = run_sweep(plan, tmp_path, observers=[heard])
     assert heard.finished == []
     assert {t.id: t.counts for t in resumed.trials} == {t.id: t.counts for t in result.trials}
-
-
-@pytest.mark.long
-def test_a_full_disk_ends_a_sweep_in_one_line_and_with_room_it_goes_on(
-    tiny_spec: PairSpec, prompts: Path, small_disk: SmallDisk
-) -> None:
-    class Filler(HeardSweep):
-        def trial_finished(self, trial: Trial) -> None:
-            super().trial_finished(trial)
-            if len(self.finished) == 2:
-                small_disk.fill()
-
-    hardware = {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}}
-    plan = plan_for(tiny_spec, prompts, hardware=hardware)
-    with pytest.raises(
-        UserError, match=rf"trials/\w+\.parquet: cannot .* {small_disk.reason}; make"
-    ):
-        run_sweep(plan, small_disk.folder, observers=[Filler()])
-    small_disk.make_room()
-    (whole,) = small_disk.folder.glob("sweeps/*/trials/*.json")
-    written = whole.stat().st_mtime_ns
-    heard = HeardSweep()
-    result, folder = run_sweep(plan, small_disk.folder, observers=[heard])
-    assert (whole.stat().st_mtime_ns, whole.parents[1]) == (written, folder.path)
-    assert len(heard.finished) == 4
-    assert len({trial.id for trial in result.trials}) == len(result.trials) == 5
-    assert not list(folder.path.rglob(".*.parquet"))
 
 
 @pytest.mark.long
@@ -331,7 +279,7 @@ FIXED = [
     for k in range(1, 9)
 ]
 CONFIDENT = Configuration(drafter=DraftModelSettings(policy=ConfidenceSettings()))
-LOOKUP = Configuration(drafter=PromptLookupSettings())
+LOSSY = Configuration(drafter=TargetTreeSettings(branching=(2, 4)))
 
 
 def test_the_best_of_each_family_is_a_finalist_before_the_next_best_of_any() -> None:
@@ -341,37 +289,35 @@ def test_the_best_of_each_family_is_a_finalist_before_the_next_best_of_any() -> 
     assert chosen == [FIXED[7], FIXED[6], CONFIDENT, LOOKUP]
 
 
-def test_asynchronous_drafting_that_was_counted_before_takes_no_finalists_place() -> None:
-    """All of it is timed anyway: a resumed sweep would enter it twice."""
-    pearl = Configuration(drafter=PearlSettings())
-    trials = [trial(pearl, 3.0), trial(FIXED[0], 2.0), trial(FIXED[1], 1.0)]
-    assert [t.configuration for t in choose_finalists(trials, 2)] == [FIXED[0], FIXED[1]]
-
-
-def test_a_trial_that_was_stopped_early_is_no_finalist() -> None:
-    trials = [trial(FIXED[0], 3.0, finished=False), trial(FIXED[1], 1.0)]
-    assert [t.configuration for t in choose_finalists(trials, 4)] == [FIXED[1]]
+@pytest.mark.parametrize(
+    "other",
+    [
+        trial(Configuration(drafter=PearlSettings()), 3.0),  # all of it is timed anyway
+        trial(FIXED[0], 3.0, finished=False),
+        trial(LOSSY, 3.0),
+    ],
+    ids=["asynchronous", "stopped early", "lossy"],
+)
+def test_what_is_no_finalist_takes_no_place(other: Trial) -> None:
+    trials = [other, trial(FIXED[1], 1.5), trial(FIXED[2], 1.0)]
+    assert [t.configuration for t in choose_finalists(trials, 2)] == [FIXED[1], FIXED[2]]
 
 
 def test_who_may_be_faster_than_all_timed_within_the_error_of_estimates_is_a_challenger() -> None:
-    lossy = Configuration(drafter=TargetTreeSettings(branching=(2, 4)))
     expected = {AUTOREGRESSIVE: 1.0, FIXED[0]: 0.6, FIXED[1]: 0.5, FIXED[2]: 0.51, FIXED[3]: 0.56,
-                FIXED[4]: 0.4, lossy: 0.3}  # fmt: skip
+                FIXED[4]: 0.4, LOSSY: 0.3}  # fmt: skip
     trials = [trial(c, 1 / seconds, seconds=seconds) for c, seconds in expected.items()]
     exact = {AUTOREGRESSIVE.id: 1.0, FIXED[0].id: 0.6, FIXED[1].id: 0.5}
     assert choose_challengers(trials, exact) == [FIXED[4]]
     # One took 5 ms a round more, and so may the others: estimates are off by some 9 %.
     noisy = {**exact, FIXED[0].id: 0.65, FIXED[1].id: 0.5}
     assert choose_challengers(trials, noisy) == [FIXED[4], FIXED[2]]
-    assert choose_challengers(trials, noisy, ["target_tree"])[0] == lossy
+    assert choose_challengers(trials, noisy, ["target_tree"])[0] == LOSSY
 
 
-def test_a_lossy_method_is_no_finalist_unless_it_is_allowed_by_name() -> None:
-    lossy = Configuration(drafter=TargetTreeSettings(branching=(2, 4)))
-    trials = [trial(lossy, 3.0), trial(FIXED[1], 1.5)]
-    assert [t.configuration for t in choose_finalists(trials, 4)] == [FIXED[1]]
-    allowed = choose_finalists(trials, 4, ["target_tree"])
-    assert [t.configuration for t in allowed] == [lossy, FIXED[1]]
+def test_a_lossy_method_that_is_allowed_by_name_may_be_a_finalist() -> None:
+    allowed = choose_finalists([trial(LOSSY, 3.0), trial(FIXED[1], 1.5)], 4, ["target_tree"])
+    assert [t.configuration for t in allowed] == [LOSSY, FIXED[1]]
 
 
 # Folders

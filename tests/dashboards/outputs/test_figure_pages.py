@@ -15,27 +15,18 @@ from dashboards.reports.sweep_figures import drawn
 from dashboards.sections import Section
 from specdec_core.search.results import SweepResult
 from tests.dashboards import browser
+from tests.dashboards.conftest import Swept
 
 
 @pytest.fixture(scope="module")
-def drawings(swept: tuple[SweepResult, Path], with_heads: SweepResult) -> dict[str, Section]:
+def drawings(swept: Swept, with_heads: SweepResult) -> dict[str, Section]:
     rounds = pd.read_parquet(swept[1] / "rounds.parquet")
     sections = drawn(with_heads, rounds)
     return {section.key: section for section in sections}
 
 
-def test_every_figure_can_be_read_alone(drawings: dict[str, Section]):
-    for name, section in drawings.items():
-        figure = section.figure
-        assert figure.layout.title.text, name
-        assert figure.layout.title.subtitle.text, name
-        assert len(figure.data) > 0, name
-        axes = [*figure.select_xaxes(), *figure.select_yaxes()]
-        assert any(axis.title.text for axis in axes), name
-
-
 def test_each_figure_is_an_artifact_and_each_table_a_file(
-    swept: tuple[SweepResult, Path],
+    swept: Swept,
     with_heads: SweepResult,
     drawings: dict[str, Section],
     home: Path,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 import httpx
 import pytest
@@ -14,8 +13,9 @@ from cluster.serving.server_process import free_port
 from dashboards.live import LiveSweep
 from dashboards.pages import LIVE
 from specdec_core.base.errors import UserError
-from specdec_core.search.results import METRIC, SweepResult
+from specdec_core.search.results import METRIC
 from tests.dashboards import browser
+from tests.dashboards.conftest import Swept
 
 PAGE = """
     const texts = selector => [...document.querySelectorAll(selector)].map(e => e.textContent);
@@ -32,7 +32,7 @@ PAGE = """
 """
 
 
-def test_a_page_follows_a_sweep(swept: tuple[SweepResult, Path]) -> None:
+def test_a_page_follows_a_sweep(swept: Swept) -> None:
     result, folder = swept
     first, *others = result.trials
     running = result.model_copy(update={"trials": [first], "timings": [], "champion": None})

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rich.console import Console
 
 from dashboards.outputs.console import table
 from dashboards.reports.standings import standings, timed_sentences
 from specdec_core.search.results import SweepResult
+from tests.dashboards.conftest import Swept
 
 
 def shown(result: SweepResult, most: int = 40) -> list[str]:
@@ -23,7 +22,7 @@ def row(lines: list[str], label: str) -> str:
 
 
 def test_measured_speedups_have_an_interval_and_estimated_ones_a_mark(
-    swept: tuple[SweepResult, Path],
+    swept: Swept,
 ) -> None:
     result = swept[0]
     lines = shown(result)
@@ -43,7 +42,7 @@ def test_measured_speedups_have_an_interval_and_estimated_ones_a_mark(
 
 
 def test_sentences_are_of_those_timed_and_begin_with_the_champion(
-    swept: tuple[SweepResult, Path],
+    swept: Swept,
 ) -> None:
     result = swept[0]
     lines = timed_sentences(result).lines
@@ -54,14 +53,14 @@ def test_sentences_are_of_those_timed_and_begin_with_the_champion(
     ]
 
 
-def test_a_long_table_is_cut_and_says_so(swept: tuple[SweepResult, Path]) -> None:
+def test_a_long_table_is_cut_and_says_so(swept: Swept) -> None:
     lines = shown(swept[0], most=4)
     assert sum("×" in line for line in lines) == 4
     text = " ".join(" ".join(lines).split())  # however the caption is wrapped
     assert f"{len(swept[0].trials) - 4} more in the report" in text
 
 
-def test_a_long_table_has_the_best_of_every_family(swept: tuple[SweepResult, Path]) -> None:
+def test_a_long_table_has_the_best_of_every_family(swept: Swept) -> None:
     result = swept[0].model_copy(update={"timings": [], "autoregressive": None}, deep=True)
     slow = next(t for t in result.trials if t.configuration.family == "svip")
     slow.metrics["estimated_speedup"] = 0.01
@@ -70,7 +69,7 @@ def test_a_long_table_has_the_best_of_every_family(swept: tuple[SweepResult, Pat
     assert row(lines, slow.configuration.label)
 
 
-def test_estimates_for_another_machine_are_called_so(swept: tuple[SweepResult, Path]) -> None:
+def test_estimates_for_another_machine_are_called_so(swept: Swept) -> None:
     update = {"timings": [], "autoregressive": None, "hardware": "far away"}
     lines = shown(swept[0].model_copy(update=update))
     text = " ".join(" ".join(lines).split())

@@ -18,6 +18,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.cost import Hardware
 from specdec_core.search.results import ReplaySummary, SweepResult, Timing
 from tests.dashboards import browser
+from tests.dashboards.conftest import Swept
 
 FIGURES = {"frontier", "speedups", "time", "accepted"}
 
@@ -27,14 +28,14 @@ def write_report(result: SweepResult, folder: Path) -> Path:
 
 
 @pytest.fixture
-def folder(swept: tuple[SweepResult, Path], tmp_path: Path) -> Path:
+def folder(swept: Swept, tmp_path: Path) -> Path:
     """A copy of the sweep's folder."""
     return shutil.copytree(swept[1], tmp_path / "sweep")
 
 
 @pytest.fixture(scope="module")
 def page(
-    swept: tuple[SweepResult, Path],
+    swept: Swept,
     with_heads: SweepResult,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:

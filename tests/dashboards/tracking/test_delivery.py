@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,10 +17,11 @@ from urllib.request import urlopen
 import pytest
 from mlflow import MlflowClient
 
+from cluster.serving.server_process import free_port
 from dashboards.outputs.mlflow_runs import Undelivered
 from dashboards.tracking.registry import load_champion
 from jobs.console import print_runs_page
-from specdec_core.search.results import SweepResult
+from tests.dashboards.conftest import Swept
 from tests.dashboards.tracking.test_sweep_run import log
 
 
@@ -64,24 +64,28 @@ def answers(port: int) -> bool:
 @pytest.fixture
 def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Where a tracking server is expected, though none is there yet."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     return port
 
 
 @pytest.mark.long
-def test_what_a_server_that_is_away_missed_is_logged_by_the_same_sweep(
-    swept: tuple[SweepResult, Path], port: int, tmp_path: Path
+def test_what_a_server_that_is_away_missed_is_logged_by_the_same_sweep_and_its_password_nowhere(
+    swept: Swept,
+    port: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     result, folder = swept[0].model_copy(deep=True), tmp_path / "sweep"
     shutil.copytree(swept[1], folder)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://bob:s3cret@127.0.0.1:{port}")
     with pytest.raises(Undelivered, match=r"cannot be used.*results are in .*same command logs"):
         log(result, folder)
     with server(tmp_path, port):
         assert log(result, folder) == 1
+        print_runs_page(result.pair.name)
         client = MlflowClient()
         runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
         champion = load_champion(result.pair.name)[1]
@@ -93,21 +97,6 @@ def test_what_a_server_that_is_away_missed_is_logged_by_the_same_sweep(
         assert nested[trial.id].data.metrics.items() >= trial.metrics.items()
     assert champion == result.champion_trial.configuration
 
-
-@pytest.mark.long
-def test_a_servers_password_is_in_no_file_no_run_and_no_output(
-    swept: tuple[SweepResult, Path],
-    port: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    result, folder = swept[0].model_copy(deep=True), tmp_path / "sweep"
-    shutil.copytree(swept[1], folder)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://bob:s3cret@127.0.0.1:{port}")
-    with server(tmp_path, port):
-        assert log(result, folder) == 1
-        print_runs_page(result.pair.name)
     printed = capfd.readouterr()
     assert f"http://127.0.0.1:{port}/#/experiments/" in printed.out
     assert "s3cret" not in printed.out + printed.err

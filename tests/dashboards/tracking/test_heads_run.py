@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 
+from cluster.serving.server_process import free_port
 from dashboards.figures.heads import reliability_diagram
 from dashboards.outputs.mlflow_runs import Undelivered
 from dashboards.reports.heads import FITS, fits
@@ -19,6 +19,7 @@ from specdec_core.drafting.heads.card import HeadCard, HeadSpec, HeadTrainingSet
 from specdec_core.drafting.heads.storage import save_head
 from specdec_core.training.finished import Finished
 from specdec_core.training.heads.training import HeadTraining
+from tests.registered import runs_in
 from tests.specdec_core.drafting.heads.examples import learnable
 
 SETTINGS = HeadTrainingSettings(learning_rate=1e-2, batch_size=256, epochs=3)
@@ -66,17 +67,15 @@ def test_the_table_marks_the_least_eval_kl(heads: list[Finished[HeadCard]]) -> N
 
 
 def test_each_head_is_one_run_with_its_curves_figures_and_files(
-    heads: list[Finished[HeadCard]], store: MlflowClient, tmp_path: Path
+    heads: list[Finished[HeadCard]], store: MlflowClient, home: Path, tmp_path: Path
 ) -> None:
-    pair = PairSpec()
-    pair_run = log(heads[:1], tmp_path)
+    first = log(heads[:1], tmp_path)
     again = log(heads, tmp_path)  # the same training, which was interrupted
-    assert again != pair_run
-    experiment = store.get_experiment_by_name(pair.name)
-    runs = store.search_runs([experiment.experiment_id])
-    nested = {run.info.run_name: run for run in runs if run.info.run_id != again}
-    assert len(runs) == 3
-    assert set(nested) == {head.label for head in heads}
+    assert again != first
+    _, (parent,), runs = runs_in(home)
+    assert parent.info.run_id == again
+    nested = {run.info.run_name: run for run in runs}
+    assert (len(runs), set(nested)) == (2, {head.label for head in heads})
     for head in heads:
         run = nested[head.label]
         assert run.info.status == "FINISHED"
@@ -96,42 +95,24 @@ def test_each_head_is_one_run_with_its_curves_figures_and_files(
     assert pages == {"figures/heads.html", "figures/heads.csv"}
 
 
-def test_other_settings_are_another_run(
-    heads: list[Finished[HeadCard]], store: MlflowClient, tmp_path: Path
-) -> None:
+def test_other_settings_are_another_run(home: Path, tmp_path: Path) -> None:
     first, second = (log([], tmp_path, {**PARAMS, **more}) for more in ({}, {"source": "mixed"}))
     assert first != second
-    experiment = store.get_experiment_by_name(PairSpec().name)
-    assert len(store.search_runs([experiment.experiment_id])) == 2
-
-
-def delivered(client: MlflowClient, heads: list[Finished[HeadCard]]) -> bool:
-    """Whether `client` has one finished run for each head and one for all, and each head's curve
-    once."""
-    runs = client.search_runs([client.get_experiment_by_name(PairSpec().name).experiment_id])
-    nested = {run.data.tags["training"]: run for run in runs if "training" in run.data.tags}
-    histories = [client.get_metric_history(r.info.run_id, "eval_kl") for r in nested.values()]
-    return (
-        len(runs) == len(heads) + 1
-        and nested.keys() == {head.card.training for head in heads}
-        and {run.info.status for run in runs} == {"FINISHED"}
-        and all([m.step for m in history] == [1, 2, 3] for history in histories)
-    )
+    assert len(runs_in(home)[1]) == 2
 
 
 def test_a_server_that_is_away_gets_everything_by_the_same_command(
-    heads: list[Finished[HeadCard]],
-    store: MlflowClient,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    heads: list[Finished[HeadCard]], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]  # nothing listens at this port afterwards
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-
     with monkeypatch.context() as away:
-        away.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+        away.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
         with pytest.raises(Undelivered, match=rf"the heads are in {tmp_path}, and the same"):
             log(heads, tmp_path)
     log(heads, tmp_path)
-    assert delivered(store, heads)
+    client, (parent,), nested = runs_in(home)
+    assert {run.info.status for run in (parent, *nested)} == {"FINISHED"}
+    assert sorted(r.data.tags["training"] for r in nested) == sorted(h.card.training for h in heads)
+    for run in nested:
+        history = client.get_metric_history(run.info.run_id, "eval_kl")
+        assert [metric.step for metric in history] == [1, 2, 3]

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 from mlflow.tracking._tracking_service import utils
 
 from dashboards.relocation import FOLDER
@@ -18,6 +17,8 @@ from dashboards.tracking.sweep_run import SweepRun
 from specdec_core.base.errors import UserError
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.results import SweepResult
+from tests.dashboards.conftest import Swept
+from tests.registered import runs_in
 
 PROMPTS = [Prompt("a", "def f(x):")]
 Open = Callable[[Path], None]
@@ -36,7 +37,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Open:
 
 @pytest.fixture(scope="module")
 def made(
-    empty_store: Path, swept: tuple[SweepResult, Path], tmp_path_factory: pytest.TempPathFactory
+    empty_store: Path, swept: Swept, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
     """A workspace in which a sweep was logged, and the logging of another one, `killed`, was begun:
     where it was made, and where it is kept for the tests."""
@@ -48,7 +49,6 @@ def made(
         shutil.copytree(files, place / "sweeps" / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECDEC_HOME", str(place))
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         go_on(result, place / "sweeps" / "sweep")
         begin(result, place / "sweeps" / "killed")
     return place, place.rename(place.with_name("kept"))
@@ -59,7 +59,6 @@ def moved(
     made: tuple[Path, Path], opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """The workspace, at another place than it was made."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     place = shutil.copytree(made[1], tmp_path / "second")
     opened(place)
     return place
@@ -101,18 +100,8 @@ def go_on(result: SweepResult, folder: Path) -> str | None:
     return again.mlflow_run_id
 
 
-def parents(client: MlflowClient, experiment: str) -> dict[str, str]:
-    """Status by id of the runs of sweeps."""
-    runs = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
-    return {
-        run.info.run_id: run.info.status
-        for run in runs
-        if "mlflow.parentRunId" not in run.data.tags
-    }
-
-
 def test_a_moved_workspace_loads_its_champion_and_makes_no_old_folder_again(
-    made: tuple[Path, Path], moved: Path, swept: tuple[SweepResult, Path]
+    made: tuple[Path, Path], moved: Path, swept: Swept
 ) -> None:
     found = load_champion()
     assert found.configuration == swept[0].champion_trial.configuration
@@ -124,18 +113,16 @@ def test_a_moved_workspace_loads_its_champion_and_makes_no_old_folder_again(
 
 
 def test_a_moved_workspace_replaces_the_run_of_a_killed_sweep_on_another_machine_too(
-    moved: Path, swept: tuple[SweepResult, Path], monkeypatch: pytest.MonkeyPatch
+    moved: Path, swept: Swept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = parents(connect(), swept[0].pair.name)
-    assert sorted(left.values()) == ["FINISHED", "RUNNING"]
+    connect()  # leads it
+    assert sorted(run.info.status for run in runs_in(moved)[1]) == ["FINISHED", "RUNNING"]
     monkeypatch.setattr(platform, "node", lambda: "another-machine")
     go_on(swept[0], moved / "sweeps" / "killed")
-    assert [*parents(connect(), swept[0].pair.name).values()] == ["FINISHED", "FINISHED"]
+    assert [run.info.status for run in runs_in(moved)[1]] == ["FINISHED", "FINISHED"]
 
 
-def test_a_copy_writes_nothing_into_the_original(
-    moved: Path, swept: tuple[SweepResult, Path], opened: Open
-) -> None:
+def test_a_copy_writes_nothing_into_the_original(moved: Path, swept: Swept, opened: Open) -> None:
     connect()
     original = tree(moved)
     copy = shutil.copytree(moved, moved.with_name("third"))
@@ -151,7 +138,6 @@ def test_a_copy_writes_nothing_into_the_original(
 def test_a_workspace_in_a_folder_at_its_former_place_is_led_once(
     made: tuple[Path, Path], opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     place, kept = made
     opened(shutil.copytree(kept, place / "inner"))
     led = addresses()

@@ -43,23 +43,23 @@ from specdec_core.evidence.certificate.certificate import (
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.results import SweepResult, Trial
+from tests.dashboards.conftest import Swept
 from tests.dashboards.tracking.test_sweep_run import PROMPTS, log
 
 
 @pytest.fixture
-def folder(swept: tuple[SweepResult, Path], tmp_path: Path) -> Path:
+def folder(swept: Swept, tmp_path: Path) -> Path:
     return Path(shutil.copytree(swept[1], tmp_path / "another"))
 
 
 @pytest.fixture(scope="module")
 def workspace_with_runs(
-    swept: tuple[SweepResult, Path], empty_store: Path, tmp_path_factory: pytest.TempPathFactory
+    swept: Swept, empty_store: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[SweepResult, Path]:
     """A logged sweep with a registered champion, and its workspace."""
     result, home = swept[0].model_copy(deep=True), tmp_path_factory.mktemp("logged")
     shutil.copy(empty_store, home / "mlflow.db")
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.setenv("SPECDEC_HOME", str(home))
         assert log(result, Path(shutil.copytree(swept[1], home / "sweep"))) == 1
     return result, home
@@ -132,6 +132,11 @@ def test_the_champion_before_is_kept_as_previous_and_a_challenger_beside_it(
 
 def certificate_of(pair: PairSpec, configuration: Configuration) -> Certificate:
     """One that says little of the pair's weights."""
+    dtypes = {"target_dtype": "float32", "draft_dtype": "float32"}
+    times = {"ratio": 1.5, "low": 1.2, "high": 1.8, "tokens_per_second": 100.0}
+    drawn = SampledDistribution(
+        sampling=Sampling(temperature=1.0), texts=2, tokens=6, level=1e-3, favours=()
+    )
     return Certificate(
         pair=pair,
         fingerprints=fingerprints(pair),
@@ -140,19 +145,8 @@ def certificate_of(pair: PairSpec, configuration: Configuration) -> Certificate:
         max_new_tokens=4,
         checks=Checks(
             greedy=GreedyIdentity(prompts=2, tokens=8, slots=4, differing=0),
-            sampled=SampledDistribution(
-                sampling=Sampling(temperature=1.0), texts=2, tokens=6, level=1e-3, favours=()
-            ),
-            speed=LiveSpeed(
-                prompts=2,
-                repeats=1,
-                ratio=1.5,
-                low=1.2,
-                high=1.8,
-                tokens_per_second=100.0,
-                target_dtype="float32",
-                draft_dtype="float32",
-            ),
+            sampled=drawn,
+            speed=LiveSpeed(prompts=2, repeats=1, **times, **dtypes),
         ),
         issued=datetime(2026, 1, 2, tzinfo=UTC),
         environment={},
@@ -170,7 +164,7 @@ def test_without_a_name_the_pair_promoted_last_is_loaded(logged: SweepResult, fo
 
 
 def test_champions_of_others_in_the_same_store_are_none_of_ours(
-    home: Path, swept: tuple[SweepResult, Path], folder: Path
+    home: Path, swept: Swept, folder: Path
 ) -> None:
     """More models than a page of the registry holds come first, one with a champion."""
     client = MlflowClient(tracking_uri())
@@ -263,7 +257,6 @@ def test_a_champion_registered_without_its_datastore_is_loaded(
 def test_no_champion_yet_is_one_line_and_creates_no_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     with pytest.raises(UserError, match="`specdec sweep` finds one") as caught:
         load_champion()

@@ -8,14 +8,10 @@ from pathlib import Path
 import mlflow
 import pytest
 from mlflow import MlflowClient
-from mlflow.entities import Run
 
 from dashboards.relocation import FOLDER
 from dashboards.store import experiment_id_of, place_of, tracking_uri
-from dashboards.tracking.registry import (
-    load_champion,
-    register,
-)
+from dashboards.tracking.registry import load_champion, register
 from dashboards.tracking.sweep_run import SweepRun
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
@@ -24,22 +20,15 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.results import SweepResult
+from tests.dashboards.conftest import Swept
+from tests.registered import runs_in
 
 PROMPTS = [Prompt("a", "def f(x):"), Prompt("b", "import os")]
 
 
 @pytest.fixture
-def folder(swept: tuple[SweepResult, Path], tmp_path: Path) -> Path:
+def folder(swept: Swept, tmp_path: Path) -> Path:
     return Path(shutil.copytree(swept[1], tmp_path / "sweep"))
-
-
-def runs(result: SweepResult) -> tuple[list[Run], list[Run]]:
-    """Parent and nested runs of the pair's experiment."""
-    client = MlflowClient(tracking_uri())
-    experiment = client.get_experiment_by_name(result.pair.name)
-    runs = client.search_runs([experiment.experiment_id])
-    nested = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
-    return [run for run in runs if run not in nested], nested
 
 
 def log(result: SweepResult, folder: Path) -> int | None:
@@ -55,7 +44,7 @@ def test_a_sweep_is_a_parent_run_with_a_nested_run_for_each_configuration(
     assert tracking_uri() == f"sqlite:///{home / 'mlflow.db'}"
     before = mlflow.get_tracking_uri()
     log(result, folder)
-    (parent,), nested = runs(result)
+    client, (parent,), nested = runs_in(home)
     assert parent.info.run_id == result.mlflow_run_id
     assert {run.info.status for run in (parent, *nested)} == {"FINISHED"}
     assert {run.data.tags["config_id"] for run in nested} == {t.id for t in result.trials}
@@ -72,7 +61,6 @@ def test_a_sweep_is_a_parent_run_with_a_nested_run_for_each_configuration(
     sentence = result.trial(fixed.data.tags["config_id"]).configuration.sentence
     assert note.startswith(f"{sentence}\n\n```yaml\ndrafter:\n")
     assert fixed.data.params["sampling.temperature"] == "0.0"
-    client = MlflowClient(tracking_uri())
     files = {item.path for item in client.list_artifacts(parent.info.run_id)}
     assert files >= {"sweep.json", "rounds.parquet"}
     assert Path(parent.info.artifact_uri.removeprefix("file://")).is_relative_to(home)
@@ -85,10 +73,10 @@ def test_a_sweep_is_a_parent_run_with_a_nested_run_for_each_configuration(
     assert mlflow.get_tracking_uri() == before  # the global store is left alone
     again = result.model_copy(update={"mlflow_run_id": None})
     log(again, folder)
-    assert len(runs(result)[0]) == 1  # read before another process logged it
+    assert len(runs_in(home)[1]) == 1  # read before another process logged it
     again.model_copy(update={"mlflow_run_id": None}).save(folder)
     log(again, folder)
-    assert len(runs(result)[0]) == 2  # run anew, it is another parent
+    assert len(runs_in(home)[1]) == 2  # run anew, it is another parent
 
 
 def test_runs_of_one_label_are_told_apart_by_their_ids(
@@ -102,7 +90,7 @@ def test_runs_of_one_label_are_told_apart_by_their_ids(
     twins = [first.model_copy(update={"configuration": hybrid}) for hybrid in hybrids]
     result.trials += twins
     log(result, folder)
-    _, nested = runs(result)
+    _, _, nested = runs_in(home)
     names = {run.data.tags["config_id"]: run.info.run_name for run in nested}
     for hybrid in hybrids:
         assert names[hybrid.id] == f"suffix else suffix ({hybrid.id[:4]})"
@@ -118,7 +106,7 @@ def test_a_logging_that_was_interrupted_is_replaced_by_the_same_sweep(
     for tags in ({"config_id": "a"}, {"config_id": "b"}):
         client.create_run(experiment_id, tags={"mlflow.parentRunId": begun, **tags})
     log(result, folder)
-    (parent,), nested = runs(result)
+    _, (parent,), nested = runs_in(home)
     assert parent.info.run_id != begun
     assert {run.info.status for run in (parent, *nested)} == {"FINISHED"}
     assert len(nested) == len(result.trials)
@@ -132,7 +120,7 @@ def test_a_sweep_that_is_logged_is_not_logged_again(
     known = SweepResult.load(folder)
     assert known.mlflow_run_id == result.mlflow_run_id
     assert log(known, folder) == version
-    assert len(runs(result)[0]) == 1
+    assert len(runs_in(home)[1]) == 1
 
 
 def test_a_store_that_cannot_be_used_is_one_line(
@@ -166,7 +154,7 @@ def test_of_many_replayed_configurations_the_notable_are_runs_and_all_are_in_a_t
 ) -> None:
     result = replayed(result, more=60)
     log(result, folder)
-    (parent,), nested = runs(result)
+    _, (parent,), nested = runs_in(home)
     logged = {run.data.tags["config_id"]: run for run in nested}
     live = {t.id for t in result.trials if not t.replayed}
     assert live <= logged.keys()
@@ -180,7 +168,7 @@ def test_of_many_replayed_configurations_the_notable_are_runs_and_all_are_in_a_t
     left = next(t for t in result.trials if t.id not in logged)
     register(result, left.id)
     assert load_champion(result.pair.name)[1] == left.configuration
-    assert left.id in {run.data.tags["config_id"] for run in runs(result)[1]}
+    assert left.id in {run.data.tags["config_id"] for run in runs_in(home)[2]}
 
 
 def test_what_is_estimated_for_another_machine_is_not_registered(
@@ -190,7 +178,7 @@ def test_what_is_estimated_for_another_machine_is_not_registered(
         update={"hardware": "far away", "timings": [], "autoregressive": None}
     )
     assert log(result, folder) is None
-    (parent,), _ = runs(result)
+    _, (parent,), _ = runs_in(home)
     assert parent.data.tags["estimated_for"] == "far away"
     assert parent.data.tags["champion"] == result.champion
     with pytest.raises(UserError, match="no champion"):
@@ -202,15 +190,13 @@ def test_what_was_chosen_for_all_loads_is_registered(
 ) -> None:
     result = under_load.model_copy(deep=True)
     choice = result.under_load
-    assert choice is not None
     assert choice.chosen.family == "schedule"
     version = log(result, folder)
     assert load_champion()[1:] == (choice.chosen, version)
-    (parent,), _ = runs(result)
+    client, (parent,), _ = runs_in(home)
     assert parent.data.tags["champion"] == choice.chosen.id
     metrics = parent.data.metrics
     assert metrics["simulation_error_value"] == pytest.approx(choice.errors()["value"])
-    client = MlflowClient(tracking_uri())
     steps = client.get_metric_history(parent.info.run_id, "load_speedup")
     assert {metric.step for metric in steps} == {1, 8}
     registered = client.get_model_version_by_alias(result.pair.name, "champion")

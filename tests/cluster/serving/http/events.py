@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
-from fastapi import FastAPI
 
-T = TypeVar("T")
+from cluster.serving.http.app import build_app
+from cluster.serving.http.service import Service
 
 
 @asynccontextmanager
-async def client_of(app: FastAPI, url: str = "http://test") -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the application, which runs during the block."""
-    transport = httpx.ASGITransport(app)
+async def client_of(service: Service, *of_app: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the service's application, which runs during the block."""
+    app = build_app(service, *of_app)
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url=url, timeout=60) as http,
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://test", timeout=60
+        ) as http,
     ):
         yield http
-
-
-def asked(app: FastAPI, story: Callable[[httpx.AsyncClient], Coroutine[Any, Any, T]]) -> T:
-    """What `story` returns with a client of the application."""
-
-    async def main() -> T:
-        async with client_of(app) as http:
-            return await story(http)
-
-    return asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def events_of(answer: httpx.Response) -> list[dict[str, Any]]:

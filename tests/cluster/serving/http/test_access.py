@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,13 @@ import httpx
 import pytest
 
 from cluster.serving.http.access import Access, check_exposed, read_keys
-from cluster.serving.http.app import build_app
 from cluster.serving.http.limits import Allowance, RequestLimits, Window, WindowUse
 from cluster.serving.http.pages import Page
 from dashboards.pages import PLAYGROUND
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
-from tests.cluster.serving.http.events import asked
+from tests.cluster.serving.http.events import client_of
 from tests.local_server import service_of
 
 ANNE, BEN = "sk-anne", "sk-ben"
@@ -27,18 +26,16 @@ KEYS = tuple(hashlib.sha256(key.encode()).digest() for key in (ANNE, BEN))
 BODY = {"prompt": "def main(", "max_tokens": 4}
 
 
-def with_access(
-    pair: Pair, access: Access, story: Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]]
-) -> None:
-    asked(build_app(service_of(Engine(pair), access=access)), story)
+def client_with(pair: Pair, access: Access) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+    return client_of(service_of(Engine(pair), access=access))
 
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def test_all_routes_but_health_and_ready_need_a_key(chat_pair: Pair) -> None:
-    async def story(http: httpx.AsyncClient) -> None:
+async def test_all_routes_but_health_and_ready_need_a_key(chat_pair: Pair) -> None:
+    async with client_with(chat_pair, Access(KEYS)) as http:
         for path in ("/health", "/ready"):
             assert (await http.get(path)).status_code == 200
         document = (await http.get("/openapi.json", headers=bearer(BEN))).json()
@@ -62,11 +59,10 @@ def test_all_routes_but_health_and_ready_need_a_key(chat_pair: Pair) -> None:
             answer = await http.post("/v1/completions", json=BODY, headers=bearer(key))
             assert answer.status_code == 200
 
-    with_access(chat_pair, Access(KEYS), story)
 
+async def test_each_key_has_an_allowance_of_its_own(chat_pair: Pair) -> None:
+    async with client_with(chat_pair, Access(KEYS, Allowance(requests=2))) as http:
 
-def test_each_key_has_an_allowance_of_its_own(chat_pair: Pair) -> None:
-    async def story(http: httpx.AsyncClient) -> None:
         async def ask(key: str) -> httpx.Response:
             return await http.post("/v1/completions", json=BODY, headers=bearer(key))
 
@@ -78,15 +74,14 @@ def test_each_key_has_an_allowance_of_its_own(chat_pair: Pair) -> None:
         assert 1 <= int(answers[2].headers["retry-after"]) <= 60
         assert (await ask(BEN)).status_code == 200
 
-    with_access(chat_pair, Access(KEYS, Allowance(requests=2)), story)
 
-
-def test_tokens_are_counted_as_they_were_used(chat_pair: Pair) -> None:
+async def test_tokens_are_counted_as_they_were_used(chat_pair: Pair) -> None:
     prompt = len(chat_pair.tokenizer(BODY["prompt"])["input_ids"])
     allowance = Allowance(tokens=2 * (prompt + 4))
     end = {"logit_bias": {"0": 100}}  # its one token ends the text
 
-    async def story(http: httpx.AsyncClient) -> None:
+    async with client_with(chat_pair, Access(allowance=allowance)) as http:
+
         async def ask(**more: Any) -> httpx.Response:
             return await http.post("/v1/completions", json={**BODY, **more})
 
@@ -98,13 +93,13 @@ def test_tokens_are_counted_as_they_were_used(chat_pair: Pair) -> None:
         assert answer.status_code == 429
         assert "tokens a minute" in answer.json()["error"]["message"]
 
-    with_access(chat_pair, Access(allowance=allowance), story)
 
-
-def test_an_answer_without_a_number_has_no_more_than_a_minutes_tokens(chat_pair: Pair) -> None:
+async def test_an_answer_without_a_number_has_no_more_than_a_minutes_tokens(
+    chat_pair: Pair,
+) -> None:
     chat = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True, "n": 2}
 
-    async def story(http: httpx.AsyncClient) -> None:
+    async with client_with(chat_pair, Access(allowance=Allowance(tokens=101))) as http:
         answer = await http.post("/v1/chat/completions", json=chat)
         assert answer.status_code == 200, answer.text
         usage = answer.json()["usage"]
@@ -112,16 +107,12 @@ def test_an_answer_without_a_number_has_no_more_than_a_minutes_tokens(chat_pair:
         again = await http.post("/v1/chat/completions", json=chat)
         assert again.status_code == 429
 
-    with_access(chat_pair, Access(allowance=Allowance(tokens=101)), story)
 
-
-def test_a_request_is_limited_in_tokens_and_time(
-    chat_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_is_limited_in_tokens_and_time(chat_pair: Pair) -> None:
     limits = RequestLimits(tokens=100, seconds=0.05)
     long = {**BODY, "max_tokens": 100, "ignore_eos": True, "n": 8}
 
-    async def story(http: httpx.AsyncClient) -> None:
+    async with client_with(chat_pair, Access(limits=limits)) as http:
         answer = await http.post("/v1/completions", json={**BODY, "max_tokens": 101})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "too_many_tokens")
         answer = await http.post("/v1/completions", json=long)
@@ -130,8 +121,6 @@ def test_a_request_is_limited_in_tokens_and_time(
         assert "request_timeout" in answer.text.strip().splitlines()[-1]
         health = (await http.get("/health")).json()
         assert (health["running"], health["cancelled"]) == (0, 2)
-
-    with_access(chat_pair, Access(limits=limits), story)
 
 
 HERE = {"host": "127.0.0.1:8000"}
@@ -160,13 +149,12 @@ LINK = {"sec-fetch-mode": "navigate", "sec-fetch-site": "cross-site"}
         ("GET", LINK, True),
     ],
 )
-def test_a_page_of_another_site_may_not_ask(
+async def test_a_page_of_another_site_may_not_ask(
     chat_pair: Pair, method: str, headers: dict[str, str], lets_in: bool
 ) -> None:
-    app = build_app(service_of(Engine(chat_pair)), Page(*PLAYGROUND))
     path, body = ("/", None) if method == "GET" else ("/v1/completions", BODY)
 
-    async def story(http: httpx.AsyncClient) -> None:
+    async with client_of(service_of(Engine(chat_pair)), Page(*PLAYGROUND)) as http:
         answer = await http.request(method, path, json=body, headers=HERE | headers)
         assert answer.status_code == (200 if lets_in else 403)
         if not lets_in:
@@ -174,16 +162,14 @@ def test_a_page_of_another_site_may_not_ask(
             assert error["code"] == "cross_site_request"
             assert "\n" not in error["message"]
 
-    asked(app, story)
-
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/"])
-def test_a_server_without_keys_is_asked_by_names_of_this_machine_alone(
+async def test_a_server_without_keys_is_asked_by_names_of_this_machine_alone(
     chat_pair: Pair, path: str
 ) -> None:
     service = service_of(Engine(chat_pair), access=Access(local=True))
 
-    async def story(http: httpx.AsyncClient) -> None:
+    async with client_of(service, Page(*PLAYGROUND)) as http:
         for own in ("localhost:8000", "127.0.0.1", "[::1]:8000", "LOCALHOST", "a.localhost"):
             assert (await http.get(path, headers={"host": own})).status_code == 200
         for other in ("rebound.example:8000", "10.0.0.7", "localhost.example", "[", "a@b:x"):
@@ -191,16 +177,14 @@ def test_a_server_without_keys_is_asked_by_names_of_this_machine_alone(
             assert answer.status_code == 403
             assert answer.json()["error"]["code"] == "unknown_host"
 
-    asked(build_app(service, Page(*PLAYGROUND)), story)
 
-
-def test_nothing_of_a_request_is_logged(chat_pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(http: httpx.AsyncClient) -> None:
+async def test_nothing_of_a_request_is_logged(
+    chat_pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with client_with(chat_pair, Access(KEYS)) as http:
         for body in ({**BODY, "prompt": "secret!"}, {**BODY, "prompt": "secret!", "n": 0}):
             await http.post("/v1/completions", json=body, headers=bearer(ANNE))
-
-    with caplog.at_level(logging.DEBUG):
-        with_access(chat_pair, Access(KEYS), story)
     assert "secret" not in caplog.text
     assert ANNE not in caplog.text
 

@@ -27,11 +27,16 @@ PROMPT = "def main("
 
 def ask(client: openai.OpenAI, max_tokens: int = 16, **body: Any) -> Any:
     """A completion of PROMPT with these fields; whole, and the same from a stream's parts."""
-    asked: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": max_tokens}
+    prompt = body.pop("prompt", PROMPT)
+    asked: dict[str, Any] = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens}
     whole = client.completions.create(**asked, extra_body=body)
     texts = [""] * len(whole.choices)
-    for part in client.completions.create(**asked, extra_body=body, stream=True):
+    parts = list(client.completions.create(**asked, extra_body=body, stream=True))
+    for part in parts:
         texts[part.choices[0].index] += part.choices[0].text
+    assert len({part.id for part in parts}) == 1
+    ends = [part.choices[0].finish_reason for part in parts if part.choices[0].finish_reason]
+    assert len(ends) == len(whole.choices)
     seeded = "temperature" not in body or "seed" in body
     assert not seeded or texts == [choice.text for choice in whole.choices]
     return whole
@@ -39,6 +44,68 @@ def ask(client: openai.OpenAI, max_tokens: int = 16, **body: Any) -> Any:
 
 def tokens_of(client: openai.OpenAI, **body: Any) -> list[int]:
     return list(ask(client, return_token_ids=True, **body).choices[0].token_ids)
+
+
+def test_stop_strings_end_the_text(client: openai.OpenAI) -> None:
+    text = ask(client, 40).choices[0].text
+    stop = next(text[i : i + 2] for i in range(5, len(text)) if "\ufffd" not in text[i : i + 2])
+    (choice,) = ask(client, 40, stop=["never!", stop]).choices
+    assert (choice.text, choice.finish_reason) == (text[: text.index(stop)], "stop")
+
+
+def test_prompts_come_as_text_tokens_or_lists_of_them(
+    client: openai.OpenAI, chat_pair: Pair
+) -> None:
+    prompts = [PROMPT, "import", "class A:"]
+    tokens = [chat_pair.tokenizer(prompt)["input_ids"] for prompt in prompts]
+
+    def texts(prompt: object, **more: Any) -> list[str]:
+        choices = ask(client, prompt=prompt, **more).choices
+        assert [choice.index for choice in choices] == list(range(len(choices)))
+        return [choice.text for choice in choices]
+
+    expected = [texts(prompt)[0] for prompt in prompts]
+    assert texts(prompts) == texts(tokens) == expected
+    assert texts(tokens[0]) == expected[:1]
+    both = [prompt + text for prompt, text in zip(prompts, expected, strict=True)]
+    assert texts(prompts, echo=True) == both
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": ["a", 1]}, "prompt", "expected a string"),
+        ({"prompt": ["a"] * 65}, "prompt", "at most 64"),
+        ({"prompt": [1, 99999]}, "prompt", "outside"),
+        ({"temperature": -1}, "temperature", "greater than or equal to 0"),
+        ({"stop": [""]}, "stop", "none of them empty"),
+        ({"stop": list("abcde")}, "stop", "at most 4"),
+        ({"n": 0}, "n", "from 1 to 32"),
+        ({"prompt": [PROMPT] * 5, "n": 32}, "n", "more than 128 choices"),
+        ({"best_of": 2}, "best_of", "not supported"),
+        ({"min_tokens": 17}, "min_tokens", "more than max_tokens"),
+        ({"logit_bias": {"the": 1}}, "logit_bias", "token ids as strings"),
+        ({"temprature": 1}, "temprature", "unknown key"),
+        ({"stream_options": {}}, "stream_options", "stream: true"),
+        ({"response_format": {"type": "regex", "regex": "(("}}, "response_format", "regex"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+            "response_format",
+            "json_schema",
+        ),
+        ({"response_format": {"type": "yaml"}}, "response_format", "type"),
+    ],
+)
+def test_bad_input_is_refused_by_name(
+    client: openai.OpenAI, body: dict[str, Any], param: str, message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, **body)
+    assert refused.value.param == param
+    assert message in refused.value.message
+    assert param in refused.value.message or param == "prompt"
+    assert "\n" not in refused.value.message
 
 
 def test_n_choices_are_those_of_as_many_prompts(client: openai.OpenAI) -> None:
@@ -67,12 +134,18 @@ def test_logprobs_are_the_targets(client: openai.OpenAI, chat_pair: Pair) -> Non
     text = torch.tensor([[*choice.prompt_token_ids, *ids]])
     with torch.inference_mode():
         rows = chat_pair.target(text).logits[0, -len(ids) - 1 : -1].log_softmax(-1)
-    expected = [float(row[token]) for row, token in zip(rows, ids, strict=True)]
-    assert said.token_logprobs == pytest.approx(expected, abs=1e-4)
-    for name, own, tops, row in zip(
-        said.tokens, said.token_logprobs, said.top_logprobs, rows, strict=True
-    ):
+    assert_told(said, rows, ids)
+    for name, own, tops in zip(said.tokens, said.token_logprobs, said.top_logprobs, strict=True):
         assert tops[name] == own
+
+
+def assert_told(said: Any, rows: torch.Tensor, ids: list[int]) -> None:
+    """The last of what is `said` are the log-probabilities in `rows` of these tokens, and of the
+    two likeliest."""
+    first = len(said.tokens) - len(ids)
+    expected = [float(row[token]) for row, token in zip(rows, ids, strict=True)]
+    assert said.token_logprobs[first:] == pytest.approx(expected, abs=1e-4)
+    for tops, row in zip(said.top_logprobs[first:], rows, strict=True):
         best = row.topk(2).values.tolist()
         assert sorted(tops.values(), reverse=True)[:2] == pytest.approx(best, abs=1e-4)
     lengths = [len(name) for name in said.tokens]
@@ -101,13 +174,7 @@ def test_echo_with_logprobs_tells_those_of_the_prompt(
     with torch.inference_mode():
         rows = chat_pair.target(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
     assert said.token_logprobs[0] is said.top_logprobs[0] is None
-    expected = [float(row[token]) for row, token in zip(rows, ids[1:], strict=True)]
-    assert said.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
-    for tops, row in zip(said.top_logprobs[1:], rows, strict=True):
-        best = row.topk(2).values.tolist()
-        assert sorted(tops.values(), reverse=True)[:2] == pytest.approx(best, abs=1e-4)
-    lengths = [len(name) for name in said.tokens]
-    assert said.text_offset == [sum(lengths[:place]) for place in range(len(lengths))]
+    assert_told(said, rows, ids[1:])
     parts = [part.choices[0] for part in client.completions.create(**asked, stream=True)]
     assert "".join(part.text for part in parts) == choice.text
     told = [part.logprobs for part in parts if part.logprobs]
@@ -225,24 +292,6 @@ def test_an_answer_has_the_format_that_was_asked_for(
     assert re.fullmatch(wanted["regex"], text)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "message"),
-    [
-        ({"type": "regex", "regex": "(("}, "regex"),
-        ({"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}, "json_schema"),
-        ({"type": "yaml"}, "type"),
-    ],
-)
-def test_what_is_no_format_is_refused(
-    client: openai.OpenAI, wanted: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        ask(client, response_format=wanted)
-    assert refused.value.param == "response_format"
-    assert message in refused.value.message
-    assert "\n" not in refused.value.message
-
-
 def test_neutral_values_change_nothing(client: openai.OpenAI) -> None:
     neutral = {
         "repetition_penalty": 1.0,
@@ -308,14 +357,6 @@ def test_a_models_card_has_what_clients_of_vllm_read(chat_url: str) -> None:
     assert (card["id"], card["root"], card["max_model_len"]) == ("tiny", "tiny", 256)
 
 
-def test_only_a_hubs_id_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "models" / "mine").mkdir(parents=True)
-    assert hub_id("meta-llama/Llama-3.1-8B") == "meta-llama/Llama-3.1-8B"
-    for name in ("models/mine", str(tmp_path), "bundled:target", "package:x", "gpt2", "a/b#c.gguf"):
-        assert hub_id(name) is None
-
-
 def test_texts_become_tokens_and_back(chat_url: str, chat_pair: Pair) -> None:
     def post(path: str, **body: Any) -> Any:
         return httpx.post(f"{chat_url}{path}", json=body, timeout=60).json()
@@ -329,3 +370,11 @@ def test_texts_become_tokens_and_back(chat_url: str, chat_pair: Pair) -> None:
     assert post("/detokenize", tokens=plain) == {"prompt": PROMPT}
     chat = post("/tokenize", messages=[{"role": "user", "content": "x"}])["tokens"]
     assert chat_pair.tokenizer.decode(chat) == "<|endoftext|>[user]x\n[assistant]"
+
+
+def test_only_a_hubs_id_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    assert hub_id("meta-llama/Llama-3.1-8B") == "meta-llama/Llama-3.1-8B"
+    for name in ("models/mine", str(tmp_path), "bundled:target", "package:x", "gpt2", "a/b#c.gguf"):
+        assert hub_id(name) is None

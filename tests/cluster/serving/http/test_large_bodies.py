@@ -89,23 +89,20 @@ def request(engine: Engine, name: str, grammar: Grammar | None = None) -> Reques
     return Request(name, engine.encode("def main("), 24, grammar=grammar)
 
 
-def test_requests_do_not_wait_for_anothers_grammar(tiny_pair: Pair, blocked: Event) -> None:
+async def test_requests_do_not_wait_for_anothers_grammar(tiny_pair: Pair, blocked: Event) -> None:
     engine = Engine(tiny_pair, slots=2)
 
-    async def main() -> None:
-        async with EngineLoop(engine) as loop:
-            slow = asyncio.create_task(loop.submit([request(engine, "slow", GRAMMAR)]))
-            await asyncio.sleep(0)
-            quick = await loop.submit([request(engine, "quick")])
-            while not (await quick.chunks.get()).finished:
-                pass
-            assert not slow.done()
-            blocked.set()
-            while not (chunk := await (await slow).chunks.get()).finished:
-                pass
-            assert chunk.finished.text.startswith(("ab", "cd"))
-
-    asyncio.run(asyncio.wait_for(main(), 120))
+    async with EngineLoop(engine) as loop:
+        slow = asyncio.create_task(loop.submit([request(engine, "slow", GRAMMAR)]))
+        await asyncio.sleep(0)
+        quick = await loop.submit([request(engine, "quick")])
+        while not (await quick.chunks.get()).finished:
+            pass
+        assert not slow.done()
+        blocked.set()
+        while not (chunk := await (await slow).chunks.get()).finished:
+            pass
+        assert chunk.finished.text.startswith(("ab", "cd"))
 
 
 def test_an_engines_process_steps_while_a_grammar_is_compiled(

@@ -18,13 +18,12 @@ from cluster.serving.http.access import Access
 from cluster.serving.http.app import build_app
 from cluster.serving.http.bodies import MAX_BODY_BYTES
 from cluster.serving.http.limits import RequestLimits
-from specdec_core.config import Configuration, PairSpec
-from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.config import PairSpec
 from specdec_core.engine import Engine
 from specdec_core.models.pair import load_pair
+from tests.configurations import BANDIT
 from tests.local_server import service_of
 
-SERVED = Configuration(drafter=BanditSettings(arms=[1, 4]))
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 # What no schema says: how long a prompt is with its new tokens, and which values go together.
 BEYOND = {
@@ -137,7 +136,7 @@ def start(chat_spec: PairSpec) -> Iterator[Callable[[], Api]]:
     pair = load_pair(chat_spec.model_copy(update={"runner": small}))
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
-        yield lambda: Api(Engine(pair, SERVED, slots=3), runner, stack)
+        yield lambda: Api(Engine(pair, BANDIT, slots=3), runner, stack)
         runner.run(stack.aclose())
 
 

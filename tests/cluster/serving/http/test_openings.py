@@ -5,47 +5,35 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 
-from cluster.serving.http.app import build_app
 from specdec_core.config import Configuration
-from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.engine import Chunk, Engine
 from specdec_core.models.pair import Pair
-from tests.cluster.serving.http.events import asked, events_of
+from tests.cluster.serving.http.events import client_of, events_of
+from tests.configurations import BEGUN
 from tests.local_server import service_of
 
-BEGUN = Configuration(drafter=TargetTreeSettings(branching=(1, 2, 2)))
 BODY = {"max_tokens": 8, "ignore_eos": True, "n": 2, "return_token_ids": True}
 
 
-def answered(
-    pair: Pair,
-    path: str,
-    body: dict[str, Any],
-    options: dict[str, Any],
-    configuration: Configuration = BEGUN,
+async def answered(
+    pair: Pair, path: str, body: dict[str, Any], configuration: Configuration = BEGUN
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """The whole answer, and the events of one that is streamed with these options."""
-    body = {**BODY, **body}
-    streamed = {**body, "stream": True, "stream_options": options}
-
-    async def story(http: httpx.AsyncClient) -> tuple[Any, list[dict[str, Any]]]:
-        whole = await http.post(path, json=body)
-        return whole.json(), events_of(await http.post(path, json=streamed))
-
-    app = build_app(service_of(Engine(pair, configuration, 2)))
-    return asked(app, story)
+    """The whole answer, and the events of one that is streamed."""
+    async with client_of(service_of(Engine(pair, configuration, 2))) as http:
+        streamed = await http.post(path, json={**BODY, **body, "stream": True})
+        whole = {k: v for k, v in body.items() if k != "stream_options"}
+        return (await http.post(path, json={**BODY, **whole})).json(), events_of(streamed)
 
 
 def parts_of(events: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
     return [part for event in events for part in event["choices"] if part["index"] == index]
 
 
-def test_a_completion_repeats_its_prompt_once(chat_pair: Pair) -> None:
+async def test_a_completion_repeats_its_prompt_once(chat_pair: Pair) -> None:
     body = {"prompt": "def main(", "echo": True, "logprobs": 1}
-    whole, events = answered(chat_pair, "/v1/completions", body, {})
+    whole, events = await answered(chat_pair, "/v1/completions", body)
     for choice in whole["choices"]:
         parts = parts_of(events, choice["index"])
         assert "".join(part["text"] for part in parts) == choice["text"]
@@ -58,10 +46,10 @@ def test_a_completion_repeats_its_prompt_once(chat_pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_a_chats_choice_has_one_role(chat_pair: Pair, traced: bool) -> None:
-    body = {"messages": [{"role": "user", "content": "hi"}]}
-    options = {"include_rounds": traced}
-    whole, events = answered(chat_pair, "/v1/chat/completions", body, options)
+async def test_a_chats_choice_has_one_role(chat_pair: Pair, traced: bool) -> None:
+    asked = {"messages": [{"role": "user", "content": "hi"}]}
+    body = {**asked, "stream_options": {"include_rounds": traced}}
+    whole, events = await answered(chat_pair, "/v1/chat/completions", body)
     for choice in whole["choices"]:
         deltas = [part["delta"] for part in parts_of(events, choice["index"])]
         assert [n for n, delta in enumerate(deltas) if delta.get("role")] == [0]
@@ -79,7 +67,7 @@ def test_a_chats_choice_has_one_role(chat_pair: Pair, traced: bool) -> None:
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
     ],
 )
-def test_lower_choices_open_first(
+async def test_lower_choices_open_first(
     chat_pair: Pair, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
     step, held = Engine.step, list[Chunk]()
@@ -97,7 +85,7 @@ def test_lower_choices_open_first(
         return chunks
 
     monkeypatch.setattr(Engine, "step", late)
-    whole, events = answered(chat_pair, path, {**body, "n": 4}, {}, Configuration())
+    whole, events = await answered(chat_pair, path, {**body, "n": 4}, Configuration())
     came = [part["index"] for event in events for part in event["choices"]]
     assert list(dict.fromkeys(came)) == [0, 1, 2, 3]
     for choice in whole["choices"]:

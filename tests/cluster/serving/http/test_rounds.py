@@ -10,7 +10,6 @@ from typing import Any
 import openai
 import pytest
 
-from cluster.serving.http.app import build_app
 from cluster.serving.replica import EngineReplica
 from specdec_core.config import Configuration
 from specdec_core.drafting.bandit.settings import BanditSettings
@@ -89,7 +88,7 @@ def test_other_streams_have_none(client: openai.OpenAI) -> None:
     assert not any(hasattr(part, "round") for part in parts)
 
 
-def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair: Pair) -> None:
+async def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair: Pair) -> None:
     """The other engine's bandit has more arms, all of them different. The output is long enough not
     to end before it moves."""
     runner = chat_pair.spec.runner.model_copy(update={"max_length": 512})
@@ -98,20 +97,17 @@ def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair: Pair) -> None:
     first, second = (service_of(Engine(pair, Configuration(drafter=bandit))) for bandit in bandits)
     body = {"prompt": "def main(", "max_tokens": 480, "ignore_eos": True, "stream": True}
 
-    async def main() -> list[dict[str, Any]]:
-        async with client_of(build_app(first)) as http:
-            asked = http.post("/v1/completions", json={**body, "stream_options": ROUNDS})
-            answering = asyncio.create_task(asked)
-            while first.metrics._generated < 20:
-                await asyncio.sleep(0.001)
-            other = EngineReplica("other", second.fleet.replicas[0].served)
-            other.served.loop.open()
-            first.fleet.replicas.append(other)
-            first.fleet.observe(first.metrics)
-            first.fleet.replicas[0].served.loop._fail("killed")
-            return events_of(await answering)
-
-    *_, last = events = asyncio.run(asyncio.wait_for(main(), timeout=60))
+    async with client_of(first) as http:
+        asked = http.post("/v1/completions", json={**body, "stream_options": ROUNDS})
+        answering = asyncio.create_task(asked)
+        while first.metrics._generated < 20:
+            await asyncio.sleep(0.001)
+        other = EngineReplica("other", second.fleet.replicas[0].served)
+        other.served.loop.open()
+        first.fleet.replicas.append(other)
+        first.fleet.observe(first.metrics)
+        first.fleet.replicas[0].served.loop._fail("killed")
+        *_, last = events = events_of(await answering)
     told = Counter(event["round"]["arm"] for event in events)
     assert last["specdec"]["arms"] == told
     assert last["specdec"]["rounds"] == told.total()

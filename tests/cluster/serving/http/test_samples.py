@@ -7,10 +7,8 @@ import logging
 import random
 from pathlib import Path
 
-import httpx
 import pytest
 
-from cluster.serving.http.app import build_app
 from cluster.serving.http.routes.completions import CompletionRequest
 from cluster.serving.http.samples import PromptSampling, Samples
 from specdec_core.base.errors import UserError
@@ -19,7 +17,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt import Message, Prompt
 from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.prompts.shards import keep_within, write_shard
-from tests.cluster.serving.http.events import asked
+from tests.cluster.serving.http.events import client_of
 from tests.local_server import service_of
 
 CHAT = [
@@ -30,21 +28,18 @@ CHAT = [
 RESULT = [{"role": "tool", "tool_call_id": "c1", "content": "3"}]
 
 
-def served(
+async def served(
     pair: Pair, sampling: PromptSampling | None, bodies: list[tuple[str, dict]]
 ) -> list[int]:
     """The statuses of the answers to these bodies."""
-
-    async def story(http: httpx.AsyncClient) -> list[int]:
+    async with client_of(service_of(Engine(pair)), None, sampling) as http:
         answers = [
             await http.post(f"/v1/{path}", json={"max_tokens": 2, **body}) for path, body in bodies
         ]
-        return [answer.status_code for answer in answers]
-
-    return asked(build_app(service_of(Engine(pair)), samples=sampling), story)
+    return [answer.status_code for answer in answers]
 
 
-def test_answered_prompts_and_chats_are_kept_and_load_as_prompts(
+async def test_answered_prompts_and_chats_are_kept_and_load_as_prompts(
     chat_pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -58,7 +53,7 @@ def test_answered_prompts_and_chats_are_kept_and_load_as_prompts(
         ("chat/completions", {"messages": [*RESULT, *CHAT]}),
         ("tokenize", {"prompt": "not answered"}),
     ]
-    statuses = served(chat_pair, PromptSampling(folder, share=1.0), bodies)
+    statuses = await served(chat_pair, PromptSampling(folder, share=1.0), bodies)
     assert statuses == [200, 200, 400, 200, 200, 404]
     found = load_prompts(str(folder))
     assert sorted(prompt.text for prompt in found) == ["import", "secret", "secret a", "secret b"]
@@ -72,27 +67,24 @@ def test_answered_prompts_and_chats_are_kept_and_load_as_prompts(
     assert load_prompts(str(file)) == found
 
 
-def test_each_prompt_of_many_requests_at_once_is_written_exactly_once(tmp_path: Path) -> None:
+async def test_each_prompt_of_many_requests_at_once_is_written_exactly_once(tmp_path: Path) -> None:
     texts = [f"prompt {number}" for number in range(600)]
     bodies = [CompletionRequest(prompt=text) for text in texts]
 
-    async def main() -> None:
-        drawn = Samples(PromptSampling(tmp_path, share=1.0))
-        async with drawn.writing():
-            for body in bodies:
-                drawn.offer(body, None)
-                if random.random() < 0.1:
-                    await asyncio.sleep(0)
-
     random.seed(0)
-    asyncio.run(main())
+    drawn = Samples(PromptSampling(tmp_path, share=1.0))
+    async with drawn.writing():
+        for body in bodies:
+            drawn.offer(body, None)
+            if random.random() < 0.1:
+                await asyncio.sleep(0)
     assert sorted(prompt.text for prompt in load_prompts(str(tmp_path))) == sorted(texts)
 
 
-def test_nothing_is_kept_unless_asked_for_and_a_share_is_a_share(
+async def test_nothing_is_kept_unless_asked_for_and_a_share_is_a_share(
     tiny_pair: Pair, tmp_path: Path
 ) -> None:
-    served(tiny_pair, None, [("completions", {"prompt": "secret"})])
+    await served(tiny_pair, None, [("completions", {"prompt": "secret"})])
     assert not list(tmp_path.rglob("*.parquet"))
     drawn = Samples(PromptSampling(tmp_path, share=0.2), seed=0)
     assert sum(drawn.draws() for _ in range(2000)) == pytest.approx(400, abs=60)

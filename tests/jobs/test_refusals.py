@@ -1,0 +1,173 @@
+"""Bad input ends every command with exit code 2 and one line that says what is wrong, before
+anything is written."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from jobs.cli import app
+from specdec_core.config import PairSpec
+from tests.commands import Command, assert_refused, config_file, prompts_file
+
+DRAFTERS = {
+    "alone": None,
+    "chain": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}},
+    "svip": {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 1.5}},
+    "other": {"kind": "draft_model", "draft": "x"},
+    "tree": {"kind": "tree"},
+    "lossy": {"kind": "target_tree", "branching": [2, 1]},
+}
+FILES = {
+    "rows.yaml": "rows: []",
+    "unknown.yaml": "search: [{drafter: {kind: draft_model, policy: {kind: svip, thresold: 1}}}]",
+    "typo.yaml": "configuration: {drafter: {kind: draft_model, polcy: {}}}",
+    "pair.yaml": "pair: {}",
+    "search.yaml": "search: [{drafter: {kind: suffix}}]",
+    "bare.yaml": "drafter: {kind: suffix}",
+    "tiny.yaml": "configuration: {drafter: {kind: draft_model, draft: tiny}}",
+    "draftless.yaml": "{pair: {target: x}, configuration: {drafter: {kind: draft_model}}}",
+    "broken.jsonl": '{"prompt": "def"}\n{"prompt": \n',
+    "odd.jsonl": '{"text": "a"}\n{"other": 1}\n',
+    "empty/hidden/.text": "",
+}
+BENCH = "--config chain.yaml --rows rows.yaml --max-new-tokens 6 --prompts sums.jsonl"
+SERVE = f"bench serve {BENCH}"
+OFFLINE = f"bench offline {BENCH} --peers none"
+DRAFT, EAGLE = "train draft --out out --target target", "train eagle --out out --target target"
+
+ROWS = [
+    ("report nowhere", "nowhere"),
+    ("demo smollm3", "error: smollm3: unknown; expected one of bundled, smollm2\n"),
+    ("sweep --config unknown.yaml", "thresold: unknown key"),
+    ("sweep --prompts broken.jsonl", "broken.jsonl:2"),
+    ("sweep --config none.yaml", "none.yaml: no such file"),
+    ("sweep --target ./nowhere", "./nowhere: no such folder"),
+    (
+        "sweep --chat-template always",
+        "bundled:held_out: chat template always: the tokenizer has",
+    ),
+    ("sweep --max-length 2", r"pair\.runner\.max_length: .* \(got 2\)"),
+    ("sweep --trials -3", r"trials: .* \(got -3\)"),
+    ("sweep --draft =x", "expected [name=]model"),
+    ("sweep --traces nowhere", "nowhere: no such folder, and no recording of that name"),
+    ("sweep --traces x --no-replay", "give one"),
+    ("record --mixing 1.5", r"recording: mixing: .* \(got 1\.5\)"),
+    ("record --max-length 40", r"prompt stdlib/.* the 40 that the pair holds \(runner\.max_length"),
+    ("record --chat-template always", "bundled:train: chat template always: the tokenizer has"),
+    ("record --chat-template chatml.jinja", "chatml.jinja: no such file; a chat template is"),
+    ("record --clients 4", "--server-model and --clients go with --server"),
+    ("record --server http://127.0.0.1:9", "http://127.0.0.1:9: does not answer: "),
+    ("datastore x", "give --source or --recording"),
+    ("datastore x --source nowhere", "nowhere: no such file or folder; a corpus is"),
+    ("datastore x --source bundled:all", "bundled:all: no such bundled corpus; there are"),
+    ("datastore x --source empty", "empty: no text in it; an empty datastore finds nothing"),
+    ("datastore x --source odd.jsonl", "odd.jsonl:2: expected an object with a `text`"),
+    ("datastore x --source binary", "binary: not UTF-8 text"),
+    ("datastore .. --source empty", "expected a name for the datastore"),
+    ("generate x --config chain.yaml --target .", "leave out --target"),
+    ("generate '' --config chain.yaml", "error: the prompt is empty"),
+    ("generate x --config chain.yaml --max-new-tokens 1000", "256"),
+    ("generate x --config chain.yaml --max-new-tokens 30 --max-length 24", "24"),
+    (f"{OFFLINE} --peers llama.cpp", "--peers llama.cpp: expected transformers, vllm or none"),
+    (f"{OFFLINE} --max-new-tokens 900", "more than the 256 that the pair holds"),
+    (f"{OFFLINE} --dtype int8", "pair.runner.target_dtype: "),
+    (f"{OFFLINE} --only EAGLE-9", "--only EAGLE-9: no name contains it"),
+    (f"{SERVE} --clients 0", "--clients 0: expected positive numbers as 1,2,4"),
+    (f"{SERVE} --clients 4,4", "--clients: a number of clients is given twice"),
+    (f"{SERVE} --requests 4", "--clients or --rate says the load"),
+    (
+        f"{SERVE} --rate 20 --requests 4 --slots 2 --only x",
+        "--only x: no server's name contains it",
+    ),
+    (f"{SERVE} --rate 0", "--rate 0: expected requests a second as 2,4.5"),
+    (f"{SERVE} --rate 2,2", "--rate: a rate is given twice"),
+    (f"{SERVE} --clients 1 --seed 1", "--seed needs --rate"),
+    (f"{SERVE} --rate 2 --requests 4", "6 prompts, but 2 requests/s need 20"),
+    (f"{SERVE} --clients 1 --peers transformers", "--peers transformers: it has no server"),
+    (f"{SERVE} --clients 1 --threads 999", "--threads 999: this process may use"),
+    (f"{SERVE} --clients 8 --requests 4", "--requests 4: fewer than the 8 clients"),
+    (f"{SERVE} --clients 4 --requests 4", "6 prompts, but 4 clients need 8"),
+    (f"{SERVE} --clients 1 --requests 4 --peers vllm", "make bench-peers"),
+    ("serve", "no champion"),
+    ("serve --config none.yaml", "none.yaml: no such file"),
+    ("serve --config typo.yaml", "typo.yaml: .*polcy"),
+    ("serve --config pair.yaml", "pair.yaml: configuration: Field required"),
+    ("serve --config search.yaml", "search.yaml: a sweep file, which `specdec sweep` takes"),
+    ("serve --config bare.yaml", "bare.yaml: expected `pair:` and `configuration:`"),
+    (
+        "serve --config tiny.yaml",
+        "tiny.yaml: configuration: the pair has no draft 'tiny' (it has: medium, small)",
+    ),
+    ("serve --config draftless.yaml", "draftless.yaml: .*a draft model, and the pair has none"),
+    ("export --config chain.yaml --to tgi", "expected one of vllm"),
+    ("export --config other.yaml --to vllm", "the pair has no draft 'x' (it has: draft)"),
+    ("export --config chain.yaml --to vllm --version 0.9", "the settings of 0.32 are known"),
+    ("export --config lossy.yaml --to vllm", "is lossy"),
+    ("export --config chain.yaml --to sglang --plugin", "--to sglang: there is no plug-in of this"),
+    ("export --config tree.yaml --to vllm --plugin", "drafts trees"),
+    ("export --config svip.yaml --to vllm", "no recording of"),
+    (
+        "export --config chain.yaml --to vllm --fastest",
+        "--fastest is found by replay, and no recording of",
+    ),
+    ("export --config chain.yaml --to vllm --fastest --plugin", "--plugin and --fastest: "),
+    ("export --config svip.yaml --to vllm --traces none", "none: "),
+    (f"{DRAFT} --set width=100", "width 100 is no even multiple of 6 heads"),
+    (f"{DRAFT} --set key_value_heads=4", "6 heads cannot share 4 keys"),
+    (f"{DRAFT} --set copied_layers=first", "copied_layers: "),
+    (
+        f"{DRAFT} --set copied_layers=[0,1] --set width=96 --set inner=8",
+        "width, inner: a draft of copied layers",
+    ),
+    (DRAFT, "answers: no answers in it; give --prompts"),
+    (f"{EAGLE} --learning-rate quick", "--learning-rate quick: expected numbers"),
+    (f"{EAGLE} --set steps", "--set steps: expected name=value"),
+    (f"{EAGLE} --set steps=0", "steps: .*greater than or equal to 1"),
+    (EAGLE, "answers: no answers in it; give --prompts"),
+    (
+        f"{EAGLE} --prompts bundled:train --temperatures 0.7",
+        "--temperatures 0.7: no answers at temperature 0 or 1, by which an EAGLE head is",
+    ),
+    *(
+        (
+            f"{EAGLE} --prompts bundled:train --layers {layers}",
+            r"--layers \[.*\], expected increasing numbers from 0 to 2",
+        )
+        for layers in ("1,1,2", "0,1,3")
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which commands are given, with the files that they name."""
+    folder = tmp_path_factory.mktemp("folder")
+    for name, drafter in DRAFTERS.items():
+        config_file(folder, tiny_spec, drafter).rename(folder / f"{name}.yaml")
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "binary").write_bytes(b"\xff\xfe\x00")
+    (folder / "target").symlink_to(tiny_spec.target)
+    prompts_file(folder, (f"x{n} = {n} + " for n in range(6)), "sums")
+    return folder
+
+
+@pytest.mark.parametrize(("line", "message"), ROWS, ids=[line for line, _ in ROWS])
+def test_bad_input_is_one_line_and_nothing_is_written(
+    line: str,
+    message: str,
+    command: Command,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", tmp_path / "nowhere")
+    before = sorted(folder.rglob("*"))
+    assert_refused(command(app, tmp_path / "home", *shlex.split(line)), message)
+    assert sorted(folder.rglob("*")) == before
+    assert not any(path.is_file() for path in (tmp_path / "home").rglob("*"))
