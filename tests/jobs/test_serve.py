@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import socket
 from collections.abc import Callable
@@ -15,9 +16,11 @@ import ray.serve
 import yaml
 
 from cluster.serving import deployment
+from cluster.serving.http.access import read_keys
 from cluster.serving.served import Deployment
 from cluster.serving.server_process import free_port
 from jobs import serve
+from jobs.serve_keys import main as make_key
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.engine import Engine, Request
@@ -177,3 +180,16 @@ def test_ranges_of_load_beyond_the_slots_are_said(
         assert ("warning" in (printed := capsys.readouterr().out)) == said
         assert (f"--slots {slots}: what drafts from" in printed) == said
         assert ("from 5 and 9 requests on never does; --slots 9" in printed) == (slots == 4)
+
+
+def test_the_file_has_the_hashes_of_the_keys_that_were_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "keys"
+    for name in ("anne", ""):
+        make_key(path, name)
+    keys = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sk-")]
+    assert len(set(keys)) == 2
+    assert read_keys(path) == tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+    assert " anne\n" in path.read_text()
+    assert not any(key in path.read_text() for key in keys)

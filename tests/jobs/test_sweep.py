@@ -6,15 +6,28 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from jobs import sweep
+from jobs.choice import read_config
 from jobs.options import parse_drafts
 from specdec_core.base.errors import UserError
 from specdec_core.models.pair import Pair
+from specdec_core.search.load.schedule import drafter_at
 from specdec_core.search.plan import load_plan
 from specdec_core.search.results import SweepResult
-from tests.commands import QUICK, Command, assert_refused, plan_file, printed, prompts_file, stopped
+from tests.commands import (
+    QUICK,
+    Command,
+    assert_refused,
+    hardware_file,
+    plan_file,
+    printed,
+    prompts_file,
+    stopped,
+)
+from tests.jobs.conftest import record_prompts
 from tests.registered import runs_in
 
 ROOT = Path(__file__).parents[2]
@@ -135,3 +148,37 @@ def test_drafts_are_named_by_the_option_or_by_their_model() -> None:
     }
     with pytest.raises(UserError, match="already"):
         parse_drafts(["a/x", "b/x"])
+
+
+POLICY = {"kind": "fixed", "max_tokens": [1, 2, 3, 4, 5, 6, 7, 8]}
+
+
+def test_a_recorded_sweep_is_replayed_and_ends_with_the_choice_for_each_load(
+    command: Command, ray_running: None, tiny_pair: Pair, home: Path
+) -> None:
+    prompts = prompts_file(home, (f"x{i} = {i} + " for i in range(4)))
+    record_prompts(tiny_pair, prompts, home / "traces" / "some", 16)
+    plan = {
+        "pair": tiny_pair.spec.model_dump(mode="json"),
+        "search": [{"drafter": {"kind": "draft_model", "policy": POLICY}}],
+        "prompts": {"source": str(prompts)},
+        "max_new_tokens": 16,
+        "workload": {"clients": [1, 8]},
+    }
+    files = ("--config", plan_file(home, **plan), "--hardware", hardware_file(home, 0.02, 0.002))
+    done = command(sweep.main, home, *files, "--name", "loaded")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = home / "sweeps" / "loaded"
+    result = SweepResult.load(folder)
+    assert result.replay.configurations == 9  # and autoregressive decoding
+    saved = f"saved {result.replay.n_draft:,} draft and {result.replay.n_target:,} target forwards"
+    schedule = folder / "schedule.yaml"
+    for shown in ("replayed  9 configurations", saved, "estimated for far away", str(schedule)):
+        assert shown in done.stdout
+    assert (folder / "report.html").exists()
+    written = read_config(schedule)[0].configuration
+    assert written.lossless
+    assert drafter_at(written, 1) is not None
+    simulated = pd.read_csv(folder / "simulated.csv")
+    assert sorted(simulated["clients"].unique()) == [1, 8]
+    assert not result.under_load.timed  # it is another machine's

@@ -28,7 +28,7 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
-from specdec_core.models.runner import Batch, CacheLost
+from specdec_core.models.runner import Batch, CacheLost, ModelRunner
 from specdec_core.tokens.statistics import TokenOrigin
 from tests.configurations import LOSSY, PEARL
 from tests.conftest import tiny_tokenizer
@@ -107,8 +107,17 @@ def test_logits_are_those_of_the_whole_model(both: Both) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     assert choices[0] == choices[1]
     assert runners[0].lengths == runners[1].lengths
-    assert runners[0].mixes
-    assert runners[1].mixes
+    assert all(runner.mixes for runner in runners)
+
+
+def assert_as_the_whole(
+    both: Both, runner: ModelRunner, prompt: list[int], more: list[int]
+) -> None:
+    """Behind `prompt`, which the runner has, the logits of `more` are those of the whole model."""
+    whole = both.whole.open_runner(None, 1)
+    whole.prefill([0], [prompt])
+    ours, theirs = (each.forward(Batch([0], [more])).logits for each in (runner, whole))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 def test_each_rank_has_only_its_part(both: Both) -> None:
@@ -162,10 +171,7 @@ def test_what_all_shards_refuse_is_refused(both: Both) -> None:
     with pytest.raises(ValueError, match="do not fit"):
         runner.forward(Batch([0], [[5] * 500]))
     assert runner.lengths == [len(PROMPTS[0])]
-    whole = both.whole.open_runner(None, 1)
-    whole.prefill([0], [PROMPTS[0]])
-    ours, theirs = (r.forward(Batch([0], [[5, 6]])).logits for r in (runner, whole))
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    assert_as_the_whole(both, runner, PROMPTS[0], [5, 6])
     assert both.sharded.group.rebuilt == 0
 
 
@@ -195,11 +201,8 @@ def test_a_killed_shard_costs_no_token_and_changes_none(both: Both) -> None:
     with pytest.raises(CacheLost):
         other.forward(Batch([0], [[4]]))
     assert other.lengths == [0]
-    whole = both.whole.open_runner(None, 1)
-    for runner in (other, whole):
-        runner.prefill([0], [PROMPTS[1]])
-    ours, theirs = (r.forward(Batch([0], [[4]])).logits for r in (other, whole))
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    other.prefill([0], [PROMPTS[1]])
+    assert_as_the_whole(both, other, PROMPTS[1], [4])
 
 
 @pytest.mark.long

@@ -11,9 +11,10 @@ from mlflow import MlflowClient
 from dashboards.outputs.files import write
 from dashboards.outputs.markdown import document, part
 from dashboards.outputs.mlflow_runs import log
-from dashboards.reports.bench import findings, report
+from dashboards.reports.bench import findings, report, sections
 from specdec_core.evidence.bench.result import BenchResult
 from specdec_core.prompts.prompt_sets import Prompt
+from tests.specdec_core.evidence.bench.test_sets import race
 
 
 def test_the_report_has_every_row_and_says_who_wins(
@@ -78,3 +79,19 @@ def test_what_is_not_lossless_is_said(bench_result: BenchResult) -> None:
     assert "1 of 6 outputs" in line
     assert "first at token 4" in line
     assert "5 of 6, from 4" in document(report(broken))
+
+
+@pytest.fixture
+def by_set(bench_result: BenchResult) -> dict[str, str]:
+    return {section.key: part(section) for section in sections(race(bench_result))}
+
+
+def test_every_prompt_set_has_its_speeds_ratios_and_accepted_lengths(
+    by_set: dict[str, str],
+) -> None:
+    table = by_set["sets_0"]
+    assert "| chat (2) tokens/s | chat (2) over our autoregressive | chat (2) MAT |" in table
+    (svip,) = (line for line in table.splitlines() if line.startswith("| SVIP |"))
+    assert svip.startswith("| SVIP | 20 | 4.00× |")
+    (fastest,) = (line for line in table.splitlines() if line.startswith("| other draft |"))
+    assert "| **20.00×** |" in fastest

@@ -1,4 +1,4 @@
-"""`specdec bench offline` races, writes and logs; what is wrong is one line."""
+"""`specdec bench offline` races, and `specdec bench serve` puts servers under load."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec
 from specdec_core.evidence.bench.benchmark import BenchPlan, open_peers
 from specdec_core.evidence.bench.result import BenchResult
+from specdec_core.evidence.load.result import LoadResult
 from specdec_core.evidence.parts import Parts
 from specdec_core.models import pair as pair_module
 from specdec_core.models.pair import Pair
+from specdec_core.search.load.workload import Load
 from specdec_core.servers.transformers.peer import TransformersPeer
 from tests.commands import Command, Done, assert_refused, config_file, printed, prompts_file
 from tests.conftest import save_random_head
@@ -199,3 +201,32 @@ def test_a_chat_model_s_rows_with_heads_are_told_apart_and_say_what_is_missing(
     done = command(bench_offline.main, tmp_path / "home", *given)
     missing = "no head heads/smollm2/small-specdecpp-d3-w1.*`specdec train head` makes one"
     assert_refused(done, missing)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("ray_running")
+def test_a_server_is_measured_over_http(
+    command: Command, tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", tmp_path / "nowhere")
+    rows = tmp_path / "rows.yaml"
+    rows.write_text("rows: []")  # none but autoregressive decoding
+    given = ["--config", config_file(tmp_path, tiny_spec), "--rows", rows, "--max-new-tokens=6"]
+    given += ["--prompts", prompts_file(tmp_path, (f"x{n} = {n} +" for n in range(6)))]
+    load = ("--rate=20", "--slo=ttft=60", "--requests=4", "--slots=2", "--repeats=1", "--name=mine")
+    done = command(bench_serve.main, tmp_path / "home", *given, *load)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("without vllm: ") == 1
+    assert "make bench-peers" in done.stdout
+    for shown in ("Goodput and latency", "TTFT p95", "TPOT ms", "autoregressive", "report  "):
+        assert shown in done.stdout
+    folder = tmp_path / "home" / "bench" / "mine"
+    result = LoadResult.load(folder)
+    assert result.loads == [Load(rate=20, requests=4)]
+    (row,), (load,) = result.rows, result.loads
+    assert (row.autoregressive, row.errors(load)) == (True, 0)
+    requests = pd.read_csv(folder / "requests.csv")
+    assert list(requests["tokens"]) == [6] * 4
+    assert (requests["first"] >= requests["sent"]).all()
+    assert (folder / "report.html").exists()
+    assert [path.name for path in folder.parent.iterdir()] == ["mine"]  # no parts are left
