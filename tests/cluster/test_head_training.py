@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from cluster.head_training import train_heads
-from specdec_core.base.errors import UserError
 from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.storage import load_head
 from specdec_core.training.heads.training import HeadTraining
 from tests.commands import children
-from tests.full_disk import SmallDisk
 from tests.observers import Heard
 from tests.specdec_core.drafting.heads.examples import PAIR, learnable
 
@@ -60,28 +58,6 @@ def test_of_several_learning_rates_the_one_with_the_least_eval_loss_is_kept(
     longer = SETTINGS.model_copy(update={"epochs": 4})
     [head], _ = train_heads(SPECS[:1], EXAMPLES, longer, tmp_path)  # trained by others
     assert len(head.card.curve) == 4
-
-
-@pytest.mark.long
-def test_a_full_disk_ends_a_training_in_one_line_and_with_room_it_goes_on(
-    small_disk: SmallDisk,
-) -> None:
-    class Filler(Heard):
-        def step(self) -> None:
-            super().step()
-            small_disk.fill()
-
-    heads = small_disk.folder
-    with pytest.raises(UserError, match=rf"cannot be written, {small_disk.reason}; make room"):
-        train_heads(SPECS, EXAMPLES, SETTINGS, heads, observers=[Filler()])
-    small_disk.make_room()
-    (whole,) = (name for name in NAMES if (heads / name / "head.json").exists())
-    load_head(heads / whole, PAIR["draft"], PAIR["target"])
-    heard = Heard()
-    found, _ = train_heads(SPECS, EXAMPLES, SETTINGS, heads, observers=[heard])
-    assert [head.label for head in found] == NAMES
-    assert heard.steps == 2
-    assert not [file for file in heads.rglob(".*") if file.is_file()]
 
 
 @pytest.mark.long

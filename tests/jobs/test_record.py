@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from jobs import record
 from jobs.options import chosen_pair
-from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, Sampling
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.recordings.schema import Header, Recording
@@ -97,17 +95,3 @@ def test_no_sweep_follows_that_samples_otherwise(tmp_path: Path) -> None:
     plan = load_plan(config)
     assert "replay" in record.following(recorded(PairSpec(), **coupled), config, plan)
     assert record.following(recorded(PairSpec()), config, plan) == {}
-
-
-@pytest.mark.parametrize(("option", "compiled"), [("--compile", True), ("--no-compile", False)])
-def test_forwards_are_compiled_as_the_option_says(
-    option: str, compiled: bool, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def asked(plan: Any, *_: object) -> None:
-        raise UserError(f"compiled: {plan.pair.runner.compile}")
-
-    monkeypatch.setattr(record, "record", asked)
-    config = plan_file(tmp_path, pair={"runner": {"compile": not compiled}}, search=SUFFIX)
-    for arguments, expected in (([], not compiled), ([option], compiled)):
-        done = command(record.main, tmp_path, "--config", config, *arguments)
-        assert done.stderr == f"error: compiled: {expected}\n"

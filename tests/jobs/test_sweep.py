@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from jobs import sweep
+from jobs import record, sweep
 from jobs.choice import read_config
 from jobs.options import parse_drafts
 from specdec_core.base.errors import UserError
@@ -94,16 +95,25 @@ def test_what_is_to_be_recorded_first_is_of_the_sweeps_pair(tmp_path: Path) -> N
     assert named in sweep._record(config, other)
 
 
-def test_forwards_are_compiled_where_the_option_says_so(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("job", [record, sweep])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_forwards_are_compiled_as_the_option_or_the_file_says(
+    job: ModuleType,
+    compiled: bool,
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def asked(plan: Any, *_: object) -> None:
         raise UserError(f"compiled: {plan.pair.runner.compile}")
 
-    monkeypatch.setattr(sweep, "sweep", asked)
-    for arguments, expected in (([], False), (["--compile"], True), (["--no-compile"], False)):
-        done = command(sweep.main, tmp_path, *arguments)
-        assert done.stderr == f"error: compiled: {expected}\n"
+    monkeypatch.setattr(job, job.__name__.partition(".")[2], asked)
+    search = [{"drafter": {"kind": "suffix"}}]
+    config = plan_file(tmp_path, pair={"runner": {"compile": compiled}}, search=search)
+    option = "--no-compile" if compiled else "--compile"
+    for options, expected in (((), compiled), ((option,), not compiled)):
+        done = command(job.main, tmp_path, "--config", config, *options)
+        assert_refused(done, f"compiled: {expected}")
 
 
 @pytest.fixture

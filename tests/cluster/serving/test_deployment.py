@@ -25,13 +25,13 @@ from cluster.serving.server_process import free_port
 from cluster.serving.start import Start
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
-from tests.configurations import FOUR
+from tests.configurations import BANDIT, FOUR, drafting
 
 MODEL = "tiny"
 PROMPT = "def main("
+OTHER = {"kind": "tree", "draft": "other"}
 
 http = httpx.Client(timeout=60)  # nothing here is about speed
 
@@ -127,8 +127,10 @@ def test_nothing_is_started_for_a_pair_that_cannot_serve(tiny_spec):
     with pytest.raises(UserError, match="--cluster"):
         check_servable(tiny_spec, beside)
     check_servable(tiny_spec, beside, Placement())
-    with pytest.raises(UserError, match="draft 'other'"):
-        check_servable(tiny_spec, Configuration(drafter=DraftModelSettings(draft="other")))
+    check_servable(tiny_spec, BANDIT)
+    for other in (drafting("draft_model", draft="other"), drafting("bandit", arms=[1, OTHER])):
+        with pytest.raises(UserError, match="draft 'other'"):
+            check_servable(tiny_spec, other)
     missing = tiny_spec.model_copy(update={"target": "/no/such/folder"})
     with pytest.raises(UserError, match="/no/such/folder"):
         check_servable(missing, FOUR)

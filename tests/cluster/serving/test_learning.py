@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.serving import fleet
-from cluster.serving.deployment import check_servable, learned_state
+from cluster.serving.deployment import learned_state
 from cluster.serving.http.service import Service
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
@@ -119,10 +119,3 @@ def test_each_configuration_is_kept_by_itself_in_the_workspace(
     missing = BanditSettings(arms=[1, 2], state=str(tmp_path / "none.json"))
     with pytest.raises(UserError, match="no saved state can be read"):
         learned_state(tiny_spec, Configuration(drafter=missing))
-
-
-def test_the_drafts_of_every_arm_must_be_there(tiny_spec: PairSpec) -> None:
-    check_servable(tiny_spec, BANDIT)
-    arms = [{"kind": "prompt_lookup"}, {"kind": "tree", "draft": "other"}]
-    with pytest.raises(UserError, match="draft 'other'"):
-        check_servable(tiny_spec, Configuration(drafter=BanditSettings(arms=arms)))
