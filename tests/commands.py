@@ -94,12 +94,20 @@ def hardware_file(folder: Path, target: float = 0.1, draft: float = 0.001) -> Pa
     return path
 
 
-def started(home: Path, *command: object) -> subprocess.Popen[str]:
+def wait_until(done: Callable[[], object], seconds: float = 120) -> None:
+    """Returns once `done` is true; fails after `seconds`."""
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "it is not so"
+        time.sleep(0.02)
+
+
+def started(home: Path, *command: object, before: Sequence[str] = ()) -> subprocess.Popen[str]:
     """A Python process of its own session in the workspace `home`, beside no cluster and no store
-    of this process. `command` follows `python`."""
+    of this process. `command` follows `python`, which follows `before`."""
     kept = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
     return subprocess.Popen(
-        [sys.executable, *map(str, command)],
+        [*before, sys.executable, *map(str, command)],
         cwd=ROOT,
         env={**kept, "SPECDEC_HOME": str(home), "COLUMNS": "120"},
         stdout=subprocess.PIPE,
@@ -114,11 +122,8 @@ def stopped(
 ) -> str:
     """Start a process, send it `how` once it is `ready`; returns what it printed."""
     with started(home, *command) as process:
-        deadline = time.monotonic() + 240
-        while not ready():
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline, "it is not ready"
-            time.sleep(0.02)
+        wait_until(lambda: process.poll() is not None or ready(), 240)
+        assert process.poll() is None, process.communicate()[0]
         process.send_signal(how)
         output = process.communicate(timeout=60)[0]
     assert process.returncode == (130 if how == signal.SIGINT else -how)

@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +28,7 @@ from cluster.serving.server_process import free_port
 from jobs.cli import COMMANDS, command, studies, study
 from jobs.serve import Arguments
 from specdec_core.config import parse
+from tests.commands import wait_until
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "cluster"
@@ -160,13 +160,14 @@ def test_the_mlflow_server_answers_pods_and_keeps_its_store_on_its_volume(tmp_pa
 
 def wait_for(probe: str) -> None:
     """Until the address answers one that asks by the pod's own address, as Kubernetes does."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+
+    def answers() -> bool:
         with suppress(httpx.TransportError):
             assert httpx.get(probe, headers={"Host": "10.1.2.3:5000"}).status_code == 200
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"{probe} does not answer")
+            return True
+        return False
+
+    wait_until(answers)
 
 
 def test_the_ray_job_runs_a_job() -> None:

@@ -12,7 +12,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from ray.cluster_utils import Cluster
 
 from specdec_core.config import PairSpec
 from specdec_core.search.results import SweepResult
-from tests.commands import plan_file, prompts_file
+from tests.commands import plan_file, prompts_file, wait_until
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATIONS = 16
@@ -59,11 +58,8 @@ def actors(node: Node) -> dict[str, int]:
 
 
 def wait_for(condition: Callable[[], bool], driver: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 240
-    while not condition():
-        assert driver.poll() is None, driver.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: driver.poll() is not None or condition(), 240)
+    assert driver.poll() is None, driver.communicate()[0]
 
 
 SWEEP = """

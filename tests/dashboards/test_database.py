@@ -3,7 +3,6 @@ cannot use is one line that says what to do. No password is printed."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import sqlite3
@@ -25,9 +24,11 @@ from dashboards.tracking.registry import load_champion
 from jobs.console import console, print_runs_page
 from specdec_core.base.errors import UserError
 from specdec_core.base.uris import sqlite_uri, without_passwords
+from tests.commands import started
 
 ROOT = Path(__file__).parents[2]
 ODD = ["a%2Fb what? {50%}", "a:b@c #é %20"]
+CONNECT = ("-c", "from dashboards.store import connect; connect()")
 EARLIER = "451aebb31d03"  # a schema of MLflow's first versions
 SPOILT = {
     "not a database": ("", "file is not a database; restore a copy of it, or move it away (mv "),
@@ -61,22 +62,11 @@ def seen_by_nothing_yet() -> None:
     prepare.cache_clear()
 
 
-def start(home: Path) -> subprocess.Popen[str]:
-    """A process that connects to the store of a workspace."""
-    return subprocess.Popen(
-        [sys.executable, "-c", "from dashboards.store import connect; connect()"],
-        cwd=ROOT,
-        env={**os.environ, "SPECDEC_HOME": str(home)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def test_processes_that_make_the_store_together_or_are_killed_leave_no_half_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    with start(tmp_path) as killed:
+    with started(tmp_path, *CONNECT) as killed:
         # In the middle of its migrations, in whichever file.
         while not any(file.stat().st_size > 100_000 for file in tmp_path.rglob("mlflow.db")):
             assert killed.poll() is None
@@ -84,9 +74,9 @@ def test_processes_that_make_the_store_together_or_are_killed_leave_no_half_of_i
         killed.kill()
     assert no_store()
     (tmp_path / "mlflow.db-journal").write_bytes(b"of a store that was deleted")
-    with start(tmp_path) as one, start(tmp_path) as another:
-        errors = one.communicate()[1], another.communicate()[1]
-    assert (one.returncode, another.returncode) == (0, 0), errors
+    with started(tmp_path, *CONNECT) as one, started(tmp_path, *CONNECT) as another:
+        printed = one.communicate()[0], another.communicate()[0]
+    assert (one.returncode, another.returncode) == (0, 0), printed
     assert [e.name for e in connect().search_experiments()] == ["Default"]
     assert {file.name for file in tmp_path.iterdir()} == {
         "mlflow.db",

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
@@ -24,9 +23,8 @@ from specdec_core.config import PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from tests.cluster.serving.test_tls import certificate
-from tests.commands import config_file
+from tests.commands import config_file, started, wait_until
 
-ROOT = Path(__file__).parents[2]
 DRAIN = 2.0  # seconds
 LATE = 5.0  # in which a busy machine notices that they are over
 ALL = "every process"
@@ -45,21 +43,11 @@ class Running:
     """A server, with all of its processes in a workspace of its own. `said` is what it printed
     until it was ready."""
 
-    def __init__(self, home: Path, command: list[str]) -> None:
+    def __init__(self, home: Path, *options: object, before: tuple[str, ...] = ()) -> None:
         self.home, self.port, self.said = home, free_port(), ""
         self.url = f"http://127.0.0.1:{self.port}"
-        self.process = subprocess.Popen(
-            [*command, "--no-track", "--port", str(self.port), "--drain", str(DRAIN)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-            env={k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
-            | {"SPECDEC_HOME": str(home), "COLUMNS": "80"},
-        )
-        assert self.process.stdout is not None
+        own = ("--slots", 8, "--no-track", "--port", self.port, "--drain", DRAIN)
+        self.process = started(home, "-m", "jobs.serve", *own, *options, before=before)
         for line in self.process.stdout:
             self.said += line
             if "Ctrl-C" in line:
@@ -110,19 +98,18 @@ class Client(Thread):
 
 @pytest.fixture
 def start(tiny_spec: PairSpec, tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    started = []
+    servers = []
 
     def start(
         *options: object, drafter: str = "draft_model", before: tuple[str, ...] = ()
     ) -> Running:
         config = config_file(tmp_path, tiny_spec, {"kind": drafter})
-        command = [*before, sys.executable, "-m", "jobs.serve", "--config", str(config)]
-        command += ["--slots", "8", *map(str, options)]
-        started.append(Running(tmp_path / "home", command))
-        return started[-1]
+        server = Running(tmp_path / "home", "--config", config, *options, before=before)
+        servers.append(server)
+        return server
 
     yield start
-    for server in started:
+    for server in servers:
         for process in server.processes():
             process.kill()
 
@@ -177,13 +164,6 @@ def asked(server: Running, clients: int) -> list[Client]:
     while not all(client.parts for client in asking):
         sleep(0.01)
     return asking
-
-
-def wait_until(done: Callable[[], object], seconds: float) -> None:
-    end = monotonic() + seconds
-    while not done():
-        assert monotonic() < end
-        sleep(0.02)
 
 
 @pytest.mark.long

@@ -23,6 +23,7 @@ from jobs.traffic import SIGNAL, Watch, between, read_command, watched
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
+from tests.commands import wait_until
 from tests.configurations import CHAIN
 from tests.local_server import server_of, service_of
 
@@ -121,9 +122,7 @@ def test_changed_traffic_is_said_and_starts_the_command(
             ask(server, 1, prompt)
             if server.health()["drift"]:
                 break
-        deadline = time.monotonic() + 60
-        while not (told.exists() and told.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: told.exists() and told.read_text(), 60)
     assert told.read_text() == "prompt_tokens"
     [line] = said
     assert line.startswith("the traffic has changed (prompt_tokens): ")

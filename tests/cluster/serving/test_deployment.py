@@ -1,7 +1,6 @@
 """A real Ray Serve application answers the openai client, and refuses bad input in its terms."""
 
 import socket
-import time
 from collections.abc import Iterator
 
 import grpc
@@ -27,6 +26,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
+from tests.commands import wait_until
 from tests.configurations import BANDIT, FOUR, drafting
 
 MODEL = "tiny"
@@ -103,23 +103,20 @@ def test_ray_serves_own_port_asks_for_rays_token(url):
 def test_a_client_that_leaves_frees_its_slots(url):
     body = {"prompt": [PROMPT] * 32, "max_tokens": 200, "ignore_eos": True}
 
-    def wait_until_cancelled(more_than: int) -> int:
-        deadline = time.monotonic() + 60
-        while (health := http.get(f"{url}/health").json())["running"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        assert health["cancelled"] > more_than
-        return health["cancelled"]
+    def health() -> dict:
+        return http.get(f"{url}/health").json()
 
     with http.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}) as answer:
         lines = answer.iter_lines()  # httpx leaves when it is collected
         next(lines)
-        health = http.get(f"{url}/health").json()
-        assert health["running"] > 0
-    cancelled = wait_until_cancelled(more_than=health["cancelled"])
+        before = health()
+        assert before["running"] > 0
+    wait_until(lambda: not health()["running"])
+    assert (cancelled := health()["cancelled"]) > before["cancelled"]
     with pytest.raises(httpx.ReadTimeout):
         http.post(f"{url}/v1/completions", json=body, timeout=0.5)
-    wait_until_cancelled(more_than=cancelled)
+    wait_until(lambda: not health()["running"])
+    assert health()["cancelled"] > cancelled
 
 
 def test_nothing_is_started_for_a_pair_that_cannot_serve(tiny_spec):

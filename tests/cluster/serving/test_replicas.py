@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,7 +21,7 @@ from specdec_core.config import Configuration, PairSpec, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
-from tests.commands import children
+from tests.commands import children, wait_until
 
 COUPLED = Sampling(temperature=0.9, coupling="gumbel")
 CHAIN = Configuration(
@@ -89,13 +88,6 @@ def health(url: str) -> dict[str, Any]:
     return dict(http.get(f"{url}/health").json())
 
 
-def wait(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def expected(url: str) -> list[list[dict[str, Any]]]:
     """What is answered when nothing happens, to one request after the other."""
@@ -134,7 +126,7 @@ def test_a_killed_replica_changes_no_text(url, expected):
     victim, _ = children("ray::EngineHolder")
     with ThreadPoolExecutor(len(BODIES)) as pool:
         running = [pool.submit(answer, url, body) for body in BODIES]
-        wait(lambda: all(replica["running"] >= 2 for replica in health(url)["replicas"]))
+        wait_until(lambda: all(replica["running"] >= 2 for replica in health(url)["replicas"]))
         for process in (victim, *victim.children()):
             process.kill()
         for each, wanted in zip(running, expected, strict=True):
@@ -144,5 +136,5 @@ def test_a_killed_replica_changes_no_text(url, expected):
                 assert got == {key: value for key, value in whole.items() if key != "logprobs"}
     assert "specdec:requests_resumed_total" in http.get(f"{url}/metrics").text
     assert http.get(f"{url}/ready").json() == {"ready": True}
-    wait(lambda: health(url)["restarts"] == 1 and len(children("ray::EngineHolder")) == 2)
+    wait_until(lambda: health(url)["restarts"] == 1 and len(children("ray::EngineHolder")) == 2)
     assert [answer(url, body) for body in BODIES[:2]] == expected[:2]

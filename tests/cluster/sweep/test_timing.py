@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import ray
 
@@ -15,6 +13,7 @@ from cluster.sweep.bench import start_bench
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.pre_cut import PreCutSettings
+from tests.commands import wait_until
 from tests.observers import Heard
 
 pytestmark = pytest.mark.usefixtures("ray_running")
@@ -90,6 +89,4 @@ def test_a_policy_that_asks_what_the_target_costs_is_profiled_at_that_cost(
 def test_a_bench_whose_process_is_gone_is_known_to_be_lost(bench: Remote) -> None:
     assert not bench.lost
     bench.kill()
-    deadline = time.monotonic() + 30
-    while not bench.lost:
-        assert time.monotonic() < deadline
+    wait_until(lambda: bench.lost, 30)

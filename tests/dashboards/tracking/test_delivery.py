@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from cluster.serving.server_process import free_port
 from dashboards.outputs.mlflow_runs import Undelivered
 from dashboards.tracking.registry import load_champion
 from jobs.console import print_runs_page
+from tests.commands import wait_until
 from tests.dashboards.conftest import Swept
 from tests.dashboards.tracking.test_sweep_run import log
 
@@ -43,11 +43,8 @@ def server(folder: Path, port: int) -> Iterator[None]:
         ) as process,
     ):
         try:
-            deadline = time.monotonic() + 120
-            while not answers(port):
-                assert process.poll() is None, (folder / "server.log").read_text()
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            wait_until(lambda: process.poll() is not None or answers(port))
+            assert process.poll() is None, (folder / "server.log").read_text()
             yield
         finally:
             os.killpg(process.pid, signal.SIGKILL)
