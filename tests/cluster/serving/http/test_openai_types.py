@@ -130,48 +130,6 @@ def test_neutral_values_are_accepted_and_change_nothing(chat_url: str) -> None:
                 assert answer.json()["choices"] == usual
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("reasoning_effort", "high"),
-        ("functions", [{"name": "f"}]),
-        ("store", True),
-    ],
-)
-def test_what_is_not_neutral_is_refused_in_a_sentence(
-    client: openai.OpenAI, field: str, value: Any
-) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model="tiny", messages=ASKED, **{field: value})
-    assert refused.value.param == field
-    assert f"{field}: expected " in refused.value.message
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (
-            [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {"url": "data:"}}],
-            "messages.0.content.1: a part of type image_url is not supported: this server",
-        ),
-        (
-            [{"type": "text", "text": "?", "cache_control": {"type": "ephemeral"}}],
-            "messages.0.content.0: cache_control is not supported: prompts that begin alike",
-        ),
-        ([{"type": "text"}], "messages.0.content.0.text: required"),
-        (7, "messages.0.content: "),
-    ],
-)
-def test_other_parts_than_text_are_refused_in_a_sentence(
-    client: openai.OpenAI, content: Any, sentence: str
-) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(
-            model="tiny", messages=[{"role": "user", "content": content}]
-        )
-    assert refused.value.body["message"].startswith(sentence)
-
-
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 
 

@@ -61,30 +61,6 @@ def test_a_stream_has_the_same_as_the_whole(client: openai.OpenAI) -> None:
     assert (final.status, final.output_text in ('"a"', '"b"')) == ("completed", True)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "sentence"),
-    [
-        ("previous_response_id", "resp-1", "nothing is stored here"),
-        ("conversation", "conv-1", "nothing is stored here"),
-        ("tools", [{"type": "web_search"}], "/v1/chat/completions takes functions"),
-        ("background", True, "not supported"),
-        ("input", [{"type": "reasoning", "id": "r", "summary": []}], "item of type reasoning"),
-        (
-            "input",
-            [{"role": "user", "content": [{"type": "input_image", "detail": "auto"}]}],
-            "a part of type input_image is not supported",
-        ),
-    ],
-)
-def test_what_needs_a_state_or_more_than_text_is_refused_by_name(
-    client: openai.OpenAI, field: str, value: Any, sentence: str
-) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.responses.create(**{"model": "tiny", "input": "hi", field: value})
-    assert refused.value.param == field
-    assert sentence in refused.value.message
-
-
 @pytest.mark.parametrize("path", ["/", "/health", "/ready", "/version", "/v1/models", "/metrics"])
 def test_head_is_answered_as_get_is_without_a_body(chat_url: str, path: str) -> None:
     with httpx.Client(base_url=chat_url, timeout=60) as http:
