@@ -14,7 +14,8 @@ from dashboards.outputs.mlflow_runs import log
 from dashboards.reports.bench import findings, report, sections
 from specdec_core.evidence.bench.result import BenchResult
 from specdec_core.prompts.prompt_sets import Prompt
-from tests.specdec_core.evidence.bench.test_sets import race
+from tests.specdec_core.evidence.bench.test_result import result_of
+from tests.specdec_core.evidence.bench.test_result import row as row_of
 
 
 def test_the_report_has_every_row_and_says_who_wins(
@@ -81,15 +82,17 @@ def test_what_is_not_lossless_is_said(bench_result: BenchResult) -> None:
     assert "5 of 6, from 4" in document(report(broken))
 
 
-@pytest.fixture
-def by_set(bench_result: BenchResult) -> dict[str, str]:
-    return {section.key: part(section) for section in sections(race(bench_result))}
-
-
 def test_every_prompt_set_has_its_speeds_ratios_and_accepted_lengths(
-    by_set: dict[str, str],
+    bench_result: BenchResult,
 ) -> None:
-    table = by_set["sets_0"]
+    rows = [
+        row_of("autoregressive", "specdec", [2.0] * 8, autoregressive=True),
+        row_of("SVIP", "specdec", [0.5, 1.0, 0.8, 1.0] * 2),
+        row_of("other draft", "specdec", [0.1] * 8),
+    ]
+    categories = {"categories": ["chat", "gsm8k", None, "coding"] * 2}
+    result = result_of(bench_result, rows).model_copy(update=categories)
+    [table] = (part(section) for section in sections(result) if section.key == "sets_0")
     assert "| chat (2) tokens/s | chat (2) over our autoregressive | chat (2) MAT |" in table
     (svip,) = (line for line in table.splitlines() if line.startswith("| SVIP |"))
     assert svip.startswith("| SVIP | 20 | 4.00× |")
