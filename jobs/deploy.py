@@ -72,9 +72,9 @@ def main(
         _switch(server, server.roll_back)
         return
     if config is not None:
-        deployment = _from_file(config)
+        deployment = _from_file(config, server.engine)
     else:
-        deployment = _registered(server.name, _alias(which, version))
+        deployment = _registered(server.name, _alias(which, version), server.engine)
     if deployment.certificate is None and not uncertified:
         raise UserError(
             f"{deployment.configuration.id} ({deployment.source}) has no certificate:"
@@ -182,20 +182,20 @@ def _alias(which: str, version: int | None) -> Any:
     return which
 
 
-def _from_file(config: Path) -> Deployment:
+def _from_file(config: Path, engine: str | None) -> Deployment:
     from cluster.serving.deployment import deployment_of
 
     choice, source = read_config(config)
-    return deployment_of(choice.pair, choice.configuration, source)
+    return deployment_of(choice.pair, choice.configuration, source, engine=engine)
 
 
-def _registered(name: str, which: Any) -> Deployment:
+def _registered(name: str, which: Any, engine: str | None) -> Deployment:
     from cluster.serving.deployment import deployment_of
     from dashboards.tracking.registry import load_registered
 
     pair, configuration, version = load_registered(name, which)
     said = f"version {version}" if isinstance(which, int) else f"{which}, version {version}"
-    return deployment_of(pair, configuration, said, version)
+    return deployment_of(pair, configuration, said, version, engine=engine)
 
 
 def follow_champion(url: str, version: int | None, seconds: float) -> None:
@@ -215,7 +215,7 @@ def follow_champion(url: str, version: int | None, seconds: float) -> None:
             if newest == server.health()["version"]:  # by `specdec deploy`
                 version = newest
                 continue
-            found = _registered(server.name, "champion")
+            found = _registered(server.name, "champion", server.engine)
             if found.certificate is None:
                 raise UserError(
                     f"version {found.version}, the new champion, has no certificate for the weights"

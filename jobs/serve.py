@@ -22,7 +22,7 @@ from jobs.deploy import follow_champion
 from jobs.options import Config, MaxLength, Placed, chosen_pair, numbers
 from jobs.traffic import Watch, read_command, watched
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairConfiguration, Placement, Value, parse
+from specdec_core.config import Configuration, PairConfiguration, Placement, Value, parse
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -61,6 +61,8 @@ class Arguments(Value):
     sample_prompts: Path | None = None
     sample_share: float = Field(default=0.05, gt=0, le=1)
     sample_limit: ByteSize = ByteSize(200_000_000)
+    engine: str | None = None
+    engine_arguments: str | None = None
 
 
 def application(args: dict[str, Any]) -> Application:
@@ -102,9 +104,13 @@ def _start(
     )
     placement = None if given.cluster is None else Placement.load(given.cluster)
     access = _access(given, local)
-    check_servable(pair, configuration, placement)
+    if given.engine is not None:
+        _check_engine(given, configuration)
+    elif given.engine_arguments is not None:
+        raise UserError("--engine-arguments needs --engine")
+    check_servable(pair, configuration, None if given.engine is not None else placement)
     return Start(
-        deployment_of(pair, configuration, source, version, fresh),
+        deployment_of(pair, configuration, source, version, fresh, given.engine),
         limits=Limits(given.slots, given.step_tokens, given.cache_tokens, given.share_prefixes),
         queue=given.queue,
         cores=cores,
@@ -112,7 +118,37 @@ def _start(
         replicas=replicas,
         access=access,
         step_timeout=given.step_timeout,
+        engine=given.engine,
+        arguments=_words(given.engine_arguments),
     )
+
+
+def _check_engine(given: Arguments, configuration: Configuration) -> None:
+    """Raises :class:`UserError` for a server that this library does not start, and for options that
+    need this library's engine."""
+    from specdec_core.servers.table import server_of
+
+    assert given.engine is not None
+    server = server_of(given.engine, stage="serve", option="--engine")
+    if (reason := server.missing({})) is not None:
+        raise UserError(f"--engine {given.engine}: {reason}")
+    if configuration.asynchronous:
+        raise UserError(f"{configuration.label} drafts on a device of its own, not in a server")
+    for option, asked in (
+        ("--sample-prompts", given.sample_prompts is not None),
+        ("--max-replicas", given.max_replicas not in (None, given.replicas)),
+        ("--cache-tokens", given.cache_tokens is not None),
+    ):
+        if asked:
+            raise UserError(f"{option} needs this library's engine, not --engine {given.engine}")
+
+
+def _words(arguments: str | None) -> tuple[str, ...]:
+    """The words of `--engine-arguments`. Raises :class:`UserError`."""
+    try:
+        return tuple(shlex.split(arguments or ""))
+    except ValueError as error:
+        raise UserError(f"--engine-arguments: {str(error).lower()}") from None
 
 
 def _access(given: Arguments, local: bool = False) -> Access:
@@ -241,8 +277,19 @@ def main(
     on_drift: Annotated[
         str | None, Option(help="Command to start when the traffic has changed, in no shell.")
     ] = None,
+    engine: Annotated[
+        str | None,
+        Option(help="Another program's server that answers, as vllm; unset, this engine."),
+    ] = None,
+    engine_arguments: Annotated[
+        str | None,
+        Option(help='Further options of that server, as "--enable-lora --max-loras 2".'),
+    ] = None,
 ) -> None:
-    """Serve chats and completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C."""
+    """Serve chats and completions over HTTP (OpenAI's protocol) with Ray Serve until Ctrl-C.
+
+    With --engine another program's server answers, with the configuration's counterpart. It is
+    started again where it ends; requests and answers pass through unchanged."""
     options = {name: value for name, value in locals().items() if name in Arguments.model_fields}
     given = parse(Arguments, options, "options")
     from cluster.serving.control import find_server  # Ray takes seconds to import
@@ -273,7 +320,7 @@ def main(
             )
             with server as url:
                 status.stop()
-                _announce(url, deployment, slots, start.access.keys is not None, tls_cert)
+                _announce(url, deployment, slots, start.access.keys is not None, tls_cert, engine)
                 running = find_server(url)
                 wanted = track or on_drift is not None
                 with watched(running, watch, _warn) if wanted else nullcontext():
@@ -303,7 +350,12 @@ def _warn(message: str) -> None:
 
 
 def _announce(
-    url: str, deployment: Deployment, slots: int, keys: bool, certificate: Path | None = None
+    url: str,
+    deployment: Deployment,
+    slots: int,
+    keys: bool,
+    certificate: Path | None = None,
+    engine: str | None = None,
 ) -> None:
     """Say that requests are answered, with one to try: a chat where the model has a template."""
     from specdec_core.models.loading import load_tokenizer
@@ -322,9 +374,8 @@ def _announce(
     if certificate is not None:
         key += f" --cacert {shlex.quote(str(certificate))}"
     print_configuration(configuration, deployment.source, f"[green]ready[/green]  {url}  ")
-    console.print(
-        deployment.certificate or "[yellow]not certified[/yellow]: `specdec certify` checks it"
-    )
+    check = "specdec certify" + ("" if engine is None else f" --engine {engine}")
+    console.print(deployment.certificate or f"[yellow]not certified[/yellow]: `{check}` checks it")
     if never := [n for n in drafters_by_load(configuration.drafter) if n > slots]:
         _warn(
             f"--slots {slots}: what drafts from {' and '.join(map(str, never))} requests on never"
@@ -332,8 +383,9 @@ def _announce(
         )
     console.print(
         f"\n  curl -N {url}{path} -H 'Content-Type: application/json'{key} \\\n"
-        f"    -d '{escape(json.dumps(body))}'\n\nA page to try it: {url}/"
-        "\nCtrl-C stops the server.",
+        f"    -d '{escape(json.dumps(body))}'\n"
+        + (f"\nA page to try it: {url}/" if engine is None else "")
+        + "\nCtrl-C stops the server.",
         soft_wrap=True,
     )
 

@@ -39,6 +39,7 @@ class RunningServer(Value):
     token: str
     pair: PairSpec | None = None
     certificate: Path | None = None  # the server's, if it encrypts
+    engine: str | None = None  # the other program that answers, if one does
 
     @property
     def name(self) -> str:
@@ -107,13 +108,19 @@ def url_of(host: str, port: int, encrypted: bool = False) -> str:
 
 @contextmanager
 def announced(
-    url: str, pair: PairSpec, operation: Operation, certificate: Path | None = None
+    url: str,
+    pair: PairSpec,
+    operation: Operation,
+    certificate: Path | None = None,
+    engine: str | None = None,
 ) -> Iterator[None]:
     """Other processes of the user can find and operate the server at `url` during the block."""
     url, token = _from_here(url), operation.token or ""
     path = _folder() / f"{httpx.URL(url).port}.json"
     with atomic_path(path, mode=0o600) as temporary:
-        server = RunningServer(url=url, token=token, pair=pair, certificate=certificate)
+        server = RunningServer(
+            url=url, token=token, pair=pair, certificate=certificate, engine=engine
+        )
         temporary.write_text(server.model_dump_json())
     try:
         yield

@@ -15,10 +15,12 @@ from ray import serve
 
 from cluster.placed_engine import check_models
 from cluster.serving.control import TOKEN, announced, new_operation, url_of
+from cluster.serving.external.app import ExternalService, build_external_app
 from cluster.serving.http.app import build_app
 from cluster.serving.http.listener import CONNECTIONS, DRAIN, Listener
 from cluster.serving.http.pages import Page
 from cluster.serving.http.samples import PromptSampling
+from cluster.serving.http.service import Service
 from cluster.serving.keeper import end_with_parent
 from cluster.serving.scaling import ONE, Replicas
 from cluster.serving.served import Deployment, Operation
@@ -56,9 +58,14 @@ class CompletionServer:
         end_with_parent()
         self._page, self._samples, self._listener = page, samples, listener
         self._devices = ExitStack()  # of placed models, until this process ends
-        self._service = start.service(self._devices)
+        self._service: Service | ExternalService
+        self._service = (
+            start.external() if start.engine is not None else start.service(self._devices)
+        )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
+        if isinstance(self._service, ExternalService):
+            return build_external_app(self._service, self._listener)
         return build_app(self._service, self._page, self._samples, self._listener)
 
     def check_health(self) -> None:
@@ -92,7 +99,7 @@ def learned_state(spec: PairSpec, configuration: Configuration) -> Path | None:
 
 def check_room(start: Start) -> None:
     """Raises :class:`UserError` where the cluster has no room for the replicas."""
-    if start.placement is not None:
+    if start.placement is not None or start.engine is not None:
         return
     replicas, needs = start.replicas, start.needs
     if (most := room(needs)) < replicas.least:
@@ -142,18 +149,20 @@ def deployment_of(
     source: str = "",
     version: int | None = None,
     fresh: bool = False,
+    engine: str | None = None,
 ) -> Deployment:
     """The deployment of a configuration with the certificate, the weights and, unless it starts
-    `fresh`, the learned state that are here. Raises :class:`UserError` as :func:`learned_state`
+    `fresh`, the learned state that are here. In another program's server, `engine`, it has the
+    certificate for that, and no state. Raises :class:`UserError` as :func:`learned_state`
     does."""
-    certificate = find_certificate(spec, configuration)
+    certificate = find_certificate(spec, configuration, engine)
     return Deployment(
         pair=spec,
         configuration=configuration,
         source=source,
         version=version,
         certificate=None if certificate is None else certificate.sentence,
-        learned=None if fresh else learned_state(spec, configuration),
+        learned=None if fresh or engine is not None else learned_state(spec, configuration),
         weights=weights_here(spec, [configuration]),
     )
 
@@ -174,7 +183,8 @@ def _bound(
     listener: Listener | None = None,
     drain: float = DRAIN,
 ) -> serve.Application:
-    several = start.replicas.most > 1  # each replica then has its own resources
+    # Each of several replicas of this library's engine has its own resources.
+    several = start.replicas.most > 1 and start.engine is None
     needs = {"CPU": 0.0, "GPU": 0.0} if several else start.needs
     requests = start.replicas.most * (start.limits.slots + start.queue)
     server = CompletionServer.options(  # type: ignore[attr-defined]  # the decorator made one
@@ -239,7 +249,8 @@ def serving(
             except RuntimeError:
                 raise UserError(f"the server did not start: {_failure()}") from None
             url = url_of(host, port, tls is not None)
-            with announced(url, pair, start.operation, tls.certificate if tls else None):
+            certificate = tls.certificate if tls else None
+            with announced(url, pair, start.operation, certificate, start.engine):
                 yield url
         finally:
             check_alive()  # else Ray Serve would be waited for in vain

@@ -43,14 +43,18 @@ class Drift:
 
     def finished(self, configuration: Configuration, generation: Generation, prompt: int) -> None:
         """A request with `prompt` prompt tokens has ended."""
+        drafted = sum(one.drafted for one in generation.rounds)
+        accepted = sum(one.accepted for one in generation.rounds)
+        self.accepted(configuration, accepted / drafted if drafted else None)
+        self._add("prompt_tokens", log2(max(prompt, 1)))
+
+    def accepted(self, configuration: Configuration, share: float | None) -> None:
+        """This share of the candidates was accepted; None where there was none."""
         if configuration != self._configuration:
             self._configuration = configuration
             self.signals["acceptance"].begin(self._clock())
-        drafted = sum(one.drafted for one in generation.rounds)
-        if drafted:
-            accepted = sum(one.accepted for one in generation.rounds)
-            self._add("acceptance", accepted / drafted)
-        self._add("prompt_tokens", log2(max(prompt, 1)))
+        if share is not None:
+            self._add("acceptance", share)
 
     def _add(self, name: str, value: float) -> None:
         signal = self.signals[name]

@@ -18,6 +18,11 @@ _FREE = 3  # engines in a row that have failed at once until there is a pause
 _PAUSE = 60.0  # seconds between two starts of engines that fail at once, at most
 
 
+def pause_after(failing: int) -> float:
+    """Seconds until another start, after this many failures at once in a row."""
+    return 0.0 if failing < _FREE else min(2.0 ** (failing - _FREE), _PAUSE)
+
+
 class EngineReplica:
     """`served` is the champion. A challenger may be beside it, and old engines that finish their
     requests."""
@@ -73,7 +78,7 @@ class EngineReplica:
     @property
     def pause(self) -> float:
         """Seconds until another engine is started: none after the first failures, then doubled."""
-        return 0.0 if self.failing < _FREE else min(2.0 ** (self.failing - _FREE), _PAUSE)
+        return pause_after(self.failing)
 
     def wait_for_devices(self) -> None:
         """Wait until another engine can be started. Raises :class:`RuntimeError`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from functools import partial
 from cluster.placed_engine import placed_engine
 from cluster.serving.engine_loop import QUEUE, EngineLoop
 from cluster.serving.engine_process import HERE, STEP, EngineProcess, Host
+from cluster.serving.external.app import ExternalService
+from cluster.serving.external.fleet import ExternalFleet
+from cluster.serving.external.process import Program
 from cluster.serving.fleet import Fleet
 from cluster.serving.hosts import DeviceHost
 from cluster.serving.http.access import EVERYBODY, Access
@@ -39,6 +43,9 @@ class Start:
         access: which clients are answered, and their limits.
         operation: how the server is operated while it runs.
         step_timeout: the seconds that a step may take; an engine that takes longer is restarted.
+        engine: another program's server, as `--engine` takes it, that answers; unset, this
+            library's engine.
+        arguments: further words of that server's command line.
     """
 
     deployment: Deployment
@@ -51,14 +58,50 @@ class Start:
     access: Access = EVERYBODY
     operation: Operation = NOT_OPERATED
     step_timeout: float = STEP
+    engine: str | None = None
+    arguments: tuple[str, ...] = ()
 
     @property
     def needs(self) -> dict[str, float]:
-        """The Ray resources of a replica; with a placement, its devices are reserved by that."""
+        """The Ray resources of a replica; with a placement, its devices are reserved by that.
+        Another program's servers are children of one process, which has the resources of all."""
+        if self.engine is not None:
+            runner, count = self.deployment.pair.runner, self.replicas.most
+            each = resources(runner.threads, runner.device)
+            return {"CPU": count * each["CPU"], "GPU": count * each["GPU"] * self.devices}
         if self.placement is not None:
             return {"CPU": 0.0, "GPU": 0.0}
         runner = self.deployment.pair.runner
         return resources(runner.threads, runner.device)
+
+    @property
+    def devices(self) -> int:
+        """The devices that share the target."""
+        return 1 if self.placement is None else self.placement.target.devices
+
+    def external(self) -> ExternalService:
+        """Start another program's servers. Raises :class:`UserError` where one does not start."""
+        assert self.engine is not None
+        deployment = self.operation.last() or self.deployment
+        model = self.model or deployment.pair.name
+        gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+        programs = []
+        for number in range(self.replicas.most):
+            seen = gpus[number * self.devices : (number + 1) * self.devices]
+            programs.append(
+                Program(
+                    self.engine,
+                    model,
+                    self.limits.slots,
+                    self._cores(number),
+                    tuple(seen) or None,
+                    self.devices,
+                    self.arguments,
+                )
+            )
+        fleet = ExternalFleet(programs, deployment, self.operation, self.step_timeout)
+        access = self.access.admitting(self.operation.token)
+        return ExternalService(fleet, model, access, self.queue * self.replicas.most)
 
     def service(self, devices: ExitStack) -> Service:
         """Load the models of all replicas. `devices` gives back what placed models take. Raises
@@ -94,13 +137,17 @@ class Start:
             raise
 
     def _load(self, number: int, deployment: Deployment, host: Host = HERE) -> Served:
-        count = len(self.cores) // self.replicas.most
         engine = EngineProcess(
             deployment.pair,
             deployment.configuration,
             self.limits,
-            self.cores[number * count : (number + 1) * count],
+            self._cores(number),
             self.step_timeout,
             host,
         )
         return Served(EngineLoop(engine, self.queue), deployment)
+
+    def _cores(self, number: int) -> tuple[int, ...]:
+        """The cores of a replica."""
+        count = len(self.cores) // self.replicas.most
+        return self.cores[number * count : (number + 1) * count]

@@ -141,6 +141,9 @@ class Vllm(Server):
 
         return served(pair, mode, cores, folder)
 
+    def serving_options(self, model: str, devices: int) -> Sequence[str]:
+        return ["--served-model-name", model, "--tensor-parallel-size", str(devices)]
+
     def profile(self, pair: Pair, **sizes: Any) -> Profile:
         from specdec_core.servers.vllm.profile import profile_vllm
 

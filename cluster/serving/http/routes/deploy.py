@@ -6,7 +6,7 @@ import asyncio
 import hmac
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request as HttpRequest
@@ -15,9 +15,9 @@ from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.http.access import OPERATE
 from cluster.serving.http.answer import while_connected
 from cluster.serving.http.bodies import read_body
-from cluster.serving.http.service import Service
+from cluster.serving.http.stopping import Stopping
 from cluster.serving.protocol.errors import ApiError
-from cluster.serving.served import Deployment
+from cluster.serving.served import Deployment, Operation
 from specdec_core.base.errors import UserError
 from specdec_core.config import parse_json
 
@@ -25,7 +25,24 @@ TOKEN_HEADER = "x-specdec-token"
 DEPLOY, ROLL_BACK, STOP = OPERATE
 
 
-def router(service: Service) -> APIRouter:
+class OperatedFleet(Protocol):
+    """What is served, and how it is replaced. The methods raise :class:`UserError`."""
+
+    operation: Operation
+
+    async def deploy(self, deployment: Deployment) -> Deployment: ...
+    async def roll_back(self) -> Deployment: ...
+    async def try_out(self, deployment: Deployment, share: float) -> Deployment: ...
+
+
+class OperatedService(Protocol):
+    stopping: Stopping
+
+    @property
+    def fleet(self) -> OperatedFleet: ...
+
+
+def router(service: OperatedService) -> APIRouter:
     """`/v1/specdec/deploy`, `/v1/specdec/rollback` and `/v1/specdec/stop`; none for a server
     without a token."""
     fleet = service.fleet
@@ -54,6 +71,7 @@ def router(service: Service) -> APIRouter:
     @routes.post(ROLL_BACK, response_model=Deployment)
     async def roll_back(request: HttpRequest) -> Any:
         with _refusing():
+            await read_body(request)  # else its end would be taken for the client's leaving
             return await while_connected(request, fleet.roll_back())
 
     @routes.post(STOP, status_code=204)

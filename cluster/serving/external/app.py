@@ -1,0 +1,309 @@
+"""The HTTP application in front of another program's server: keys and limits, metrics, deployment.
+All else passes through."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, nullcontext
+from time import perf_counter
+from typing import Any
+
+import httpx
+from fastapi import FastAPI, Response
+from fastapi.responses import StreamingResponse
+from prometheus_client import (
+    CONTENT_TYPE_PLAIN_0_0_4,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from starlette.requests import Request as HttpRequest
+
+from cluster.serving.engine_loop import EngineFailed
+from cluster.serving.external.fleet import ExternalFleet
+from cluster.serving.external.process import ExternalServer
+from cluster.serving.http.access import ACCOUNT, Access, Gate
+from cluster.serving.http.answer import event, while_connected
+from cluster.serving.http.bodies import read_body
+from cluster.serving.http.errors import add_error_handlers
+from cluster.serving.http.limits import Account, within
+from cluster.serving.http.listener import Listener
+from cluster.serving.http.pages import Heads
+from cluster.serving.http.routes import deploy
+from cluster.serving.http.stopping import Admission, Stopping
+from cluster.serving.protocol.errors import ApiError
+from cluster.serving.protocol.models import Health, Ready
+from specdec_core.models.pair import max_length_of
+
+# Headers of one connection, and those that this server's access needs.
+_OWN = {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding"}
+_OWN |= {"upgrade", "host", "content-length", "authorization", "accept-encoding", "date", "server"}
+_PATHS = ("v1/", "tokenize", "detokenize", "version", "rerank", "score", "pooling", "classify")
+_FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0, 160.0)
+_ENDED = ApiError(
+    "the server's process has ended before the answer was complete, and is started again",
+    status=503,
+    type="server_error",
+    code="server_ended",
+    headers={"Retry-After": "10"},
+)
+
+
+class ExternalService:
+    """What the routes share. `queue` requests may wait beyond those that are decoded."""
+
+    def __init__(self, fleet: ExternalFleet, model: str, access: Access, queue: int) -> None:
+        self.fleet, self.model, self.access, self.queue = fleet, model, access, queue
+        self.stopping = Stopping()
+        self.metrics = _Metrics(fleet)
+
+    def choose(self) -> ExternalServer:
+        """The server for a request. Raises :class:`ApiError`."""
+        if self.fleet.running >= self.fleet.slots + self.queue:
+            raise ApiError(
+                "too many requests are waiting already",
+                status=429,
+                type="rate_limit_error",
+                code="rate_limit_exceeded",
+                headers={"Retry-After": "1"},
+            )
+        try:
+            return self.fleet.choose()
+        except EngineFailed:
+            raise ApiError(
+                "no server answers; one is being started again",
+                status=503,
+                type="server_error",
+                headers={"Retry-After": "10"},
+            ) from None
+
+    def health(self) -> Health:
+        """Whether requests are answered, and how. What only this library's engine counts is 0."""
+        fleet, deployment = self.fleet, self.fleet.deployment
+        configuration = deployment.configuration
+        return Health(
+            ready=bool(fleet.working),
+            model=self.model,
+            configuration=configuration.id,
+            label=configuration.label,
+            lossless=configuration.lossless,
+            slots=fleet.slots,
+            queue=self.queue,
+            max_length=max_length_of(deployment.pair),
+            running=fleet.running,
+            waiting=max(fleet.running - fleet.slots, 0),
+            preemptions=0,
+            prefix_hits=0,
+            prefix_tokens=0,
+            cancelled=0,
+            chat=True,
+            since=max(server.since for server in fleet.servers),
+            source=deployment.public_source,
+            version=deployment.version,
+            certified=deployment.certificate is not None,
+            certificate=deployment.certificate,
+            switches=fleet.switches,
+            restarts=fleet.restarts,
+            drift=list(fleet.drift.alarms),
+        )
+
+
+def build_external_app(service: ExternalService, listener: Listener | None = None) -> FastAPI:
+    """The application, as :func:`cluster.serving.http.app.build_app` makes it of an engine."""
+    fleet, metrics = service.fleet, service.metrics
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with fleet, listener.serving(app) if listener else nullcontext():
+            yield
+            await service.stopping.within(0 if listener is None else listener.drain)
+        await asyncio.to_thread(fleet.end)
+
+    app = FastAPI(
+        title="specdec", lifespan=lifespan, redirect_slashes=False, docs_url=None, redoc_url=None
+    )
+    add_error_handlers(app)
+
+    @app.get("/health")
+    async def health(response: Response) -> Health:
+        found = service.health()
+        response.status_code = 200 if found.ready else 503
+        return found
+
+    @app.get("/ready")
+    async def ready(response: Response) -> Ready:
+        answers = service.stopping.until is None and bool(fleet.working)
+        response.status_code = 200 if answers else 503
+        return Ready(ready=answers)
+
+    @app.get("/metrics")
+    async def page() -> Response:
+        metrics.pages = await fleet.pages()
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    app.include_router(deploy.router(service))
+
+    @app.api_route("/{path:path}", methods=["GET", "POST"], include_in_schema=False)
+    async def passed(path: str, request: HttpRequest) -> Response:
+        if not path.startswith(_PATHS):
+            raise ApiError(f"{request.method} /{path}: Not Found", status=404)
+        body = await read_body(request)
+        if request.method == "POST":
+            _limit(service, request, body)
+        return await while_connected(request, _passed(service, request, body))
+
+    app.add_middleware(Gate, access=service.access)
+    app.add_middleware(Heads)
+    app.add_middleware(Admission, stopping=service.stopping)
+    return app
+
+
+def _limit(service: ExternalService, request: HttpRequest, body: bytes) -> None:
+    """Apply the limits of tokens. The tokenizer is the server's: a prompt counts as a token for
+    every four bytes of the body. A request that says nothing of new tokens asks for the limit's.
+    Raises :class:`ApiError`."""
+    account: Account = getattr(request.state, ACCOUNT)
+    most = service.access.limits.tokens
+    if most is None and account.allowance.tokens is None:
+        return
+    try:
+        asked: dict[str, Any] = json.loads(body)
+        given = [asked.get(name) for name in ("max_completion_tokens", "max_tokens")]
+        given.append(asked.get("max_output_tokens"))
+        new = next((int(each) for each in given if each is not None), most or 0)
+        choices = int(asked.get("n") or 1)
+    except (ValueError, TypeError, AttributeError):
+        raise ApiError("the body is no JSON object with numbers of tokens") from None
+    if most is not None and new > most:
+        raise ApiError(
+            f"max_tokens: {new} new tokens are more than the {most} of a request here",
+            param="max_tokens",
+        )
+    account.tokens(len(body) // 4 + max(new, 0) * max(choices, 1))
+
+
+async def _passed(service: ExternalService, request: HttpRequest, body: bytes) -> Response:
+    """The server's answer: events as they come, all else whole. Raises :class:`ApiError` where its
+    process ends before."""
+    fleet, began = service.fleet, perf_counter()
+    server = service.choose()
+    server.running += 1
+    try:
+        headers = [(name, value) for name, value in request.headers.items() if name not in _OWN]
+        query = f"?{request.url.query}" if request.url.query else ""
+        url = f"{server.url}{request.url.path}{query}"
+        sent = fleet.http.build_request(request.method, url, headers=headers, content=body)
+        answer = await fleet.http.send(sent, stream=True)
+    except httpx.HTTPError:
+        raise _gone(service, server) from None
+    except BaseException:
+        server.running -= 1
+        raise
+    kept = {name: value for name, value in answer.headers.items() if name not in _OWN}
+    chunks = _chunks(service, server, answer, began)
+    # A generator that has begun is always closed, also where the client leaves now.
+    first = await anext(chunks, b"")
+    if kept.get("content-type", "").startswith("text/event-stream"):
+        return StreamingResponse(_events(first, chunks), answer.status_code, kept)
+    content = first + b"".join([chunk async for chunk in chunks])
+    return Response(content, answer.status_code, kept)
+
+
+def _gone(service: ExternalService, server: ExternalServer) -> ApiError:
+    """The error for a request of a server whose connection has broken."""
+    server.running -= 1
+    service.metrics.ended.labels("error").inc()
+    service.fleet.lost(server)
+    return _ENDED
+
+
+async def _chunks(
+    service: ExternalService, server: ExternalServer, answer: httpx.Response, began: float
+) -> AsyncIterator[bytes]:
+    """The bytes of an answer. Raises :class:`ApiError` where the server's process ends before, or
+    the answer takes too long."""
+    first, reason = True, "abort"
+    try:
+        async for chunk in within(answer.aiter_raw(), service.access.limits.seconds):
+            if first:
+                service.metrics.first.observe(perf_counter() - began)
+                first = False
+            yield chunk
+        reason = "stop" if answer.is_success else "refused"
+    except httpx.HTTPError:
+        reason = "error"
+        service.fleet.lost(server)
+        raise _ENDED from None
+    finally:
+        server.running -= 1
+        service.metrics.ended.labels(reason).inc()
+        await answer.aclose()
+
+
+async def _events(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same after the first; an error is the last event."""
+    try:
+        yield first
+        async for chunk in chunks:
+            yield chunk
+    except ApiError as error:
+        yield b"\n\n" + event(error.body).encode()
+
+
+class _Metrics(Collector):
+    """The metrics of the servers, as they give them, and of the requests that pass through."""
+
+    def __init__(self, fleet: ExternalFleet) -> None:
+        self._fleet = fleet
+        self.pages: dict[str, str] = {}
+        self.registry = CollectorRegistry()
+        self.ended = Counter(
+            "specdec:requests", "Requests that ended.", ["reason"], registry=self.registry
+        )
+        self.first = Histogram(
+            "specdec:time_to_first_byte_seconds",
+            "Time to the first byte of an answer.",
+            buckets=_FIRST,
+            registry=self.registry,
+        )
+        self.registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        fleet = self._fleet
+        yield GaugeMetricFamily("specdec:replicas", "Servers that answer.", len(fleet.working))
+        yield GaugeMetricFamily("specdec:requests_running", "Passing through.", fleet.running)
+        yield CounterMetricFamily(
+            "specdec:configuration_switches", "Times that it was replaced.", fleet.switches
+        )
+        yield CounterMetricFamily(
+            "specdec:engine_restarts", "Servers started again.", fleet.restarts
+        )
+        alarms = CounterMetricFamily(
+            "specdec:drift_alarms", "Changes of the traffic.", labels=["signal"]
+        )
+        for signal, count in fleet.drift.counts.items():
+            alarms.add_metric([signal], count)
+        yield alarms
+        yield from self._given()
+
+    def _given(self) -> Iterator[Metric]:
+        """The families of all pages. With several replicas, samples have the replica's name."""
+        families: dict[str, Metric] = {}
+        for replica, page in self.pages.items():
+            for family in text_string_to_metric_families(page):
+                if family.name.startswith("specdec:"):
+                    continue
+                known = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
+                for sample in family.samples:
+                    more = {"replica": replica} if len(self.pages) > 1 else {}
+                    known.samples.append(sample._replace(labels={**sample.labels, **more}))
+        yield from families.values()

@@ -1,0 +1,214 @@
+"""The replicas of another program's server, and the deployment that all of them serve."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from cluster.serving.drift import Drift
+from cluster.serving.engine_loop import EngineFailed
+from cluster.serving.external.process import ExternalServer, Program
+from cluster.serving.fleet import check_deployable, every
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation
+from specdec_core.base.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+_WATCH = 1.0  # seconds between looks at the processes
+_LOOK = 10.0  # seconds between looks at the accepted share
+_DRAINED = 0.05  # seconds between looks at whether an old server has finished
+_CANDIDATES = "vllm:spec_decode_num_draft_tokens_total"
+_ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+
+
+class ExternalFleet:
+    """A server for each of `programs`. Use as `async with`. A process that ends, or whose `/health`
+    does not answer for `patience` seconds, is started again.
+
+    Raises:
+        UserError: a server does not start.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        deployment: Deployment,
+        operation: Operation = NOT_OPERATED,
+        patience: float = 300.0,
+    ) -> None:
+        self.programs, self.operation, self.patience = programs, operation, patience
+        self.deployment = deployment
+        self.previous: Deployment | None = None  # to which a rollback returns
+        self.switches = self.restarts = 0
+        self.drift = Drift()
+        self.servers = self._load(deployment)
+        self._changing = asyncio.Lock()
+        self._restarting: dict[ExternalServer, asyncio.Task[None]] = {}
+        self._draining: dict[ExternalServer, asyncio.Task[None]] = {}
+        self._counted = (0.0, 0.0)
+
+    async def __aenter__(self) -> ExternalFleet:
+        unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self.http = httpx.AsyncClient(limits=unlimited, timeout=None, trust_env=False)
+        self._tasks = [
+            asyncio.create_task(every(_WATCH, self._watch)),
+            asyncio.create_task(every(_LOOK, self._look_at_acceptance)),
+        ]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in (*self._tasks, *self._restarting.values(), *self._draining.values()):
+            task.cancel()
+        await self.http.aclose()
+
+    def end(self) -> None:
+        """End all processes."""
+        for server in (*self.servers, *self._draining):
+            server.close()
+
+    @property
+    def slots(self) -> int:
+        return sum(program.slots for program in self.programs)
+
+    @property
+    def running(self) -> int:
+        """Requests that pass through."""
+        return sum(server.running for server in (*self.servers, *self._draining))
+
+    @property
+    def working(self) -> list[ExternalServer]:
+        """The servers that answer."""
+        return [server for server in self.servers if server.url is not None]
+
+    def check(self) -> None:
+        """A server that has ended is always started again, so that there is nothing to check."""
+
+    def choose(self) -> ExternalServer:
+        """The least busy server that answers. Raises :class:`EngineFailed`."""
+        if not (working := self.working):
+            raise EngineFailed("no server answers")
+        return min(working, key=lambda server: server.running)
+
+    def lost(self, server: ExternalServer) -> None:
+        """A connection to the server has broken: look at its process now, not in a second."""
+        if server.failed() is not None:
+            self._restart(server)
+
+    # What is served.
+
+    async def deploy(self, deployment: Deployment) -> Deployment:
+        """Start servers with this beside the present ones, and have them answer new requests. The
+        old ones finish their requests, and end. Raises :class:`UserError` where one does not start;
+        then everything stays unchanged."""
+        async with self._changing:
+            if self.deployment.same(deployment):
+                self.deployment = self.deployment.described_as(deployment)
+            else:
+                await asyncio.to_thread(check_deployable, self.deployment, deployment)
+                self._switch(deployment, await asyncio.to_thread(self._load, deployment))
+            await asyncio.to_thread(self.operation.keep, self.deployment)
+            return self.deployment
+
+    async def roll_back(self) -> Deployment:
+        """Serve again what was served before. Raises :class:`UserError` where nothing was."""
+        if self.previous is None:
+            raise UserError("nothing was served before this configuration")
+        return await self.deploy(self.previous)
+
+    async def try_out(self, deployment: Deployment, share: float) -> Deployment:
+        raise UserError(
+            "a canary compares engines of this library: deploy the configuration, and go back with"
+            " `specdec deploy --back`"
+        )
+
+    def _load(self, deployment: Deployment) -> list[ExternalServer]:
+        """Servers with a deployment. Raises :class:`UserError`; then none remains."""
+        servers = [
+            ExternalServer(str(number), program, deployment)
+            for number, program in enumerate(self.programs)
+        ]
+        try:
+            with ThreadPoolExecutor(len(servers)) as pool:
+                list(pool.map(ExternalServer.start, servers))
+        except BaseException:
+            for server in servers:
+                server.close()
+            raise
+        return servers
+
+    def _switch(self, deployment: Deployment, servers: list[ExternalServer]) -> None:
+        old, self.servers = self.servers, servers
+        self.previous, self.deployment = self.deployment, deployment
+        self.switches += 1
+        for server in old:
+            if (restarting := self._restarting.pop(server, None)) is not None:
+                restarting.cancel()
+            self._draining[server] = asyncio.create_task(self._drain(server))
+
+    async def _drain(self, server: ExternalServer) -> None:
+        while server.running:
+            await asyncio.sleep(_DRAINED)
+        await asyncio.to_thread(server.close)
+        del self._draining[server]
+
+    # Processes that end.
+
+    async def _watch(self) -> None:
+        for server in self.servers:
+            if server in self._restarting:
+                continue
+            if server.failed() is not None or not await asyncio.to_thread(
+                server.answers, self.patience
+            ):
+                self._restart(server)
+
+    def _restart(self, server: ExternalServer) -> None:
+        """Start a server again, unless that is under way."""
+        if server not in self._restarting and server in self.servers:
+            server.url = None
+            self._restarting[server] = asyncio.create_task(self._restarted(server))
+
+    async def _restarted(self, server: ExternalServer) -> None:
+        try:
+            while True:
+                await asyncio.sleep(server.pause)
+                logger.warning("a server has ended and is started again")
+                self.restarts += 1
+                try:
+                    await asyncio.to_thread(server.restart)
+                    return
+                except UserError as error:
+                    logger.error("%s", error)
+        finally:
+            self._restarting.pop(server, None)
+
+    # What the servers say.
+
+    async def pages(self) -> dict[str, str]:
+        """The metrics of each server that answers, by the replica's name."""
+        found = {}
+        for server in self.working:
+            with suppress(httpx.HTTPError):
+                answer = await self.http.get(f"{server.url}/metrics", timeout=_LOOK)
+                if answer.is_success:
+                    found[server.name] = answer.text
+        return found
+
+    async def _look_at_acceptance(self) -> None:
+        """Follow the share of candidates that was accepted since the last look."""
+        drafted = accepted = 0.0
+        for page in (await self.pages()).values():
+            for family in text_string_to_metric_families(page):
+                for sample in family.samples:
+                    drafted += sample.value * (sample.name == _CANDIDATES)
+                    accepted += sample.value * (sample.name == _ACCEPTED)
+        before, self._counted = self._counted, (drafted, accepted)
+        if drafted > before[0] and accepted >= before[1]:  # else a server has begun anew
+            share = (accepted - before[1]) / (drafted - before[0])
+            self.drift.accepted(self.deployment.configuration, min(share, 1.0))

@@ -1,0 +1,149 @@
+"""A deployment in another program's server: a process, which is started again where it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic, time
+
+import httpx
+import torch
+
+from cluster.serving.replica import AT_ONCE, pause_after
+from cluster.serving.served import Deployment
+from cluster.serving.server_process import ServerProcess, free_port
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
+from specdec_core.servers.answers import served_pair
+from specdec_core.servers.model_files import models_of
+from specdec_core.servers.server import ServedMode
+from specdec_core.servers.table import server_of
+
+logger = logging.getLogger(__name__)
+
+LOGS = "servers"  # folder in the workspace
+
+
+@dataclass(frozen=True)
+class Program:
+    """How a replica's server is started.
+
+    Args:
+        engine: the server, as `--engine` takes it.
+        model: the name that clients give.
+        slots: the requests that are decoded together.
+        cores: the CPU cores of its compute threads; none: any.
+        gpus: the GPUs that it sees, as CUDA numbers them; None: all.
+        devices: the devices that share the target.
+        arguments: further words of its command line.
+    """
+
+    engine: str
+    model: str
+    slots: int = 4
+    cores: tuple[int, ...] = ()
+    gpus: tuple[str, ...] | None = None
+    devices: int = 1
+    arguments: tuple[str, ...] = ()
+
+    def prepare(self, deployment: Deployment, folder: Path) -> ServedMode:
+        """The server in the mode for a deployment; its files are in `folder`. Raises
+        :class:`UserError` where it is not installed or has no such mode."""
+        server = server_of(self.engine, stage="serve", option="--engine")
+        pair = served_pair(deployment.pair)
+        dtype: torch.dtype = getattr(torch, pair.spec.runner.target_dtype)
+        models = models_of(pair.spec, server.heads, dtype=dtype)
+        mode = server.mode_of(deployment.configuration, models)
+        if (reason := server.missing(mode.settings)) is not None:
+            raise UserError(f"{server.title}: {reason}")
+        more = [*server.serving_options(self.model, self.devices), *self.arguments]
+        served = server.served(pair, mode, self.cores, folder)
+        environment = dict(served.environment)
+        if self.gpus is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
+
+        def command(requests: int, port: int) -> Sequence[str]:
+            return [*served.command(requests, port), *more]
+
+        return ServedMode(served.version, served.settings, command, environment)
+
+
+class ExternalServer:
+    """A deployment in a server of `program`. `running` requests pass through it."""
+
+    def __init__(self, name: str, program: Program, deployment: Deployment) -> None:
+        self.name, self.program, self.deployment = name, program, deployment
+        self.running = 0
+        self.since = int(time())
+        self.url: str | None = None  # while requests are answered
+        self.failing = 0  # starts in a row after which the process has ended at once
+        self._started = monotonic()
+        self._folder = TemporaryDirectory()
+        self._process: ServerProcess | None = None
+        self._closed = False
+        self._mode: ServedMode | None = None
+
+    def start(self) -> None:
+        """Start the process, and return once it answers. Raises :class:`UserError`."""
+        mode = self._mode = self._mode or self.program.prepare(
+            self.deployment, Path(self._folder.name)
+        )
+        logs = workspace() / LOGS
+        logs.mkdir(parents=True, exist_ok=True)
+        self._process = ServerProcess(
+            self.program.engine,
+            lambda port: mode.command(self.program.slots, port),
+            mode.environment,
+            logs / f"{self.program.engine}-{os.getpid()}-{self.name}.log",
+        )
+        self._started = monotonic()
+        url = self._process.start(free_port())
+        if self._closed:  # meanwhile
+            self._process.stop()
+            raise UserError(f"{self.program.engine}: stopped before it was ready")
+        self.url, self._started = url, monotonic()
+
+    def failed(self) -> str | None:
+        """Why the process has ended, if it has."""
+        if self._process is None or self.url is None:
+            return "it does not answer"
+        try:
+            self._process.check()
+        except UserError as error:
+            self.url = None
+            return str(error)
+        return None
+
+    def answers(self, patience: float) -> bool:
+        """Whether its `/health` answers within `patience` seconds. A hung process does not."""
+        with suppress(httpx.HTTPError):
+            return httpx.get(f"{self.url}/health", timeout=patience, trust_env=False).is_success
+        return False
+
+    def restart(self) -> None:
+        """Start the process again. Raises :class:`UserError`."""
+        self.failing = self.failing + 1 if monotonic() - self._started < AT_ONCE else 0
+        self.stop()
+        self.start()
+
+    @property
+    def pause(self) -> float:
+        """Seconds until it is started again."""
+        return pause_after(self.failing)
+
+    def stop(self) -> None:
+        """End the process."""
+        self.url = None
+        if self._process is not None:
+            self._process.stop()
+
+    def close(self) -> None:
+        """End the process for good, and remove its files."""
+        self._closed = True
+        self.stop()
+        self._folder.cleanup()

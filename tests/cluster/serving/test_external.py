@@ -1,0 +1,212 @@
+"""Another program's server behind our HTTP application: what passes through, and what is ours."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.serving.external.app import ExternalService, build_external_app
+from cluster.serving.external.fleet import ExternalFleet
+from cluster.serving.external.process import Program
+from cluster.serving.http.access import Access
+from cluster.serving.http.limits import RequestLimits
+from cluster.serving.http.routes.deploy import DEPLOY, ROLL_BACK, TOKEN_HEADER
+from cluster.serving.served import Deployment, Operation
+from cluster.serving.server_process import running
+from jobs import serve
+from specdec_core.config import Configuration, DrafterSettings, PairConfiguration, PairSpec
+from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.drafting.tree.settings import TreeSettings
+from specdec_core.models.pair import Pair
+from specdec_core.servers.server import (
+    Counterpart,
+    Mode,
+    Models,
+    ServedMode,
+    Server,
+    WrittenFiles,
+)
+from specdec_core.servers.table import SERVERS
+from tests import external_program
+from tests.commands import Command, assert_refused, children
+from tests.external_program import words
+from tests.local_server import LocalServer
+from tests.specdec_core.kinds import chain, configured
+
+
+class WordServer(Server):
+    """The program, which has a counterpart of all drafters but trees."""
+
+    name = "words"
+    title = "words"
+    version = "1"
+    stages = frozenset({"serve"})
+
+    def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
+        if isinstance(drafter, TreeSettings):
+            return None
+        return Counterpart({} if drafter is None else drafter.model_dump(mode="json"))
+
+    def written(self, counterpart: Counterpart, models: Models) -> WrittenFiles:
+        raise NotImplementedError
+
+    def served(self, pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> ServedMode:
+        program = [sys.executable, external_program.__file__]
+        return ServedMode("words 1", {}, lambda slots, port: [*program, str(port)], os.environ)
+
+
+CHAIN = configured(chain(max_tokens=3))
+SUFFIX = Configuration(drafter=SuffixSettings())
+TREE = Configuration(drafter=TreeSettings(branching=(2, 2)))
+KEY, TOKEN = "sk-anne", "operator"
+LONG = {"prompt": "def main(", "max_tokens": 200}
+WHOLE = "".join(words("def main(", 200))
+
+
+@pytest.fixture(scope="module")
+def http(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A client, with a key, of our application in front of one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECDEC_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setitem(SERVERS, "words", WordServer())
+        deployment = Deployment(pair=tiny_spec, configuration=CHAIN)
+        fleet = ExternalFleet([Program("words", "tiny")], deployment, Operation(TOKEN))
+        keys = (hashlib.sha256(KEY.encode()).digest(),)
+        access = Access(keys, limits=RequestLimits(tokens=220))
+        service = ExternalService(fleet, "tiny", access, queue=8)
+        headers = {"Authorization": f"Bearer {KEY}"}
+        with (
+            running(LocalServer(lambda: build_external_app(service))) as url,
+            httpx.Client(base_url=url, headers=headers, timeout=120, trust_env=False) as client,
+        ):
+            yield client
+
+
+def operate(http: httpx.Client, path: str, wanted: Deployment | None = None) -> httpx.Response:
+    body = None if wanted is None else wanted.model_dump_json()
+    return http.post(path, content=body, headers={TOKEN_HEADER: TOKEN})
+
+
+def events(http: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a stream, without its end."""
+    answer = http.post("/v1/completions", json={**body, "stream": True})
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n") if line]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def text_of(found: list[dict[str, Any]]) -> str:
+    return "".join(choice["text"] for event in found for choice in event["choices"])
+
+
+def test_requests_and_answers_pass_through(http: httpx.Client) -> None:
+    tools = [{"type": "function", "function": {"name": "look", "strict": None}}]
+    body = {"model": "an-adapter", "prompt": "héllo", "max_tokens": 5, "tools": tools}
+    content = json.dumps(body, ensure_ascii=False, indent=3).encode()
+    answer = http.post("/v1/completions", content=content).json()
+    assert answer == {"choices": [{"text": "".join(words("héllo", 5))}], "asked": body}
+    found = events(http, body)
+    assert text_of(found) == "".join(words("héllo", 5))
+    assert all(event.keys() == {"choices", "reasoning"} for event in found)
+    refused = http.post("/v1/completions", json={**body, "effort": "low"})
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, "unknown: effort")
+    names = [model["id"] for model in http.get("/v1/models").json()["data"]]
+    assert names == ["tiny", "an-adapter"]
+
+
+def test_keys_limits_health_and_metrics_are_ours(http: httpx.Client) -> None:
+    assert http.get("/v1/models", headers={"Authorization": "Bearer no"}).status_code == 401
+    refused = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 221})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+    assert http.get("/nothing").status_code == 404
+    health = http.get("/health").json()
+    assert (health["configuration"], health["slots"], health["queue"]) == (CHAIN.id, 4, 8)
+    page = http.get("/metrics").text
+    assert "\nspecdec:replicas 1.0\n" in page
+    [generated] = [line for line in page.split("\n") if line.startswith("vllm:generation_tokens_t")]
+    assert float(generated.split()[-1]) > 0
+
+
+def test_a_deployment_replaces_the_process_and_is_rolled_back(
+    http: httpx.Client, tiny_spec: PairSpec
+) -> None:
+    wanted = Deployment(pair=tiny_spec, configuration=SUFFIX)
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(events, http, LONG)
+        assert (
+            operate(http, DEPLOY, wanted).json()["configuration"]
+            == wanted.model_dump(mode="json")["configuration"]
+        )
+        assert text_of(under_way.result()) == WHOLE
+    assert http.get("/health").json()["configuration"] == SUFFIX.id
+    assert text_of(events(http, LONG)) == WHOLE
+    impossible = operate(http, DEPLOY, Deployment(pair=tiny_spec, configuration=TREE))
+    assert impossible.status_code == 400
+    assert "words has no counterpart of" in impossible.json()["error"]["message"]
+    assert operate(http, f"{DEPLOY}?canary=0.1", wanted).status_code == 400
+    assert operate(http, ROLL_BACK).status_code == 200
+    health = http.get("/health").json()
+    assert (health["configuration"], health["switches"]) == (CHAIN.id, 2)
+    deadline = time.monotonic() + 60
+    while len(children("external_program")) > 2:
+        assert time.monotonic() < deadline, "an old process remains"
+        time.sleep(0.1)
+
+
+def test_a_killed_process_is_started_again_and_no_request_hangs(http: httpx.Client) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        streams = [pool.submit(events, http, LONG) for _ in range(4)]
+        answers = [pool.submit(http.post, "/v1/completions", json=LONG) for _ in range(4)]
+        deadline = time.monotonic() + 30
+        while http.get("/health").json()["running"] < 8:
+            assert time.monotonic() < deadline
+        for process in children("external_program"):
+            if "keeper" not in " ".join(process.cmdline()):
+                process.kill()
+        found = [stream.result() for stream in streams]
+        codes = [answer.result() for answer in answers]
+    assert {answer.status_code for answer in codes} <= {200, 503}
+    lost = [answer.json()["error"]["code"] for answer in codes if answer.status_code == 503]
+    lost += [each[-1]["error"]["code"] for each in found if "error" in each[-1]]
+    assert lost
+    assert set(lost) == {"server_ended"}
+    deadline = time.monotonic() + 120
+    while http.get("/ready").status_code != 200 or not http.get("/health").json()["restarts"]:
+        assert time.monotonic() < deadline, "it is not started again"
+        time.sleep(0.1)
+    assert text_of(events(http, LONG)) == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--engine", "sglang"], "it has no server that this library starts"),
+        (["--engine-arguments", "--enable-lora"], "--engine-arguments needs --engine"),
+        (
+            ["--engine", "words", "--max-replicas", "3"],
+            "--max-replicas needs this",
+        ),
+        (["--engine", "words", "--engine-arguments", "'"], "--engine-arguments: no closing"),
+    ],
+)
+def test_wrong_options_are_refused(
+    command: Command,
+    tmp_path: Path,
+    tiny_spec: PairSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setitem(SERVERS, "words", WordServer())
+    chosen = PairConfiguration(pair=tiny_spec, configuration=CHAIN)
+    done = command(serve.main, tmp_path, "--config", chosen.save(tmp_path / "c.yaml"), *options)
+    assert_refused(done, message)

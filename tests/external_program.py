@@ -1,0 +1,72 @@
+"""A program with OpenAI's completions that starts at once: `python external_program.py PORT`.
+
+Each word that it writes follows from the prompt, and takes it some milliseconds. As vLLM, it has
+`/health`, `/metrics` and fields of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+PAUSE = 0.01  # seconds before each word
+FIELDS = {"model", "prompt", "max_tokens", "stream", "tools"}
+
+
+def words(prompt: str, count: int) -> list[str]:
+    return [f" {prompt[n % len(prompt)]}{n}" for n in range(count)]
+
+
+class Words(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    written = 0
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is logged."""
+
+    def do_GET(self) -> None:
+        found = {
+            "/health": "",
+            "/v1/models": json.dumps({"data": [{"id": "tiny"}, {"id": "an-adapter"}]}),
+            "/metrics": "# TYPE vllm:generation_tokens counter\n"
+            f"vllm:generation_tokens_total {Words.written}\n",
+        }
+        self._send(200 if self.path in found else 404, found.get(self.path, "no such path"))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if unknown := body.keys() - FIELDS:
+            self._send(400, json.dumps({"error": {"message": f"unknown: {min(unknown)}"}}))
+            return
+        if not body.get("stream"):
+            text = "".join(self._words(body))
+            self._send(200, json.dumps({"choices": [{"text": text}], "asked": body}))
+            return
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("connection", "close")
+        self.end_headers()
+        for word in self._words(body):
+            event = {"choices": [{"text": word}], "reasoning": None}
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+        self.close_connection = True
+
+    def _words(self, body: dict[str, object]) -> Iterator[str]:
+        for word in words(str(body["prompt"]), int(str(body["max_tokens"]))):
+            time.sleep(PAUSE)
+            Words.written += 1
+            yield word
+
+    def _send(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+if __name__ == "__main__":
+    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Words).serve_forever()
