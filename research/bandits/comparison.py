@@ -256,29 +256,6 @@ class ArmComparison:
                 )
         return pd.DataFrame(rows)
 
-    def frame(self) -> pd.DataFrame:
-        """One row a round: `name`, `turn`, `request` of the turn, `round`, its arm, tokens and
-        seconds."""
-        rows = [
-            {
-                "name": entrant.name,
-                "turn": turn,
-                "request": request,
-                "round": number,
-                "arm": r.arm,
-                "drafted": r.drafted,
-                "generated": r.generated,
-                "draft_seconds": r.draft_seconds,
-                "target_seconds": r.target_seconds,
-                "other_seconds": r.other_seconds,
-            }
-            for entrant in self.entrants
-            for turn, requests in enumerate(entrant.turns)
-            for request, rounds in enumerate(requests)
-            for number, r in enumerate(rounds)
-        ]
-        return pd.DataFrame(rows).astype({"arm": "Int64"})
-
 
 def race(
     pair: Pair,

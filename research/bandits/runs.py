@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from research.bandits.comparison import ArmComparison, ArmsPlan, race, replay_all, state_name
-from specdec_core.base.files import atomic_path, write_atomically
+from specdec_core.base.files import write_atomically
 from specdec_core.base.observer import Observer
 from specdec_core.engine.turns import requests_of
 from specdec_core.measure.forward_times import forward_times
@@ -71,17 +71,12 @@ def replay_recording(
 
 
 def save(comparison: ArmComparison, folder: Path) -> list[Path]:
-    """Write the rounds and the bandits' states; returns the files."""
-    with atomic_path(folder / "rounds.parquet") as path:
-        comparison.frame().to_parquet(path)
+    """Write the bandits' states; returns the files."""
     return [
-        folder / "rounds.parquet",
-        *(
-            write_atomically(
-                folder / state_name(bandit.configuration),
-                json.dumps(bandit.state, ensure_ascii=False, indent=1),
-            )
-            for bandit in comparison.of("bandit")
-            if bandit.state is not None
-        ),
+        write_atomically(
+            folder / state_name(bandit.configuration),
+            json.dumps(bandit.state, ensure_ascii=False, indent=1),
+        )
+        for bandit in comparison.of("bandit")
+        if bandit.state is not None
     ]

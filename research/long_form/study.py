@@ -66,12 +66,10 @@ class LongForm:
         return list(distinct_labels(self.configurations).values())
 
     def table(self) -> pd.DataFrame:
-        """A row a range of context (`up_to`) and `configuration`: `tokens`, `seconds_per_token`,
-        `mat`, `drafted` tokens a round, `acceptance`, `rest_seconds` (a round's, beyond both
-        models' forwards), and how many times as fast as autoregressive decoding it is, with the 95
-        % interval over texts and repeats: `speedup` (`low`, `high`) in this range, `so_far` (…)
-        from the text's beginning to the range's end. Ranges that a configuration did not reach in
-        every text are left out."""
+        """A row a range of context (`up_to`) and `configuration`: `tokens`, `mat`, and how many
+        times as fast as autoregressive decoding it is, with the 95 % interval over texts and
+        repeats: `speedup` (`low`, `high`) in this range, `so_far` (…) from the text's beginning to
+        the range's end. Ranges that a configuration did not reach in every text are left out."""
         cut = self._in_ranges()
         base = self.labels[0]
         rows = []
@@ -81,9 +79,7 @@ class LongForm:
                 if not (_whole(cut, label, number) and _whole(cut, base, number)):
                     continue
                 rounds = cut[(cut["configuration"] == label) & (cut["range"] == number)]
-                tokens, forwards = rounds["generated"].sum(), len(rounds)
-                spent = rounds["draft_forward_seconds"] + rounds["target_forward_seconds"]
-                seconds = rounds["seconds"].sum()
+                tokens = rounds["generated"].sum()
                 alone = paired_ratio(_pace(cut, base, [number]), _pace(cut, label, [number]))
                 so_far = paired_ratio(_pace(cut, base, until), _pace(cut, label, until))
                 rows.append(
@@ -91,11 +87,7 @@ class LongForm:
                         "up_to": edge,
                         "configuration": label,
                         "tokens": int(tokens),
-                        "seconds_per_token": seconds / tokens,
-                        "mat": tokens / forwards,
-                        "drafted": rounds["drafted"].mean(),
-                        "acceptance": _share(rounds["accepted"].sum(), rounds["drafted"].sum()),
-                        "rest_seconds": (seconds - spent.sum()) / forwards,
+                        "mat": tokens / len(rounds),
                         "speedup": alone.value,
                         "low": alone.low,
                         "high": alone.high,
@@ -221,7 +213,3 @@ def _pace(cut: pd.DataFrame, label: str, ranges: Sequence[int]) -> np.ndarray:
     sums = mine.groupby(["repeat", "text"])[["seconds", "generated"]].sum()
     pace = (sums["seconds"] / sums["generated"]).unstack("text")
     return np.asarray(pace.to_numpy(), dtype=float)
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else float("nan")

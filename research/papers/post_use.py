@@ -3,7 +3,7 @@ prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 
@@ -24,14 +24,13 @@ MOST = 6  # prompts that are decoded to time components
 def rounds(greedy: Mapping[str, Recording], times: Profile) -> pd.DataFrame:
     """λ*_local round by round (Fig. 2a): columns prompts, draft, fixed (λ*_global at these forward
     times), request, round, length. Raises :class:`UserError` for a pair without a draft model."""
-    parts = []
-    for name, recording in greedy.items():
-        replay = Replay(recording, hidden=False)
-        for draft in draft_models(recording):
-            cost = times.target_cost(draft, recording.prompts.context)
-            found = best_lengths(replay, cost, draft)
-            parts.append(found.rounds.assign(prompts=name, draft=draft, fixed=found.fixed))
-    return pd.concat(parts, ignore_index=True)
+
+    def lengths(replay: Replay, draft: str) -> pd.DataFrame:
+        cost = times.target_cost(draft, replay.recording.prompts.context)
+        found = best_lengths(replay, cost, draft)
+        return found.rounds.assign(fixed=found.fixed)
+
+    return _by_draft(greedy, lengths)
 
 
 def draft_models(recording: Recording) -> list[str]:
@@ -45,23 +44,26 @@ def draft_models(recording: Recording) -> list[str]:
 def phrases(greedy: Mapping[str, Recording]) -> pd.DataFrame:
     """Phrases of earlier rounds that come again (Fig. 2b): columns prompts, draft, call, tokens,
     of, calls, share. Raises :class:`UserError` for a pair without a draft model."""
-    parts = []
-    for name, recording in greedy.items():
-        replay = Replay(recording, hidden=False)
-        for draft in draft_models(recording):
-            parts.append(recycled(replay, draft).assign(prompts=name, draft=draft))
-    return pd.concat(parts, ignore_index=True)
+    return _by_draft(greedy, recycled)
 
 
 def confidences(greedy: Mapping[str, Recording]) -> pd.DataFrame:
     """Fig. 2c: columns prompts, draft, and the columns of :func:`by_confidence`. Raises
     :class:`UserError` for a pair without a draft model."""
+    return _by_draft(
+        greedy, lambda replay, draft: by_confidence(prefixes(replay.track(draft)), RANGES)
+    )
+
+
+def _by_draft(
+    greedy: Mapping[str, Recording], table: Callable[[Replay, str], pd.DataFrame]
+) -> pd.DataFrame:
+    """The tables of each set and draft model, one below the other."""
     parts = []
     for name, recording in greedy.items():
         replay = Replay(recording, hidden=False)
         for draft in draft_models(recording):
-            table = by_confidence(prefixes(replay.track(draft)), RANGES)
-            parts.append(table.assign(prompts=name, draft=draft))
+            parts.append(table(replay, draft).assign(prompts=name, draft=draft))
     return pd.concat(parts, ignore_index=True)
 
 

@@ -66,9 +66,6 @@ def test_prompts_of_several_sets_are_decoded_in_turn(
     folder = home / "bandits" / "mine"
     table = pd.read_csv(folder / "table.csv").set_index("name")
     assert list(table["kind"]) == ["baseline", *["arm"] * 3, *["bandit"] * 3]
-    rounds = pd.read_parquet(folder / "rounds.parquet")
-    plain = rounds[rounds["name"] == "autoregressive"]
-    assert plain.groupby("turn")["request"].nunique().tolist() == [2, 2]
     text = (folder / "bandits.md").read_text()
     assert len(re.findall(r"\n\| (?:\*\*)?UCB of", text)) == 6  # two rules, in three tables
     assert "<svg" in (folder / "bandits.html").read_text()
@@ -80,7 +77,7 @@ def test_prompts_of_several_sets_are_decoded_in_turn(
         table.loc["UCB of 3 arms", "mat"]
     )
     files = {file.path for file in client.list_artifacts(logged.info.run_id)}
-    assert {"bandits.html", "table.csv", "rounds.parquet", "regret.svg"} <= files
+    assert {"bandits.html", "table.csv", "regret.svg"} <= files
 
     # what was learned is a state to start from
     states = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
