@@ -1,4 +1,4 @@
-"""A scan starts the settings whose packages are installed."""
+"""A scan starts the settings that have their packages installed."""
 
 from __future__ import annotations
 

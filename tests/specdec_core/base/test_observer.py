@@ -36,5 +36,5 @@ def test_every_member_hears_every_hook_those_of_the_kind_among_them() -> None:
     assert first.calls == [("stage", "soup", 3, 1), ("warned", "hot"), ("served", "soup", 2)]
 
 
-def test_nobody_listening_is_fine() -> None:
+def test_no_observer_is_needed() -> None:
     together(Cooking, []).served("soup")

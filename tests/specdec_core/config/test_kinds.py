@@ -150,24 +150,25 @@ def test_the_json_schema_has_every_kind_and_no_reference_to_nowhere() -> None:
     assert TypeAdapter(tuple[Configuration, Configuration]).json_schema()
 
 
+LABEL = '    @property\n    def label(self):\n        return f"eager {self.max_tokens}"\n'
+
+
 @pytest.mark.parametrize(
-    ("left_out", "missing"),
+    ("kind", "code", "message"),
     [
-        ("    replayed: ClassVar = True\n", "replayed"),
-        (
-            '    @property\n    def label(self):\n        return f"eager {self.max_tokens}"\n',
-            "label",
-        ),
+        ("eager", EAGER.replace("replayed:", "other:"), "EagerSettings does not say its replayed$"),
+        ("eager", EAGER.replace(LABEL, ""), "EagerSettings does not say its label$"),
+        ("eager", EAGER.replace("EagerPolicy", "Eager"), "no class EagerPolicy"),
+        ("other", EAGER, "no settings with kind: Literal\\['other'\\]"),
     ],
 )
 def test_a_kind_that_says_too_little_is_refused_when_it_is_added(
-    own: Path, left_out: str, missing: str
+    own: Path, kind: str, code: str, message: str
 ) -> None:
-    assert left_out in EAGER
-    (own / "silent.py").write_text(EAGER.replace(left_out, ""))
-    with pytest.raises(TypeError, match=f"silent: EagerSettings does not say its {missing}$"):
-        add_policy("eager", "silent")
-    assert "eager" not in POLICIES
+    (own / "mine.py").write_text(code)
+    with pytest.raises(TypeError, match=f"mine: {message}"):
+        add_policy(kind, "mine")
+    assert kind not in POLICIES
 
 
 def test_a_drafter_must_say_what_a_recording_knows_of_it(own: Path) -> None:
@@ -185,21 +186,6 @@ def test_a_drafter_must_say_what_a_recording_knows_of_it(own: Path) -> None:
         match="NothingSettings does not say its depth, label, unsupported_reason",
     ):
         add_drafter("nothing", "silent")
-
-
-@pytest.mark.parametrize(
-    ("kind", "code", "message"),
-    [
-        ("eager", EAGER.replace("EagerPolicy", "Eager"), "mine: no class EagerPolicy"),
-        ("other", EAGER, "mine: no settings with kind: Literal\\['other'\\]"),
-    ],
-)
-def test_a_place_without_the_classes_of_its_kind_is_refused(
-    own: Path, kind: str, code: str, message: str
-) -> None:
-    (own / "mine.py").write_text(code)
-    with pytest.raises(TypeError, match=message):
-        add_policy(kind, "mine")
 
 
 def test_a_kind_of_ones_own_is_known_everywhere_at_once(own: Path) -> None:
@@ -258,7 +244,7 @@ def test_settings_of_a_base_are_those_of_its_kinds() -> None:
     assert kinds_of(DRAFTERS, LookupSettings).keys() == lookups
 
 
-def test_whoever_names_no_draft_gets_one_wherever_it_stands() -> None:
+def test_every_part_without_a_draft_gets_one() -> None:
     chain = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 2}}
     ranges = {1: {"kind": "hybrid", "lookup": {"kind": "suffix"}, "otherwise": chain}, 9: None}
     bandit = {"kind": "bandit", "rule": "ucb", "arms": [chain, {**chain, "draft": "large"}]}

@@ -112,7 +112,7 @@ NUMBERS = [
     for name, field in type(make(kind)).model_fields.items()
     if isinstance(getattr(make(kind), name), int | float)
 ]
-# Bounds that only exist beside others: what a width of 1 is worth looking at.
+# Numbers that only matter with a width above 1.
 BESIDE = {("target_fork", "spread"): {"width": 4}, ("pearl", "least"): {"width": 4}}
 
 

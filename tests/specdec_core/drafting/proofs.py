@@ -35,7 +35,7 @@ def requests(
 def generate(
     pair: Pair, drafter: object, slots: int = 1, sampling: Sampling | None = None
 ) -> list[Generation]:
-    """What a drafter's engine makes of these requests."""
+    """The generations of the requests above with this drafter."""
     return Engine(pair, configured(drafter, sampling), slots).generate(requests())
 
 
@@ -62,6 +62,20 @@ def proposals(drafter: Drafter) -> list[Proposal]:
         return trees
 
     drafter.propose = watched
+    return seen
+
+
+def proposed(
+    pair: Pair,
+    drafter: object,
+    slots: int = 3,
+    sampling: Sampling | None = None,
+    new_tokens: int = 24,
+) -> list[Proposal]:
+    """All trees that a drafter proposes while it decodes prompts without repeats."""
+    engine = Engine(pair, configured(drafter, sampling), slots)
+    seen = proposals(engine.drafter)
+    engine.generate(requests(new_tokens, COUNTING))
     return seen
 
 

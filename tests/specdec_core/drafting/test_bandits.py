@@ -100,7 +100,7 @@ def test_slots_of_a_batch_are_weighed_by_what_they_were_drawn_with() -> None:
     assert bandit.losses == [1.0 * arms.count(0), 1.0 * arms.count(1)]
 
 
-def test_a_round_that_nobody_told_of_is_no_pull() -> None:
+def test_a_round_without_an_update_is_no_pull() -> None:
     bandit = EXP3Spec(2, 4)
     bandit.select(0)
     arm = bandit.select(0)

@@ -17,7 +17,7 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.token_tree import ROOT
-from tests.specdec_core.drafting.proofs import COUNTING, Proposal, paths, proposals, requests
+from tests.specdec_core.drafting.proofs import COUNTING, paths, proposed, requests
 from tests.specdec_core.kinds import configured
 
 FIXED, SVIP = FixedSettings(max_tokens=5), SvipSettings(threshold=2.25, max_tokens=6)
@@ -30,13 +30,6 @@ def test_candidates_beside_the_most_likely_are_accepted(tiny_pair: Pair) -> None
         return sum(len(g.tokens) for g in generations) / sum(len(g.rounds) for g in generations)
 
     assert mat(4) > mat(1)
-
-
-def proposed(pair: Pair, drafter: DynamicTreeSettings, slots: int) -> list[Proposal]:
-    engine = Engine(pair, configured(drafter), slots)
-    seen = proposals(engine.drafter)
-    engine.generate(requests(24, COUNTING))
-    return seen
 
 
 @torch.inference_mode()
@@ -72,7 +65,7 @@ def test_trees_are_those_of_a_plain_expansion(
     tiny_pair: Pair, policy: PolicySettings, least: float
 ) -> None:
     drafter = DynamicTreeSettings(expand=2, children=3, keep=12, least=least, policy=policy)
-    seen = proposed(tiny_pair, drafter, 3)
+    seen = proposed(tiny_pair, drafter)
     model, shapes = tiny_pair.drafts["draft"], set()
     for text, room, _, tree in seen[::5]:
         levels = min(room, drafter.policy.max_tokens)

@@ -85,7 +85,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
         "arms": [{"kind": "bandit", "arms": [1, CHAIN]}, {"kind": "hybrid", "otherwise": CHAIN}],
     },
 }
-# Drafters whose candidates depend on the shared noise, and lookups, which do not.
+# Drafters with candidates that depend on the shared noise, and lookups, which do not.
 ALSO_COUPLED = ["replaced", "fork that stops", "dynamic tree", "shared suffix tree", "token cache"]
 ALSO_COUPLED += ["lookahead", "cascade of a cache", "post-use", "ouroboros", "extended", "exp3"]
 
@@ -193,6 +193,6 @@ def test_samples_have_the_targets_joint_distribution(name: str) -> None:
     ids=["target tree", "target fork"],
 )
 def test_samples_of_lossy_drafters_do_not(drafter: dict[str, Any]) -> None:
-    """Two tokens of the target begin a tree, and what follows them decides which one is kept."""
+    """Two tokens of the target begin a tree, and the tokens after them decide between the two."""
     assert not configured(drafter).lossless
     assert fit(drafter, PLAIN) < 1e-9

@@ -43,7 +43,7 @@ NEAR = PostUseSettings(
 
 
 def test_the_fit_notices_phrases_that_pass_for_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Phrases behind an anchor with the distribution that the draft model's own token has there."""
+    """Phrases after an anchor carry the distribution of the draft model's token after it."""
     propose = PostUseDrafter.propose
 
     def mistaken(self: PostUseDrafter, sequences: list[SlotState]) -> list[TokenTree]:
@@ -59,7 +59,7 @@ def test_the_fit_notices_phrases_that_pass_for_drafted(monkeypatch: pytest.Monke
     assert fit(NEAR, Sampling(temperature=1.0)) < 1e-9
 
 
-PROMPT = (9, 8, 11)  # of which the draft model makes four different tokens
+PROMPT = (9, 8, 11)  # the draft model continues it with four different tokens
 
 
 def drafting(pair: Pair, **settings: object) -> tuple[PostUseDrafter, SlotState]:

@@ -49,7 +49,9 @@ def decoded(pair: Pair, configuration: Configuration, slots: int = 3) -> list[Ge
         *(("tree", "gumbel"), ("post-use", "gumbel")),
     ],
 )
-def test_texts_do_not_depend_on_who_drafts_when(tiny_pair: Pair, part: str, coupling: str) -> None:
+def test_outputs_do_not_depend_on_which_drafter_proposes(
+    tiny_pair: Pair, part: str, coupling: str
+) -> None:
     """The load falls from three requests to one while they are decoded."""
     sampling = {} if coupling == "none" else {"temperature": 0.8, "coupling": coupling}
     target = AUTOREGRESSIVE.model_copy(update={"sampling": Sampling(**sampling)})
@@ -65,8 +67,8 @@ def test_texts_do_not_depend_on_who_drafts_when(tiny_pair: Pair, part: str, coup
 def assert_as_if_new(
     pair: Pair, part: str, long: Request, found: Generation, resumed: list[Round]
 ) -> None:
-    """`resumed`, the last rounds of `found`, are those of a request that enters with the sequence
-    as it was a token before them, behind its own first round."""
+    """`resumed`, the last rounds of `found`, equal the rounds of a new request after its first one.
+    Its prompt is the sequence a token before these rounds."""
     before = resumed[0].position - 1
     text = (*long.tokens, *found.tokens[:before])
     again = Request("again", text, long.max_new_tokens - before, seed=1, ignore_eos=True)
@@ -78,8 +80,7 @@ def assert_as_if_new(
 
 @pytest.mark.parametrize("part", ["cascade", "tree", "suffix", "lookahead"])
 def test_a_drafter_that_rested_is_as_good_when_it_resumes(tiny_pair: Pair, part: str) -> None:
-    """While two requests run nobody drafts. The one that goes on alone is drafted for as if it had
-    entered with the text that it had a token before, and now had its first round behind it."""
+    """While two requests run, no drafter proposes. It proposes for the one that remains."""
     short, long = requests(2, 12)
     found = Engine(tiny_pair, schedule({1: PARTS[part], 2: None}), 2).generate([short, long])[1]
     rested = [r for r in found.rounds if r.arm is None]

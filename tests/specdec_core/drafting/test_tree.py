@@ -16,7 +16,14 @@ from specdec_core.tokens.sampling import warp
 from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from specdec_core.tokens.topology import k_configuration, static_tree
-from tests.specdec_core.drafting.proofs import COUNTING, Proposal, paths, proposals, requests
+from tests.specdec_core.drafting.proofs import (
+    COUNTING,
+    Proposal,
+    paths,
+    proposals,
+    proposed,
+    requests,
+)
 from tests.specdec_core.kinds import configured
 
 SHAPES = {
@@ -37,11 +44,7 @@ SAMPLINGS = {
 def decoded(
     pair: Pair, drafter: object, sampling: str = "greedy", new_tokens: int = 12
 ) -> list[Proposal]:
-    """What is proposed while a batch is decoded."""
-    engine = Engine(pair, configured(drafter, SAMPLINGS[sampling]), slots=3)
-    seen = proposals(engine.drafter)
-    engine.generate(requests(new_tokens, COUNTING))
-    return seen
+    return proposed(pair, drafter, sampling=SAMPLINGS[sampling], new_tokens=new_tokens)
 
 
 @torch.inference_mode()

@@ -149,7 +149,7 @@ def test_a_candidate_that_breaks_its_row_costs_a_round(
 
 @pytest.fixture(scope="module")
 def drafted(tiny_spec: PairSpec, request: pytest.FixtureRequest) -> Pair:
-    """The pair whose draft has "some" tokens that are no numbers, or has "no" other ones."""
+    """The pair with a draft that has "some" embeddings that are NaN, or "no" other ones."""
     pair = load_pair(tiny_spec)
     poison(pair.drafts["draft"], request.param == "no")
     return pair

@@ -26,7 +26,7 @@ def requests(new_tokens: int = 24, **options: object) -> list[Request]:
 
 
 def losing(engine: Engine, lost: Callable[[int], bool]) -> Engine:
-    """The engine, whose target's n-th forward loses all rows where `lost(n)`."""
+    """The engine; its target's n-th forward loses all rows where `lost(n)`."""
     target, numbers = engine.target, itertools.count()
     forward = target.forward
 

@@ -63,6 +63,9 @@ FAMILIES: dict[str, PretrainedConfig] = {
 EAGER_ATTENTION = {"gemma2-window"}  # its rows are run one by one
 PROMPTS = [[7 + (3 * i * n) % 300 for i in range(n)] for n in (1, 6, 19, 40)]
 NEW_TOKENS = 24
+REQUESTS = [
+    Request(str(i), tuple(prompt), NEW_TOKENS, ignore_eos=True) for i, prompt in enumerate(PROMPTS)
+]
 
 
 def noisy_copy(model: torch.nn.Module, config: PretrainedConfig) -> torch.nn.Module:
@@ -108,21 +111,17 @@ def test_greedy_output_is_token_identical_to_generate(family: str) -> None:
         # Branches deeper than the sliding windows are wide.
         (configured({"kind": "fork", "policy": {"kind": "fixed", "max_tokens": 16}}), 3),
     ]
-    requests = [
-        Request(str(i), tuple(prompt), NEW_TOKENS, ignore_eos=True)
-        for i, prompt in enumerate(PROMPTS)
-    ]
     accepted = 0
     for configuration, slots in decoded:
         engine = Engine(pair, configuration, slots)
-        generations = engine.generate(requests)
+        generations = engine.generate(REQUESTS)
         assert [g.tokens for g in generations] == reference, (configuration.label, slots)
         if slots > 1 and family not in EAGER_ATTENTION:
             assert engine.target.packs
         accepted += sum(r.accepted for g in generations for r in g.rounds)
     for model in (target, *pair.drafts.values()):
         pack_linear_layers(model)
-    packed = Engine(pair, chains, 3).generate(requests)
+    packed = Engine(pair, chains, 3).generate(REQUESTS)
     assert [g.tokens for g in packed] == reference, "with packed weights"
     assert accepted > 0, "nothing was ever accepted, so nothing was shown"
 
@@ -140,10 +139,6 @@ def test_compiled_graphs_write_what_eager_forwards_do(
     model.save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     tree = configured({"kind": "tree", "branching": (3, 2, (1, 0, 2, 1, 1, 0))})
-    requests = [
-        Request(str(i), tuple(prompt), NEW_TOKENS, ignore_eos=True)
-        for i, prompt in enumerate(PROMPTS)
-    ]
     settings = RunnerSettings(max_length=256, target_dtype="float32", draft_dtype="float32")
     written = []
     for compiled in (False, True):
@@ -155,7 +150,7 @@ def test_compiled_graphs_write_what_eager_forwards_do(
             warnings.filterwarnings("error", message="running without")
             for configuration in (AUTOREGRESSIVE, tree):
                 engine = Engine(pair, configuration, 3)
-                written.append([g.tokens for g in engine.generate(requests)])
+                written.append([g.tokens for g in engine.generate(REQUESTS)])
                 assert engine.target.mixes == (family not in EAGER_ATTENTION)
     assert all(tokens == written[0] for tokens in written)
 

@@ -127,7 +127,7 @@ def test_a_draft_like_its_target_is_always_right(tiny_pair: Pair) -> None:
     assert sum(r.drafted - r.accepted for r in rounds) <= 2
 
 
-# Texts of at most four tokens, whose masked probabilities are known one by one.
+# Sequences of at most four tokens: their masked probabilities are known one by one.
 
 SHORT = Grammar("regex", "[ab]{1,3}(c[ab])?")
 FORCED = Grammar("regex", "[ab]token[ab]")  # one text in the middle, in any tokens
@@ -164,8 +164,8 @@ def exact(pair: Pair, grammar: Grammar) -> dict[tuple[int, ...], float]:
 
 
 def possible(pair: Pair, grammar: Grammar, text: tuple[int, ...]) -> set[int]:
-    """The tokens after which a text of the grammar can go on. Where it can only go on with
-    "token", that is written as the tokenizer writes it."""
+    """The tokens that may follow `text` in a text of the grammar. Where only "token" can follow, it
+    is written as the tokenizer writes it."""
     written = pair.tokenizer.decode(text)
     if grammar == FORCED and 0 < len(written) < len("atoken"):
         return {pair.tokenizer("atoken"[len(written) :])["input_ids"][0]}
@@ -193,7 +193,7 @@ def p_value(
         return 0.0
     frequent = [text for text, count in wanted.items() if count >= 8]
     observed, due = [counts[t] for t in frequent], [wanted[t] for t in frequent]
-    if len(frequent) < len(wanted):  # the others together
+    if len(frequent) < len(wanted):  # the rare ones together
         observed, due = [*observed, samples - sum(observed)], [*due, samples - sum(due)]
     return float(chisquare(observed, due).pvalue)
 

@@ -65,7 +65,7 @@ OTHERS = {
 ALL = {**DRAFTERS, **LEARNING, **OTHERS}
 LENGTHS = (9, 17)  # of the prompts
 
-# Whoever drafts, the target's own two texts, where the output is fixed.
+# With any drafter the target's own two sequences, where the output is fixed.
 FIXED = {
     "greedy": "53 264 258 134 163 105 258 258 258 258 258 258"
     " | 89 31 211 267 9 249 7 38 68 267 170 313",
@@ -207,8 +207,8 @@ CASES = [
 def test_preempted_requests_write_what_they_would_have(
     pair: Pair, folder: Path, rule: str, drafter: str
 ) -> None:
-    """Their texts are read again; random stream, drafter and policy go on as if nothing had been:
-    every round is the same."""
+    """Their sequences are prefilled again; random stream, drafter and policy resume unchanged, so
+    that every round is the same."""
     configuration = configured(drafter, folder)
     asked = [
         Request(f"{n}", tuple(range(5, 60 - n)), 30, SAMPLINGS[rule], n, ignore_eos=True)
@@ -265,7 +265,7 @@ def test_requests_that_begin_alike_write_what_they_would_have(
 def test_a_cache_in_a_pool_of_blocks_changes_nothing(
     pair: Pair, folder: Path, drafter: str
 ) -> None:
-    """Of requests that begin alike, some of which make room for others."""
+    """With requests that begin alike and preemptions."""
     configuration = configured(drafter, folder)
     header = tuple(range(5, 185))
     asked = [

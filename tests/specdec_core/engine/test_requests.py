@@ -114,8 +114,8 @@ def test_a_prompts_log_probabilities_are_those_of_one_forward(
 
 
 def test_a_prompt_that_is_measured_takes_no_other_text_from_the_cache(tiny_pair: Pair) -> None:
-    """It enters the slot whose text it writes again, not the one that was left first. A text that
-    is like no other takes a slot that is empty."""
+    """It enters the slot that holds the same sequence, not the one that was left first. A sequence
+    that is like no other takes an empty slot."""
     engine = Engine(tiny_pair, limits=Limits(2, share_prefixes=True))
     first, second = Request("first", SHORT, 2), Request("second", LONG, 2)
     for request in (first, second):

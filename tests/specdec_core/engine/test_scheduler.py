@@ -1,4 +1,4 @@
-"""What a step does: whose text is read, who decodes, who has to make room."""
+"""What a step does: which requests are prefilled, decoded and preempted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_long_prompt_is_read_in_chunks_beside_those_that_decode() -> None:
     while 1 not in steps[-1].decoding:
         scheduler.grew("short", scheduler.running["short"].tokens + 1)
         steps.append(scheduler.plan())
-    # A step has room for 100 tokens, of which one request decodes 1 + 3.
+    # A step has room for 100 tokens; one request decodes 1 + 3 of them.
     assert [step.reading.get(1) for step in steps] == [96, 96, 96, 13]
     assert all(0 in step.decoding for step in steps)
 
@@ -78,7 +78,7 @@ def test_alone_a_prompt_is_read_at_once() -> None:
     assert scheduler.plan() == StepPlan([0], {0: 5001}, [], {0: "only"})
 
 
-def test_nobody_enters_before_one_who_waits_longer() -> None:
+def test_no_request_enters_before_one_that_waits_longer() -> None:
     limits = Limits(3, cache_tokens=BLOCK * (Limits(3).blocks_of(400) + 2))
     scheduler = Scheduler(limits)
     for name, tokens in (("first", 400), ("second", 400), ("third", 10)):
@@ -130,7 +130,7 @@ REQUESTS = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 90)), min_size
 
 
 @given(REQUESTS, st.integers(1, 4), st.integers(8, 20), st.integers(16, 200))
-def test_everyone_finishes_within_the_cache_and_the_budget(
+def test_every_request_finishes_within_the_cache_and_the_budget(
     sizes: list[tuple[int, int]], slots: int, blocks: int, step_tokens: int
 ) -> None:
     limits = Limits(slots, step_tokens, blocks * BLOCK)

@@ -1,4 +1,4 @@
-"""Each pair has forward times of its own, also where drafts of two pairs have the same name."""
+"""Each pair has separate forward times, also where drafts of two pairs have the same name."""
 
 from __future__ import annotations
 

@@ -8,18 +8,9 @@ import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.config import Configuration
 from specdec_core.cost import ForwardKind, Profile
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.hybrid import HybridSettings
-from specdec_core.drafting.policies.confidence import SvipSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.policies.heads import DecisionSettings
-from specdec_core.drafting.policies.heuristic import HeuristicSettings
-from specdec_core.drafting.policies.oracle import OracleSettings
-from specdec_core.drafting.policies.pre_cut import PreCutSettings
-from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
 from specdec_core.measure.profiling import BATCHES, measure_policies, profile_pair
+from tests.specdec_core.kinds import chain, configured
 
 
 class Steps(Observer):
@@ -79,24 +70,16 @@ class TestProfilePair:
 
 class TestMeasurePolicies:
     def test_each_kind_is_measured_once_for_each_draft(self, tiny_pair):
-        policies = [
-            FixedSettings(),
-            SvipSettings(threshold=0.5),
-            SvipSettings(threshold=0.9),
-            PreCutSettings(target_cost=5),
-            OracleSettings(),
+        svips = (chain("svip", threshold=threshold) for threshold in (0.5, 0.9))
+        fork = {"kind": "fork", "policy": {"kind": "heuristic"}}
+        drafters = [
+            *(chain("fixed"), *svips, chain("pre_cut"), chain("oracle")),
+            *({"kind": "tree"}, {"kind": "hybrid", "otherwise": fork}, None),
         ]
-        drafters = [DraftModelSettings(policy=p) for p in policies]
-        drafters += [
-            TreeSettings(),
-            HybridSettings(otherwise=ForkSettings(policy=HeuristicSettings())),
-        ]
-        configurations = [Configuration(drafter=drafter) for drafter in drafters]
-        found = measure_policies(tiny_pair, [*configurations, Configuration()], rounds=3)
+        found = measure_policies(tiny_pair, [configured(own) for own in drafters], rounds=3)
         assert set(found) == {f"draft {kind}" for kind in ("fixed", "svip", "pre_cut", "heuristic")}
         assert all(seconds > 0 for seconds in found.values())
 
     def test_a_head_that_does_not_exist_is_one_line(self, tiny_pair):
-        policy = DecisionSettings(head="./nowhere")
         with pytest.raises(UserError, match="nowhere"):
-            measure_policies(tiny_pair, [Configuration(drafter=DraftModelSettings(policy=policy))])
+            measure_policies(tiny_pair, [configured(chain("decision", head="./nowhere"))])

@@ -96,7 +96,7 @@ def test_a_pool_that_does_not_fit_is_one_line() -> None:
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """Without Python's search for what nobody but itself holds."""
+    """Without Python's collection of reference cycles."""
     gc.collect()
     gc.disable()
     yield

@@ -17,7 +17,7 @@ TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}draft\n{% endfor %}
 
 @pytest.fixture
 def pair(tiny_spec: PairSpec, tiny_pair_folders: dict[str, Path], tmp_path: Path) -> Pair:
-    """A pair whose template ends turns with a token that the generation settings do not name."""
+    """A pair with a template that ends turns with a token which the generation settings lack."""
     tokenizer = chat_tokenizer(TURNS)
     tokenizer.add_special_tokens({"additional_special_tokens": ["draft"]})
     for name, folder in tiny_pair_folders.items():

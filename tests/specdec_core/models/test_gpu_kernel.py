@@ -1,5 +1,5 @@
 """The attention kernel for GPUs, without one: it can be compiled for them, and Triton's interpreter
-finds what it should. On a machine with a GPU the operator's own tests run it there.
+finds what it should. On a machine with a GPU the operator's own tests run it.
 
 Triton is no requirement on a machine without a GPU; `pip install triton` has these tests run.
 """

@@ -44,7 +44,7 @@ def test_a_product_is_rounded_once(rows: int, columns: int, dimensions: int) -> 
 
 
 @needs_operator
-def test_a_row_is_what_it_is_alone_bit_for_bit_whoever_is_with_it() -> None:
+def test_a_row_is_bit_for_bit_what_it_is_alone() -> None:
     x, panels = random(40, 64), operator.panels(random(96, 64))
     together = operator.multiply(x, panels)
     assert all(torch.equal(operator.multiply(row[None], panels)[0], own)

@@ -91,7 +91,7 @@ def test_it_is_the_attention_of_whole_matrices(
 
 
 def scattered(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The slots' blocks anywhere in a pool whose other blocks are no numbers, and where they are:
+    """The slots' blocks anywhere in a pool, with NaN in its other blocks, and their places:
     (slots, blocks of a slot) and the pool's keys and values."""
     slots, count = len(keys), -(-POSITIONS // BLOCK)
     blocks = torch.randperm(slots * count + 5, generator=torch.Generator().manual_seed(1))
@@ -134,7 +134,7 @@ def test_it_rounds_its_output_alone(
     torch.testing.assert_close(found.cpu().double(), wanted, atol=tolerance, rtol=tolerance)
 
 
-def test_a_row_is_what_it_is_alone_bit_for_bit_whoever_is_with_it() -> None:
+def test_a_row_is_bit_for_bit_what_it_is_alone() -> None:
     query, keys, values = case(6, 2, 64, torch.bfloat16, torch.bfloat16)
     together = attended(query, keys, values, fed(ROWS))
     bounds = [0]

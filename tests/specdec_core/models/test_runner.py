@@ -116,8 +116,8 @@ def test_only_wanted_logits_are_computed(
 def test_prompts_trees_and_next_tokens_share_a_forward(
     model: torch.nn.Module, opened: Callable[[int], EagerRunner]
 ) -> None:
-    """A chunk of a prompt of which no logits are wanted, a tree after its sequence, and a single
-    token: each row gets what it asks for, as if it had been alone."""
+    """A chunk of a prompt without logits, a tree after its sequence, and a single token: each row
+    gets what it asks for, as if it had been alone."""
     runner = opened(3)
     prompt, text, short = list(range(30, 45)), PREFIXES[0], PREFIXES[1]
     runner.prefill([1, 2], [text[:-1], short[:-1]])

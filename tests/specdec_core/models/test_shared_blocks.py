@@ -146,7 +146,7 @@ def test_the_table_says_where_the_blocks_of_rows_are_when_a_forward_begins() -> 
     assert cache.table.tolist() == [[*row, *[0] * (8 - len(row))] for row in rows]
 
 
-def test_a_block_of_a_pool_that_nobody_holds_is_taken_again() -> None:
+def test_a_free_block_of_a_pool_is_taken_again() -> None:
     blocks = PooledBlocks(rows=3, size=4)
     assert blocks.own(0, 0, 3) == []
     blocks.share(0, 1, 2)

@@ -399,7 +399,7 @@ class TestMixtures:
 
 
 def test_forms_with_more_keys_come_first():
-    """A form whose keys are a subset of a later one's would hide it."""
+    """A form with a subset of a later one's keys would hide it."""
     for i, form in enumerate(FORMATS):
         assert not any(set(form.keys) <= set(later.keys) for later in FORMATS[i + 1 :])
 

@@ -49,7 +49,7 @@ def recorded(
 
 
 def replay_of(pair: Pair, texts: Sequence[str], folder: Path, new_tokens: int = 24) -> Replay:
-    """Of these prompts' recording."""
+    """The replay of a recording of `texts`."""
     asked = [
         Request(str(n), tuple(pair.tokenizer(text)["input_ids"]), new_tokens, seed=n)
         for n, text in enumerate(texts)

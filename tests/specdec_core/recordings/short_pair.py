@@ -11,12 +11,12 @@ from specdec_core.config import PairSpec
 from specdec_core.models.pair import Pair, load_pair
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
-POSITIONS = 24  # some prompts of the proofs are longer, others end before
+POSITIONS = 24  # between the lengths of the proofs' prompts
 HEAD = "head"
 
 
 def short_spec(spec: PairSpec, folder: Path, positions: int = POSITIONS) -> PairSpec:
-    """The pair whose draft, written to `folder`, has so many positions."""
+    """The pair with a draft, written to `folder`, that has `positions` positions."""
     draft = LlamaForCausalLM.from_pretrained(spec.drafts["draft"])
     draft.config.max_position_embeddings = positions
     draft.save_pretrained(folder)

@@ -235,7 +235,7 @@ def test_the_replayed_oracle_is_theorem_4_1s(short: Replay) -> None:
 
 
 def test_trees_are_not_known_when_sampling_is_coupled(coupled: Replay) -> None:
-    """Ranks are those of the distribution, and coupled candidates are chosen by noise."""
+    """Ranks are recorded of the distribution; coupled candidates are chosen by noise."""
     for drafter in (UNEVEN, DRAFTERS["fork"], {"kind": "hybrid", "otherwise": UNEVEN}):
         assert not coupled.can(configured(drafter, COUPLED))
 

@@ -31,7 +31,7 @@ def sampled(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Record
 
 
 class Chains:
-    """A target and a draft whose next token depends on the last one alone: p, q (token, token)."""
+    """A target and a draft: p and q (token, token) of the next token, given the last one."""
 
     def __init__(self) -> None:
         self.random = np.random.default_rng(3)

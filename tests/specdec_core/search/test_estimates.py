@@ -12,7 +12,7 @@ from specdec_core.tokens.statistics import Counts
 from tests.specdec_core.kinds import chain, configured
 
 PROFILE = Profile(
-    # A first round's forward reads the prompt: 0.1 and 0.2 more than the 10 ms of another.
+    # A first round's forward prefills the prompt: 0.1 and 0.2 s more than the 10 ms of another.
     target=ForwardCost.constant(10e-3).with_prefill({64: 0.11, 128: 0.21}),
     drafts={"draft": ForwardCost.constant(1e-3).with_prefill({64: 0.01, 128: 0.02})},
     device="cpu",

@@ -20,7 +20,7 @@ from tests.specdec_core.recordings.test_record import record
 def test_chains_are_drafted_in_full_behind_prompts_and_at_the_end(
     replay: Replay, tokens: int
 ) -> None:
-    """Those behind a prompt are verified in the next round."""
+    """Chains drafted from the prompt are verified in the next round."""
     policy = {"kind": "fixed", "max_tokens": tokens}
     drafter = {"kind": "draft_model", "policy": policy}
     option = parse(Configuration, {"drafter": drafter}, "test")
@@ -60,7 +60,7 @@ def replay(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Replay:
 
 
 def profile(draft: float) -> Profile:
-    """Of a machine on which a forward of the draft takes so long, the target's a second."""
+    """Of a machine: a forward of the draft takes `draft` seconds, one of the target a second."""
     costs = {"draft": ForwardCost.constant(draft)}
     types = {"device": "known", "target_dtype": "float32", "draft_dtype": "float32"}
     return Profile(target=ForwardCost.constant(1.0), drafts=costs, **types)

@@ -74,7 +74,7 @@ def test_another_target_has_no_drafts_but_those_that_are_named() -> None:
     assert list(PairSpec.model_validate({"target": "x"}).drafts) == []
     for bundled in ({}, {"target": "bundled:target"}):
         assert list(PairSpec.model_validate(bundled).drafts) == ["medium", "small"]
-    assert identity(PairSpec()) == "f5bec24014"  # as it was written by the versions before
+    assert identity(PairSpec()) == "f5bec24014"  # unchanged since the first versions
     plan = Plan.model_validate({"pair": {"target": "x"}, "search": [FIXED, LOOKUP]})
     assert [c.family for c in plan.resolve().configurations or []] == ["prompt_lookup"]
 

@@ -58,7 +58,7 @@ def test_a_few_prompts_show_nothing_and_many_tell_the_slow_from_the_fast() -> No
     assert 0 < standing.loss < standing.at_most < 0.2
 
 
-def test_who_is_slower_leaves_and_the_others_are_compared_on_what_they_share() -> None:
+def test_a_slower_contestant_leaves_and_the_rest_are_compared_on_shared_prompts() -> None:
     rng = np.random.default_rng(2)
     race = Race(["fast", "near", "slow"])
     for prompt in range(30):

@@ -41,7 +41,7 @@ BANDIT = configured(kind="bandit", arms=[chain("medium"), chain("small")])
 
 @pytest.fixture(scope="module")
 def pair(tiny_pair_folders) -> Pair:
-    """A pair whose drafts are the same but for their names."""
+    """A pair with two drafts that are the same but for their names."""
     drafts = dict.fromkeys(DRAFTS, str(tiny_pair_folders["draft"]))
     runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
     spec = {"target": str(tiny_pair_folders["target"]), "drafts": drafts, "runner": runner}
@@ -68,7 +68,7 @@ def test_a_bandits_estimate_is_the_sum_over_its_arms(replay: Replay, pair: Pair)
     expected = verified + drafting(rounds)
     trial = replayed(replay, BANDIT, PROFILE)
     assert trial.metrics[SECONDS] == pytest.approx(expected)
-    # For another server each round is priced by itself, those of an arm without room, too.
+    # For another server each round is priced alone, also a round of an arm without room.
     idle = int(((rounds.drafted == 0) & (rounds.position > 0)).sum())
     exact = estimated(BANDIT, replay, PROFILE).metrics[SECONDS]
     assert exact == pytest.approx(expected - idle * (0.02 - 0.01))

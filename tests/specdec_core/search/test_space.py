@@ -102,7 +102,7 @@ def test_a_search_over_trees_never_leaves_its_budget() -> None:
         suggested.append(search.suggest(trial).drafter)
         study.tell(trial, suggested[-1].nodes - suggested[-1].depth)
     assert set(suggested) <= set(grid)
-    # It learns what a level is worth: wide and shallow trees are what it is told to find.
+    # It learns what a level is worth: wide and shallow trees have the highest value.
     assert np.mean([d.depth for d in suggested[-20:]]) < np.mean([d.depth for d in grid])
 
 

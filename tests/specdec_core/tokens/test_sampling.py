@@ -22,7 +22,7 @@ from specdec_core.tokens.verification import residual
 
 @pytest.fixture(scope="module", autouse=True, params=["operators", "torch"])
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With the operators for CPUs, and as it is done elsewhere."""
+    """With the operators for CPUs, and with torch, as on GPUs."""
     if request.param == "operators" and not operator.available():
         pytest.skip("needs a C++ compiler")
     with pytest.MonkeyPatch.context() as patch:
@@ -170,7 +170,7 @@ def test_numbers_that_are_no_setting_are_refused(name: str, value: float) -> Non
 @pytest.mark.parametrize("vocabulary", [7, 300, 5_000])
 @pytest.mark.parametrize("spread", [0.5, 2.0, 8.0])
 def test_a_nucleus_is_that_of_the_whole_vocabulary_in_order(vocabulary: int, spread: float) -> None:
-    """However many tokens it takes; some rows have one of a few tokens, others of thousands."""
+    """For nuclei of a few tokens and of thousands."""
     generator = torch.Generator().manual_seed(vocabulary)
     logits = torch.randn(3, 2, vocabulary, generator=generator)
     logits = logits * spread * torch.tensor([0.1, 1.0, 2.0])[:, None, None]

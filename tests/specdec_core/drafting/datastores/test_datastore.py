@@ -1,5 +1,5 @@
-"""A datastore's lookups are those of a naive search; it is written whole, and refused where it does
-not fit."""
+"""A datastore finds what a naive search finds; it is written whole, and refused where it does not
+fit."""
 
 from __future__ import annotations
 

@@ -10,15 +10,15 @@ from typing import Any
 from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.models.pair import Pair
 
-# A round of many slots is many messages: how often the draft works while it is talked to, and how
-# often it goes on reading its mail.
+# A round of many slots is many messages: how often the draft works while the target sends, and how
+# often it handles a further message.
 _TALKS, _HEARS = 0.033, 0.9
 
 
 class InTurns:
-    """A link to a draft that works only while somebody talks or listens to it, for as long as
-    chance says, and hears and is heard with delay. `die` at such a chance, to come back at
-    another."""
+    """A link to a draft that works only while the target sends or receives, for a random time.
+    Messages are delayed at random. `dies` is the chance that the draft dies at a receive; it
+    comes back at random."""
 
     def __init__(self, pair: Pair, seed: int, dies: float = 0.0) -> None:
         self.pair, self.dies = pair, dies
@@ -44,7 +44,7 @@ class InTurns:
             yield self.to_draft.popleft()
 
     def _work(self) -> bool:
-        """The draft reads its mail and drafts; returns whether it could go on drafting."""
+        """The draft handles its messages and drafts; returns whether it could draft more."""
         for message in self._mail():
             self.draft.handle(message)
         busy = True

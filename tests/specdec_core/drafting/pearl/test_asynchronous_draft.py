@@ -1,4 +1,4 @@
-"""The draft's side: what it tells follows from what it was told, whatever the target says."""
+"""The draft process: its messages follow from those that it received, whatever the target says."""
 
 import random
 

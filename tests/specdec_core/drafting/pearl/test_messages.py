@@ -1,4 +1,4 @@
-"""Every message between target and draft comes back as it was, and a pickle is none."""
+"""Every message between target and draft is decoded unchanged, and a pickle is refused."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def test_one_waits_for_cheap_candidates_that_are_likely_accepted() -> None:
 
 def test_rates_are_those_of_the_rounds_written_out() -> None:
     # A draft as slow as the target: one candidate comes during a round. Without waiting a round
-    # behind a rejection feeds none and brings 1; one that need not wait feeds one and brings 1 + α.
+    # after a rejection feeds none and adds 1 token; any other round feeds one and adds 1 + α.
     alpha = 0.5
     behind = (1 - alpha**2) / (1 - alpha**2 + alpha)
     expected = (behind * 1 + (1 - behind) * (1 + alpha)) / 2.0

@@ -102,7 +102,7 @@ def test_sampled_rejections_fetch_their_distribution(tiny_pair: Pair, link: Sock
     assert TokenOrigin.DRAFT in origins
 
 
-def test_who_does_not_know_the_key_is_not_heard(tiny_pair: Pair, link: SocketLink) -> None:
+def test_a_process_without_the_key_is_not_heard(tiny_pair: Pair, link: SocketLink) -> None:
     process = get_context("fork").Process(
         target=serve, args=("127.0.0.1", link.port, b"guessed", tiny_pair), daemon=True
     )

@@ -1,4 +1,4 @@
-"""Every length policy sees each window of a draft that drafts ahead as a round of its own."""
+"""Every length policy sees each window of a draft that drafts ahead as a separate round."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Window:
 
 
 class Watched:
-    """A policy that holds whoever asks it to the order of calls."""
+    """A policy that checks the order of its calls."""
 
     def __init__(self, policy: LengthPolicy, link: InTurns) -> None:
         self.policy, self.link = policy, link
@@ -104,7 +104,7 @@ class Watched:
     def observe(self, slot: int, outcome: PolicyOutcome) -> None:
         window = self.open.pop(slot)
         window.outcome = outcome
-        # Who learns nothing from it is not asked about the last possible candidate.
+        # A policy that does not learn is not asked about the last possible candidate.
         unseen = outcome.drafted - len(window.tokens)
         assert unseen == 0 or (unseen == 1 and not self.policy.learns and window.going)
         assert 0 <= outcome.accepted <= outcome.drafted
@@ -206,7 +206,7 @@ def test_a_window_stops_where_a_chain_of_one_process_would(
             chain.policy.reset(0)
             continue
         runner.truncate(0, 0)
-        # A verdict that came before the policy has stopped leaves it no room to go on.
+        # A verdict that came before the policy has stopped leaves it no room for more.
         room = 99 if window.stopped else max(window.drafted, 1)
         stream = RandomStream(request, runner.vocab_size)
         [tree] = chain.propose([SlotState(0, window.text, sampling, stream, room)])

@@ -31,7 +31,7 @@ def build(kind: str, **settings: Any) -> LengthPolicy:
 
 
 def go_on(policy: LengthPolicy, *rows: Sequence[float], position: int = 1) -> list[bool]:
-    """The answers for slots 0, 1, …, each of which drafted the first token of its distribution."""
+    """The answers for slots 0, 1, …; each slot drafted the first token of its distribution."""
     probs = torch.tensor(rows)
     slots = range(len(rows))
     tokens, positions = [0] * len(rows), [position] * len(rows)
@@ -146,7 +146,7 @@ def test_by_batch_reads_its_table_from_the_largest_number_that_is_reached() -> N
 def test_rounds_are_the_same_alone_and_beside_other_samplings(
     tiny_pair: Pair, drafter: dict[str, Any]
 ) -> None:
-    """What a policy sees of a request does not depend on how others of its batch sample."""
+    """What a policy sees of a request does not depend on how the rest of its batch samples."""
     stops = {"kind": "svip", "threshold": 2.05, "max_tokens": 8}
     configuration = configured(drafter | {"policy": stops})
     sampled, greedy = Sampling(temperature=0.4, top_k=20), Sampling()

@@ -51,7 +51,9 @@ class OffByOne(Peer):
         self.forgot += 1
 
 
-def test_everybody_decodes_every_prompt_and_agrees_in_float32(bench_result: BenchResult) -> None:
+def test_every_contestant_decodes_every_prompt_and_agrees_in_float32(
+    bench_result: BenchResult,
+) -> None:
     ours, theirs = (bench_result.at(0.0, group) for group in ("specdec", "transformers"))
     assert len(ours) == 2
     assert len(theirs) == 3

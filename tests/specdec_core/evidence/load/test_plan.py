@@ -19,7 +19,7 @@ def test_every_client_sends_as_many_requests() -> None:
     assert LoadPlan(clients=(4,), requests=10).loads == [Load(clients=4, requests=10)]
 
 
-def test_requests_come_at_random_the_same_for_everybody(tiny_pair: Pair) -> None:
+def test_requests_come_at_random_the_same_for_every_row(tiny_pair: Pair) -> None:
     plan = LoadPlan(clients=(2,), rates=(2, 4), arrivals=6, least=2, slots=3, max_new_tokens=4)
     assert [load.key for load in plan.loads] == ["2", "2/s", "4/s"]
     assert [plan.together(load) for load in plan.loads] == [3, 3, 3]

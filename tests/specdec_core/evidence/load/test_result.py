@@ -81,7 +81,7 @@ def test_what_drafted_is_counted_by_load() -> None:
     assert dict(zip(arms["arm"], arms["share"], strict=True)) == {"K=4": 0.75, "nobody": 0.25}
 
 
-def test_requests_that_failed_count_in_no_speed_and_their_row_is_nobodys_best() -> None:
+def test_requests_that_failed_count_in_no_speed_and_their_row_is_not_the_best() -> None:
     result = load_result()
     _, chain, *_ = result.rows
     before = chain.tokens_per_second(ONE)

@@ -184,7 +184,7 @@ def test_a_head_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_of_a_model_on_the_hub_the_configuration_tells_that_it_is_no_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing else is had: its weights may be large, and are loaded by others."""
+    """Nothing else is fetched: its weights may be large."""
     asked = []
 
     def had(name: str, file: str) -> str:

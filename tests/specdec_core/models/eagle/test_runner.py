@@ -53,8 +53,8 @@ class Rig:
 
     @torch.inference_mode()
     def plain(self, text: Sequence[int], draft: Sequence[int] = ()) -> Tensor:
-        """Logits after the last token of `text` and `draft`, of which the target has read all of
-        the text but its last token: from the definition, computing everything anew."""
+        """Logits after the last token of `text` and `draft`, computed from the definition.
+        The target has read all of the text but its last token."""
         device = self.model.device
         read = torch.tensor([text[:-1]], device=device)
         hidden = self.model(read, output_hidden_states=True).hidden_states
@@ -124,7 +124,7 @@ def test_a_kept_branch_is_drafted_on(rig: Rig) -> None:
 
 
 def test_a_root_that_lost_leaves_the_row(rig: Rig) -> None:
-    """The first token that the target begins a tree with is settled as soon as it is read."""
+    """The first token of a tree that the target begins is settled once the target has read it."""
     rig.read(0, TEXT)
     rig.runner.prefill([0], [TEXT])
     rig.feed(0, 10, 11, parents=[-1, -1])

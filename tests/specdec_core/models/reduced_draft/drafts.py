@@ -42,7 +42,7 @@ TABLES = ("projected", "target")  # the tables that a draft has
 
 
 def reduced_of(spec: PairSpec, size: int, width: int, tables: str) -> Reduced:
-    """What is special about a draft of so many tokens for the target of `spec`."""
+    """What is special about a draft of `size` tokens for the target of `spec`."""
     return Reduced(
         draft_vocab_size=size,
         target=spec.target,
@@ -56,7 +56,7 @@ def write_draft(
     spec: PairSpec, folder: Path, proposable: list[int], tables: str = "projected"
 ) -> ReducedDraft:
     """Write such a draft for the target of `spec`, with these :data:`TABLES`, into `folder`;
-    returns it as it is when it is read again."""
+    returns the draft that reading the folder gives."""
     target: Any = AutoModelForCausalLM.from_pretrained(spec.target, dtype=torch.float32)
     width = target.config.hidden_size
     reduced = reduced_of(spec, len(proposable), width, tables)
@@ -97,8 +97,8 @@ def narrowed_pair(spec: PairSpec) -> Pair:
 
 
 def copied_pair(spec: PairSpec, folder: Path) -> Pair:
-    """The tiny target, and a stored draft of its own layers with some noise, its embedding and most
-    of its output layer."""
+    """The tiny target, and a stored draft of the target's layers with some noise, its embedding and
+    most of its output layer."""
     pair = _plain(spec, {})
     draft, width = narrowed(pair.target, _some(pair)), pair.target.config.hidden_size
     generator = torch.Generator().manual_seed(1)

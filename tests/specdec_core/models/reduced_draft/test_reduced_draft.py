@@ -39,7 +39,7 @@ def folder(tiny_spec: PairSpec, tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["projected", "target"])
 def either(request: pytest.FixtureRequest, tiny_spec: PairSpec, tmp_path: Path) -> Path:
-    """A draft between tables of its own size, and one between its target's."""
+    """A draft with embedding and output layer of the draft's width, and one with its target's."""
     write_draft(tiny_spec, tmp_path / "either", PROPOSABLE, request.param)
     return tmp_path / "either"
 

@@ -1,4 +1,4 @@
-"""Recorded rounds that follow the load are those of the live engine, whenever the load changes."""
+"""Recorded rounds that follow the load equal the live engine's, whenever the load changes."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_the_simulation_decides_where_nothing_can_be_timed(replay: Replay) -> No
 
 
 def test_the_choice_is_made_by_what_was_measured(replay: Replay, tmp_path: Path) -> None:
-    """With 8 clients the step times say that nobody should draft, the live runs that all should."""
+    """With 8 clients drafting never pays by the step times, and always by the live runs."""
     machine = Machine(replay, WORKLOAD, ALWAYS_FREE)
     live = LIVE.model_copy(update={"within": 0.6})
     arguments = [SIX, TWO], replay, UP_TO_A_DOZEN, WORKLOAD, live, machine

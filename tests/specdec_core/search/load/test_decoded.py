@@ -105,7 +105,7 @@ def test_what_cannot_be_replayed_competes_and_is_marked(replay: Replay, decode: 
     tree, chain = configured(TREE), configured(CHAIN)
     known = with_decoded(replay, [tree, chain], decode)
     assert can_simulate(known, tree)
-    assert not can_simulate(replay, tree)  # which is as it was
+    assert not can_simulate(replay, tree)  # it is unchanged
     workload = Workload(clients=(1, 4), requests=8)
     choice, table = choose_for_load([tree, chain], known, SLOW_BEYOND_A_FEW, workload)
     assert drafter_at(choice.chosen, 1) == tree.drafter

@@ -23,7 +23,7 @@ TOKENS = 10
 
 
 def runs(seconds: float, noise: float = 0.0, turns: int = 3, requests: int = 24) -> list:
-    """Four clients that always wait, whose requests take so long, give or take."""
+    """Four clients that always wait; a request takes `seconds`, with noise."""
     rng = np.random.default_rng(int(1000 * seconds))
     each = []
     for _ in range(turns):
@@ -71,7 +71,7 @@ def test_what_is_kept_has_to_be_in_question_and_to_cost_little() -> None:
     assert comparison.decision(other, tolerance=0)[0] == best
 
 
-def test_whoever_left_is_compared_over_the_turns_that_it_had() -> None:
+def test_a_configuration_that_left_is_compared_over_the_turns_that_it_had() -> None:
     """The machine is three times slower from the third turn on."""
     measured = {"left": runs(1.1, turns=2), "stayed": [*runs(1.0, turns=2), *runs(3.0, turns=3)],
                 "too": [*runs(1.0, turns=2), *runs(2.0, turns=3)]}  # fmt: skip
@@ -79,7 +79,7 @@ def test_whoever_left_is_compared_over_the_turns_that_it_had() -> None:
     ratio = comparison.ratio("stayed", "left")
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1.1, 1.1, 1.1))
     assert comparison.cost("stayed", ["stayed", "left"]).high == 0
-    # Those who had all turns are compared over all of them.
+    # Configurations that had all turns are compared over all turns.
     assert comparison.racing == ["stayed", "too"]
     assert comparison.ratio("too", "stayed").value == pytest.approx(1.5)
     assert comparison.cost("stayed", comparison.racing).expected > 0.2
@@ -110,8 +110,8 @@ FIELD = [AUTOREGRESSIVE, TWO, SIX, EIGHT]
 
 
 class Clock:
-    """Answers each request in a configuration's seconds, give or take; in three times as many in
-    the first run of whom another process disturbed."""
+    """Answers each request in a configuration's seconds, with noise; in three times as many in the
+    first run of the configuration that another process disturbed."""
 
     def __init__(self, seconds: dict[str, float], noise: float, disturbed: str | None) -> None:
         self.seconds, self.noise, self.disturbed = seconds, noise, disturbed
@@ -152,7 +152,7 @@ def race(
     return comparison, counts
 
 
-def test_everyone_runs_twice_and_those_in_question_go_on() -> None:
+def test_every_configuration_runs_twice_and_those_in_question_go_on() -> None:
     comparison, runs = race((2.0, 1.2, 1.0, 1.0), noise=0.1)
     assert runs == [2, 2, 3, 3]
     assert comparison.racing == [SIX.id, EIGHT.id]
@@ -160,7 +160,7 @@ def test_everyone_runs_twice_and_those_in_question_go_on() -> None:
     assert set(comparison.in_question(comparison.ids)) == {SIX.id, EIGHT.id}
 
 
-def test_one_run_that_was_disturbed_puts_nobody_out() -> None:
+def test_one_run_that_was_disturbed_puts_no_configuration_out() -> None:
     comparison, runs = race((2.0, 1.5, 1.0, 1.2), noise=0.01, disturbed=SIX.id, repeats=5)
     assert runs[FIELD.index(SIX)] > 2
     assert comparison.decision()[0] == SIX.id

@@ -1,4 +1,4 @@
-"""The measures of requests are those of the field, and of failed requests there are none."""
+"""Requests have the measures of the field; failed requests have none."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_one_forward_reads_a_prompt_to_its_end_unless_rows_are_padded_to_it() ->
 
 def test_the_first_token_does_not_wait_for_the_draft() -> None:
     simulation = clients(drafted(rounds=1), 1, 1)
-    # The draft reads the prompt in the second step.
+    # The draft prefills the prompt in the second step.
     assert times(simulation)[0] == pytest.approx([0, T, 2 * T + T / 10 + 3 * T / 10])
 
 
@@ -92,7 +92,7 @@ def test_a_long_prompt_is_read_in_chunks() -> None:
 def test_what_the_engine_adds_is_counted() -> None:
     costs = CONSTANT.model_copy(update={"per_step": 1, "per_row": 10})
     answers = drafted(rounds=1)
-    forwards = 2 * T + 4 * T / 10  # of which one of each model reads the prompts
+    forwards = 2 * T + 4 * T / 10  # one of each model prefills the prompts
     simulation = simulate_clients(StepCosts(answers, costs), shapes_of(answers, 2), 2, Limits(2))
     assert simulation.seconds == pytest.approx(forwards + 2 * (1 + 2 * 10))
 
@@ -113,7 +113,7 @@ def test_another_machines_time_alone_is_that_of_steps_without_candidates() -> No
     lookup = FOUR._replace(draft_forwards=0, draft_tokens=0)
     for rounds in ([ALONE] * 5, [ALONE, lookup, ALONE, lookup], [ALONE, FOUR, FOUR]):
         answers = Answers([10], {1: [rounds]}, "draft")
-        answers.lazy = True  # no forward of its own reads the prompt
+        answers.lazy = True  # no separate forward prefills the prompt
         simulation = simulate_clients(
             StepCosts(answers, costs), shapes_of(answers, 1), 1, Limits(2)
         )
@@ -206,7 +206,7 @@ def test_an_answer_that_ended_by_itself_ends_there_in_a_trace_too() -> None:
     for most, told, tokens in ((30, None, 5), (3, None, 3), (30, 12, 12), (8, 12, 8)):
         [shape] = shapes_of_trace(recorded, [request(most, told)], new_tokens=64)
         assert shape.most == tokens
-    # One that was cut where the recording ends goes on as far as it may.
+    # One that was cut where the recording ends continues as far as it may.
     [cut] = shapes_of_trace(recorded, [request(30)], new_tokens=5)
     assert cut.most == 30
 

@@ -95,7 +95,7 @@ def test_chats_of_a_trace_are_rendered_and_lengths_cut_or_repeat(
         )
     )
     assert cut == (7, 8, 9, 7, 8)
-    # Without a template a single message is continued as it is.
+    # Without a template a single message is the prompt.
     assert traffic.requests(load, tiny_pair.tokenizer)[1].tokens == tuple(
         tiny_pair.tokenizer("x = 1")["input_ids"]
     )

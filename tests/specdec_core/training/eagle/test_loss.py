@@ -65,7 +65,7 @@ def test_rounds_are_those_of_decoding_the_texts() -> None:
 
 
 def test_a_round_yields_less_than_a_chain_from_any_token() -> None:
-    """A long stretch that is easy weighs as its tokens there, and as its few rounds here."""
+    """Chains from any token count a long easy stretch by its tokens; rounds count it by rounds."""
     easy = torch.ones(1, 60, 5)
     for start in range(60):
         easy[0, start, 60 - start :] = 0

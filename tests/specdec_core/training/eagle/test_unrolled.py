@@ -94,7 +94,7 @@ def test_every_step_from_every_start_is_what_drafting_computes(changes: dict[str
     for text, (_, answer) in enumerate(lengths):
         for start in range(answer - 1):
             states = found(steps, text, start)
-            # A chain goes on as long as the token after the one it reads is known.
+            # A chain continues while the token after the one that it reads is known.
             assert len(states) == min(STEPS, answer - 1 - start)
             expected = drafted(head, batch, text, start, len(states))
             torch.testing.assert_close(torch.cat(states), torch.cat(expected))

@@ -158,7 +158,7 @@ def test_turns_of_a_conversation_are_in_one_split(
     # A conversation is where its first turn alone is; other prompts stay where they were.
     np.testing.assert_array_equal(found.split[prompt % 2 == 0], single.split[prompt % 2 == 0])
     assert (found.split != single.split).any()
-    # One whose first turn is lost is still whole.
+    # A conversation without its first turn is still whole.
     later = RecordedPrompts([1, 2], ["a, turn 2", "a, turn 3"], [*map(np.array, PROMPTS[:2])], [])
     assert [tuple(tokens) for tokens in later.first_turns] == [PROMPTS[0]] * 2
 
