@@ -1,5 +1,5 @@
-"""PEARL writes what the target alone would write, whoever is early or late, and though drafts
-die."""
+"""PEARL writes what the target alone would write, whichever process is early or late, and though
+drafts die."""
 
 import itertools
 from functools import partial
@@ -71,52 +71,17 @@ def requests(pair: Pair, count: int = 4, new_tokens: int = 40, **more: object) -
     ]
 
 
-@pytest.mark.parametrize(
-    ("policy", "wait", "slots"),
-    [(POLICIES[0], 0, 1), (POLICIES[1], 3, 3), (POLICIES[2], None, 3)],
-    ids=["none", "three", "as many as pay"],
-)
-def test_greedy_output_is_the_targets_however_long_it_waits(
-    tiny_pair: Pair, policy: dict, wait: int | None, slots: int
-) -> None:
-    expected = Engine(tiny_pair).generate(requests(tiny_pair))
-    inner = {"kind": "draft_model", "policy": policy}
-    configuration = pearl(drafter=inner, wait=wait, window=5, width=1 if wait == 0 else 4)
-    link = partial(InTurns, tiny_pair, 0)
-    found = Engine(tiny_pair, configuration, slots, open_link=link).generate(requests(tiny_pair))
-    assert [g.tokens for g in found] == [g.tokens for g in expected]
-    assert [g.text for g in found] == [g.text for g in expected]
-    rounds = [r for g in found for r in g.rounds]
-    assert sum(r.accepted for r in rounds) > 20
-    assert len(rounds) < sum(len(g.tokens) for g in found)
-    # Somewhere a candidate was judged that came while the target was busy: a whole round of
-    # the draft's tokens, with none of the target's.
-    assert any(r.generated and r.generated == r.accepted == r.drafted for r in rounds)
+def model(policy: dict) -> dict:
+    return {"kind": "draft_model", "policy": policy}
 
 
-@pytest.mark.parametrize(
-    ("proposer", "temperature", "slots", "width"),
-    [(LOOKUPS[0], 0.0, 1, 1), (LOOKUPS[1], 1.0, 3, 3), (LOOKUPS[2], 0.0, 3, 3)],
-    ids=lambda own: own["kind"] if isinstance(own, dict) else str(own),
-)
-def test_a_draft_that_lookups_speed_up_changes_no_token(
-    tiny_pair: Pair, proposer: dict, temperature: float, slots: int, width: int
-) -> None:
-    sampling = Sampling(temperature=temperature, coupling="gumbel")
-    asked = requests(tiny_pair, sampling=sampling, seed=3)
-    expected = Engine(tiny_pair).generate(asked)
+def sped_up(proposer: dict, width: int) -> Configuration:
     policy = {"kind": "confidence", "threshold": 0.1, "max_tokens": 6}
-    configuration = pearl(drafter=cascade(proposer, policy=policy), window=5, width=width)
-    link = partial(InTurns, tiny_pair, width, 0.01)
-    found = Engine(tiny_pair, configuration, slots, open_link=link).generate(asked)
-    assert [g.tokens for g in found] == [g.tokens for g in expected]
-    rounds = [r for g in found for r in g.rounds]
-    assert sum(r.accepted for r in rounds) > 20
-    assert sum(r.draft_tokens for r in rounds) > sum(r.draft_forwards for r in rounds)
+    return pearl(drafter=cascade(proposer, policy=policy), window=5, width=width)
 
 
 def wholes(window: int, **more: object) -> list[dict]:
-    """Drafters of which PEARL is a part."""
+    """Drafters that PEARL is a part of."""
     part = {"kind": "pearl", "window": window, "width": 2, "least": 0, **more}
     lookup = {"kind": "suffix", "max_tokens": 2}
     cache = {"kind": "token_cache", "phrases": 1, "phrase_length": 2}
@@ -127,29 +92,53 @@ def wholes(window: int, **more: object) -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("drafter", "temperature", "slots"),
-    [(wholes(5)[0], 0.0, 1), (wholes(5)[1], 1.0, 3), (wholes(5)[2], 0.0, 3)],
-    ids=["else", "merge", "bandit"],
-)
-def test_other_drafters_may_propose_for_some_rounds_or_some_candidates(
-    tiny_pair: Pair, drafter: dict, temperature: float, slots: int
-) -> None:
-    sampling = Sampling(temperature=temperature, coupling="gumbel")
-    asked = requests(tiny_pair, sampling=sampling, seed=3)
-    expected = Engine(tiny_pair).generate(asked)
-    configuration = Configuration.model_validate({"drafter": drafter})
+ELSE, MERGED, BANDIT = (Configuration.model_validate({"drafter": own}) for own in wholes(5))
+# Of each the configuration, a temperature, slots, and the chance that the draft dies. Sampling is
+# coupled, so that a seed has one output whatever is drafted.
+WRITE: dict[str, tuple[Configuration, float, int, float]] = {
+    "without waiting": (pearl(drafter=model(POLICIES[0]), window=5, wait=0, width=1), 0, 1, 0),
+    "waiting for three": (pearl(drafter=model(POLICIES[1]), window=5, wait=3), 0, 3, 0),
+    "waiting as long as it pays": (pearl(drafter=model(POLICIES[2]), window=5), 0, 3, 0),
+    "prompt lookup": (sped_up(LOOKUPS[0], 1), 0, 1, 0.01),
+    "suffix": (sped_up(LOOKUPS[1], 3), 1, 3, 0.01),
+    "token cache": (sped_up(LOOKUPS[2], 3), 0, 3, 0.01),
+    "else": (ELSE, 0, 1, 0.01),
+    "merge": (MERGED, 1, 3, 0.01),
+    "bandit": (BANDIT, 0, 3, 0.01),
+    "dying": (pearl(window=5), 0, 2, 0.05),
+    "dying, coupled": (pearl(window=5), 1, 2, 0.05),
+}
+
+
+@pytest.mark.parametrize("name", WRITE)
+def test_output_is_the_targets_own(tiny_pair: Pair, name: str) -> None:
+    """However long it waits, whichever drafter proposes beside it, and though drafts die."""
+    configuration, temperature, slots, dies = WRITE[name]
     assert configuration.asynchronous
-    link = partial(InTurns, tiny_pair, 0, 0.01)
-    found = Engine(tiny_pair, configuration, slots, open_link=link).generate(asked)
-    assert [g.tokens for g in found] == [g.tokens for g in expected]
+    asked = requests(
+        tiny_pair, sampling=Sampling(temperature=temperature, coupling="gumbel"), seed=3
+    )
+    expected = Engine(tiny_pair).generate(asked)
+    link = InTurns(tiny_pair, 0, dies)
+    found = Engine(tiny_pair, configuration, slots, open_link=partial(_same, link)).generate(asked)
+    assert [(g.tokens, g.text) for g in found] == [(g.tokens, g.text) for g in expected]
+    assert link.deaths > 2 or not name.startswith("dying")
+    rounds = [r for g in found for r in g.rounds]
     accepted = {origin for g in found for origin in g.origins}
     assert TokenOrigin.DRAFT in accepted
-    assert temperature or accepted & {TokenOrigin.LOOKUP, TokenOrigin.CACHE}
+    if "waiting" in name:
+        assert sum(r.accepted for r in rounds) > 20
+        # Somewhere a candidate was judged that came while the target was busy: a whole round of
+        # the draft's tokens, with none of the target's.
+        assert any(r.generated and r.generated == r.accepted == r.drafted for r in rounds)
+    if configuration.drafter.kind == "pearl" and configuration.drafter.drafter.kind == "cascade":
+        assert sum(r.draft_tokens for r in rounds) > sum(r.draft_forwards for r in rounds)
+    if name in ("else", "bandit"):
+        assert accepted & {TokenOrigin.LOOKUP, TokenOrigin.CACHE}
 
 
 def test_a_bandit_is_rewarded_with_the_tokens_that_its_rounds_added(tiny_pair: Pair) -> None:
-    """Also with those of rounds whose late candidate was accepted, where the target adds none."""
+    """Also in rounds that accept a late candidate, where the target adds no token."""
     part = {"kind": "pearl", "window": 3, "wait": 2}
     arms = [part, {"kind": "draft_model"}, {"kind": "suffix"}]
     configuration = Configuration.model_validate({"drafter": {"kind": "bandit", "arms": arms}})
@@ -177,23 +166,8 @@ def test_of_a_whole_with_pearl_the_late_candidate_is_judged(tiny_pair: Pair) -> 
     assert any(r.generated == r.accepted > 0 for r in rounds)
 
 
-def test_drafts_may_die_at_any_time(tiny_pair: Pair) -> None:
-    deaths = 0
-    for seed, temperature in enumerate((0.0, 1.0)):
-        # Coupled, so that a seed has one output whatever is drafted.
-        sampling = Sampling(temperature=temperature, coupling="gumbel")
-        expected = Engine(tiny_pair).generate(requests(tiny_pair, sampling=sampling, seed=5))
-        link = InTurns(tiny_pair, seed, dies=0.05)
-        engine = Engine(tiny_pair, pearl(window=5), slots=2, open_link=partial(_same, link))
-        found = engine.generate(requests(tiny_pair, sampling=sampling, seed=5))
-        assert [g.tokens for g in found] == [g.tokens for g in expected]
-        assert any(TokenOrigin.DRAFT in g.origins for g in found)
-        deaths += link.deaths
-    assert deaths > 5
-
-
 class Scripted:
-    """A link to a draft that says what it is told to say."""
+    """A link to a draft; the test gives its messages."""
 
     number, connected, configured = 1, True, None
 
@@ -211,7 +185,9 @@ class Scripted:
         return said
 
 
-def test_nobody_waits_for_candidates_behind_a_pause_though_some_before_it_were_judged() -> None:
+def test_the_target_waits_for_no_candidate_after_a_pause_though_some_before_it_were_judged() -> (
+    None
+):
     link = Scripted()
     resources = Resources(None, None, 100, frozenset(), open_link=lambda: link)
     drafter = PearlDrafter(PearlSettings(window=2, wait=2), resources)

@@ -88,12 +88,6 @@ def test_it_is_as_fast_as_the_best_threshold_at_any_cost_and_nearly_with_a_draft
     assert text.rate(cost, BreakEven(cost)) > least * best
 
 
-@pytest.mark.parametrize(("cost", "other"), [(3.0, 100.0), (30.0, 1.0)])
-def test_it_stops_by_the_cost(cost: float, other: float) -> None:
-    text = Text(1.0, seed=7)
-    assert text.rate(cost, BreakEven(other)) < 0.75 * text.rate(cost, BreakEven(cost))
-
-
 def test_every_request_begins_anew() -> None:
     policy = BreakEvenPolicy(BreakEvenSettings(target_cost=8))
     first = policy.threshold(0)
