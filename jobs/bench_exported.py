@@ -26,13 +26,15 @@ def our_modes(plan: BenchPlan, pair: Pair) -> dict[str, list[Mode]]:
     named, labels = distinct_labels(plug_ins), distinct_labels(plan.chosen)
     modes: dict[str, list[Mode]] = {}
     for program in plan.peers:
-        server = server_of(program, stage="bench", option="--peers")
+        server = server_of(program)
         if server.missing({}) is not None:
             continue
-        wanted = [(_plugged_in, "plug-in", each, named[each.id]) for each in plug_ins]
+        wanted = []
+        if "plug_in" in server.stages:
+            wanted = [(_plugged_in, "plug-in", each, named[each.id]) for each in plug_ins]
         for each in chosen if "serve" in server.stages else ():
             wanted.append((_exported, "export", each, labels[each.id]))
-            if each.id not in named:
+            if "plug_in" in server.stages and each.id not in named:
                 wanted.append((_plugged_in, "plug-in", each, labels[each.id]))
         own = modes[program] = []
         for mode_of, what, configuration, label in wanted:

@@ -41,7 +41,7 @@ SHOWN = 8  # of the ranked settings
 
 
 def main(
-    to: Annotated[str, Option(help="vllm, sglang, trtllm, llamacpp or transformers.")],
+    to: Annotated[str, Option(help="vllm, sglang, trtllm, llama_cpp or transformers.")],
     config: Config = None,
     version: Annotated[
         str | None, Option(help="The server's version; unset, the one whose settings are known.")
@@ -167,7 +167,7 @@ def models_for(pair: PairSpec, server: Server, plug_in: bool = False) -> Models:
     with console.status("looking the models up"):
         from specdec_core.servers.model_files import models_of  # torch takes a second
 
-        return models_of(pair, server.heads, plug_in)
+        return models_of(pair, server.heads, plug_in, gguf=server.gguf)
 
 
 def by_replay(

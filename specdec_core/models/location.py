@@ -25,14 +25,21 @@ def located(name: str) -> str:
     unpacked at its first use. Raises :class:`UserError` where there is no such file, or it cannot
     be unpacked.
     """
+    file = gguf_file(name)
+    return resolve_path(name) if file is None else str(unpacked(file, name))
+
+
+def gguf_file(name: str) -> Path | None:
+    """The GGUF file that a model's name stands for; None for a folder or a hub id. Raises
+    :class:`UserError` where a package or the hub does not have it."""
     if name.startswith(_PACKAGE):
-        return str(unpacked(_packaged(name), name))
+        return _packaged(name)
     path = resolve_path(name)
     if not path.endswith(_GGUF):
-        return path
+        return None
     repository, mark, file = path.rpartition("#")
     here = not mark or path.startswith((".", os.sep)) or Path(path).exists()
-    return str(unpacked(Path(path) if here else _downloaded(name, repository, file), name))
+    return Path(path) if here else _downloaded(name, repository, file)
 
 
 def hub_id(name: str) -> str | None:

@@ -19,7 +19,7 @@ from specdec_core.models.eagle.exported import Form, exported_head
 from specdec_core.models.eagle.loading import head_folder, names_head
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.models.loading import load_config
-from specdec_core.models.location import located
+from specdec_core.models.location import gguf_file, located
 from specdec_core.models.pair import check_pair
 from specdec_core.models.reduced_draft.exported import exported_draft
 from specdec_core.models.reduced_draft.model import ReducedDraftConfig
@@ -36,9 +36,14 @@ READ_AT: dict[str, Callable[[str], Path]] = {
 
 
 def models_of(
-    pair: PairSpec, heads: Form | None, plug_in: bool = False, dtype: torch.dtype = torch.bfloat16
+    pair: PairSpec,
+    heads: Form | None,
+    plug_in: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    gguf: bool = False,
 ) -> Models:
-    """The models' folders or hub ids. EAGLE heads that a program cannot read in the stored format
+    """The models' folders or hub ids; for a program that reads `gguf`, GGUF files as they are.
+    EAGLE heads that a program cannot read in the stored format
     are written in the format `heads`, in the data type `dtype`, and kept; None for a program that
     reads no heads. Drafts with a reduced vocabulary are written as plain ones, but not for our
     `plug_in`.
@@ -49,10 +54,10 @@ def models_of(
     check_pair(pair)
     target = load_config(pair.target)
     drafts = {
-        name: _draft(pair, name, model, target, heads, plug_in, dtype)
+        name: _draft(pair, name, model, target, heads, plug_in, dtype, gguf)
         for name, model in pair.drafts.items()
     }
-    return Models(_place(pair.target), drafts)
+    return Models(_place(pair.target, gguf), drafts)
 
 
 def placed(configuration: Configuration) -> Configuration:
@@ -77,10 +82,11 @@ def _draft(
     heads: Form | None,
     plug_in: bool,
     dtype: torch.dtype,
+    gguf: bool,
 ) -> DraftFile:
     if not names_head(model):
         config = load_config(model)
-        place = _place(model)
+        place = _place(model, gguf)
         if isinstance(config, ReducedDraftConfig) and not plug_in:
             try:
                 place = str(exported_draft(model, pair.target, dtype))
@@ -111,6 +117,7 @@ def _logits(config: PretrainedConfig) -> int:
     return int(config.get_text_config(decoder=True).vocab_size)
 
 
-def _place(model: str) -> str:
-    place = located(model)
+def _place(model: str, gguf: bool = False) -> str:
+    file = gguf_file(model) if gguf else None
+    place = located(model) if file is None else str(file)
     return str(Path(place).resolve()) if Path(place).exists() else place

@@ -125,6 +125,7 @@ class Server(ABC):
     files: ClassVar[tuple[str, ...]] = ()  # that may be written for it
     verified: ClassVar[bool] = False  # whether tests run the settings in the program itself
     heads: ClassVar[Literal["speculators", "specforge"] | None] = None  # format of EAGLE heads
+    gguf: ClassVar[bool] = False  # whether it reads GGUF files
     eagle: ClassVar[bool] = False  # whether it loads heads of the first generation, too
     occurrence: ClassVar[Occurrence] = "latest"  # of an n-gram, after which its lookups copy
     fixed_lengths: ClassVar[tuple[str, ...]] = ()  # kinds of drafters with one length a start

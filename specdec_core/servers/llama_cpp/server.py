@@ -3,60 +3,191 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from specdec_core.config import DrafterSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.servers.chains import fixed_chain
-from specdec_core.servers.server import Counterpart, Models, Server, WrittenFiles
+from specdec_core.servers.server import (
+    Counterpart,
+    Mode,
+    Models,
+    ServedMode,
+    Server,
+    WrittenFiles,
+)
 
-GGUF = "reads models in GGUF: convert them first, and name the files instead"
+# torch takes a second to import, so the methods import what needs it.
+if TYPE_CHECKING:
+    from specdec_core.models.pair import Pair
+
+DRAFT = "spec-draft-model"
+TYPE = "spec-type"
+TYPES = {"model": "draft-simple", "eagle3": "draft-eagle3"}  # by the kind of a draft
+# What --spec-default stands for.
+DEFAULT = Mode(
+    "llama.cpp --spec-default",
+    {
+        TYPE: "ngram-mod",
+        "spec-ngram-mod-n-match": 24,
+        "spec-ngram-mod-n-min": 48,
+        "spec-ngram-mod-n-max": 64,
+    },
+)
+# The lengths that are compared under load; 3 is llama.cpp's own.
+_LENGTHS = {"model": (3, 5), "eagle3": (3, 5), "lookup": (4,)}
+_TITLES = {"model": "draft model", "eagle3": "EAGLE-3"}
 
 
 class LlamaCpp(Server):
-    name = "llamacpp"
+    name = "llama_cpp"
     title = "llama.cpp"
-    version = "b10872"
+    version = "b11434"
+    stages = frozenset({"serve"})
+    verified = True
+    heads = "speculators"
+    gguf = True
 
     def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
         if drafter is None:
-            return Counterpart({}, (GGUF,))
-        chain = fixed_chain(drafter)
-        if chain is not None and not chain.scheduled:
-            return _model(models, chain.draft, chain.most, 0.0)
-        if type(drafter) is DraftModelSettings and isinstance(drafter.policy, ConfidenceSettings):
-            policy = drafter.policy
-            return _model(models, drafter.draft, policy.max_tokens, policy.threshold)
-        if isinstance(drafter, PromptLookupSettings) and drafter.min_ngram == drafter.max_ngram:
-            settings = {
-                "spec-type": "ngram-simple",
-                "spec-ngram-simple-size-n": drafter.max_ngram,
-                "spec-ngram-simple-size-m": drafter.max_tokens,
-                "spec-draft-n-max": drafter.max_tokens,
-            }
-            return Counterpart(settings, (GGUF, *self.other_matches(drafter)))
-        return None
+            return Counterpart({})
+        if isinstance(drafter, HybridSettings):
+            return self._both(drafter, models)
+        return self._lookup(drafter) or _draft(drafter, models)
 
     def written(self, counterpart: Counterpart, models: Models) -> WrittenFiles:
-        words = ["llama-server", "--model", models.target]
+        lines: list[str] = []
+        target = _written_gguf(lines, models.target)
+        words = ["llama-server", "--model", target]
         for name, value in counterpart.settings.items():
+            if name == DRAFT:
+                head = models.target if TYPES["eagle3"] in counterpart.settings[TYPE] else None
+                value = _written_gguf(lines, str(value), head)
             words += [f"--{name}", str(value)]
-        return WrittenFiles({}, shlex.join(words))
+        return WrittenFiles({}, "\n".join([*lines, shlex.join(words)]))
+
+    def modes(self, pair: Pair, served: bool = False) -> list[Mode]:
+        from specdec_core.servers.model_files import models_of
+
+        models = models_of(pair.spec, self.heads, dtype=pair.target.dtype, gguf=True)
+        drafters: dict[str, DrafterSettings | None] = {"llama.cpp": None}
+        for name, draft in models.drafts.items():
+            for k in _LENGTHS.get(draft.kind, ()):
+                chain = DraftModelSettings(draft=name, policy=FixedSettings(max_tokens=k))
+                drafters[f"llama.cpp {_TITLES[draft.kind]} K={k}, {name}"] = chain
+        for k in _LENGTHS["lookup"]:
+            lookup = PromptLookupSettings(min_ngram=2, max_ngram=2, max_tokens=k)
+            drafters[f"llama.cpp n-gram K={k}"] = lookup
+        return [*self.compared(drafters, models), DEFAULT]
+
+    def missing(self, settings: Mapping[str, Any]) -> str | None:
+        from specdec_core.servers.llama_cpp.process import missing
+
+        return missing()
+
+    def served(self, pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> ServedMode:
+        from specdec_core.servers.llama_cpp.process import served
+
+        return served(pair, mode, cores)
+
+    def _lookup(self, drafter: DrafterSettings) -> Counterpart | None:
+        """n-grams of one size, in the sequence or, for suffixes, in all sequences."""
+        if isinstance(drafter, PromptLookupSettings) and drafter.min_ngram == drafter.max_ngram:
+            latest = drafter.occurrence == "latest"
+            kind = "ngram-simple" if latest else "ngram-map-k"
+            settings = {
+                TYPE: kind,
+                f"spec-{kind}-size-n": drafter.max_ngram,
+                f"spec-{kind}-size-m": drafter.max_tokens,
+            }
+            if latest:
+                remark = "drafts nothing where fewer tokens follow a match than an n-gram has"
+            else:
+                remark = (
+                    "keeps the first match that it finds, which is the latest of the prompt or the"
+                    " earliest of the output, and drafts no more after it than was accepted before"
+                )
+            return Counterpart(settings, (remark,))
+        if (
+            isinstance(drafter, SuffixSettings)
+            and drafter.memory == "all"
+            and not drafter.tree
+            and not drafter.per_match
+        ):
+            settings = {
+                TYPE: "ngram-mod",
+                "spec-ngram-mod-n-match": drafter.min_match,
+                "spec-ngram-mod-n-min": 0,
+                "spec-ngram-mod-n-max": drafter.max_tokens,
+            }
+            remark = (
+                f"looks up the last {drafter.min_match} tokens for each candidate, in prompts, too,"
+                " and forgets all after five rounds that accept less than a quarter"
+            )
+            return Counterpart(settings, (remark,))
+        return None
+
+    def _both(self, drafter: HybridSettings, models: Models) -> Counterpart | None:
+        """A lookup that comes before a draft model, as in llama.cpp's lists of types."""
+        if drafter.merge or drafter.extend:
+            return None
+        lookup, otherwise = self._lookup(drafter.lookup), _draft(drafter.otherwise, models)
+        if lookup is None or otherwise is None:
+            return None
+        matched = next(lookup.settings[name] for name in _MATCHED if name in lookup.settings)
+        if matched < drafter.min_match:
+            return None
+        settings = {
+            **otherwise.settings,
+            **lookup.settings,
+            TYPE: f"{lookup.settings[TYPE]},{otherwise.settings[TYPE]}",
+        }
+        return Counterpart(settings, lookup.remarks + otherwise.remarks)
 
 
-def _model(models: Models, draft: str | None, tokens: int, threshold: float) -> Counterpart | None:
+# Options for the number of tokens that a lookup finds again.
+_MATCHED = ("spec-ngram-simple-size-n", "spec-ngram-map-k-size-n", "spec-ngram-mod-n-match")
+
+
+def _draft(drafter: DrafterSettings, models: Models) -> Counterpart | None:
+    """Chains of a draft model or an EAGLE-3 head, of one length or up to a confidence."""
+    threshold = 0.0
+    remarks: tuple[str, ...] = ()
+    chain = fixed_chain(drafter)
+    if chain is not None and not chain.scheduled:
+        draft, tokens = chain.draft, chain.most
+    elif type(drafter) is DraftModelSettings and isinstance(drafter.policy, ConfidenceSettings):
+        draft, tokens = drafter.draft, drafter.policy.max_tokens
+        threshold = drafter.policy.threshold
+        remarks = ("leaves out the token below the threshold, which ours still drafts",)
+    else:
+        return None
     place, kind, *_ = models.draft(draft)
-    if kind != "model":
+    if kind not in TYPES:
         return None
     settings = {
-        "spec-type": "draft-simple",  # without it the draft is loaded, and nothing is drafted
-        "spec-draft-model": place,
+        TYPE: TYPES[kind],  # without it the draft is loaded, and nothing is drafted
+        DRAFT: place,
         "spec-draft-n-max": tokens,
         "spec-draft-n-min": 0,
         "spec-draft-p-min": threshold,
     }
-    remarks: tuple[str, ...] = (GGUF,)
-    if threshold:
-        remarks += ("leaves out the token below the threshold, which ours still drafts",)
     return Counterpart(settings, remarks)
+
+
+def _written_gguf(lines: list[str], place: str, target: str | None = None) -> str:
+    """The GGUF file of a model, with the line that converts it added to `lines`."""
+    if place.endswith(".gguf"):
+        return place
+    file = f"{Path(place).name}.gguf"
+    words = ["python", "convert_hf_to_gguf.py", place, "--outfile", file]
+    words += ["--target-model-dir", target] if target is not None else []
+    lines.append(shlex.join(words))
+    return file

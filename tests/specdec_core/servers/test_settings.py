@@ -29,7 +29,9 @@ CHAIN = {"kind": "draft_model", "draft": "small", "policy": {"kind": "fixed", "m
 EAGLE = CHAIN | {"draft": "head"}
 BY_LOAD = CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 5, 4: 5, 8: 2, 16: 0}}}
 LOOKUP = {"kind": "prompt_lookup", "max_ngram": 3, "max_tokens": 8}
+TRIGRAM = LOOKUP | {"min_ngram": 3}
 SUFFIX = {"kind": "suffix", "max_tokens": 6}
+SHARED = SUFFIX | {"memory": "all", "per_match": 0, "min_match": 16}
 TREE = {
     "kind": "dynamic_tree",
     "draft": "head",
@@ -108,8 +110,22 @@ STEPS = {"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [2]}}
         ("trtllm", LOOKUP | {"occurrence": "earliest"}, {"is_use_oldest": True}),
         *(("trtllm", resting(d, d, None, None), {MOST: 8}) for d in (CHAIN, LOOKUP, TREE)),
         ("trtllm", CHAIN | by_batch({1: 4, 9: 0}), {MOST: 8, "max_draft_len": 4}),
-        ("llamacpp", CONFIDENCE, {"spec-draft-p-min": 0.5}),
-        ("llamacpp", CHAIN, {"spec-type": "draft-simple"}),
+        ("llama_cpp", CONFIDENCE, {"spec-draft-p-min": 0.5}),
+        ("llama_cpp", CHAIN, {"spec-type": "draft-simple"}),
+        ("llama_cpp", EAGLE, {"spec-type": "draft-eagle3", "spec-draft-model": "org/head"}),
+        ("llama_cpp", TRIGRAM, {"spec-type": "ngram-simple", "spec-ngram-simple-size-n": 3}),
+        (
+            "llama_cpp",
+            TRIGRAM | {"occurrence": "earliest"},
+            {"spec-type": "ngram-map-k", "spec-ngram-map-k-size-m": 8},
+        ),
+        ("llama_cpp", SHARED, {"spec-type": "ngram-mod", "spec-ngram-mod-n-match": 16}),
+        # In its list the lookup comes first, wherever it stands.
+        (
+            "llama_cpp",
+            {"kind": "hybrid", "lookup": TRIGRAM, "min_match": 3, "otherwise": CHAIN},
+            {"spec-type": "ngram-simple,draft-simple", "spec-draft-n-max": 4},
+        ),
         ("transformers", CONFIDENCE, {"assistant_confidence_threshold": 0.5}),
         (
             "transformers",
@@ -145,7 +161,9 @@ def test_a_drafter_has_these_settings(
         ("trtllm", resting(None, LOOKUP)),
         ("trtllm", resting(LOOKUP, CHAIN, None)),
         ("trtllm", resting(LOOKUP, TREE)),
-        ("llamacpp", EAGLE),
+        ("llama_cpp", EAGLE | {"draft": "first"}),
+        ("llama_cpp", SUFFIX),
+        ("llama_cpp", {"kind": "hybrid", "lookup": TRIGRAM, "min_match": 4, "otherwise": CHAIN}),
     ],
 )
 def test_a_drafter_has_no_counterpart(server: str, drafter: dict[str, Any]) -> None:
@@ -172,12 +190,12 @@ def test_lookups_are_ranked_by_the_occurrence_after_which_a_server_copies(server
     """A remark tells where a lookup copies otherwise than a server."""
     alike = {}
     for occurrence in ("latest", "earliest"):
-        lookup = read(LOOKUP | {"min_ngram": 3 if server == "llamacpp" else 1})
+        lookup = read(LOOKUP | {"min_ngram": 3 if server == "llama_cpp" else 1})
         lookup = lookup.model_copy(update={"occurrence": occurrence})
         remarks = SERVERS[server].counterpart(lookup, MODELS).remarks
         alike[occurrence] = not any("occurrence" in remark for remark in remarks)
     own = SERVERS[server].occurrence
-    other = server == "trtllm"  # it has a setting for it
+    other = server in ("trtllm", "llama_cpp")  # they have a setting for it
     assert alike == {"latest": other or own == "latest", "earliest": other or own == "earliest"}
     ranked = [d for d in expressible(SERVERS[server], MODELS) if d and d.kind == "prompt_lookup"]
     assert {lookup.occurrence for lookup in ranked} == {own}
@@ -238,7 +256,7 @@ def test_a_schedule_of_chains_with_one_draft_is_a_chain_by_load() -> None:
 
 METHODS = {
     "plug_in": ("check_plug_in", "plugged_in"),
-    "bench": ("modes", "peers"),
+    "bench": ("peers",),
     "serve": ("served",),
     "profile": ("profile",),
 }
@@ -249,14 +267,16 @@ def test_a_server_declares_the_stages_whose_methods_it_has(server: Server) -> No
     for stage, methods in METHODS.items():
         own = {getattr(type(server), name) is not getattr(Server, name) for name in methods}
         assert own == {stage in server.stages}, stage
+    started = bool(server.stages & {"bench", "serve"})
+    assert (type(server).modes is not Server.modes) == started
 
 
 def test_a_stage_refuses_other_servers_in_one_line() -> None:
     assert names_of("bench") == ("transformers", "vllm")
     with pytest.raises(UserError) as refused:
-        server_of("llamacpp", stage="serve", option="--peers")
+        server_of("sglang", stage="serve", option="--peers")
     assert str(refused.value) == (
-        "--peers llamacpp: it has no server that this library starts; possible: vllm"
+        "--peers sglang: it has no server that this library starts; possible: llama_cpp, vllm"
     )
 
 

@@ -1,0 +1,135 @@
+"""llama.cpp's server: where its programs are, and the command that starts it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.workspace import workspace
+from specdec_core.models.pair import Pair
+from specdec_core.servers.llama_cpp.conversion import gguf_of
+from specdec_core.servers.server import Mode, ServedMode
+
+FOLDER = Path(__file__).parents[3] / ".llama-cpp"
+DRAFT = "spec-draft-model"
+SERVER = "llama-server"
+# The number of a build, in the line that --version prints.
+_VERSION = "version:"
+_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # of the KV cache
+
+
+def environment_folder() -> Path:
+    """What `make llama-cpp` makes: beside this code; for a Ray job, which runs in a copy without
+    it, in the workspace."""
+    return FOLDER if FOLDER.exists() else workspace() / FOLDER.name
+
+
+def program() -> Path | None:
+    """`llama-server`: of :func:`environment_folder`, else from the PATH; None if it is in
+    neither."""
+    own = environment_folder() / "bin" / SERVER
+    found = str(own) if own.exists() else shutil.which(SERVER)
+    return None if found is None else Path(found)
+
+
+def missing() -> str | None:
+    """A line on why the server cannot start; None where it can."""
+    if program() is None:
+        return f"no {SERVER} in {environment_folder()} or on the PATH; `make llama-cpp` builds it"
+    return None
+
+
+def version() -> str:
+    """The version that the program prints. Raises :class:`UserError` where it is missing or does
+    not run."""
+    answer = subprocess.run(
+        [str(_program()), "--version"], capture_output=True, text=True, check=False
+    )
+    lines = [line.strip() for line in (answer.stdout + answer.stderr).splitlines() if line.strip()]
+    found = next((line for line in lines if line.startswith(_VERSION)), None)
+    if found is None:
+        raise UserError(f"{program()} --version: {lines[-1] if lines else 'it printed nothing'}")
+    return f"llama.cpp b{found.removeprefix(_VERSION).split()[0]}"
+
+
+def served(pair: Pair, mode: Mode, cores: Sequence[int]) -> ServedMode:
+    """A mode as llama.cpp's HTTP server. Models in other formats are converted to GGUF at their
+    first use. Raises :class:`UserError` where the program is not installed, and for a model that
+    it cannot read."""
+    released, models = version(), _files(pair, mode)
+
+    def command(requests: int, port: int) -> list[str]:
+        where = {"host": "127.0.0.1", "port": port}
+        options = {**models, **engine_options(pair, mode, requests), **_bound(mode, cores), **where}
+        return [str(_program()), *as_options(options)]
+
+    # LLAMA_ARG_… variables stand for options that are not given.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}
+    return ServedMode(released, {**models, **engine_options(pair, mode)}, command, own)
+
+
+def engine_options(pair: Pair, mode: Mode, requests: int = 1) -> dict[str, Any]:
+    """The options for a mode without its models, to decode up to `requests` requests together. A
+    value None stands for an option without a value."""
+    runner, dtype = pair.spec.runner, _dtype(pair)
+    options: dict[str, Any] = {
+        "parallel": requests,
+        "ctx-size": requests * pair.max_length,
+        "threads": runner.threads,
+        "threads-batch": runner.threads,
+        "cache-type-k": _TYPES[dtype],
+        "cache-type-v": _TYPES[dtype],
+        # Its fused attention computes in float16.
+        "flash-attn": "off" if dtype == "float32" else "auto",
+        "no-cache-prompt": None,  # a common prefix is prefilled for each request, as by others
+        "no-ui": None,
+    }
+    if DRAFT in mode.settings:
+        options |= {f"spec-draft-type-{part}": _TYPES[dtype] for part in "kv"}
+        options["spec-draft-threads"] = options["spec-draft-threads-batch"] = runner.threads
+    return options | {name: value for name, value in mode.settings.items() if name != DRAFT}
+
+
+def as_options(options: Mapping[str, Any]) -> list[str]:
+    """Options as words of a command line."""
+    words = []
+    for name, value in options.items():
+        words += [f"--{name}"] if value is None else [f"--{name}", str(value)]
+    return words
+
+
+def _program() -> Path:
+    if (reason := missing()) is not None:
+        raise UserError(f"llama.cpp: {reason}")
+    found = program()
+    assert found is not None  # it is not missing
+    return found
+
+
+def _dtype(pair: Pair) -> str:
+    return str(pair.target.dtype).removeprefix("torch.")
+
+
+def _files(pair: Pair, mode: Mode) -> dict[str, str]:
+    """The models of a mode as GGUF files, by their options."""
+    script = environment_folder() / "source" / "convert_hf_to_gguf.py"
+    files = {"model": str(gguf_of(pair.spec.target, _dtype(pair), script))}
+    if (draft := mode.settings.get(DRAFT)) is not None:
+        head = pair.spec.target if mode.settings["spec-type"].endswith("eagle3") else None
+        files[DRAFT] = str(gguf_of(draft, _dtype(pair), script, head))
+    return files
+
+
+def _bound(mode: Mode, cores: Sequence[int]) -> dict[str, Any]:
+    """Options that bind the compute threads to `cores`, one each."""
+    if not cores:
+        return {}
+    options: dict[str, Any] = {"cpu-mask": hex(sum(1 << core for core in cores)), "cpu-strict": 1}
+    if DRAFT in mode.settings:
+        options |= {f"spec-draft-{name}": value for name, value in options.items()}
+    return options
