@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import yaml
 from rich.markup import escape
 from typer import Option
 
@@ -62,6 +63,14 @@ def main(
             " configuration is. With the server's own times as --profile.",
         ),
     ] = False,
+    more: Annotated[
+        list[str] | None,
+        Option(
+            "--set",
+            help="A setting of the server that no drafter decides, as draft_tensor_parallel_size=1;"
+            " repeatable.",
+        ),
+    ] = None,
     traces: Annotated[
         str | None,
         Option(
@@ -82,6 +91,8 @@ def main(
     check_times(hardware, profile)
     if plugin and fastest:
         raise UserError("--plugin and --fastest: a plug-in drafts by the configuration as it is")
+    if plugin and more:
+        raise UserError("--plugin and --set: a plug-in drafts by the configuration as it is")
     from specdec_core.search.nearest import counterpart_or_nearest, rank
     from specdec_core.servers.table import server_of
 
@@ -117,12 +128,22 @@ def main(
             counterpart, nearest = counterpart_or_nearest(server, models, configuration, find)
             if nearest is not None:
                 say_nearest(server, configuration.drafter, nearest)
+        if more:
+            counterpart = server.with_more(counterpart, dict(map(_setting, more)))
         for remark in counterpart.remarks:
             console.print(f"{server.title} {escape(remark)}", soft_wrap=True)
         if not server.verified:
             console.print(f"{server.title} was not run with this: it follows the documentation")
         written = server.written(counterpart, models)
     _deliver(server, written, version, out or workspace() / "export" / f"{pair.name}-{to}")
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """A setting and its value, of NAME=VALUE."""
+    name, given, value = text.partition("=")
+    if not given:
+        raise UserError(f"--set {text}: expected NAME=VALUE")
+    return name, yaml.safe_load(value)
 
 
 def _priced(

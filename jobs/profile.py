@@ -26,8 +26,10 @@ def main(
         Path | None, Option(help="Sweep file whose pair and profile settings to use.")
     ] = None,
     engine: Annotated[
-        Literal["specdec", "vllm"],
-        Option(help="Measure this engine, or vLLM (`make bench-peers`)."),
+        Literal["specdec", "vllm", "llama_cpp"],
+        Option(
+            help="Measure this engine, vLLM (`make bench-peers`) or llama.cpp (`make llama-cpp`)."
+        ),
     ] = "specdec",
     out: Annotated[
         Path | None,
@@ -42,8 +44,8 @@ def main(
     repeats: Annotated[int | None, Option(min=1, help="Times each forward is measured.")] = None,
 ) -> None:
     """Time forwards of 1, 2, 3, … tokens of every model at several contexts and batch sizes, fit
-    the times, and write the fit as JSON. With vLLM, whole steps are timed, which verify the tokens
-    of all rows. `specdec export` ranks by such a profile."""
+    the times, and write the fit as JSON. With another engine, whole steps are timed, which verify
+    the tokens of all rows. `specdec export` ranks by such a profile."""
     spec, settings = PairSpec(), {}
     if config is not None:
         from specdec_core.search.plan import load_plan

@@ -166,7 +166,8 @@ class _ServerSweep:
         self.logs.mkdir(exist_ok=True)
 
     def models(self, plug_in: bool = False) -> Models:
-        return models_of(self.pair.spec, self.server.heads, plug_in, self.pair.target.dtype)
+        server, dtype = self.server, self.pair.target.dtype
+        return models_of(self.pair.spec, server.heads, plug_in, dtype, gguf=server.gguf)
 
     def contestant(self, mode: Mode) -> Contestant:
         needed = mode.autoregressive  # all are compared with it

@@ -79,7 +79,12 @@ def findings(lengths: Iterable[Expectation], now: Production) -> list[str]:
             "how a step's time changes with K is not told: give the file of a server with another"
             " K, too, or --profile with vLLM's own times (`specdec profile --engine vllm`)"
         )
-    if now.varied:
+    if now.varied and now.reached:
+        lines.append(
+            f"a step with candidates had {now.candidates / now.proposed:.1f} of them, not always"
+            f" {now.length}: each position counts by the steps that had a candidate there"
+        )
+    elif now.varied:
         lines.append(
             f"a step with candidates had {now.candidates / now.proposed:.1f} of them, not always"
             f" {now.length}: the server's length varied, or its drafter found fewer. The tokens of"

@@ -22,7 +22,10 @@ from specdec_core.cost.fitting import nonnegative_line
 class Production(Value):
     """The steps of all requests of a server, summed up. `proposed` of the `steps` had candidates,
     at most `length` each and `candidates` in total; `accepted` are the accepted ones by position.
-    `seconds` is the mean time of a step of a request, with prefills of other requests."""
+    `seconds` is the mean time of a step of a request, with prefills of other requests.
+
+    Where the length varied and the server tells it, `reached` are, by position, the steps with a
+    candidate there and with all candidates before it accepted."""
 
     length: int
     steps: int
@@ -30,6 +33,7 @@ class Production(Value):
     candidates: int
     accepted: tuple[int, ...]
     seconds: float
+    reached: tuple[int, ...] = ()
 
     @property
     def varied(self) -> bool:
@@ -39,8 +43,12 @@ class Production(Value):
 
     @property
     def surviving(self) -> np.ndarray:
-        """The share of steps that accepted a first, a second, … candidate."""
-        return np.array(self.accepted) / max(self.steps, 1)
+        """The share of steps that accepts a first, a second, … candidate: as counted, or, by
+        `reached`, if all steps with candidates had the full length."""
+        if not self.reached:
+            return np.array(self.accepted) / max(self.steps, 1)
+        rates = np.array(self.accepted) / np.maximum(self.reached, 1)
+        return np.cumprod(rates) * self.proposed / max(self.steps, 1)
 
     def tokens(self, length: int) -> float:
         """Expected tokens of a step that proposes up to `length` candidates."""

@@ -1,8 +1,9 @@
 """A running server that completes prompts, over OpenAI's protocol.
 
 Prompts are sent as token ids. The answer's token ids are taken from the server where it gives them:
-vLLM and this project's server do with `return_token_ids`. Otherwise the answer's text is tokenised
-with the target's tokenizer, which must give the same text back.
+vLLM and this project's server do with `return_token_ids`, llama.cpp's server by its own route
+`/completion`. Otherwise the answer's text is tokenised with the target's tokenizer, which must give
+the same text back.
 """
 
 from __future__ import annotations
@@ -41,6 +42,18 @@ _MORE: dict[str, Any] = {
 }
 
 
+# llama.cpp's route, and its fields: its samplers and its cache of prompts are left out.
+_LLAMA_CPP = "/completion"
+_LLAMA_CPP_FIELDS: dict[str, Any] = {
+    "return_tokens": True,
+    "cache_prompt": False,
+    "repeat_penalty": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0,
+}
+
+
 class AnswerServer:
     """The model of a server at `url`. With several models, `model` chooses one.
 
@@ -75,7 +88,10 @@ class AnswerServer:
         except httpx.InvalidURL as error:
             raise UserError(f"{self.url}: no URL of a server: {error}") from None
         self.model = self._chosen(model)
-        self._more = _MORE if self._takes(_MORE) else {}
+        choice = self._probe(_MORE)
+        self._more = _MORE if choice is not None else {}
+        gives_tokens = choice is not None and choice.get("token_ids") is not None
+        self._llama_cpp = not gives_tokens and self._is_llama_cpp()
 
     def complete(self, prompt: Sequence[int], max_new_tokens: int, **fields: Any) -> list[int]:
         """The answer, up to and with its first end token: greedy, unless `fields` of the request
@@ -84,11 +100,15 @@ class AnswerServer:
         Raises:
             UserError: the server refuses the request, or its answer is no completion.
         """
-        body = {**self._body(prompt, max_new_tokens), **self._more, **fields}
-        choice = self._choice(self._send("POST", "/v1/completions", body))
-        tokens = choice.get("token_ids")
-        if tokens is None:
-            tokens = self._tokenised(list(prompt), choice)[:max_new_tokens]
+        if self._llama_cpp:
+            answer = self._send("POST", _LLAMA_CPP, self._own(prompt, max_new_tokens) | fields)
+            tokens = self._json(answer)["tokens"]
+        else:
+            body = {**self._body(prompt, max_new_tokens), **self._more, **fields}
+            choice = self._choice(self._send("POST", "/v1/completions", body))
+            tokens = choice.get("token_ids")
+            if tokens is None:
+                tokens = self._tokenised(list(prompt), choice)[:max_new_tokens]
         end = next((n for n, token in enumerate(tokens, 1) if token in self._ends), len(tokens))
         if not end:
             raise UserError(f"{self.url}: an answer without a token")
@@ -145,14 +165,31 @@ class AnswerServer:
             raise UserError(f"{self.url}: {asked} (it has: {', '.join(names)})")
         return model
 
-    def _takes(self, fields: dict[str, Any]) -> bool:
-        """Whether the server takes some fields beside OpenAI's."""
-        body = self._body([next(iter(self._ends), 0)], 1) | fields
+    def _probe(self, fields: dict[str, Any]) -> dict[str, Any] | None:
+        """An answer to a request with fields beside OpenAI's; None where the server does not take
+        them."""
+        body = self._body(self._least, 1) | fields
         answer = self._send("POST", "/v1/completions", body)
-        if answer.status_code in _UNKNOWN:
+        return None if answer.status_code in _UNKNOWN else self._choice(answer)
+
+    def _is_llama_cpp(self) -> bool:
+        """Whether the server has llama.cpp's route, with token ids in its answer."""
+        answer = self._send("POST", _LLAMA_CPP, self._own(self._least, 1))
+        if answer.status_code != httpx.codes.OK:
             return False
-        self._choice(answer)
-        return True
+        with suppress(ValueError, KeyError, TypeError):
+            return isinstance(answer.json()["tokens"], list)
+        return False
+
+    @property
+    def _least(self) -> list[int]:
+        """The shortest prompt."""
+        return [next(iter(self._ends), 0)]
+
+    def _own(self, prompt: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
+        """The body for llama.cpp's route."""
+        size = {"prompt": list(prompt), "n_predict": max_new_tokens}
+        return {"model": self.model, **size, **_GREEDY, **_LLAMA_CPP_FIELDS}
 
     def _body(self, prompt: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
         size = {"prompt": list(prompt), "max_tokens": max_new_tokens}

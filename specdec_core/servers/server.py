@@ -141,6 +141,11 @@ class Server(ABC):
     def written(self, counterpart: Counterpart, models: Models) -> WrittenFiles:
         """The counterpart as the program reads it."""
 
+    def with_more(self, counterpart: Counterpart, more: Mapping[str, Any]) -> Counterpart:
+        """The counterpart with further settings, which no drafter decides. Raises
+        :class:`UserError` for settings that the server does not have with it."""
+        raise UserError(f"--set: no further settings of {self.title} are known")
+
     def other_matches(self, drafter: PromptLookupSettings) -> tuple[str, ...]:
         """The remark where its lookups copy after another occurrence than ours."""
         if drafter.occurrence == self.occurrence:

@@ -87,6 +87,7 @@ def engine_options(pair: Pair, mode: Mode, requests: int = 1) -> dict[str, Any]:
         # Its fused attention computes in float16.
         "flash-attn": "off" if dtype == "float32" else "auto",
         "no-cache-prompt": None,  # a common prefix is prefilled for each request, as by others
+        "cache-ram": 0,
         "no-ui": None,
     }
     if DRAFT in mode.settings:

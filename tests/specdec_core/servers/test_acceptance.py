@@ -81,6 +81,25 @@ def test_lengths_that_varied_are_not_mixed_up(tmp_path: Path) -> None:
     assert "not always" not in " ".join(findings([], read_metrics(metrics(tmp_path))))
 
 
+def test_steps_of_each_length_tell_what_the_full_length_would_accept(tmp_path: Path) -> None:
+    """Half of the steps had one candidate. Six of ten first candidates were accepted, and behind
+    them four of ten second candidates."""
+    told = {
+        "acceptance_histogram": [40, 48, 12],
+        "acceptance_histogram_by_draft_length": {"1": [20, 30], "2": [20, 18, 12]},
+        "num_spec_steps": 100,
+        "num_draft_tokens": 150,
+        "num_spec_tokens": 2,
+    }
+    metrics = {"generation_time_ms": 1000.0, "speculative_decoding": told}
+    line = json.dumps({"usage": {"completion_tokens": 173}, "metrics": metrics})
+    (tmp_path / "responses.jsonl").write_text("\n".join([line, line]))
+    seen = read_metrics(tmp_path / "responses.jsonl")
+    assert (seen.proposed, seen.candidates, seen.reached) == (200, 300, (200, 60))
+    assert seen.surviving == pytest.approx([0.6, 0.6 * 24 / 60])
+    assert any("counts by the steps that had" in line for line in findings([], seen))
+
+
 def test_what_vllm_0_32_wrote_is_read() -> None:
     """Six answers of 32 tokens of the bundled pair, K = 3: of `/metrics` the families that tell of
     tokens and times. Of the last steps' accepted candidates six lie beyond the texts' ends."""

@@ -121,6 +121,24 @@ def test_only_a_refusal_of_fields_means_that_they_are_unknown() -> None:
         AnswerServer(url, TOKENIZER, [0])
 
 
+def test_llama_cpp_gives_token_ids_by_its_own_route() -> None:
+    """Its route of OpenAI's protocol takes all fields, and gives none."""
+    asked: list[dict[str, Any]] = []
+
+    def llama_cpp(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        asked.append(body)
+        return 200, {"tokens": [5, 6, 0][: body["n_predict"]]} if "n_predict" in body else choice()
+
+    with scripted(llama_cpp) as url:
+        server = AnswerServer(url, TOKENIZER, [0])
+        assert server.complete(PROMPT, 8) == [5, 6, 0]
+        assert server.complete(PROMPT, 2, seed=3, temperature=1) == [5, 6]
+    greedy, sampled = asked[-2:]
+    assert greedy["prompt"] == PROMPT
+    assert (greedy["temperature"], sampled["temperature"], sampled["seed"]) == (0, 1, 3)
+    assert all(body["return_tokens"] and not body["cache_prompt"] for body in (greedy, sampled))
+
+
 def test_an_interrupt_does_not_wait_for_an_answer_under_way() -> None:
     started, end = Event(), Event()
 

@@ -286,3 +286,49 @@ def test_an_unknown_server_or_version_is_refused() -> None:
     with pytest.raises(UserError, match=r"of vLLM the settings of 0\.32 are known"):
         server_of("vllm", "0.10")
     assert server_of("vllm", "0.32.1").name == "vllm"
+
+
+TENSORS, BLOCKS = "draft_tensor_parallel_size", "disable_eagle_block_drop"
+ADAPTIVE = "enable_adaptive_verification"
+
+
+def test_settings_that_no_drafter_decides_are_added_where_vllm_has_them() -> None:
+    server, more = SERVERS["vllm"], {TENSORS: 1, BLOCKS: True, ADAPTIVE: True}
+    head = server.counterpart(read(EAGLE), MODELS)
+    told = server.with_more(head, more)
+    assert told.settings == {**head.settings, **more}
+    assert len(told.remarks) == len(head.remarks) + 3
+    with pytest.raises(UserError, match="no further settings of SGLang are known"):
+        SERVERS["sglang"].with_more(head, more)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "more", "message"),
+    [
+        (CHAIN, {BLOCKS: True}, f"--set {BLOCKS}: vLLM has it with eagle3, not draft_model"),
+        (LOOKUP, {ADAPTIVE: True}, "draft_model and eagle3, not ngram"),
+        (EAGLE, {TENSORS: 0}, f"--set {TENSORS}=0: expected a whole number from 1"),
+        (EAGLE, {BLOCKS: 1}, "expected true or false"),
+        (EAGLE, {"tensor_parallel_size": 2}, f"expected one of {TENSORS}"),
+    ],
+)
+def test_a_setting_that_vllm_does_not_have_there_is_refused(
+    drafter: dict[str, Any], more: dict[str, Any], message: str
+) -> None:
+    server = SERVERS["vllm"]
+    with pytest.raises(UserError, match=message):
+        server.with_more(server.counterpart(read(drafter), MODELS), more)
+
+
+def test_models_in_other_formats_are_converted_before_llama_cpp_starts() -> None:
+    server = SERVERS["llama_cpp"]
+    written = server.written(server.counterpart(read(EAGLE), MODELS), MODELS)
+    target, head, start = written.usage.splitlines()
+    assert target == "python convert_hf_to_gguf.py org/target --outfile target.gguf"
+    assert head.endswith("org/head --outfile head.gguf --target-model-dir org/target")
+    assert "--model target.gguf" in start
+    assert "--spec-draft-model head.gguf" in start
+    given = Models("/m/target.gguf", {})
+    assert server.written(server.counterpart(None, given), given).usage == (
+        "llama-server --model /m/target.gguf"
+    )

@@ -10,9 +10,9 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.models.pair import Pair
+from specdec_core.servers.step_profile import NGRAM, PLAIN, assembled
 from specdec_core.servers.table import SERVERS
-from specdec_core.servers.vllm import profile as vllm_profile
-from specdec_core.servers.vllm.profile import LENGTHS, assembled
+from specdec_core.servers.vllm.profile import LENGTHS
 
 OVERHEAD, LOOKUP, BEGUN, EACH, DRAFT_READS = 2e-3, 4e-4, 1e-3, 5e-4, 2e-5
 SHAPES = [(rows, context) for rows in (1, 4) for context in (64, 256)]
@@ -31,16 +31,14 @@ def reading(tokens: int) -> float:
 def test_times_of_steps_are_split_and_put_together_again(tiny_pair: Pair) -> None:
     widths = (1, 2, 3, 5, 8)
     steps = {
-        vllm_profile._PLAIN: {(r, c, 0): step(r, c, 1) for r, c in SHAPES},
-        vllm_profile._NGRAM: {
-            (r, c, w - 1): step(r, c, w) + LOOKUP for r, c in SHAPES for w in widths
-        },
+        PLAIN: {(r, c, 0): step(r, c, 1) for r, c in SHAPES},
+        NGRAM: {(r, c, w - 1): step(r, c, w) + LOOKUP for r, c in SHAPES for w in widths},
         "draft": {
             (r, c, k): step(r, c, 1 + k) + BEGUN + EACH * k for r, c in SHAPES for k in LENGTHS
         },
     }
     prompts = {
-        vllm_profile._PLAIN: {tokens: reading(tokens) for tokens in (32, 128)},
+        PLAIN: {tokens: reading(tokens) for tokens in (32, 128)},
         "draft": {t: reading(t) + DRAFT_READS * t + BEGUN + EACH for t in (32, 128)},
     }
     profile = assembled(tiny_pair, steps, prompts, OVERHEAD, "vllm 0.32.0")

@@ -1,0 +1,220 @@
+"""The profile of llama.cpp: the times of its server's steps with a pair, by the server's own clock.
+
+An answer's `timings` have the time from its first token to its last. The number of candidates is
+fixed when the server starts, so it starts once for each, in each lap; of several laps the least
+time counts, because load only adds to it. Every candidate is accepted (`--spec-synth-len`), so a
+step adds one token more than it has candidates. A lookup has all its candidates in every step: what
+the target adds is always one and the same token, and the prompt repeats a sequence behind that.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from signal import SIGKILL
+from socket import socket
+from tempfile import TemporaryDirectory, TemporaryFile
+from time import monotonic, sleep
+from typing import Any
+
+import httpx
+
+from specdec_core.base.errors import UserError
+from specdec_core.base.observer import Observer
+from specdec_core.config import DrafterSettings
+from specdec_core.cost import Profile
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.models.pair import Pair
+from specdec_core.servers.model_files import models_of
+from specdec_core.servers.server import Mode, Server
+from specdec_core.servers.step_profile import NGRAM, PLAIN, Prompts, Steps, assembled, keep_least
+
+WIDTHS = (*range(1, 10), 13, 17)  # tokens of a row in a step
+CONTEXTS = (64, 256, 512)
+BATCHES = (1, 4)
+LAPS = 2
+LENGTHS = (1, 2, 4, 7)  # of a draft's chain
+PROMPTS = (32, 128, 384)  # tokens of a prompt
+STEPS = 12  # of an answer
+ADDED = 5  # the token that the target adds
+_START, _ANSWER = 600.0, 600.0  # seconds
+# Ends the server when its parent ends: the other end of its input is closed then.
+_KEEPER = (
+    'exec 3<&0; "$@" </dev/null & server=$!; { cat <&3 >/dev/null; kill $server; } & wait $server'
+)
+
+
+def profile_llama_cpp(
+    server: Server,
+    pair: Pair,
+    widths: Sequence[int] = WIDTHS,
+    contexts: Sequence[int] | None = None,
+    batches: Sequence[int] = BATCHES,
+    repeats: int = 3,
+    observer: Observer | None = None,
+) -> Profile:
+    """What steps of llama.cpp with this pair take, as a profile.
+
+    The time of a target's forward is that of a whole step. `proposals` has the part of a chain's
+    time that does not depend on its length.
+
+    Raises:
+        UserError: llama.cpp is not there or does not run, or sizes do not fit.
+    """
+    observer = observer or Observer()
+    batches = sorted({*batches, 1})
+    lookups = sorted({*widths, *(1 + length for length in LENGTHS)} - {1})
+    contexts = _fitting(contexts or CONTEXTS, max(lookups), pair.max_length)
+    modes = _modes(server, pair, [width - 1 for width in lookups])
+    steps: dict[str, Steps] = {name: {} for name, _ in modes}
+    prompts: Prompts = {name: {} for name, _ in modes if name != NGRAM}
+    fitting = [tokens for tokens in PROMPTS if tokens + 2 <= pair.max_length]
+    observer.stage("measuring steps of llama.cpp", LAPS * len(modes))
+    version = ""
+    for _, ((name, length), mode) in product(range(LAPS), modes.items()):
+        with TemporaryDirectory() as folder:
+            served = server.served(pair, mode, (), Path(folder))
+            with running(mode.name, served.command, max(batches), served.environment) as http:
+                for context, rows in product(contexts, batches):
+                    seconds = _step(http, rows, context, length, repeats)
+                    keep_least(steps[name], (rows, context, length), seconds)
+                for tokens in fitting if name in prompts else ():
+                    keep_least(prompts[name], tokens, _prefill(http, pair, tokens, repeats))
+        version = served.version
+        observer.step()
+    steps[NGRAM] |= steps[PLAIN]  # a lookup that finds nothing takes no time that can be measured
+    return assembled(pair, steps, prompts, 0.0, version, ahead=False)
+
+
+@contextmanager
+def running(
+    name: str, command: Any, requests: int, environment: Mapping[str, str]
+) -> Iterator[httpx.Client]:
+    """The server that `command(requests, port)` starts, during the block. Raises
+    :class:`UserError`, which calls it `name`, where it does not answer."""
+    with socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with (
+        TemporaryFile() as log,
+        httpx.Client(base_url=url, timeout=_ANSWER, trust_env=False) as http,
+    ):
+        process = subprocess.Popen(
+            ["sh", "-c", _KEEPER, "sh", *command(requests, port)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=dict(environment),
+            start_new_session=True,  # Ctrl-C is for the parent, which then stops it
+        )
+        try:
+            deadline = monotonic() + _START
+            while not _healthy(http):
+                if process.poll() is not None or monotonic() > deadline:
+                    log.seek(max(0, log.seek(0, os.SEEK_END) - 20_000))
+                    lines = log.read().decode(errors="replace").strip().splitlines()
+                    raise UserError(f"{name}: its server ended: {lines[-1] if lines else ''}")
+                sleep(0.05)
+            yield http
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, SIGKILL)
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+
+
+def _healthy(http: httpx.Client) -> bool:
+    try:
+        return http.get("/health").status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def _fitting(contexts: Sequence[int], widest: int, max_length: int) -> list[int]:
+    """The contexts that fit while an answer is decoded, in order."""
+    growth = 1 + STEPS * widest
+    fitting = sorted(
+        {c for c in contexts if max(c - growth // 2, 2 * widest) + growth < max_length}
+    )
+    if not fitting:
+        raise UserError(
+            f"profile contexts: sequences of {min(contexts)} tokens grow by {growth} while they are"
+            f" measured, which is more than the {max_length} that the pair can hold"
+        )
+    return fitting
+
+
+def _modes(server: Server, pair: Pair, lookups: Sequence[int]) -> dict[tuple[str, int], Mode]:
+    """llama.cpp's ways to draft, by their keys and lengths, with every candidate accepted."""
+    models = models_of(pair.spec, server.heads, dtype=pair.target.dtype, gguf=server.gguf)
+    modes = {(PLAIN, 0): Mode("llama.cpp", {})}
+    drafters: dict[tuple[str, int], DrafterSettings] = {
+        (NGRAM, k): PromptLookupSettings(min_ngram=1, max_ngram=1, max_tokens=k) for k in lookups
+    }
+    for name, k in product(pair.spec.drafts, LENGTHS):
+        chain = DraftModelSettings(draft=name, policy=FixedSettings(max_tokens=k))
+        drafters[name, k] = chain
+    for (name, k), drafter in drafters.items():
+        for mode in server.compared({f"llama.cpp {name} K={k}": drafter}, models):
+            settings = {**mode.settings, "spec-synth-len": k + 1}
+            modes[name, k] = replace(mode, settings=settings)
+    return modes
+
+
+def _step(http: httpx.Client, rows: int, context: int, length: int, repeats: int) -> float:
+    """The median seconds of a step in which `rows` rows verify `length` candidates, with about
+    `context` tokens in the cache."""
+    width = 1 + length
+    added = 1 + STEPS * width
+    period = [ADDED, *(ADDED + 1 + n for n in range(length))]
+    tokens = max(context - added // 2, 2 * width + 2)
+    prompt = (period * (tokens // width + 1))[-tokens:]
+    body = {
+        "prompt": prompt,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logit_bias": [[ADDED, 1e4]],
+        "cache_prompt": True,
+    }
+
+    def decode(row: int, predicted: int) -> float:
+        timings = _timings(http, {**body, "id_slot": row, "n_predict": predicted})
+        verified = timings.get("draft_n", 0) / length if length else predicted - 1
+        if predicted > 1 and not verified:
+            raise UserError("llama.cpp: no candidates were proposed while its steps were timed")
+        return float(timings["predicted_ms"]) / 1e3 / max(verified, 1)
+
+    taken = []
+    with ThreadPoolExecutor(rows) as pool:
+        list(pool.map(decode, range(rows), [1] * rows))  # the prompt, into the cache
+        for _ in range(repeats):
+            taken += pool.map(decode, range(rows), [added] * rows)
+    return statistics.median(taken)
+
+
+def _prefill(http: httpx.Client, pair: Pair, tokens: int, repeats: int) -> float:
+    """The median seconds of the prefill of a prompt of `tokens` tokens."""
+    vocabulary = len(pair.tokenizer)
+    prompt = [(7 * n * n + n) % vocabulary for n in range(tokens)]  # does not repeat itself
+    body = {"prompt": prompt, "n_predict": 1, "cache_prompt": False, "temperature": 0}
+    return statistics.median(_timings(http, body)["prompt_ms"] / 1e3 for _ in range(repeats))
+
+
+def _timings(http: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+    try:
+        answer = http.post("/completion", json=body)
+        answer.raise_for_status()
+        return dict(answer.json()["timings"])
+    except (httpx.HTTPError, ValueError, KeyError) as error:
+        raise UserError(f"llama.cpp: its server does not answer: {error}") from None

@@ -1,0 +1,173 @@
+"""llama.cpp's server decodes what this engine decodes, gives its tokens, and times its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec_core.base.bundled import resolve_path
+from specdec_core.base.errors import UserError
+from specdec_core.config import AUTOREGRESSIVE, PairSpec, RunnerSettings
+from specdec_core.drafting.draft_model.settings import DraftModelSettings
+from specdec_core.drafting.hybrid import HybridSettings
+from specdec_core.drafting.policies.fixed import FixedSettings
+from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.drafting.suffix import SuffixSettings
+from specdec_core.engine import Engine, Request
+from specdec_core.models.eagle import EagleHead, EagleSettings
+from specdec_core.models.eagle.formats.speculators import EagleCard
+from specdec_core.models.eagle.loading import save_head
+from specdec_core.models.loading import load_config
+from specdec_core.models.pair import Pair, load_pair
+from specdec_core.servers.completions import AnswerServer
+from specdec_core.servers.llama_cpp import process
+from specdec_core.servers.llama_cpp.conversion import gguf_of
+from specdec_core.servers.llama_cpp.profile import profile_llama_cpp, running
+from specdec_core.servers.model_files import models_of
+from specdec_core.servers.server import Mode
+from specdec_core.servers.table import SERVERS
+
+LLAMA_CPP = SERVERS["llama_cpp"]
+MISSING = process.missing()
+built = pytest.mark.skipif(MISSING is not None, reason=f"llama.cpp: {MISSING}")
+PROMPTS = [list(range(20, 60)), [30, 31, 32, 33] * 8, list(range(90, 40, -1))]
+CHAIN = DraftModelSettings(policy=FixedSettings(max_tokens=3))
+LOOKUP = PromptLookupSettings(min_ngram=2, max_ngram=2, max_tokens=4)
+DRAFTERS = {
+    "draft model": CHAIN,
+    "n-gram": LOOKUP,
+    "first n-gram": LOOKUP.model_copy(update={"occurrence": "earliest"}),
+    "shared n-gram": SuffixSettings(memory="all", per_match=0, min_match=4, max_tokens=6),
+    "both": HybridSettings(lookup=LOOKUP, otherwise=CHAIN, min_match=2),
+}
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    """The bundled pair, in float32."""
+    runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=512)
+    return load_pair(PairSpec(drafts={"small": "bundled:draft-small"}, runner=runner))
+
+
+@contextmanager
+def server_in(mode: Mode, pair: Pair, folder: Path) -> Iterator[AnswerServer]:
+    served = LLAMA_CPP.served(pair, mode, (), folder)
+    with running(mode.name, served.command, 3, served.environment) as http:
+        server = AnswerServer(str(http.base_url), pair.tokenizer, pair.eos_token_ids)
+        assert server._llama_cpp
+        yield server
+        server.close()
+
+
+def answers_here(pair: Pair) -> list[list[int]]:
+    requests = [Request(str(n), tuple(prompt), 32) for n, prompt in enumerate(PROMPTS)]
+    return [list(each.tokens) for each in Engine(pair, AUTOREGRESSIVE, 3).generate(requests)]
+
+
+def test_what_is_missing_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_pair: Pair
+) -> None:
+    monkeypatch.setattr(process, "FOLDER", tmp_path / "none")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"llama.cpp: no llama-server in .*`make llama-cpp` builds"):
+        LLAMA_CPP.served(tiny_pair, Mode("llama.cpp", {}), (), tmp_path)
+
+
+def test_a_gguf_file_is_used_as_it_is_and_other_models_need_the_script(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_pair: Pair
+) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    assert gguf_of(str(file), "float32", tmp_path / "none.py") == file
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"by hand: python .*none\.py .*target --outtype f32"):
+        gguf_of(tiny_pair.spec.target, "float32", tmp_path / "none.py")
+
+
+def test_a_server_is_started_with_its_slots_cores_and_data_types(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_pair: Pair
+) -> None:
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "llama-server"
+    program.write_text("#!/bin/sh\necho 'version: 11434 (abc)' >&2\n")
+    program.chmod(0o755)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    monkeypatch.setattr(process, "FOLDER", tmp_path)
+    monkeypatch.setenv("LLAMA_ARG_THREADS", "99")
+    given = replace(tiny_pair, spec=tiny_pair.spec.model_copy(update={"target": str(file)}))
+    settings = {"spec-type": "draft-simple", "spec-draft-model": str(file)}
+    served = LLAMA_CPP.served(given, Mode("chain", settings), (1, 3), tmp_path)
+    assert served.version == "llama.cpp b11434"
+    assert "LLAMA_ARG_THREADS" not in served.environment
+    command = served.command(4, 8123)
+    assert command[0] == str(program)
+    for option, value in {
+        "--model": str(file),
+        "--spec-draft-model": str(file),
+        "--port": "8123",
+        "--parallel": "4",
+        "--ctx-size": "1024",
+        "--cpu-mask": "0xa",
+        "--spec-draft-cpu-mask": "0xa",
+        "--cache-type-k": "f32",
+        "--spec-draft-type-v": "f32",
+    }.items():
+        assert command[command.index(option) + 1] == value
+
+
+@built
+def test_every_way_to_draft_writes_what_this_engine_writes(pair: Pair, tmp_path: Path) -> None:
+    models = models_of(pair.spec, LLAMA_CPP.heads, dtype=torch.float32, gguf=True)
+    modes = [Mode("plain", {}), *LLAMA_CPP.compared(DRAFTERS, models)]
+    assert len(modes) == 1 + len(DRAFTERS)
+    expected = answers_here(pair)
+    for mode in modes:
+        with server_in(mode, pair, tmp_path) as server:
+            found = [server.complete(prompt, 32) for prompt in PROMPTS]
+            assert found == expected, mode.name
+
+
+@built
+def test_an_eagle_head_is_converted_and_loaded(pair: Pair, tmp_path: Path) -> None:
+    name = resolve_path("bundled:target")
+    torch.manual_seed(0)
+    head = EagleHead(EagleSettings.for_target(load_config(name), 1000))
+    head.propose_only(torch.randperm(4096)[:1000].sort().values)
+    card = EagleCard(target=name, target_fingerprint="0" * 16, speculative_tokens=3)
+    save_head(head, tmp_path / "head", card)
+    settings = {
+        "spec-type": "draft-eagle3",
+        "spec-draft-model": str(tmp_path / "head"),
+        "spec-draft-n-max": 3,
+    }
+    with server_in(Mode("head", settings), pair, tmp_path) as server:
+        assert [server.complete(prompt, 32) for prompt in PROMPTS] == answers_here(pair)
+
+
+@built
+def test_its_steps_are_timed(pair: Pair) -> None:
+    profile = profile_llama_cpp(
+        LLAMA_CPP, pair, widths=(1, 3), contexts=(64,), batches=(1, 2), repeats=1
+    )
+    assert profile.device.startswith("cpu, llama.cpp b")
+    assert not profile.whole_chains
+    assert 0 < profile.t_target() < 1
+    assert set(profile.drafts) == {"small"}
+    assert profile.prefill_seconds([384]) > profile.prefill_seconds([32])
+
+
+@built
+def test_a_server_that_does_not_start_says_why(pair: Pair, tmp_path: Path) -> None:
+    served = LLAMA_CPP.served(pair, Mode("wrong", {"spec-type": "none-such"}), (), tmp_path)
+    with (
+        pytest.raises(UserError, match=r"^wrong: its server ended: .*none-such"),
+        running("wrong", served.command, 1, served.environment),
+    ):
+        pass
