@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,8 @@ from specdec_core.servers.server import Mode, ServedMode
 FOLDER = Path(__file__).parents[3] / ".llama-cpp"
 DRAFT = "spec-draft-model"
 SERVER = "llama-server"
-# The number of a build, in the line that --version prints.
-_VERSION = "version:"
+# In what --version prints, as "version: 0.6.0-dev (build 11434, commit unknown)".
+_BUILD = r"\bbuild (\d+)"
 _TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # of the KV cache
 
 
@@ -45,16 +46,16 @@ def missing() -> str | None:
 
 
 def version() -> str:
-    """The version that the program prints. Raises :class:`UserError` where it is missing or does
-    not run."""
+    """The build that the program prints. Raises :class:`UserError` where it is missing or does not
+    run."""
     answer = subprocess.run(
         [str(_program()), "--version"], capture_output=True, text=True, check=False
     )
-    lines = [line.strip() for line in (answer.stdout + answer.stderr).splitlines() if line.strip()]
-    found = next((line for line in lines if line.startswith(_VERSION)), None)
+    said = (answer.stdout + answer.stderr).strip()
+    found = re.search(_BUILD, said)
     if found is None:
-        raise UserError(f"{program()} --version: {lines[-1] if lines else 'it printed nothing'}")
-    return f"llama.cpp b{found.removeprefix(_VERSION).split()[0]}"
+        raise UserError(f"{program()} --version: {said.splitlines()[-1] if said else 'nothing'}")
+    return f"llama.cpp b{found[1]}"
 
 
 def served(pair: Pair, mode: Mode, cores: Sequence[int]) -> ServedMode:

@@ -95,7 +95,7 @@ def test_a_server_is_started_with_its_slots_cores_and_data_types(
 ) -> None:
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "llama-server"
-    program.write_text("#!/bin/sh\necho 'version: 11434 (abc)' >&2\n")
+    program.write_text("#!/bin/sh\necho 'version: 0.6.0-dev (build 11434, commit unknown)' >&2\n")
     program.chmod(0o755)
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")
