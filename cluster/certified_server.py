@@ -58,7 +58,7 @@ def check_engine(
     """
     pair = served_pair(spec)
     asked, clients = Asked.of(prompts, pair, extent), extent.slots
-    models = models_of(pair.spec, server.heads, dtype=_dtype(pair))
+    models = models_of(pair.spec, server.heads, dtype=_dtype(pair), gguf=server.gguf)
     mode = server.mode_of(configuration, models)
     if mode.autoregressive:
         raise UserError(f"{server.title}: {configuration.label} drafts nothing, which is no change")

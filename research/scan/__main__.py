@@ -96,7 +96,7 @@ def _scan(
         )
     progress.stage(f"loading {spec.name}")
     pair = load_pair(spec)
-    models = models_of(spec, server.heads, dtype=pair.target.dtype)
+    models = models_of(spec, server.heads, dtype=pair.target.dtype, gguf=server.gguf)
     ranked = rank(server, models, replay, times, progress)
     return run_scan(
         folder.name, server, models, pair, replay, times, ranked, lengths, limit, repeats, progress

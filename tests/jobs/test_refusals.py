@@ -71,7 +71,7 @@ ROWS = [
     ("generate '' --config chain.yaml", "error: the prompt is empty"),
     ("generate x --config chain.yaml --max-new-tokens 1000", "256"),
     ("generate x --config chain.yaml --max-new-tokens 30 --max-length 24", "24"),
-    (f"{OFFLINE} --peers llama.cpp", "--peers llama.cpp: expected transformers, vllm or none"),
+    (f"{OFFLINE} --peers llama.cpp", "--peers llama.cpp: expected one of vllm"),
     (f"{OFFLINE} --max-new-tokens 900", "more than the 256 that the pair holds"),
     (f"{OFFLINE} --dtype int8", "pair.runner.target_dtype: "),
     (f"{OFFLINE} --only EAGLE-9", "--only EAGLE-9: no name contains it"),

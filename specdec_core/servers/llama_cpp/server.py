@@ -98,6 +98,9 @@ class LlamaCpp(Server):
 
         return served(pair, mode, cores)
 
+    def serving_options(self, model: str, devices: int) -> Sequence[str]:
+        return [*super().serving_options(model, devices), "--alias", model]
+
     def profile(self, pair: Pair, **sizes: Any) -> Profile:
         from specdec_core.servers.llama_cpp.profile import profile_llama_cpp
 
