@@ -99,10 +99,13 @@ def learned_state(spec: PairSpec, configuration: Configuration) -> Path | None:
 
 def check_room(start: Start) -> None:
     """Raises :class:`UserError` where the cluster has no room for the replicas."""
-    if start.placement is not None or start.engine is not None:
+    if start.placement is not None and start.engine is None:
         return
     replicas, needs = start.replicas, start.needs
-    if (most := room(needs)) < replicas.least:
+    if start.engine is not None and not room(needs):  # all are on one node
+        each = " and ".join(f"{count:g} {kind}" for kind, count in needs.items() if count)
+        raise UserError(f"--engine {start.engine}: no node of the cluster has {each}")
+    if start.engine is None and (most := room(needs)) < replicas.least:
         each = " and ".join(f"{count:g} {kind}" for kind, count in needs.items() if count)
         raise UserError(
             f"--replicas {replicas.least}: the cluster has room for {most}, as each takes {each}"

@@ -116,8 +116,8 @@ class AnswerServer:
 
     def logprobs(self, tokens: Sequence[int]) -> list[dict[int, float]]:
         """For each token after the first, the log-probabilities that the model gave in its place:
-        of the most likely tokens, :data:`TOPS` at most, and of the token itself. They are those of
-        the model, before sampling changes them.
+        of the most likely tokens, :data:`TOPS` at most, and of the token itself. The model's own
+        log-probabilities are meant, before sampling changes them.
 
         Raises:
             UserError: the server refuses the request, or gives no such log-probabilities.

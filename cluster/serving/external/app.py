@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, nullcontext
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from fastapi import FastAPI, Response
@@ -191,24 +191,11 @@ def _limit(service: ExternalService, request: HttpRequest, body: bytes) -> None:
 
 async def _passed(service: ExternalService, request: HttpRequest, body: bytes) -> Response:
     """The server's answer: events as they come, all else whole. Raises :class:`ApiError` where its
-    process ends before."""
-    fleet, began = service.fleet, perf_counter()
-    server = service.choose()
-    server.running += 1
-    try:
-        headers = [(name, value) for name, value in request.headers.items() if name not in _OWN]
-        query = f"?{request.url.query}" if request.url.query else ""
-        url = f"{server.url}{request.url.path}{query}"
-        sent = fleet.http.build_request(request.method, url, headers=headers, content=body)
-        answer = await fleet.http.send(sent, stream=True)
-    except httpx.HTTPError:
-        raise _gone(service, server) from None
-    except BaseException:
-        server.running -= 1
-        raise
+    process ends before, or the answer takes too long."""
+    parts = within(_exchanged(service, request, body), service.access.limits.seconds)
+    answer = cast(httpx.Response, await anext(parts))
     kept = {name: value for name, value in answer.headers.items() if name not in _OWN}
-    chunks = _chunks(service, server, answer, began)
-    # A generator that has begun is always closed, also where the client leaves now.
+    chunks = cast(AsyncIterator[bytes], parts)
     first = await anext(chunks, b"")
     if kept.get("content-type", "").startswith("text/event-stream"):
         return StreamingResponse(_events(first, chunks), answer.status_code, kept)
@@ -216,35 +203,34 @@ async def _passed(service: ExternalService, request: HttpRequest, body: bytes) -
     return Response(content, answer.status_code, kept)
 
 
-def _gone(service: ExternalService, server: ExternalServer) -> ApiError:
-    """The error for a request of a server whose connection has broken."""
-    server.running -= 1
-    service.metrics.ended.labels("error").inc()
-    service.fleet.lost(server)
-    return _ENDED
-
-
-async def _chunks(
-    service: ExternalService, server: ExternalServer, answer: httpx.Response, began: float
-) -> AsyncIterator[bytes]:
-    """The bytes of an answer. Raises :class:`ApiError` where the server's process ends before, or
-    the answer takes too long."""
-    first, reason = True, "abort"
+async def _exchanged(
+    service: ExternalService, request: HttpRequest, body: bytes
+) -> AsyncIterator[httpx.Response | bytes]:
+    """An answer's head, and then its bytes. Raises :class:`ApiError` where no server answers, or
+    its process ends before the answer does."""
+    fleet, began, reason = service.fleet, perf_counter(), "abort"
+    server = service.choose()
+    headers = [(name, value) for name, value in request.headers.items() if name not in _OWN]
+    query = f"?{request.url.query}" if request.url.query else ""
+    url = f"{server.url}{request.url.path}{query}"
+    server.running += 1
     try:
-        async for chunk in within(answer.aiter_raw(), service.access.limits.seconds):
-            if first:
-                service.metrics.first.observe(perf_counter() - began)
-                first = False
-            yield chunk
+        async with fleet.http.stream(request.method, url, headers=headers, content=body) as answer:
+            yield answer
+            first = True
+            async for chunk in answer.aiter_raw():
+                if first:
+                    service.metrics.first.observe(perf_counter() - began)
+                    first = False
+                yield chunk
         reason = "stop" if answer.is_success else "refused"
     except httpx.HTTPError:
         reason = "error"
-        service.fleet.lost(server)
+        fleet.lost(server)
         raise _ENDED from None
     finally:
         server.running -= 1
         service.metrics.ended.labels(reason).inc()
-        await answer.aclose()
 
 
 async def _events(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

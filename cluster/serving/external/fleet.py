@@ -160,13 +160,13 @@ class ExternalFleet:
     # Processes that end.
 
     async def _watch(self) -> None:
-        for server in self.servers:
-            if server in self._restarting:
-                continue
-            if server.failed() is not None or not await asyncio.to_thread(
-                server.answers, self.patience
-            ):
-                self._restart(server)
+        await asyncio.gather(*(self._look_at(s) for s in self.servers if s not in self._restarting))
+
+    async def _look_at(self, server: ExternalServer) -> None:
+        if server.failed() is not None or not await asyncio.to_thread(
+            server.answers, self.patience
+        ):
+            self._restart(server)
 
     def _restart(self, server: ExternalServer) -> None:
         """Start a server again, unless that is under way."""

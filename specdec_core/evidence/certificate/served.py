@@ -4,8 +4,8 @@ The server without speculation is the reference: its greedy outputs, and its own
 of the tokens that the other one has sampled. A server gives those before its sampling changes them,
 and of its most likely tokens only. So tokens are sampled at temperature 1 without top-k, top-p or
 penalties, and the sets that are counted hold tokens among the reference's most likely ones. It is
-assumed that the log-probabilities of a given sequence are those of decoding it, up to rounding;
-that is far less than what the test detects.
+assumed that the log-probabilities of a given sequence are the probabilities by which it would be
+decoded, up to rounding. Rounding changes far less than what the test detects.
 
 Where no server without speculation gives log-probabilities, the target's weights on this machine
 are the reference.
@@ -41,7 +41,7 @@ _TIE = 0.5  # difference of two logits that rounding to bfloat16 or float16 may 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a server is asked: the first turn of each prompt, and several samples for each."""
+    """The requests of the checks: the first turn of each prompt, and several samples for each."""
 
     greedy: list[Request]
     sampled: list[Request]

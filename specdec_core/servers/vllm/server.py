@@ -146,7 +146,8 @@ class Vllm(Server):
         return served(pair, mode, cores, folder)
 
     def serving_options(self, model: str, devices: int) -> Sequence[str]:
-        return ["--served-model-name", model, "--tensor-parallel-size", str(devices)]
+        shared = ["--tensor-parallel-size", str(devices), "--enable-prefix-caching"]
+        return ["--served-model-name", model, *shared]
 
     def profile(self, pair: Pair, **sizes: Any) -> Profile:
         from specdec_core.servers.vllm.profile import profile_vllm
