@@ -32,7 +32,6 @@ from specdec_core.evidence.bench.result import (
     BenchResult,
     parts_frame,
     summary_frame,
-    times_frame,
 )
 from specdec_core.evidence.bench.sets import by_set, sets_frame
 from specdec_core.measure.comparison import OURS, over
@@ -54,7 +53,7 @@ def report(result: BenchResult) -> Report:
         origin=origin(result, how_measured(result)),
         findings=findings(result),
         parts=sections(result),
-        frames={"times": times_frame(result), "summary": summary_frame(result)},
+        frames={"summary": summary_frame(result)},
         metrics={
             name: value
             for lead in result.leads()

@@ -98,12 +98,10 @@ def modelled_speedup(
     whole = cost.estimate_seconds(counts, draft, context)
     undrafted = replace(counts, n_draft=0, n_draft_tokens=0)
     verifying = cost.estimate_seconds(undrafted, draft, context)
-    seconds = rounds.by_prompt() * (verifying / max(counts.n_target, 1))
-    seconds += rounds.by_prompt(rounds.draft_forwards) * (
-        (whole - verifying) / max(counts.n_draft, 1)
-    )
-    tokens = int(rounds.by_prompt(rounds.generated)[prompts].sum())
-    total = float(seconds[prompts].sum())
+    chosen = np.isin(rounds.prompt, np.arange(len(rounds.ids))[prompts])
+    tokens, drafts = int(rounds.generated[chosen].sum()), int(rounds.draft_forwards[chosen].sum())
+    total = int(chosen.sum()) * verifying / max(counts.n_target, 1)
+    total += drafts * (whole - verifying) / max(counts.n_draft, 1)
     return profile.autoregressive_seconds(tokens, context) / total if total else 1.0
 
 

@@ -158,15 +158,7 @@ class Profile(Value):
         """Seconds of a round that verifies `drafted` candidates, from `draft_forwards` forwards of
         the draft model with `draft_tokens` distributions together."""
         counts = Counts(
-            requests=1,
-            n=1,
-            n_draft=draft_forwards,
-            n_target=1,
-            n_discarded=0,
-            n_drafted=drafted,
-            n_accepted=0,
-            n_target_tokens=1,
-            n_draft_tokens=draft_tokens,
+            n_draft=draft_forwards, n_target=1, n_drafted=drafted, n_draft_tokens=draft_tokens
         )
         return self.estimate_seconds(counts, draft, context)
 
@@ -248,7 +240,6 @@ def oracle_counts(disagreements: Sequence[int], lengths: Sequence[int]) -> Count
         n=n,
         n_draft=drafted,
         n_target=n_target,
-        n_discarded=0,
         n_drafted=drafted,
         n_accepted=drafted,
         n_target_tokens=n_target,

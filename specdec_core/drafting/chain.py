@@ -22,9 +22,9 @@ from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import Drafter, Outcome, Resources, SlotState
 from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
-from specdec_core.drafting.warped import warped
+from specdec_core.drafting.warped import places, warped
 from specdec_core.models.runner import Batch, Output
-from specdec_core.tokens.acceptance import Places, VerifierOutput, rule_of
+from specdec_core.tokens.acceptance import VerifierOutput, rule_of
 from specdec_core.tokens.sampling import distributions
 from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 from specdec_core.tokens.topology import after_text
@@ -227,13 +227,8 @@ class LiveChainModel(ChainModel):
         )
         returned = perf_counter()
         output = warped(output, states, lambda n: [drafts[n].tree.tokens])
-        at = Places(
-            [state.sampling for state in states],
-            [state.random for state in states],
-            [len(draft.state.tokens) + len(draft.tree) for draft in drafts],
-            output.logits,
-            lambda: output.chosen,
-        )
+        positions = [len(draft.state.tokens) + len(draft.tree) for draft in drafts]
+        at = places(states, positions, output)
         signals = Signals(
             slots,
             at.draw(),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec_core.drafting.context import DraftContext
 from specdec_core.drafting.drafter import SlotState
-from specdec_core.drafting.warped import warped
+from specdec_core.drafting.warped import places, warped
 from specdec_core.models.runner import Batch
 from specdec_core.tokens.acceptance import Places
 from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
@@ -69,14 +69,8 @@ class Growth:
         flat = [node for nodes in wanted.values() for node in nodes]
         drafted = [len(self.trees[i].path(node)) for i, node in zip(trees, flat, strict=True)]
         sequences = [self.sequences[i] for i in trees]
-        at = Places(
-            [sequence.sampling for sequence in sequences],
-            [sequence.random for sequence in sequences],
-            [len(s.tokens) + count for s, count in zip(sequences, drafted, strict=True)],
-            output.logits,
-            lambda: output.chosen,
-        )
-        return Level(trees, flat, at, output.hidden)
+        positions = [len(s.tokens) + count for s, count in zip(sequences, drafted, strict=True)]
+        return Level(trees, flat, places(sequences, positions, output), output.hidden)
 
     def branch(
         self, level: Level, counts: Sequence[int], replacement: bool = False

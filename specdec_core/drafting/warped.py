@@ -1,4 +1,4 @@
-"""The output of a target or a draft model, changed by the requests' warpers."""
+"""The output of a target or a draft model, changed by the requests' warpers, and where it draws."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from specdec_core.drafting.drafter import SlotState
 from specdec_core.models.runner import Output
+from specdec_core.tokens.acceptance import Places
 
 
 def warped(
@@ -27,3 +28,14 @@ def warped(
             chosen[first : first + len(part)] = parts[n].argmax(dim=-1)
         first += len(part)
     return Output(output.counts, torch.cat([p.float() for p in parts]), output.hidden, chosen)
+
+
+def places(states: Sequence[SlotState], positions: Sequence[int], output: Output) -> Places:
+    """The n places of `output`, at these positions of the sequences of these states."""
+    return Places(
+        [state.sampling for state in states],
+        [state.random for state in states],
+        positions,
+        output.logits,
+        lambda: output.chosen,
+    )

@@ -15,14 +15,11 @@ from copy import copy
 from dataclasses import dataclass
 from typing import NoReturn
 
-import numpy as np
-
 from specdec_core.base.errors import UserError
 from specdec_core.config import (
     Configuration,
     DrafterSettings,
     LookupSettings,
-    PolicySettings,
     RecordingFacts,
     run_time,
 )
@@ -31,7 +28,6 @@ from specdec_core.cost import Profile
 from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.storage import load_head
-from specdec_core.drafting.policies.policy import Rule
 from specdec_core.drafting.recorded import UNKNOWN, KnownRounds, RecordedResources
 from specdec_core.recordings.rounds import ReplayedRounds, RoundCollector
 from specdec_core.recordings.schema import Recording
@@ -180,17 +176,6 @@ class Replay:
             fixed = self.header.sampling.fixed_output
             self._tracks[name] = track_of(trace if fixed else verified(trace), name)
         return self._tracks[name]
-
-    def values(self, draft: str | None, policy: PolicySettings) -> np.ndarray:
-        """The value that a threshold policy compares, of every recorded candidate (R,)."""
-        return self.track(draft).values(self.rule(draft, policy))
-
-    def rule(self, draft: str | None, policy: PolicySettings) -> Rule:
-        """A threshold policy with its recorded head. TypeError for other policies."""
-        built = self._resources(_Place()).built_policy(draft, policy)
-        if not isinstance(built, Rule):
-            raise TypeError(f"policy {policy.kind} compares no values")
-        return built
 
     def _resources(self, place: _Place) -> RecordedResources:
         return RecordedResources(

@@ -39,8 +39,7 @@ class ReplayedRounds:
         prompt = (frame["round"] == 0).to_numpy().cumsum() - 1
         if (decoded := int(prompt.max(initial=-1)) + 1) != len(ids):
             raise ValueError(f"rounds of {decoded} prompts, not of {len(ids)}")
-        names = [f.name for f in fields(cls) if f.name not in ("prompt", "arm", "ids", "state")]
-        columns: dict[str, Any] = {name: frame[name].to_numpy(np.int64) for name in names}
+        columns: dict[str, Any] = {name: frame[name].to_numpy(np.int64) for name in _COUNTED}
         arm = pd.to_numeric(frame["arm"]).fillna(NO_ARM).to_numpy(np.int64)
         return cls(prompt=prompt, arm=arm, ids=ids, **columns)
 
@@ -77,11 +76,6 @@ class ReplayedRounds:
         """The counts of :meth:`by_arm`."""
         return {arm: rounds.counts for arm, rounds in self.by_arm().items()}
 
-    def by_prompt(self, values: np.ndarray | None = None) -> np.ndarray:
-        """The sum of rounds' `values` for each prompt (P,), in the order of `ids`; unset, the
-        number of its rounds."""
-        return np.bincount(self.prompt, values, minlength=len(self.ids))
-
     def frame(self, **columns: str) -> pd.DataFrame:
         """One row a round, as in :func:`specdec_core.tokens.statistics.rounds_frame`; all times
         are 0."""
@@ -93,17 +87,17 @@ class ReplayedRounds:
         rows = {
             "request_id": np.asarray(self.ids, dtype=object)[self.prompt],
             "round": number,
-            "position": self.position,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "generated": self.generated,
-            "draft_forwards": self.draft_forwards,
-            "depth": self.depth,
-            "draft_tokens": self.draft_tokens,
+            **{name: getattr(self, name) for name in _COUNTED},
             "arm": [None if arm == NO_ARM else arm for arm in self.arm.tolist()],
         }
         times = {f.name: 0.0 for f in fields(Round) if f.name.endswith("_seconds")}
         return pd.DataFrame({**rows, **times}).assign(**columns)
+
+
+# The columns that rounds of decoding have, too.
+_COUNTED = [
+    f.name for f in fields(ReplayedRounds) if f.name not in ("prompt", "arm", "ids", "state")
+]
 
 
 class RoundCollector:

@@ -114,14 +114,14 @@ class Generation:
 class Counts:
     """Forward passes and tokens summed over generations; they do not depend on load."""
 
-    requests: int
-    n: int  # N
-    n_draft: int
-    n_target: int
-    n_discarded: int
-    n_drafted: int
-    n_accepted: int
-    n_target_tokens: int  # the target's own tokens in the output
+    requests: int = 1
+    n: int = 1  # N
+    n_draft: int = 0
+    n_target: int = 0
+    n_discarded: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+    n_target_tokens: int = 0  # the target's own tokens in the output
     n_draft_tokens: int = 0  # positions at which the draft model gave a distribution
 
     @classmethod

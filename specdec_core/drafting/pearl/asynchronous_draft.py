@@ -40,7 +40,7 @@ from specdec_core.drafting.pearl.messages import (
 )
 from specdec_core.drafting.pearl.tree import DraftTree, Node, Source
 from specdec_core.drafting.pearl.windows import Windows
-from specdec_core.drafting.warped import warped
+from specdec_core.drafting.warped import places, warped
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.tokens.acceptance import Places, rule_of
@@ -172,15 +172,10 @@ class AsynchronousDraft:
         output = warped(
             output, states, lambda n: [_drafted(states[n], node) for node in rows[n][1]]
         )
-        places = [(slot, node) for slot, nodes in rows for node in nodes]
-        at = Places(
-            [slot.state.sampling for slot, _ in places],
-            [slot.state.random for slot, _ in places],
-            [node.position + 1 for _, node in places],
-            output.logits,
-            lambda: output.chosen,
-        )
-        drafted = self._grow(places, at, output.hidden)
+        read = [(slot, node) for slot, nodes in rows for node in nodes]
+        positions = [node.position + 1 for _, node in read]
+        at = places([slot.state for slot, _ in read], positions, output)
+        drafted = self._grow(read, at, output.hidden)
         ended = perf_counter()
         for (slot, nodes), end in zip(rows, ends, strict=True):
             number, candidates = slot.number, slot.tree.tip.position - end

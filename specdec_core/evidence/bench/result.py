@@ -176,27 +176,6 @@ def first_difference(output: Sequence[int], expected: Sequence[int]) -> int | No
     return next(unlike, min(len(output), len(expected)))
 
 
-def times_frame(result: BenchResult) -> pd.DataFrame:
-    """One row a contestant, temperature, repeat and prompt: seconds, tokens, and the target's
-    forwards where known."""
-    return pd.DataFrame(
-        {
-            "contestant": row.name,
-            "group": row.group,
-            "temperature": row.temperature,
-            "repeat": repeat,
-            "prompt": id,
-            "category": category or "",
-            "seconds": sum(take.seconds),
-            "tokens": take.tokens,
-            "rounds": None if take.steps is None else len(take.accepted),
-        }
-        for row in result.rows
-        for repeat, takes in enumerate(row.takes)
-        for id, category, take in zip(result.ids, result.categories, takes, strict=True)
-    )
-
-
 def summary_frame(result: BenchResult) -> pd.DataFrame:
     """One row a contestant and temperature: tokens/s, the ratios with their intervals to our
     autoregressive decoding and to the best of every other group, and equal outputs."""

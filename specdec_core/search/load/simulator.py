@@ -92,13 +92,11 @@ def simulate_clients(
     shapes: Sequence[RequestShape],
     clients: int,
     limits: Limits,
-    replicas: int = 1,
-    router: Router | None = None,
     log: bool = False,
 ) -> Simulation:
-    """A closed loop: each of `clients` clients sends the next of `shapes` when its last request is
-    answered."""
-    loop = _EventLoop(costs, limits, replicas, router or Router(), log)
+    """A closed loop: each of `clients` clients sends the next of `shapes` to one replica when its
+    last request is answered."""
+    loop = _EventLoop(costs, limits, 1, Router(), log)
     return loop.run(shapes, [0.0] * min(clients, len(shapes)), closed=True)
 
 

@@ -33,7 +33,7 @@ def test_the_report_has_every_row_and_says_who_wins(
         *("parts_0", "parts_1"),
         "contestants",
     ]
-    assert files >= {"report.md", "report.html", "bench.json", "times.csv", "summary.csv"}
+    assert files >= {"report.md", "report.html", "bench.json", "summary.csv"}
     assert files >= {f"{key}.csv" for key in keys}
     for figure, temperature in zip(whole.figures, bench_result.temperatures, strict=True):
         drawn = [name for bars in figure.figure.data for name in bars.y]
