@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -24,7 +23,7 @@ from specdec_core.config import CANDIDATES
 from specdec_core.engine.draft_runners import DraftRunners
 from specdec_core.models.fingerprints import TARGET
 from specdec_core.models.pair import Pair
-from specdec_core.models.runner import Batch, ModelRunner
+from specdec_core.models.runner import ModelRunner, time_forward
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +85,7 @@ def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> M
             f"policy.target_cost: profile: draft {name} runs elsewhere and cannot be timed here;"
             " give a number"
         )
-    timed = partial(_time, target)
+    timed = partial(time_forward, target)
     if name not in pair.fingerprints:  # a model that was made here, and is nowhere else
         return _measured(pair, timed, drafts, name)
     weights = [pair.fingerprints[TARGET], pair.fingerprints[name]]
@@ -115,19 +114,8 @@ def _measured(
         own.prefill([0], [[1]])  # a head does not read a text's first token
     seconds: list[tuple[float, float, float]] = []
     for _ in range(_REPEATS):
-        times = target(1), target(1 + CANDIDATES), _time(own, 1)
+        times = target(1), target(1 + CANDIDATES), time_forward(own, 1)
         seconds.append(times)
     alone, more, of_draft = map(statistics.median, zip(*seconds[2:], strict=True))
     place = max(more - alone, 0.0) / CANDIDATES
     return MeasuredForward(*(float(f"{alone / each:.3g}") for each in (of_draft, of_draft + place)))
-
-
-def _time(runner: ModelRunner, tokens: int) -> float:
-    """Seconds of a forward of `tokens` tokens of the first row."""
-    length = runner.lengths[0]
-    start = time.perf_counter()
-    output = runner.forward(Batch([0], [[1] * tokens]))
-    output.logits[0, 0].item()  # waits for the device
-    seconds = time.perf_counter() - start
-    runner.truncate(0, length)
-    return seconds

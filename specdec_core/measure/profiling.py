@@ -21,7 +21,7 @@ from specdec_core.cost.profile import Profile, policy_key
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.models.runner import Batch, ModelRunner
+from specdec_core.models.runner import Batch, ModelRunner, time_forward
 from specdec_core.tokens.statistics import Round
 
 if TYPE_CHECKING:
@@ -180,18 +180,6 @@ def fill(runner: ModelRunner, context: int) -> None:
     """Fill every row to `context` cached tokens; their values do not change a forward's time."""
     missing = [[1] * (context - length) for length in runner.lengths]
     runner.prefill(range(len(missing)), missing)
-
-
-def time_forward(runner: ModelRunner, width: int, batch: int) -> float:
-    """Seconds of a forward of `width` tokens of the first `batch` rows, which are as they were."""
-    lengths = runner.lengths[:batch]
-    start = time.perf_counter()
-    output = runner.forward(Batch(range(batch), [[1] * width] * batch))
-    output.logits[0, 0].item()  # waits for the device
-    seconds = time.perf_counter() - start
-    for row, length in enumerate(lengths):
-        runner.truncate(row, length)
-    return seconds
 
 
 def _time_prefills(

@@ -34,7 +34,7 @@ from specdec_core.recordings.schema import (
     Header,
     Shard,
 )
-from specdec_core.recordings.unrolled import HeadRecorder
+from specdec_core.recordings.unrolled import ChainStart, HeadRecorder, draft_chains
 from specdec_core.tokens.acceptance import Places
 from specdec_core.tokens.sampling import RandomStream, warp
 
@@ -152,34 +152,19 @@ class Recorder:
         """Continue drafting after each disagreement. Row 0 of `runner` holds prompt and output."""
         ends = set(self.header.eos_token_ids)
         last = self.header.max_new_tokens - 2  # the target adds a token to every round
-        branches = [
-            (t, y, min(self.header.max_draft - 1, last - t, rows.known - 1 - t))
+        starts = [
+            ChainStart(y, t + 1, min(self.header.max_draft - 1, last - t, rows.known - 1 - t))
             for t, (y, x) in enumerate(zip(drafted, output, strict=True))
             if y != x and y not in ends
         ]
-        branches = [branch for branch in branches if branch[2] > 0]
-        for start in range(0, len(branches), _BRANCHES):
-            batch = branches[start : start + _BRANCHES]
-            slots = range(1, 1 + len(batch))
-            runner.fork(0, slots, [prompt_tokens + t for t, _, _ in batch])
-            continuations: list[list[_Step]] = [[] for _ in batch]
-            active = {slot: [y] for slot, (_, y, _) in zip(slots, batch, strict=True)}
-            step = 1
-            while active:
-                after = runner.forward(Batch(list(active), list(active.values())))
-                assert after.hidden is not None  # it is watched
-                q = self._distributions(after.logits)
-                tokens = draw(q, [batch[slot - 1][0] + step for slot in active])
-                for row, (slot, token) in enumerate(zip(list(active), tokens, strict=True)):
-                    continuations[slot - 1].append((token, q[row], after.hidden[row]))
-                    if token in ends or step == batch[slot - 1][2]:
-                        del active[slot]
-                    else:
-                        active[slot] = [token]
-                step += 1
-            for (t, _, _), steps in zip(batch, continuations, strict=True):
-                drawn, qs, states = zip(*steps, strict=True)
-                rows.add([t] * len(steps), 1, drawn, torch.stack(qs), torch.stack(states), None)
+        starts = [start for start in starts if start.most > 0]
+        for first in range(0, len(starts), _BRANCHES):
+            batch = starts[first : first + _BRANCHES]
+            held = [prompt_tokens + start.position - 1 for start in batch]
+            runner.fork(0, range(1, 1 + len(batch)), held)
+            for chain in draft_chains(runner, batch, ends, self._distributions, draw):
+                places = [chain.position - 1] * len(chain.tokens)
+                rows.add(places, 1, chain.tokens, chain.q, chain.hidden, None)
 
     def _examples(
         self,
@@ -234,9 +219,6 @@ def _forced(
         chunk = fed[start : start + _CHUNK]
         after = runner.forward(Batch([0], [chunk]))
         yield after.logits, None if after.hidden is None else after.hidden.float()
-
-
-_Step = tuple[int, Tensor, Tensor]
 
 
 class _DraftTokens:

@@ -8,9 +8,10 @@ every place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +38,46 @@ class UnrolledChain:
     tokens: list[int]
     q: Tensor
     hidden: Tensor
+
+
+class ChainStart(NamedTuple):
+    """A chain begins after `position` generated tokens, the last of which is `token`, and has at
+    most `most` candidates."""
+
+    token: int
+    position: int
+    most: int
+
+
+def draft_chains(
+    runner: ModelRunner,
+    starts: Sequence[ChainStart],
+    ends: Collection[int],
+    distributions: Callable[[Tensor], Tensor],
+    draw: Callable[[Tensor, Sequence[int]], list[int]],
+) -> Iterator[UnrolledChain]:
+    """The chain of each of `starts`, the first of which is in row 1 of `runner`; a chain stops
+    after a token of `ends`. `distributions` makes them of logits, `draw` draws from them at
+    positions of the output."""
+    chains: list[list[tuple[int, Tensor, Tensor]]] = [[] for _ in starts]
+    feed = {place: start.token for place, start in enumerate(starts)}
+    step = 0
+    while feed:
+        rows = [1 + place for place in feed]
+        after = runner.forward(Batch(rows, [[token] for token in feed.values()]))
+        assert after.hidden is not None  # it is watched
+        q = distributions(after.logits)
+        tokens = draw(q, [starts[place].position + step for place in feed])
+        step += 1
+        following = {}
+        for row, (place, token) in enumerate(zip(feed, tokens, strict=True)):
+            chains[place].append((token, q[row], after.hidden[row]))
+            if token not in ends and step < starts[place].most:
+                following[place] = token
+        feed = following
+    for start, steps in zip(starts, chains, strict=True):
+        drawn, qs, states = zip(*steps, strict=True)
+        yield UnrolledChain(start.position, list(drawn), torch.stack(qs), torch.stack(states))
 
 
 class UnrolledText:
@@ -77,8 +118,7 @@ class HeadRecorder:
         distributions: Callable[[Tensor], Tensor],
         draw: Callable[[Tensor, Sequence[int]], list[int]],
     ) -> Iterator[UnrolledChain]:
-        """The chain from every place of `output`, in their order; `distributions` makes them of
-        logits, `draw` draws from them at positions of the output."""
+        """The chain from every place of `output`, in their order; see :func:`draft_chains`."""
         text = [*prompt, *output[:-1]]
         runner, read = self._runner, self._text
         read.read(len(text))
@@ -87,52 +127,17 @@ class HeadRecorder:
             read.lengths[row] = len(text)
         # As far as every chain begins with the target's features; the last token comes with it.
         runner.prefill([0], [text])
-        for first in range(0, len(output), _STARTS):
-            places = range(first, min(first + _STARTS, len(output)))
-            rows = {row: place for row, place in enumerate(places, 1)}
-            held = [len(prompt) - 1 + place for place in places]
-            for row, length in zip(rows, held, strict=True):
-                read.lengths[row] = length
-            runner.fork(0, list(rows), held)
-            yield from self._drafted(
-                rows, {r: text[n] for r, n in zip(rows, held, strict=True)}, distributions, draw
-            )
-
-    def _drafted(
-        self,
-        rows: dict[int, int],
-        feed: dict[int, int],
-        distributions: Callable[[Tensor], Tensor],
-        draw: Callable[[Tensor, Sequence[int]], list[int]],
-    ) -> list[UnrolledChain]:
-        """The chains of `rows` (the place of each) after the tokens `feed`."""
         header = self.header
-        # The target adds a token to every round; a first candidate is recorded all the same.
-        most = {
-            row: min(header.max_draft, max(header.max_new_tokens - 1 - place, 1))
-            for row, place in rows.items()
-        }
-        drafted: dict[int, list[tuple[int, Tensor, Tensor]]] = {row: [] for row in rows}
-        step = 0
-        while feed:
-            after = self._runner.forward(Batch(list(feed), [[token] for token in feed.values()]))
-            assert after.hidden is not None  # it is watched
-            q = distributions(after.logits)
-            tokens = draw(q, [rows[row] + step for row in feed])
-            step += 1
-            following = {}
-            for place, (row, token) in enumerate(zip(feed, tokens, strict=True)):
-                drafted[row].append((token, q[place], after.hidden[place]))
-                if token not in header.eos_token_ids and step < most[row]:
-                    following[row] = token
-            feed = following
-        chains = []
-        for row, steps in drafted.items():
-            drawn, qs, states = zip(*steps, strict=True)
-            chains.append(
-                UnrolledChain(rows[row], list(drawn), torch.stack(qs), torch.stack(states))
-            )
-        return chains
+        for first in range(0, len(output), _STARTS):
+            starts = []
+            for row, place in enumerate(range(first, min(first + _STARTS, len(output))), 1):
+                # The target adds a token to every round; a first candidate is recorded anyway.
+                most = min(header.max_draft, max(header.max_new_tokens - 1 - place, 1))
+                length = read.lengths[row] = len(prompt) - 1 + place
+                starts.append(ChainStart(text[length], place, most))
+            rows = range(1, 1 + len(starts))
+            runner.fork(0, rows, [read.lengths[row] for row in rows])
+            yield from draft_chains(runner, starts, header.eos_token_ids, distributions, draw)
 
 
 class UnrolledTrack(Track):

@@ -9,6 +9,7 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.break_even import BreakEvenSettings
 from specdec_core.engine import Engine, forward_costs
 from specdec_core.models.pair import Pair
+from specdec_core.models.runner import ModelRunner
 
 EVEN = Configuration(drafter=DraftModelSettings(policy=BreakEvenSettings()))
 
@@ -20,7 +21,7 @@ def test_it_is_measured_once_for_all_engines_of_a_pair(
     first = Engine(tiny_pair).priced(EVEN)
     assert first.drafter is not None
     assert not first.unpriced
-    monkeypatch.setattr(forward_costs, "_time", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(forward_costs, "time_forward", lambda *_: pytest.fail("measured again"))
     assert Engine(tiny_pair).priced(EVEN) == first
     engine = Engine(tiny_pair, EVEN)
     assert engine.configuration.id == EVEN.id
@@ -35,7 +36,11 @@ def test_a_candidate_takes_a_call_and_a_place_in_the_targets_forward(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     engine = Engine(tiny_pair)
     took = {(True, 1): 10.0, (True, 5): 14.0, (False, 1): 2.0}
-    monkeypatch.setattr(forward_costs, "_time", lambda runner, n: took[runner is engine.target, n])
+
+    def timed(runner: ModelRunner, width: int) -> float:
+        return took[runner is engine.target, width]
+
+    monkeypatch.setattr(forward_costs, "time_forward", timed)
     assert engine.costs.target_cost() == 10 / 2
     assert engine.costs.target_in_candidates() == 3.33  # of 2 and (14 - 10) / 4
 
