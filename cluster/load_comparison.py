@@ -21,7 +21,7 @@ ENDING = 1.0  # seconds after which a server that fails requests has ended, if i
 
 
 class ServerEnded(UserError):
-    """A server has ended by itself under a load."""
+    """The process of a server has ended under a load."""
 
 
 @dataclass(frozen=True)

@@ -175,8 +175,8 @@ class _ServerSweep:
         return mode_server(self.server, self.pair, mode, self.cores, scratch, needed, logs)
 
     def express(self, configurations: Sequence[Configuration]) -> Expressed:
-        """The server's modes for the configurations. Raises :class:`UserError` where it has none;
-        warns of those that it has not."""
+        """The server's modes for the configurations. Warns of configurations without a mode. Raises
+        :class:`UserError` where no configuration has one."""
         found, title = express(self.server, self.models(), configurations), self.server.title
         for line in found.missing:
             self.observer.warned(f"without some settings of {title}: {line}")
@@ -235,42 +235,35 @@ class _ServerSweep:
         simulated = self._simulated(recording, profile, expressed)
         write_atomically(self.folder.path / "simulated.csv", simulated.table.to_csv(index=False))
         chosen = finalists(simulated, expressed.modes, plan.live)
+        chosen = [self._priced(mode, profile) for mode in chosen]
         modes = joined(server.modes(self.pair, served=True), chosen)
         race = self._race("settings", modes, prompts, command)
-        configurations = {mode.name: c for mode in modes if (c := mode.configuration) is not None}
+        configurations = _configurations(modes)
         known = [row for row in race.rows if row.name in configurations]
-        best = best_by_load(known, loads)
-        first, table = best_of_all(known, loads), None
+        best, winner = best_by_load(known, loads), best_of_all(known, loads)
+        table = None
         joint = by_load(server, self.models(), best, configurations)
         if joint is not None:
-            assert joint.configuration is not None  # it is of one
-            modes, configurations = (
-                [*modes, joint],
-                {
-                    **configurations,
-                    joint.name: joint.configuration,
-                },
-            )
-            plain = next(row for row in race.rows if row.autoregressive)
-            again = dict.fromkeys([plain.name, first.name, joint.name])
-            entered = [mode for mode in modes if mode.name in again]
-            table = self._race("table", entered, prompts, command)
-            first = best_of_all(table.rows, loads)
-        mode = next(each for each in modes if each.name == first.name)
+            again = {race.autoregressive().name, winner.name, joint.name}
+            modes.append(joint)
+            raced = [mode for mode in modes if mode.name in again]
+            table = self._race("table", raced, prompts, command)
+            winner = best_of_all(table.rows, loads)
+        mode = next(each for each in modes if each.name == winner.name)
         usage, started = self._written(mode)
         return ServerSweep(
             server=server.name,
             title=server.title,
             race=race,
             table=table,
-            configurations=configurations,
-            expected=_expected(simulated, configurations),
+            configurations=_configurations(modes),
+            expected=_expected(simulated, modes),
             ranked=len(simulated.known) - 1,
             left_out=[each.label for each in expressed.left_out],
             recording=str(recording.folder),
             times=profile.device,
             best={load.key: row.name for load, row in best.items()},
-            champion=first.name,
+            champion=winner.name,
             usage=usage,
             command=started,
         )
@@ -286,6 +279,13 @@ class _ServerSweep:
         if not ranked:
             raise UserError(f"{recording.folder}: no settings can be ranked on it")
         return Simulated(ranked, replay, profile, self.plan.workload, self.observer)
+
+    def _priced(self, mode: Mode, profile: Profile) -> Mode:
+        """The mode at the costs of the server's steps, if it is a plug-in's that asks for them."""
+        plugged = mode.plug_in
+        if plugged is None or not plugged.unpriced or self.server.measures:
+            return mode
+        return self.server.plug_in_mode(plugged.priced(profile), mode.name)
 
     def _race(
         self, what: str, modes: Sequence[Mode], prompts: Sequence[Prompt], command: str
@@ -342,13 +342,16 @@ class _ServerSweep:
         return written.usage, started
 
 
-def _expected(
-    simulated: Simulated, configurations: dict[str, Configuration]
-) -> dict[str, dict[str, float]]:
+def _configurations(modes: Sequence[Mode]) -> dict[str, Configuration]:
+    """The configurations of the modes by name, where they are known."""
+    return {mode.name: c for mode in modes if (c := mode.configuration) is not None}
+
+
+def _expected(simulated: Simulated, modes: Sequence[Mode]) -> dict[str, dict[str, float]]:
     """Simulated tokens a second by mode and load, where a mode was simulated."""
     values = {load.key: simulated.values(load) for load in simulated.traffic.loads}
     return {
         name: {key: float(of[each.id]) for key, of in values.items()}
-        for name, each in configurations.items()
+        for name, each in _configurations(modes).items()
         if each.id in simulated.known
     }

@@ -60,14 +60,15 @@ def _findings(result: ServerSweep) -> Iterator[str]:
         if winner is plain:
             yield f"{speed}, without speculation"
             continue
-        against = [f"{cells.of_ratio(over(winner, plain, load))} no speculation"]
+        against = [f"{cells.of_ratio(over(winner, plain, load))} over no speculation"]
         default = _default(result.race, load)
         if default is not None and default.name != winner.name and result.table is None:
-            against.append(f"{cells.of_ratio(over(winner, default, load))} {default.name}")
+            ratio = cells.of_ratio(over(winner, default, load))
+            against.append(f"{ratio} over {default.name}, the server's best default")
         yield f"{speed}, {', '.join(against)}"
-    fastest = {key: name for key, name in result.best.items() if name != result.champion}
-    for key, name in fastest.items():
-        yield f"with {key} clients {name} was the fastest in the race of all"
+    for load in race.loads:
+        if (name := result.best[load.key]) != result.champion:
+            yield f"{load}: {name} was the fastest in the race of all modes"
     for row in result.race.rows:
         if failed := [load.label for load in race.loads if row.errors(load)]:
             yield f"{row.name}: requests failed with {', '.join(failed)}; it cannot be champion"

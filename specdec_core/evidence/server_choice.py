@@ -48,7 +48,7 @@ class ServerSweep(Document):
     best: dict[str, str]  # the fastest mode, by load
     champion: str
     usage: str  # the lines that start the champion from its folder
-    command: str | None = None  # as it was started; None with a plug-in
+    command: str | None = None  # that started it in the race; None for a plug-in
 
     def save(self, folder: Path) -> Path:
         return write_atomically(folder / self.FILE, self.model_dump_json())
@@ -145,7 +145,7 @@ def finalists(simulated: Simulated, modes: Mapping[str, Mode], live: LiveSetting
 
 
 def joined(modes: Sequence[Mode], more: Iterable[Mode]) -> list[Mode]:
-    """`modes`, and those of `more` with other settings."""
+    """`modes`, and the modes of `more` that have other settings."""
     both = list(modes)
     for mode in more:
         if mode.plug_in or all(mode.settings != each.settings for each in modes):
@@ -174,8 +174,8 @@ def best_by_load(rows: Sequence[LoadRow], loads: Sequence[Load]) -> dict[Load, L
 
 
 def best_of_all(rows: Sequence[LoadRow], loads: Sequence[Load]) -> LoadRow:
-    """The row that is fastest over all loads, by the mean of the logarithms of its ratios to
-    autoregressive decoding, of those that are slower than that at no load."""
+    """The fastest row over all loads, by the geometric mean of its ratios to autoregressive
+    decoding. A row that is slower than autoregressive decoding at some load is left out."""
     plain = next(row for row in rows if row.autoregressive)
     gains = {plain.name: 0.0}
     for row in rows:
