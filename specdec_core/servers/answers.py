@@ -139,7 +139,8 @@ def served_pair(spec: PairSpec) -> Pair:
         runner = spec.runner.model_copy(update={"target_dtype": stored})
         spec = spec.model_copy(update={"runner": runner})
     spec = resolve_dtypes(spec)
-    return Pair(spec, tokenizer, load_skeleton(spec.target), load_drafts(spec))
+    target = load_skeleton(spec.target).to(getattr(torch, spec.runner.target_dtype))
+    return Pair(spec, tokenizer, target, load_drafts(spec))
 
 
 def served_fingerprints(spec: PairSpec, served: str) -> dict[str, str]:
