@@ -51,7 +51,8 @@ def exported_head(
     with alone(folder):
         if not folder.is_dir():  # not made by another process meanwhile, which serves it
             card = read_card(name).model_copy(update={"target": place})
-            save_head(head, folder, card, form=form, dtype=dtype)
+            own = head.embed_tokens is not None
+            save_head(head, folder, card, form=form, dtype=dtype, embedding=own)
     return folder
 
 

@@ -10,11 +10,18 @@ import torch
 
 from specdec_core.base.errors import UserError
 from specdec_core.models.eagle import EagleHead, exported
-from specdec_core.models.eagle.exported import exported_head
+from specdec_core.models.eagle.exported import Form, exported_head
 from specdec_core.models.eagle.loading import load_head, read_card, save_head
 from specdec_core.models.pair import Pair
 from specdec_core.servers.model_files import models_of
-from tests.specdec_core.models.eagle.heads import CARD, LAYERS, random_head, target_config
+from tests.specdec_core.models.eagle.heads import (
+    CARD,
+    LAYERS,
+    VOCABULARY,
+    WIDTH,
+    random_head,
+    target_config,
+)
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
 
@@ -34,6 +41,17 @@ def test_a_head_of_the_state_after_the_targets_norm_is_refused(tmp_path: Path) -
         export(last, tmp_path / "head")
     assert "\n" not in str(why.value)
     assert export(random_head(feature_layers=(2, 4, LAYERS - 1)), tmp_path / "head").is_dir()
+
+
+@pytest.mark.parametrize("form", ["speculators", "specforge"])
+def test_an_embedding_of_its_own_is_exported(tmp_path: Path, form: Form) -> None:
+    head, target = random_head(), target_config()
+    head.embed_tokens = torch.nn.Embedding(VOCABULARY, WIDTH)
+    save_head(head, tmp_path / "own", CARD, embedding=True)
+    folder = exported_head(str(tmp_path / "own"), "0", target, torch.bfloat16, form)
+    own = load_head(str(folder), target, dtype=torch.bfloat16).embed_tokens
+    assert own is not None
+    assert torch.equal(own.weight, head.embed_tokens.weight.bfloat16())
 
 
 def test_the_verifier_is_the_place_that_the_target_was_loaded_from(
