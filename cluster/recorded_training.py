@@ -21,7 +21,6 @@ from cluster.parallel import in_parallel
 from specdec_core.base.files import atomic_folder, needs_room
 from specdec_core.base.observer import together
 from specdec_core.training.finished import Finished
-from specdec_core.training.kinds import KINDS, TrainedKind
 from specdec_core.training.recorded.features import RecordedTexts
 from specdec_core.training.recorded.finished import (
     TrainingCard,
@@ -30,18 +29,21 @@ from specdec_core.training.recorded.finished import (
     training_digest,
 )
 from specdec_core.training.recorded.settings import Progress, TrainingSettings
+from specdec_core.training.recorded.training import RecordedTraining
 
 _TRAINING = ".training"
 _UNSEEN = "its model is not in the folder; a folder that all nodes see is needed"
 
 
+AnyTraining = type[RecordedTraining[Any, Any, Any]]
+
+
 def train_recorded(
-    kind: str, features: Path, settings: TrainingSettings, folder: Path, threads: int
+    kind: AnyTraining, features: Path, settings: TrainingSettings, folder: Path, threads: int
 ) -> Iterator[Progress]:
     """Train one model, from its last checkpoint if it has one, and save it in `folder`."""
     torch.set_num_threads(threads)
-    make: Any = KINDS[kind].training
-    training = make(RecordedTexts(features), settings)
+    training = kind(RecordedTexts(features), settings)
     reports: SimpleQueue[Progress | None] = SimpleQueue()
     stopped = Event()
 
@@ -59,11 +61,11 @@ def train_recorded(
         finally:
             stopped.set()
         done.result()
-    training.save(folder / kind)
+    training.save(folder / kind.name)
 
 
 def train(
-    kind: TrainedKind,
+    kind: AnyTraining,
     features: Path,
     settings: TrainingSettings,
     learning_rates: Sequence[float],
@@ -90,7 +92,7 @@ def train(
 
     def finished() -> dict[str, Finished[TrainingCard]]:
         found = {
-            label: finished_in(folder / kind.name, label, digest, kind.card)
+            label: finished_in(folder / kind.name, label, digest, kind.card_type)
             for label, (folder, _, digest) in trainings.items()
         }
         return {label: model for label, model in found.items() if model is not None}
@@ -98,7 +100,7 @@ def train(
     models = finished()
     observer.stage("training", 100 * len(trainings), done=100 * len(models))
     calls = {
-        label: (kind.name, features.absolute(), own, folder, threads)
+        label: (kind, features.absolute(), own, folder, threads)
         for label, (folder, own, _) in trainings.items()
         if label not in models
     }

@@ -28,7 +28,6 @@ from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.results import SweepResult, Trial
-from specdec_core.training.datastores.corpus import CorpusObserver
 from specdec_core.training.recorded.finished import TrainingObserver
 from specdec_core.training.recorded.settings import Progress as TrainingStage
 
@@ -184,18 +183,3 @@ class ServerSweepProgress(RaceProgress, RecordingObserver):
 
     def recorded(self, prompts: int, tokens: int) -> None:
         self._advance(prompts)
-
-
-class CorpusProgress(ConsoleProgress, CorpusObserver):
-    """The reading of a corpus."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
-        self.documents = self.tokens = 0
-
-    def read(self, tokens: int) -> None:
-        self.documents += 1
-        self.tokens += tokens
-        if self.task is not None:
-            detail = f"{self.documents:,} documents, {self.tokens:,} tokens"
-            self.progress.update(self.task, detail=detail)

@@ -48,7 +48,7 @@ def main(
     folder = resolve_datastore(name)
     if folder.exists() and not replace:
         raise UserError(f"{folder}: is there already; --replace builds it again")
-    from dashboards.progress import CorpusProgress
+    from dashboards.progress import ConsoleProgress
     from specdec_core.models.fingerprints import tokenizer_digest
     from specdec_core.models.loading import load_tokenizer
     from specdec_core.recordings.find import open_named
@@ -73,7 +73,7 @@ def main(
 
     sources = [*(source or []), *(str(each.folder) for each in recordings)]
     start = time.perf_counter()
-    with CorpusProgress(console) as progress:
+    with ConsoleProgress(console) as progress:
         progress.stage("reading")
         card = write_datastore(documents(), sources, tokenizer, folder)
     seconds = time.perf_counter() - start

@@ -14,6 +14,10 @@ from jobs.options import (
     Drafts,
     MaxLength,
     MaybeChatTemplate,
+    MaybeLimit,
+    MaybePrompts,
+    MaybeTokens,
+    Name,
     ProfileFile,
     Target,
     chosen_pair,
@@ -38,40 +42,20 @@ def main(
     config: Annotated[
         Path | None, Option(help="Sweep file whose pair, prompts, sampling and length to take.")
     ] = None,
-    prompts: Annotated[
-        str | None,
-        Option(
-            help="Prompts: JSONL file, hub id or bundled:<name>; unset, as in the file, or"
-            " bundled:train."
-        ),
-    ] = None,
+    prompts: MaybePrompts = None,
     chat_template: MaybeChatTemplate = None,
-    limit: Annotated[
-        int | None, Option(min=1, help="Use the first n prompts; unset, as many as in the file.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None,
-        Option(min=1, help="New tokens for each prompt; unset, as in the file, or 128."),
-    ] = None,
+    limit: MaybeLimit = None,
+    max_new_tokens: MaybeTokens = None,
     max_length: MaxLength = None,
     compile: Compile = None,
-    temperature: Annotated[
-        float | None, Option(help="0 is greedy; unset, as in the file, or 0.")
-    ] = None,
+    temperature: Annotated[float | None, Option(help="0 is greedy.")] = None,
     top_k: Annotated[
-        int | None,
-        Option(help="Sample from the k likeliest; 0, from all; unset, as in the file, or 0."),
+        int | None, Option(help="Sample from the k likeliest tokens; 0, from all.")
     ] = None,
-    top_p: Annotated[
-        float | None,
-        Option(help="Sample from the likeliest of this mass; unset, as in the file, or 1."),
-    ] = None,
+    top_p: Annotated[float | None, Option(help="Sample from the likeliest of this mass.")] = None,
     coupling: Annotated[
         Literal["rejection", "gumbel"] | None,
-        Option(
-            help="Acceptance rule when sampling; a recording with gumbel can be replayed;"
-            " unset, as in the file, or rejection."
-        ),
+        Option(help="Acceptance rule when sampling; a recording with gumbel can be replayed."),
     ] = None,
     max_draft: Annotated[
         int | None, Option(help="Longest draft that can be replayed; unset, 20.")
@@ -86,7 +70,7 @@ def main(
     continuations: Annotated[
         bool, Option(help="Record what is drafted after a disagreement; replay needs it.")
     ] = True,
-    name: Annotated[str | None, Option(help="Name of the recording's folder.")] = None,
+    name: Name = None,
     out: Annotated[
         Path | None, Option(help="The folder itself; unset, traces/<name> in the workspace.")
     ] = None,
@@ -116,7 +100,9 @@ def main(
     """Run a pair over prompts once and record, at every position, what its drafts would do.
 
     Every draft length, policy and head can be replayed from the recording without a model, and
-    heads are trained on it. Interrupted, the same command resumes.
+    heads are trained on it; of a pair without drafts the target's outputs are recorded. What is not
+    given is as in the sweep file, or greedy, of bundled:train and with 128 new tokens. Interrupted,
+    the same command resumes.
     """
     if from_vllm:
         from jobs.production import read_production
@@ -174,7 +160,8 @@ def show(
     from dashboards.outputs.console import table
     from dashboards.reports.recording import contents, drafts
 
-    console.print(table(drafts(recording)))
+    if recording.header.pair.drafts:
+        console.print(table(drafts(recording)))
     console.print(contents(recording))
     point("recording", recording.folder)
     for name, command in following(recording, config, plan).items():

@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
 from jobs.console import point, run
-from jobs.options import (
-    MaxLength,
-    MaybeChatTemplate,
-    TrainingSettings,
-    given,
-    training_settings,
-)
+from jobs.options import TrainingSettings, given, training_settings
 from jobs.recorded_training import (
-    AnsweredLimit,
-    AnsweredPrompts,
-    AnswerOptions,
-    AnswersFolder,
-    AnswerTokens,
+    Answers,
     Minutes,
     Out,
     PromptTokens,
-    Temperatures,
-    TrainedFor,
     TrainingThreads,
     train_on_answers,
 )
 
 
 def main(
-    target: TrainedFor = "bundled:target",
-    prompts: AnsweredPrompts = None,
-    limit: AnsweredLimit = None,
-    chat_template: MaybeChatTemplate = None,
+    recording: Answers,
     prompt_tokens: PromptTokens = 400,
-    answers: AnswersFolder = None,
-    features: Annotated[
-        Path | None,
-        Option(help="Folder of features that a training has recorded; unset, they are recorded."),
-    ] = None,
-    new_tokens: AnswerTokens = 160,
-    max_length: MaxLength = None,
-    temperatures: Temperatures = "0,1",
     learning_rate: Annotated[
         str, Option(help="AdamW's; the best of several, by agreement: 1e-3,2e-3.")
     ] = "2e-3",
@@ -55,21 +31,29 @@ def main(
 ) -> None:
     """Train a small model that proposes its target's most frequent tokens, and save it.
 
-    The target answers the prompts, its outputs are recorded, and the draft learns their
+    The target's outputs on the recorded answers are stored, and the draft learns their
     distribution. With --set copied_layers=[0,1] the draft begins as these layers of the target,
     otherwise with random weights. Interrupted, the same command resumes.
     """
-    options = AnswerOptions.of(locals())
     # Ray, torch and MLflow take seconds to import.
     from dashboards.reports.trained import agreement
-    from specdec_core.training.kinds import DRAFT
     from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
+    from specdec_core.training.reduced_draft.training import DraftTraining
 
     settings, rates = training_settings(
         DraftTrainingSettings, setting, learning_rate, **given(minutes=minutes)
     )
-    # The draft learns from the target's outputs alone: no layers.
-    draft = train_on_answers(DRAFT, options, settings, rates, agreement, (), features)
+    draft = train_on_answers(
+        DraftTraining,
+        recording,
+        prompt_tokens,
+        lambda target: (),  # it learns from the target's outputs alone
+        settings,
+        rates,
+        threads,
+        out,
+        agreement,
+    )
     point("draft", draft.folder)
 
 

@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
 from jobs.console import point, run
-from jobs.options import (
-    MaxLength,
-    MaybeChatTemplate,
-    TrainingSettings,
-    given,
-    numbers,
-    training_settings,
-)
+from jobs.options import TrainingSettings, given, numbers, training_settings
 from jobs.recorded_training import (
-    AnsweredLimit,
-    AnsweredPrompts,
-    AnswerOptions,
-    AnswersFolder,
-    AnswerTokens,
+    Answers,
     Minutes,
     Out,
     PromptTokens,
-    Temperatures,
-    TrainedFor,
     TrainingThreads,
     train_on_answers,
 )
 
-_QUICK: dict[str, Any] = {"draft_vocab_size": 512, "minutes": 1.0, "evaluations": 4}
-
 
 def main(
-    target: TrainedFor = "bundled:target",
-    prompts: AnsweredPrompts = None,
-    limit: AnsweredLimit = None,
-    chat_template: MaybeChatTemplate = None,
+    recording: Answers,
     prompt_tokens: PromptTokens = 400,
-    answers: AnswersFolder = None,
-    new_tokens: AnswerTokens = 160,
-    max_length: MaxLength = None,
-    temperatures: Temperatures = "0,1",
     layers: Annotated[
         str | None, Option(help="Layers whose inputs the head takes: 2,15,27; unset, three.")
     ] = None,
@@ -53,30 +31,34 @@ def main(
     setting: TrainingSettings = None,
     threads: TrainingThreads = 1,
     out: Out = None,
-    quick: Annotated[bool, Option("--quick", help="A minute, on few answers.")] = False,
 ) -> None:
     """Train a head that drafts from the target's hidden states, and save it.
 
-    The target answers the prompts, its hidden states of the answers are recorded, and the head is
-    trained on them. Interrupted, the same command resumes.
+    The target's hidden states of the recorded answers are stored, and the head is trained on them.
+    Interrupted, the same command resumes.
     """
     # Ray, torch and MLflow take seconds to import.
     from dashboards.reports.trained import acceptance
     from specdec_core.models.eagle.settings import check_layers
     from specdec_core.models.loading import load_skeleton
     from specdec_core.training.eagle.settings import EagleTrainingSettings
-    from specdec_core.training.kinds import HEAD
+    from specdec_core.training.eagle.training import EagleTraining
 
-    if quick and prompts is None and answers is None:
-        prompts, limit, new_tokens = "bundled:train", limit or 200, min(new_tokens, 64)
-    options = AnswerOptions.of(locals())
-    values = {**(_QUICK if quick else {}), **given(minutes=minutes)}
-    settings, rates = training_settings(EagleTrainingSettings, setting, learning_rate, **values)
-    inputs = numbers(layers, "--layers", int) if layers else None
-    if inputs:
+    settings, rates = training_settings(
+        EagleTrainingSettings, setting, learning_rate, **given(minutes=minutes)
+    )
+
+    def inputs(target: str) -> tuple[int, ...] | None:
+        if layers is None:
+            return None
+        chosen = numbers(layers, "--layers", int)
         model = load_skeleton(target).config.get_text_config(decoder=True)
-        check_layers(inputs, model.num_hidden_layers, "--layers")
-    head = train_on_answers(HEAD, options, settings, rates, acceptance, inputs)
+        check_layers(chosen, model.num_hidden_layers, "--layers")
+        return chosen
+
+    head = train_on_answers(
+        EagleTraining, recording, prompt_tokens, inputs, settings, rates, threads, out, acceptance
+    )
     point("head", head.folder)
 
 

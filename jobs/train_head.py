@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -30,10 +30,6 @@ def main(
         str, Option(help="Adam's; the best of several, by the loss on dev: 3e-4,1e-3,3e-3.")
     ] = "1e-3,3e-3",
     setting: TrainingSettings = None,
-    source: Annotated[
-        Literal["mixed", "trajectory"],
-        Option(help="specdecpp's examples: token mixing, or each candidate by itself."),
-    ] = "mixed",
     out: Annotated[Path | None, Option(help="Folder; unset, heads in the workspace.")] = None,
 ) -> None:
     """Train heads that predict whether a candidate token will be accepted, and save them.
@@ -66,7 +62,6 @@ def main(
         "heads": [spec.label for spec in specs],
         "settings": settings.model_dump(mode="json"),
         "learning_rates": list(rates),
-        "source": source,
         "out": str(out),
     }
     undelivered: list[Undelivered] = []
@@ -74,7 +69,7 @@ def main(
         for name in drafts:
             console.print(f"heads of [bold]{name}[/bold]")
             with console.status("reading recordings"):
-                examples = load_examples(recordings, name, [spec.kind for spec in specs], source)
+                examples = load_examples(recordings, name, [spec.kind for spec in specs])
             with ConsoleProgress(console) as progress:
                 heads, tried = train_heads(specs, examples, settings, out, rates, [progress])
             show(console, [fits(heads)])

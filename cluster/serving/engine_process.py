@@ -11,8 +11,9 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from time import monotonic
 from typing import Any, Protocol
@@ -248,26 +249,14 @@ class EngineProcess:
 
 class RemoteMemory:
     """What the drafter of an engine's process has learned; see
-    :class:`specdec_core.drafting.states.DrafterMemory`."""
+    :class:`specdec_core.drafting.states.DrafterMemory`, whose methods it passes on."""
 
     def __init__(self, engine: EngineProcess) -> None:
         self._engine = engine
 
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._engine.ask("state")
-        return state
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._engine.ask, name)
 
     def restore(self, state: dict[str, Any], source: str = "the state") -> None:
         if (error := self._engine.ask("restore", state, source)) is not None:
             raise UserError(error)
-
-    def gained(self) -> dict[str, Any]:
-        gain: dict[str, Any] = self._engine.ask("gained")
-        return gain
-
-    def absorb(self, gain: Mapping[str, Any]) -> None:
-        self._engine.ask("absorb", gain)
-
-    def rows(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self._engine.ask("rows")
-        return rows

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from dashboards import cells
 from dashboards.cells import Cell
 from dashboards.reports.sentences import limited
-from dashboards.reports.simulated import TPOT, TTFT, Measure, simulated
 from dashboards.sections import Section
-from specdec_core.search.load.result import CHECKED, Compared, LoadChoice, LoadVerdict
+from specdec_core.search.load.result import Compared, LoadChoice, LoadVerdict
+
+
+class Measure(NamedTuple):
+    """A heading, a number's format and the factor of its unit."""
+
+    heading: str
+    form: str
+    scale: float = 1.0
+
 
 # What is compared, by objective.
 OBJECTIVES = {
@@ -157,22 +167,34 @@ def _costs(choice: LoadChoice) -> Cell:
 
 
 def simulation(choice: LoadChoice) -> list[Section]:
-    """The simulation against live runs, where there were any."""
+    """The simulation against live runs, where there were any: each measure live, simulated and the
+    simulation's error."""
     if not choice.timed:
         return []
     table = choice.table()
     columns = {name: cells.text(name) for name in ("load", "configuration")}
-    checked = [
-        f"{name}{end}" for name in ("value", *CHECKED) for end in ("", "_simulated", "_error")
-    ]
-    section = simulated(
-        table[[*columns, *checked]],
-        {"value": OBJECTIVES[choice.by], "tpot": TPOT, "ttft": TTFT},
-        columns,
+    measures = {
+        "value": OBJECTIVES[choice.by],
+        "tpot": Measure("TPOT p50, ms", ".2f", 1e3),
+        "ttft": Measure("TTFT p95, ms", ".2f", 1e3),
+    }
+    shown: dict[str, Cell] = dict(columns)
+    for place, (name, (heading, form, scale)) in enumerate(measures.items()):
+        again = " " * place  # headings have to differ
+        shown |= {
+            heading: cells.number(name, form, scale),
+            f"simulated{again}": cells.number(f"{name}_simulated", form, scale),
+            f"off by{again}": cells.number(f"{name}_error", "+.0%"),
+        }
+    numbers = [f"{name}{end}" for name in measures for end in ("", "_simulated", "_error")]
+    frame = table[[*columns, *numbers]]
+    section = Section(
         key="simulation",
         title="The simulation against the live engine",
         note="The same requests, simulated from recorded rounds and step times; live runs are those"
         " of median length.",
+        frame=frame,
+        shown=cells.table(frame, shown),
         ruled=cells.group_ends(table["load"]),
         on_console=False,
     )

@@ -18,8 +18,8 @@ from specdec_core.base.environment import environment
 from specdec_core.config import PairSpec
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.training.finished import Finished
-from specdec_core.training.kinds import TrainedKind
 from specdec_core.training.recorded.finished import TrainingCard
+from specdec_core.training.recorded.training import RecordedTraining
 
 CARD_PARAMS = {"kind", "draft", "depth", "width", "w_acc", "w_rej", "settings", "sampling"}
 PLAN = "training_plan"  # tag: the parameters of the training
@@ -68,7 +68,7 @@ def _head_run(head: Finished[HeadCard]) -> LoggedRun:
 
 
 def log_training(
-    kind: TrainedKind,
+    kind: type[RecordedTraining[Any, Any, Any]],
     pair: PairSpec,
     params: Mapping[str, Any],
     best: Finished[TrainingCard],
@@ -85,7 +85,9 @@ def log_training(
     return _log(pair, run, kind.command, f"the {kind.name} is in {best.folder}")
 
 
-def _model_run(kind: TrainedKind, model: Finished[TrainingCard]) -> LoggedRun:
+def _model_run(
+    kind: type[RecordedTraining[Any, Any, Any]], model: Finished[TrainingCard]
+) -> LoggedRun:
     """A model's settings, its curves by tokens, and the evaluation of the weights that were
     kept."""
     card = model.card

@@ -141,8 +141,6 @@ def planned(
 
     Raises :class:`UserError` for bad input; nothing is written.
     """
-    if not plan.pair.drafts:
-        raise UserError(f"{plan.pair.name}: no draft model to record in this pair; give a --draft")
     if name is not None and (name == ".." or Path(name).name != name):
         raise UserError(f"--name {name}: expected a folder's name, not a path")
     tokenizer = check_pair(plan.pair, served=plan.served is not None)

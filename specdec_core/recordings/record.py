@@ -49,7 +49,7 @@ class Recorder:
 
     def __init__(self, pair: Pair, header: Header) -> None:
         # One request alone, as replays are compared with, attends by torch.
-        self.pair, self.header = replace(pair, compact=False), header
+        self.pair, self.header = replace(pair, compact=pair.compact and not pair.drafts), header
         self.vocab_size = pair.target.config.get_text_config(decoder=True).vocab_size
         self.engine: Engine | None = None
         if header.served is None:
@@ -100,7 +100,7 @@ class Recorder:
             ),
         )
         p = None
-        if self.engine is not None:
+        if self.engine is not None and (self.heads or self.drafts):
             forced = _forced(self.engine.target, prompt, output)
             p = self._distributions(torch.cat([logits for logits, _ in forced]))
         for name, head in self.heads.items():

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from jobs.cli import app
-from specdec_core.config import PairSpec
+from specdec_core.models.pair import Pair
 from tests.commands import Command, assert_refused, config_file, prompts_file
+from tests.specdec_core.training.conftest import recorded_answers
 
 DRAFTERS = {
     "alone": None,
@@ -36,7 +37,7 @@ FILES = {
 BENCH = "--config chain.yaml --rows rows.yaml --max-new-tokens 6 --prompts sums.jsonl"
 SERVE = f"bench serve {BENCH}"
 OFFLINE = f"bench offline {BENCH} --peers none"
-DRAFT, EAGLE = "train draft --out out --target target", "train eagle --out out --target target"
+DRAFT, EAGLE = "train draft --out out --recording", "train eagle --out out --recording"
 
 ROWS = [
     ("report nowhere", "nowhere"),
@@ -115,25 +116,25 @@ ROWS = [
     ),
     ("export --config chain.yaml --to vllm --fastest --plugin", "--plugin and --fastest: "),
     ("export --config svip.yaml --to vllm --traces none", "none: "),
-    (f"{DRAFT} --set width=100", "width 100 is no even multiple of 6 heads"),
-    (f"{DRAFT} --set key_value_heads=4", "6 heads cannot share 4 keys"),
-    (f"{DRAFT} --set copied_layers=first", "copied_layers: "),
+    (f"{DRAFT} answers/0 --set width=100", "width 100 is no even multiple of 6 heads"),
+    (f"{DRAFT} answers/0 --set key_value_heads=4", "6 heads cannot share 4 keys"),
+    (f"{DRAFT} answers/0 --set copied_layers=first", "copied_layers: "),
     (
-        f"{DRAFT} --set copied_layers=[0,1] --set width=96 --set inner=8",
+        f"{DRAFT} answers/0 --set copied_layers=[0,1] --set width=96 --set inner=8",
         "width, inner: a draft of copied layers",
     ),
-    (DRAFT, "answers: no answers in it; give --prompts"),
-    (f"{EAGLE} --learning-rate quick", "--learning-rate quick: expected numbers"),
-    (f"{EAGLE} --set steps", "--set steps: expected name=value"),
-    (f"{EAGLE} --set steps=0", "steps: .*greater than or equal to 1"),
-    (EAGLE, "answers: no answers in it; give --prompts"),
+    (f"{DRAFT} nowhere", "nowhere: no such folder, and no recording of that name"),
+    (f"{EAGLE} answers/0 --learning-rate quick", "--learning-rate quick: expected numbers"),
+    (f"{EAGLE} answers/0 --set steps", "--set steps: expected name=value"),
+    (f"{EAGLE} answers/0 --set steps=0", "steps: .*greater than or equal to 1"),
+    (f"{EAGLE} nowhere", "nowhere: no such folder, and no recording of that name"),
     (
-        f"{EAGLE} --prompts bundled:train --temperatures 0.7",
-        "--temperatures 0.7: no answers at temperature 0 or 1, by which an EAGLE head is",
+        f"{EAGLE} warm/0",
+        "warm/0: no answers at temperature 0 or 1, by which an EAGLE head is",
     ),
     *(
         (
-            f"{EAGLE} --prompts bundled:train --layers {layers}",
+            f"{EAGLE} answers/0 --layers {layers}",
             r"--layers \[.*\], expected increasing numbers from 0 to 2",
         )
         for layers in ("1,1,2", "0,1,3")
@@ -142,16 +143,17 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which commands are given, with the files that they name."""
     folder = tmp_path_factory.mktemp("folder")
     for name, drafter in DRAFTERS.items():
-        config_file(folder, tiny_spec, drafter).rename(folder / f"{name}.yaml")
+        config_file(folder, tiny_pair.spec, drafter).rename(folder / f"{name}.yaml")
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     (folder / "binary").write_bytes(b"\xff\xfe\x00")
-    (folder / "target").symlink_to(tiny_spec.target)
+    for name, temperature in (("answers", 0.0), ("warm", 0.7)):
+        recorded_answers(tiny_pair, folder / name, 4, 2, [temperature])
     prompts_file(folder, (f"x{n} = {n} + " for n in range(6)), "sums")
     return folder
 

@@ -20,13 +20,6 @@ _KEYS = ("text", "prompt", "completion")
 _AT_ONCE = 64  # texts
 
 
-class CorpusObserver(Observer):
-    """Follows the reading of a corpus."""
-
-    def read(self, tokens: int) -> None:
-        """A document of `tokens` tokens was read."""
-
-
 def read_texts(source: str) -> Iterator[str]:
     """The texts of `source`: one of :data:`BUNDLED` (modules of the standard library), a `.jsonl`
     file of records with a `text`, or a `prompt` and its `completion`, a text file, or a folder of
@@ -53,26 +46,24 @@ def read_texts(source: str) -> Iterator[str]:
 
 
 def encode(
-    texts: Iterable[str], tokenizer: Any, observer: CorpusObserver | None = None
+    texts: Iterable[str], tokenizer: Any, observer: Observer | None = None
 ) -> Iterator[list[int]]:
-    """The tokens of each text, without special ones."""
+    """The tokens of each text, without special ones. A step of the observer is a text."""
     texts = iter(texts)
     while batch := list(islice(texts, _AT_ONCE)):
         encoded = tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
         for tokens in encoded:
             if observer:
-                observer.read(len(tokens))
+                observer.step()
             yield tokens
 
 
-def recorded(
-    recording: Recording, observer: CorpusObserver | None = None
-) -> Iterator[Sequence[int]]:
+def recorded(recording: Recording, observer: Observer | None = None) -> Iterator[Sequence[int]]:
     """The recorded prompts, each with the target's output."""
     prompts = recording.prompts
     for prompt, output in zip(prompts.tokens, prompts.outputs, strict=True):
         if observer:
-            observer.read(len(prompt) + len(output))
+            observer.step()
         yield [*prompt.tolist(), *output.tolist()]
 
 

@@ -19,7 +19,7 @@ from specdec_core.training.eagle.settings import EagleEvaluation, EagleTrainingS
 from specdec_core.training.eagle.start import start_head
 from specdec_core.training.eagle.unrolled import UnrolledStep, unroll
 from specdec_core.training.recorded.features import TextBatch
-from specdec_core.training.recorded.finished import CARD, TrainingCard, card_values
+from specdec_core.training.recorded.finished import CARD, TrainingCard
 from specdec_core.training.recorded.loss import cross_entropy, probabilities
 from specdec_core.training.recorded.training import RecordedTraining
 
@@ -36,6 +36,9 @@ class EagleTrainingCard(TrainingCard):
 class EagleTraining(RecordedTraining[EagleTrainingSettings, EagleEvaluation, EagleHead]):
     """Trains a head by the training-time test of EAGLE-3."""
 
+    name, title, command, workspace = "head", "EAGLE head", "train eagle", "eagle"
+    judged_at = (0.0, 1.0)
+    card_type = EagleTrainingCard
     evaluation_type = EagleEvaluation
     reads_features = True
 
@@ -72,7 +75,7 @@ class EagleTraining(RecordedTraining[EagleTrainingSettings, EagleEvaluation, Eag
             speculative_tokens=self.settings.steps,
             training=self.settings.model_dump(mode="json"),
         )
-        card = EagleTrainingCard(**card_values(self), head=self.model.settings)
+        card = EagleTrainingCard(**self.card_values, head=self.model.settings)
         with atomic_folder(folder) as new:
             save_head(self.model, new, facts)
             (new / CARD).write_text(card.model_dump_json(indent=1))

@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 HELD_OUT = 0.1  # share of the prompts in dev, and share of the prompts in test
 TRAIN, DEV, TEST = range(3)
-Source = Literal["mixed", "trajectory"]
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]  # prompts, features, labels
 
 
@@ -48,17 +47,14 @@ class Examples:
     pair: dict[str, str]
     sampling: Sampling
     recordings: tuple[str, ...]
-    source: Source
 
 
 def load_examples(
     recordings: Sequence[Recording],
     draft: str,
     kinds: Sequence[HeadKind],
-    source: Source = "mixed",
 ) -> dict[HeadKind, Examples]:
-    """The examples of each kind from recordings of one pair. Examples of specdecpp come from token
-    mixing or, with `source` "trajectory", from the candidates along the target's trajectory.
+    """The examples of each kind from recordings of one pair.
 
     Raises:
         UserError: recordings of different pairs, models or sampling; no such draft; a recording
@@ -76,14 +72,11 @@ def load_examples(
         for kind in kinds:
             if kind != "specdecpp":
                 prompts, features, labels = _decisions(kind, trace, sampling)
-            elif source == "trajectory":
-                prompts, features, labels = _after_candidates(trace, draft, sampling)
             else:
                 prompts, features, labels = _mixed(recording.examples(draft))
             parts[kind].append((features, labels, split[prompts]))
     return {
-        kind: _joined(kind, rows, recordings, draft, hidden_size, source)
-        for kind, rows in parts.items()
+        kind: _joined(kind, rows, recordings, draft, hidden_size) for kind, rows in parts.items()
     }
 
 
@@ -105,10 +98,11 @@ def hash_places(prompt_tokens: Sequence[np.ndarray]) -> np.ndarray:
     return np.array([int.from_bytes(key[:8]) / 2**64 for key in keys], dtype=float)
 
 
-def same_models(recording: Recording, first: Recording, draft: str) -> None:
-    """Raises :class:`UserError` unless both are of one target and of one `draft`."""
-    recording.draft_name(draft)
-    for what in ("target", draft):
+def same_models(recording: Recording, first: Recording, draft: str | None = None) -> None:
+    """Raises :class:`UserError` unless both are of one target and, if given, of one `draft`."""
+    if draft is not None:
+        recording.draft_name(draft)
+    for what in ("target", *([] if draft is None else [draft])):
         if recording.header.fingerprints[what] != first.header.fingerprints.get(what):
             raise UserError(f"{recording.folder} and {first.folder}: other {what} weights")
 
@@ -127,7 +121,6 @@ def _joined(
     recordings: Sequence[Recording],
     draft: str,
     hidden_size: int,
-    source: Source,
 ) -> Examples:
     features, labels, split = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     header = recordings[0].header
@@ -146,12 +139,12 @@ def _joined(
         top_k=header.top_k,
         pair={"target": header.fingerprints["target"], "draft": header.fingerprints[draft]},
         sampling=header.sampling,
-        recordings=tuple(_digest(each) for each in recordings),
-        source=source,
+        recordings=tuple(recording_digest(each) for each in recordings),
     )
 
 
-def _digest(recording: Recording) -> str:
+def recording_digest(recording: Recording) -> str:
+    """Names what a recording holds."""
     content = f"{recording.header.model_dump_json()} {recording.shards}"
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -183,34 +176,6 @@ def _decisions(kind: HeadKind, trace: Trace, sampling: Sampling) -> Rows:
     return trace.prompt[rows], features, labels
 
 
-def _after_candidates(trace: Trace, draft: str, sampling: Sampling) -> Rows:
-    """What SpecDec++'s head reads after each candidate of the trajectory. §4.4 calls this ideal
-    but too expensive; here the continuations are recorded anyway."""
-    candidates, after = rows_after(trace, draft)
-    labels = acceptance(trace, candidates, sampling)
-    return trace.prompt[candidates], trace.hidden[after], labels
-
-
-def rows_after(trace: Trace, draft: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (n,) of the trajectory's candidates Y_t, and rows (n,) of the tokens that `draft` drafts
-    after them. The hidden state of such a row is the state of Y_t: it is the next position where
-    Y_t is the target's token, else the continuation. For an EAGLE head, which drafts the next
-    position from the target's features, it is always the continuation. Candidates without such a
-    row are left out."""
-    rows = trace.drafted
-    agrees = trace.draft_token[rows] == trace.target_token[rows]
-    next_position = agrees & (draft not in trace.header.eagle_heads)
-    keys = _keys(trace.prompt, trace.position, trace.step)
-    order = np.argsort(keys)
-    sought = _keys(
-        trace.prompt[rows], trace.position[rows] + next_position, (~next_position).astype(int)
-    )
-    places = np.searchsorted(keys, sought, sorter=order).clip(max=len(keys) - 1)
-    after = order[places]
-    recorded = (keys[after] == sought) & trace.is_drafted[after]
-    return rows[recorded], after[recorded]
-
-
 def acceptance(trace: Trace, rows: np.ndarray, sampling: Sampling) -> np.ndarray:
     """Acceptance probabilities (n,) float32 of the draft's tokens at trajectory rows (n,): under
     rejection sampling min(1, p/q), else 1 where they are the target's."""
@@ -220,18 +185,12 @@ def acceptance(trace: Trace, rows: np.ndarray, sampling: Sampling) -> np.ndarray
     return np.asarray(np.minimum(ratio, 1), np.float32)
 
 
-def _keys(prompt: np.ndarray, position: np.ndarray, step: np.ndarray) -> np.ndarray:
-    low = (position.astype(np.int64) << 16) | step
-    return np.asarray((prompt.astype(np.int64) << 40) | low)
-
-
 def training_digest(spec: HeadSpec, examples: Examples, settings: HeadTrainingSettings) -> str:
     """Names a training: the same digest gives the same head."""
     content = {
         "spec": spec.model_dump(),
         "settings": settings.model_dump(),
         "recordings": examples.recordings,
-        "source": examples.source,
         "held_out": {"dev": HELD_OUT, "test": HELD_OUT},
         "pair": examples.pair,
     }

@@ -1,17 +1,19 @@
 """What a target computes of its answers, recorded once for all trainings.
 
-A shard of answers gives a shard of features. The same call, interrupted, resumes after the last
-complete one. The target's own tables are stored beside them, so that training needs no target.
+The answers are those of recordings. The same call, interrupted, resumes after the last complete
+shard. The target's own tables are stored beside them, so that training needs no target.
 """
 
 from __future__ import annotations
 
+import hashlib
+import random
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -26,14 +28,10 @@ from specdec_core.config import Document, parse_json
 from specdec_core.models.features import LayerInputs, decoder_layers
 from specdec_core.models.fingerprints import TARGET, fingerprint
 from specdec_core.models.pair import Pair
-from specdec_core.training.heads.examples import held_out_prompts
-from specdec_core.training.recorded.answers import (
-    RecordedAnswer,
-    answer_shards,
-    read_card,
-    read_shard,
-)
+from specdec_core.recordings.schema import Recording
+from specdec_core.training.heads.examples import held_out_prompts, recording_digest, same_models
 
+SHARD = 256  # answers
 TABLES = "target.safetensors"
 _CARD = "features.json"
 _TEXTS = 8  # a forward
@@ -43,22 +41,95 @@ _TYPE = torch.bfloat16
 
 class FeaturesCard(Document):
     """What the shards in a folder hold: inputs of the target's `layers`, of its answers in
-    `answers`."""
+    `recordings`."""
 
-    answers: str
+    recordings: tuple[str, ...]
     target: str
     fingerprint: str
     layers: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
     config: dict[str, Any]  # the target's
-    identity: str  # of the answers' card
+    identity: str  # of the answers
 
 
-def missing_bytes(answers: Path, folder: Path, layers: int, width: int) -> int:
+@dataclass(frozen=True)
+class RecordedAnswer:
+    """A prompt and the target's answer at a temperature, as tokens. The held-out ones are not
+    trained on."""
+
+    prompt: list[int]
+    answer: list[int]
+    temperature: float
+    held_out: bool
+
+
+@dataclass(frozen=True)
+class RecordedAnswers:
+    """The answers in recordings of one target, without prompts of more than `longest` tokens. They
+    are shuffled by a fixed seed, so that the first shards are typical.
+
+    Raises :class:`UserError` where no answer is left, the recordings are of different targets or
+    other weights than the target's here, or tokens were sampled by another rule than temperature.
+    """
+
+    recordings: Sequence[Recording]
+    longest: int
+
+    def __post_init__(self) -> None:
+        for recording in self.recordings:
+            header = recording.header
+            same_models(recording, self.recordings[0])
+            if header.fingerprints[TARGET] != fingerprint(self.target):
+                raise UserError(f"{recording.folder}: the answers of other weights than are here")
+            if header.sampling.top_k or header.sampling.top_p < 1:
+                raise UserError(
+                    f"{recording.folder}: sampled with top-k or top-p, which a training does not"
+                    " know; record with a temperature alone"
+                )
+
+    @property
+    def target(self) -> str:
+        return self.recordings[0].header.pair.target
+
+    @property
+    def identity(self) -> str:
+        """The same for the same answers, wherever the recordings are."""
+        content = f"{[recording_digest(each) for each in self.recordings]} {self.longest}"
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    @cached_property
+    def texts(self) -> list[RecordedAnswer]:
+        found = []
+        for recording in self.recordings:
+            prompts, temperature = recording.prompts, recording.header.sampling.temperature
+            columns = prompts.tokens, prompts.outputs, held_out_prompts(prompts.first_turns)
+            found += [
+                RecordedAnswer(prompt.tolist(), output.tolist(), temperature, bool(held_out))
+                for prompt, output, held_out in zip(*columns, strict=True)
+                if len(prompt) <= self.longest
+            ]
+        if not found:
+            raise UserError(
+                f"{self.recordings[0].folder}: no prompts of at most {self.longest} tokens in it"
+            )
+        random.Random(0).shuffle(found)
+        return found
+
+    def missing(self, folder: Path) -> dict[int, list[RecordedAnswer]]:
+        """The shards whose features are not in `folder`, by number."""
+        shards = range(-(-len(self.texts) // SHARD))
+        return {
+            shard: self.texts[shard * SHARD : (shard + 1) * SHARD]
+            for shard in shards
+            if not _path(folder, shard).exists()
+        }
+
+
+def missing_bytes(answers: RecordedAnswers, folder: Path, layers: int, width: int) -> int:
     """The bytes that the features of answers will take that are not in `folder` yet."""
     rows = 0
-    for shard in _missing(answers, folder):
-        for text in read_shard(answers, shard):
+    for texts in answers.missing(folder).values():
+        for text in texts:
             rows += layers * (len(text.prompt) + len(text.answer)) + len(text.answer)
     return rows * width * _TYPE.itemsize
 
@@ -67,7 +138,7 @@ def missing_bytes(answers: Path, folder: Path, layers: int, width: int) -> int:
 def record_features(
     pair: Pair,
     layers: Sequence[int],
-    answers: Path,
+    answers: RecordedAnswers,
     folder: Path,
     observer: Observer | None = None,
 ) -> None:
@@ -77,53 +148,43 @@ def record_features(
     Raises:
         UserError: see :func:`check_folder`; or the target's output layer is more than a matrix.
     """
-    observer = observer or Observer()
-    fingerprint, target = pair.fingerprints[TARGET], pair.target
-    check_folder(folder, answers, fingerprint, layers)
+    observer, target = observer or Observer(), pair.target
+    check_folder(folder, answers, layers)
     card = FeaturesCard(
-        answers=str(answers),
+        recordings=tuple(str(each.folder) for each in answers.recordings),
         target=pair.spec.target,
-        fingerprint=fingerprint,
+        fingerprint=pair.fingerprints[TARGET],
         layers=tuple(layers),
         eos_token_ids=tuple(sorted(pair.eos_token_ids)),
         config=target.config.get_text_config(decoder=True).to_dict(),
-        identity=read_card(answers).identity,
+        identity=answers.identity,
     )
     if not (folder / _CARD).exists():
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_path(folder / TABLES) as path:
             save_file(_tables(target), path)
         write_atomically(folder / _CARD, card.model_dump_json(indent=1))
-    shards, missing = answer_shards(answers), _missing(answers, folder)
-    observer.stage("reading answers", len(shards), done=len(shards) - len(missing))
+    missing, shards = answers.missing(folder), -(-len(answers.texts) // SHARD)
+    observer.stage("recording features", shards, done=shards - len(missing))
     reader = _Reader(target, layers)
     try:
-        for shard in missing:
+        for shard, texts in missing.items():
             with atomic_path(_path(folder, shard)) as path:
-                save_file(reader.read(read_shard(answers, shard)), path)
+                save_file(reader.read(texts), path)
             observer.step()
     finally:
         reader.inputs.remove()
 
 
-def check_folder(folder: Path, answers: Path, fingerprint: str, layers: Sequence[int]) -> None:
-    """Raises :class:`UserError` unless the answers are of the target with that fingerprint, and
-    `folder` is empty or for the inputs of its `layers` at these very answers."""
-    card = read_card(answers)
-    if card.fingerprint != fingerprint:
-        raise UserError(
-            f"{answers}: the answers of another target (weights {card.fingerprint}, not"
-            f" {fingerprint}); name another --answers"
-        )
+def check_folder(folder: Path, answers: RecordedAnswers, layers: Sequence[int]) -> None:
+    """Raises :class:`UserError` unless `folder` is empty, or for the inputs of these `layers` at
+    these very answers."""
     if not (folder / _CARD).exists():
         return
     found = read_features_card(folder)
-    if (found.fingerprint, found.layers) != (fingerprint, tuple(layers)):
-        raise UserError(f"{folder}: holds other features ({_CARD} differs); name another --out")
-    if found.identity != card.identity:
+    if found.layers != tuple(layers) or found.identity != answers.identity:
         raise UserError(
-            f"{folder}: holds the features of other answers than those in {answers}; name another"
-            " --out"
+            f"{folder}: holds the features of other answers or layers; name another --out"
         )
 
 
@@ -133,16 +194,6 @@ def read_features_card(folder: Path) -> FeaturesCard:
     if not path.exists():
         raise UserError(f"{path}: no such file")
     return parse_json(FeaturesCard, path.read_text(), str(path))
-
-
-def check_features(folder: Path, target: str) -> None:
-    """Raises :class:`UserError` unless the features in a folder are of the target of that name."""
-    found, expected = read_features_card(folder).fingerprint, fingerprint(target)
-    if found != expected:
-        raise UserError(
-            f"{folder}: the features of another target (weights {found}, those of {target} are"
-            f" {expected})"
-        )
 
 
 def read_tables(folder: Path) -> dict[str, Tensor]:
@@ -198,6 +249,7 @@ class _Reader:
             "prompts": torch.tensor([len(answer.prompt) for answer in answers]),
             "answers": torch.tensor([len(answer.answer) for answer in answers]),
             "temperatures": torch.tensor([answer.temperature for answer in answers]),
+            "held_out": torch.tensor([answer.held_out for answer in answers]),
             "features": torch.cat([features[number] for number in range(len(texts))]),
             "last": rows,
             "normaliser": normaliser,
@@ -231,6 +283,7 @@ class Text:
     prompt: int  # tokens
     answer: int
     temperature: float
+    held_out: bool
 
     @property
     def length(self) -> int:
@@ -283,22 +336,21 @@ class RecordedTexts:
         self.folder, self.card = folder, read_features_card(folder)
         self.files: dict[int, Any] = {}
         self.texts: list[Text] = []
-        held_out: list[np.ndarray] = []
         for path in sorted(folder.glob("[0-9]*.safetensors")):
-            self._open(path, held_out)
-        self.held_out = np.concatenate([np.zeros(0, bool), *held_out])
+            self._open(path)
 
     def split(self, judged_at: Collection[float] = ()) -> tuple[list[int], list[int]]:
-        """The numbers of the texts to train on and of the held-out texts, by a hash of their
-        prompts. Raises :class:`UserError` where either list is empty, or where no held-out text is
-        at one of the temperatures `judged_at`, if there are any."""
+        """The numbers of the texts to train on and of the held-out texts. Raises
+        :class:`UserError` where either list is empty, or where no held-out text is at one of the
+        temperatures `judged_at`, if there are any."""
         usable = [n for n, text in enumerate(self.texts) if text.length > 0]
-        train = [n for n in usable if not self.held_out[n]]
-        rest = [n for n in usable if self.held_out[n]]
+        train = [n for n in usable if not self.texts[n].held_out]
+        rest = [n for n in usable if self.texts[n].held_out]
         judged = [n for n in rest if not judged_at or self.texts[n].temperature in judged_at]
         if not train or not judged:
             raise UserError(
-                f"{self.card.answers}: too few answers to train on some and evaluate on the others"
+                f"{', '.join(self.card.recordings)}: too few answers to train on some and evaluate"
+                " on the others"
             )
         return train, rest
 
@@ -334,29 +386,21 @@ class RecordedTexts:
             temperatures=torch.tensor([text.temperature for text in texts]),
         )
 
-    def _open(self, path: Path, held_out: list[np.ndarray]) -> None:
+    def _open(self, path: Path) -> None:
         shard = int(path.stem)
         file: Any = safe_open(path, framework="pt")
         self.files[shard] = file
-        tokens = file.get_tensor("tokens").numpy()
-        columns = [file.get_tensor(n).tolist() for n in ("prompts", "answers", "temperatures")]
-        prompts = []
+        names = ("prompts", "answers", "temperatures", "held_out")
         token = feature = last = 0
-        for prompt, answer, temperature in zip(*columns, strict=True):
-            self.texts.append(Text(shard, token, feature, last, prompt, answer, temperature))
-            prompts.append(tokens[token : token + prompt])
+        for prompt, answer, *how in zip(*(file.get_tensor(n).tolist() for n in names), strict=True):
+            self.texts.append(Text(shard, token, feature, last, prompt, answer, *how))
             token += prompt + answer
             feature += prompt + answer - 1
             last += max(answer - 1, 0)
-        held_out.append(held_out_prompts(prompts))
 
     def _rows(self, text: Text, name: str, first: int, count: int) -> Tensor:
         rows: Tensor = self.files[text.shard].get_slice(name)[first : first + count]
         return rows
-
-
-def _missing(answers: Path, folder: Path) -> list[int]:
-    return [shard for shard in answer_shards(answers) if not _path(folder, shard).exists()]
 
 
 def _path(folder: Path, shard: int) -> Path:

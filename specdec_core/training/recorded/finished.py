@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import SerializeAsAny
 
@@ -14,7 +14,6 @@ from specdec_core.config import Document, load_yaml, parse
 from specdec_core.training.finished import Finished
 from specdec_core.training.recorded.features import RecordedTexts
 from specdec_core.training.recorded.settings import Evaluation, Progress, TrainingSettings
-from specdec_core.training.recorded.training import RecordedTraining
 
 CARD = "training.json"
 
@@ -52,21 +51,6 @@ def training_digest(texts: RecordedTexts, settings: TrainingSettings) -> str:
     card = texts.card
     read = [card.fingerprint, card.layers, sorted(texts.files), len(texts.texts), card.identity]
     return hashlib.sha256(f"{settings.model_dump_json()} {read}".encode()).hexdigest()
-
-
-def card_values(training: RecordedTraining[Any, Any, Any]) -> dict[str, Any]:
-    """The values of a finished training's card."""
-    return {
-        "training": training_digest(training.texts, training.settings),
-        "fingerprint": training.texts.card.fingerprint,
-        "settings": training.settings,
-        "texts": {"train": len(training.trained_on), "held_out": len(training.held_out)},
-        "coverage": training.coverage,
-        "tokens": training.tokens,
-        "seconds": training.seconds,
-        "best": max(training.curve, key=lambda evaluation: evaluation.score),
-        "curve": tuple(training.curve),
-    }
 
 
 def load_card(folder: Path, kind: type[C]) -> C:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig
 
 from specdec_core.training.recorded.features import RecordedTexts, TextBatch, read_tables
+from specdec_core.training.recorded.finished import TrainingCard, training_digest
 from specdec_core.training.recorded.loss import working_type
 from specdec_core.training.recorded.settings import Evaluation, Progress, TrainingSettings
 from specdec_core.training.recorded.vocabulary import count_tokens, coverage, draft_vocabulary
@@ -32,6 +33,10 @@ class RecordedTraining(ABC, Generic[S, E, M]):
     A subclass makes the model, its loss and its evaluation.
 
     Attributes:
+        name: of the folder that the model is put into; `title` is that of its run.
+        command: the one that trains such models.
+        workspace: the folder of the workspace with all models of the kind.
+        judged_at: the temperatures of the answers that evaluations are of; unset, all.
         coverage: the draft vocabulary's share of the tokens of the held-out answers.
         output: the target's output layer's rows of the draft vocabulary.
         type: of products; parameters are float32.
@@ -40,6 +45,12 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         seconds: of training.
     """
 
+    name: ClassVar[str]
+    title: ClassVar[str]
+    command: ClassVar[str]
+    workspace: ClassVar[str]
+    judged_at: ClassVar[tuple[float, ...]] = ()
+    card_type: ClassVar[type[TrainingCard]]
     evaluation_type: ClassVar[type[Evaluation]]
     reads_features: ClassVar[bool]
 
@@ -82,6 +93,21 @@ class RecordedTraining(ABC, Generic[S, E, M]):
         trainer.run()
         self.curve = [self._evaluation(entry) for entry in trainer.curve]
         self.tokens, self.seconds = trainer.count, trainer.seconds
+
+    @property
+    def card_values(self) -> dict[str, Any]:
+        """The values of the card of a training that has ended."""
+        return {
+            "training": training_digest(self.texts, self.settings),
+            "fingerprint": self.texts.card.fingerprint,
+            "settings": self.settings,
+            "texts": {"train": len(self.trained_on), "held_out": len(self.held_out)},
+            "coverage": self.coverage,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "best": max(self.curve, key=lambda evaluation: evaluation.score),
+            "curve": tuple(self.curve),
+        }
 
     def trainer(
         self, checkpoints: Path, report: Callable[[Progress], None] = lambda _: None

@@ -13,7 +13,7 @@ from specdec_core.base.files import atomic_folder
 from specdec_core.models.reduced_draft import ReducedDraft
 from specdec_core.models.reduced_draft.storing import Reduced, save_reduced
 from specdec_core.training.recorded.features import TextBatch
-from specdec_core.training.recorded.finished import CARD, TrainingCard, card_values
+from specdec_core.training.recorded.finished import CARD, TrainingCard
 from specdec_core.training.recorded.loss import ROWS, cross_entropy, probabilities
 from specdec_core.training.recorded.training import RecordedTraining
 from specdec_core.training.reduced_draft.settings import DraftEvaluation, DraftTrainingSettings
@@ -32,6 +32,8 @@ class DraftTraining(RecordedTraining[DraftTrainingSettings, DraftEvaluation, Red
     """Trains a draft to predict the target's distribution after each token of an answer; prompts
     are context."""
 
+    name, title, command, workspace = "draft", "draft", "train draft", "drafts"
+    card_type = DraftTrainingCard
     evaluation_type = DraftEvaluation
     reads_features = False
 
@@ -87,7 +89,7 @@ class DraftTraining(RecordedTraining[DraftTrainingSettings, DraftEvaluation, Red
             target_fingerprint=target.fingerprint,
             target_width=self.output.shape[1],
         )
-        card = DraftTrainingCard(**card_values(self))
+        card = DraftTrainingCard(**self.card_values)
         with atomic_folder(folder) as new:
             save_reduced(draft, projection, reduced, new)
             (new / CARD).write_text(card.model_dump_json(indent=1))

@@ -96,7 +96,7 @@ def test_each_head_is_one_run_with_its_curves_figures_and_files(
 
 
 def test_other_settings_are_another_run(home: Path, tmp_path: Path) -> None:
-    first, second = (log([], tmp_path, {**PARAMS, **more}) for more in ({}, {"source": "mixed"}))
+    first, second = (log([], tmp_path, {**PARAMS, **more}) for more in ({}, {"width": 8}))
     assert first != second
     assert len(runs_in(home)[1]) == 2
 

@@ -14,11 +14,11 @@ from specdec_core.config import Configuration, Sampling
 from specdec_core.engine import Request
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
-from specdec_core.training.heads.examples import rows_after
 from tests.specdec_core.kinds import configured
 from tests.specdec_core.models.eagle.pair_heads import head_of
 from tests.specdec_core.recordings.recorded import SAMPLINGS, assert_replayed, recorded
 from tests.specdec_core.recordings.test_every_kind import KNOWN
+from tests.specdec_core.training.heads.rows import rows_after
 
 HEAD = "head"
 CHAIN = {"kind": "draft_model", "draft": HEAD}

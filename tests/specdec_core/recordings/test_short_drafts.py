@@ -12,7 +12,6 @@ from specdec_core.engine import Request
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import NOTHING, Recording
-from specdec_core.training.heads.examples import rows_after
 from tests.specdec_core.kinds import chain, configured, drafter
 from tests.specdec_core.recordings.recorded import SAMPLINGS, assert_replayed, recorded
 from tests.specdec_core.recordings.short_pair import HEAD, POSITIONS, short_pair
@@ -21,6 +20,7 @@ from tests.specdec_core.recordings.test_every_kind import (
     UNKNOWN,
     home,  # noqa: F401 (a fixture)
 )
+from tests.specdec_core.training.heads.rows import rows_after
 
 
 @pytest.fixture(scope="module")

@@ -29,5 +29,4 @@ def learnable(kind: HeadKind = "specdecpp", rows: int = 2000, hidden: int = 8) -
         pair=PAIR,
         sampling=Sampling(),
         recordings=("recording",),
-        source="mixed",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,15 +9,20 @@ import torch
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
+from specdec_core.config import Sampling
 from specdec_core.models.pair import Pair
+from specdec_core.recordings.schema import Recording, save_header
 from specdec_core.training.eagle.settings import EagleTrainingSettings
 from specdec_core.training.eagle.training import EagleTraining
-from specdec_core.training.kinds import HEAD
-from specdec_core.training.recorded.features import RecordedTexts, record_features
+from specdec_core.training.recorded.features import (
+    RecordedAnswers,
+    RecordedTexts,
+    record_features,
+)
 from specdec_core.training.recorded.gather import gather_features
 from specdec_core.training.recorded.settings import Progress
 from specdec_core.training.recorded.training import rate
-from tests.specdec_core.training.conftest import LAYERS, Recorded, answer_prompts, unpacked
+from tests.specdec_core.training.conftest import LAYERS, Recorded, recorded_answers, unpacked
 
 SETTINGS = EagleTrainingSettings(
     draft_vocab_size=200,
@@ -30,7 +34,11 @@ SETTINGS = EagleTrainingSettings(
 )
 
 
-def test_a_head_learns_what_its_target_will_write(recorded: Recorded, tmp_path: Path) -> None:
+def test_a_head_learns_what_its_target_will_write(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Losses are means between two reports: on a busy machine those would be of a few batches.
+    monkeypatch.setattr("specdec_core.training.trainer._REPORT_SECONDS", 1e9)
     training = EagleTraining(recorded.texts, SETTINGS)
     before = training.evaluate().acceptance
     heard: list[Progress] = []
@@ -49,12 +57,12 @@ def test_a_head_learns_what_its_target_will_write(recorded: Recorded, tmp_path: 
     assert evaluated[-1].figures == training.curve[-1].figures
 
 
-def test_features_are_recorded_once_and_gone_on_with(
+def test_features_are_recorded_once_and_resumed(
     tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specdec_core.training.recorded.answers.SHARD", 8)
-    answers, features = tmp_path / "answers", tmp_path / "features"
-    answer_prompts(tiny_pair, answers, prompts=20, new_tokens=6)
+    monkeypatch.setattr("specdec_core.training.recorded.features.SHARD", 8)
+    features = tmp_path / "features"
+    answers = recorded_answers(tiny_pair, tmp_path / "answers", prompts=20, new_tokens=6)
     pair = unpacked(tiny_pair)
     record_features(pair, LAYERS, answers, features)
     whole = {path.name: path.read_bytes() for path in features.glob("0*.safetensors")}
@@ -64,32 +72,39 @@ def test_features_are_recorded_once_and_gone_on_with(
     record_features(pair, LAYERS, answers, features)
     assert (features / "00000.safetensors").stat().st_mtime_ns == kept
     assert {p.name: p.read_bytes() for p in features.glob("0*.safetensors")} == whole
-    with pytest.raises(UserError, match="holds other features"):
+    with pytest.raises(UserError, match="the features of other answers or layers"):
         record_features(pair, (1,), answers, features)
 
 
-def test_features_of_other_answers_are_not_taken_for_those_that_are_asked_for(
-    tiny_pair: Pair, tmp_path: Path
-) -> None:
-    """Nor where there are as many shards of them, and nothing is missing."""
+def test_features_of_other_answers_are_refused(tiny_pair: Pair, tmp_path: Path) -> None:
+    """Also where there are as many shards of them, and nothing is missing."""
 
-    def gathered(answers: str) -> Path:
-        return gather_features(
-            tiny_pair.spec, LAYERS, tmp_path / answers, tmp_path, Observer(), lambda line: None
-        )
+    def gathered(answers: RecordedAnswers) -> Path:
+        return gather_features(answers, LAYERS, 1, tmp_path, Observer(), lambda line: None)
 
-    for answers, prompts in (("one", 20), ("two", 21)):
-        answer_prompts(tiny_pair, tmp_path / answers, prompts=prompts, new_tokens=4)
-    features = gathered("one")
-    assert gathered("one") == features
-    with pytest.raises(
-        UserError, match=r"of other answers than those in .*two; name another --out"
+    one, two = (
+        recorded_answers(tiny_pair, tmp_path / str(n), prompts=n, new_tokens=4) for n in (20, 21)
+    )
+    features = gathered(one)
+    assert gathered(one) == features
+    with pytest.raises(UserError, match="of other answers or layers; name another --out"):
+        gathered(two)
+
+
+def test_answers_that_cannot_be_learned_from_are_refused(tiny_pair: Pair, tmp_path: Path) -> None:
+    found = recorded_answers(tiny_pair, tmp_path, prompts=4, new_tokens=2)
+    assert [len(text.prompt) for text in RecordedAnswers(found.recordings, 3).texts] == [3, 2]
+    with pytest.raises(UserError, match="no prompts of at most 1 tokens"):
+        _ = RecordedAnswers(found.recordings, 1).texts
+    recording = found.recordings[0]
+    for changes, complaint in (
+        ({"fingerprints": {"target": "0"}}, "the answers of other weights than are here"),
+        ({"sampling": Sampling(temperature=1, top_k=4)}, "sampled with top-k or top-p"),
     ):
-        gathered("two")
-    card = json.loads((tmp_path / "two" / "answers.json").read_text())
-    (tmp_path / "two" / "answers.json").write_text(json.dumps({**card, "fingerprint": "0"}))
-    with pytest.raises(UserError, match="the answers of another target"):
-        gathered("two")
+        header = recording.header.model_copy(update=changes)
+        save_header(header, recording.folder)
+        with pytest.raises(UserError, match=complaint):
+            RecordedAnswers([Recording.open(recording.folder)], 400)
 
 
 def test_features_are_those_of_each_text_alone(tiny_pair: Pair, recorded: Recorded) -> None:
@@ -113,7 +128,7 @@ def test_features_are_those_of_each_text_alone(tiny_pair: Pair, recorded: Record
 
 
 def test_a_training_has_texts_held_out_that_it_can_be_judged_on(recorded: Recorded) -> None:
-    assert recorded.texts.split(HEAD.judged_at) == recorded.texts.split()
+    assert recorded.texts.split(EagleTraining.judged_at) == recorded.texts.split()
     with pytest.raises(UserError, match="too few answers to train on some and evaluate on"):
         recorded.texts.split((0.7,))
 

@@ -25,10 +25,10 @@ from specdec_core.training.heads.examples import (
     acceptance,
     held_out_prompts,
     load_examples,
-    rows_after,
     split_prompts,
 )
 from tests.specdec_core.recordings.recorded import recorded
+from tests.specdec_core.training.heads.rows import rows_after
 
 PROMPTS = [tuple(range(5 + 3 * i, 20 + 3 * i)) for i in range(24)]
 NEW_TOKENS = 12

@@ -42,8 +42,13 @@ COPY = DraftTrainingSettings(
 
 @pytest.mark.parametrize("settings", [SETTINGS, COPY], ids=["projected", "copied"])
 def test_a_draft_learns_what_its_target_will_write(
-    recorded: Recorded, tiny_pair: Pair, tmp_path: Path, settings: DraftTrainingSettings
+    recorded: Recorded,
+    tiny_pair: Pair,
+    tmp_path: Path,
+    settings: DraftTrainingSettings,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("specdec_core.training.trainer._REPORT_SECONDS", 1e9)
     training = DraftTraining(recorded.texts, settings)
     before = training.evaluate()
     training.run(tmp_path / "checkpoints")
