@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +40,6 @@ from specdec_core.prompts.chat import AUTO
 from specdec_core.search.plan import load_plan
 
 if TYPE_CHECKING:
-    from specdec_core.search.observer import SweepObserver
     from specdec_core.search.plan import ResolvedPlan
     from specdec_core.search.results import ReplaySummary, SweepResult
 
@@ -83,10 +80,6 @@ def main(
     allow_lossy: Annotated[
         list[str] | None,
         Option(help="Lossy method that may become champion; repeatable."),
-    ] = None,
-    live: Annotated[
-        int | None,
-        Option(min=1, max=65535, help="Port of a page that follows the sweep."),
     ] = None,
     clients: Annotated[
         str | None, Option(help="Clients at once, as 1,4,8: the plan's workload.")
@@ -132,7 +125,7 @@ def main(
     )
     config = config or (QUICK if engine is None else SERVERS)
     if engine is not None:
-        given_here = {"--no-replay": no_replay, "--allow-lossy": allow_lossy, "--live": live}
+        given_here = {"--no-replay": no_replay, "--allow-lossy": allow_lossy}
         if wrong := [option for option, value in given_here.items() if value]:
             raise UserError(f"{wrong[0]}: not with --engine, which ranks by replay and races there")
         sweep_server(engine, config, overrides, profile, name, fresh)
@@ -141,7 +134,7 @@ def main(
         raise UserError("--profile has the step costs of a server: it goes with --engine")
     plan = load_plan(config, **overrides)
     with interruptible():
-        result, version, report = sweep(plan, name, fresh, live)
+        result, version, report = sweep(plan, name, fresh)
     served = result.served
     best = f"{result.labels[served.id]} ({served.id})"
     if result.hardware is None:
@@ -218,10 +211,10 @@ def _record(config: Path, plan: ResolvedPlan) -> str:
 
 
 def sweep(
-    plan: ResolvedPlan, name: str | None, fresh: bool, live: int | None = None
+    plan: ResolvedPlan, name: str | None, fresh: bool
 ) -> tuple[SweepResult, int | None, Path]:
     """Run the sweep and show, write and log its report: the result, the registered version and the
-    report's page. A page at the port `live` follows it."""
+    report's page."""
     # Ray, torch and MLflow take seconds to import.
     from cluster.sweep.run import run_sweep
     from dashboards.outputs.console import show
@@ -233,9 +226,8 @@ def sweep(
     from dashboards.tracking.sweep_run import SweepRun
 
     progress, tracking = SweepProgress(console), SweepRun()
-    with _followed(live) as followers, progress:
-        observers = [tracking, progress, *followers]
-        result, folder = run_sweep(plan, workspace(), name, fresh, observers)
+    with progress:
+        result, folder = run_sweep(plan, workspace(), name, fresh, [tracking, progress])
     page = write_page(of_folder(result, folder.path), folder.path)
     sections = [standings(result), timed_sentences(result)]
     if result.under_load is not None:
@@ -249,23 +241,6 @@ def sweep(
         version = tracking.finish(result, folder.path, page)
         folder.finish()
     return result, version, page
-
-
-@contextmanager
-def _followed(port: int | None) -> Iterator[list[SweepObserver]]:
-    """The observer behind a page at `port`, which is there while the block runs."""
-    if port is None:
-        yield []
-        return
-    from cluster.page_server import page_server
-    from cluster.serving.http.pages import Page
-    from dashboards.live import LiveSweep
-    from dashboards.pages import LIVE
-
-    sweep = LiveSweep()
-    with page_server(Page(*LIVE), sweep.state, port) as url:
-        point("live", url)
-        yield [sweep]
 
 
 def replay_line(replay: ReplaySummary) -> str:

@@ -1,6 +1,4 @@
 """Pages that a server shows. Each is a folder with `index.html` and plain modules, without a build
-step and without content from elsewhere."""
+step and without content from elsewhere; named by the package and the folder."""
 
-# The package and its folder.
 PLAYGROUND = (__name__, "playground")
-LIVE = (__name__, "live")

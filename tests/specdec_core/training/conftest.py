@@ -11,14 +11,12 @@ import pytest
 from specdec_core.config import Sampling
 from specdec_core.engine import Request
 from specdec_core.models.pair import Pair, load_pair
-from specdec_core.prompts.prompt_sets import PromptSet
-from specdec_core.recordings.record import Recorder
-from specdec_core.recordings.schema import Header, Recording, save_header, write_shard
 from specdec_core.training.recorded.features import (
     RecordedAnswers,
     RecordedTexts,
     record_features,
 )
+from tests.specdec_core.recordings import recorded as recordings
 
 LAYERS = (0, 1, 2)
 PROMPTS = 200
@@ -44,22 +42,13 @@ def recorded_answers(
     temperature."""
     alone = load_pair(pair.spec.model_copy(update={"drafts": {}}))
     found = []
-    for number, temperature in enumerate(temperatures):
-        header = Header(
-            pair=alone.spec,
-            fingerprints=alone.fingerprints,
-            eos_token_ids=tuple(alone.eos_token_ids),
-            prompts=PromptSet(source="numbers", count=prompts, digest=str(prompts)),
-            sampling=Sampling(temperature=temperature),
-            max_new_tokens=new_tokens,
-        )
+    for first, temperature in enumerate(temperatures):
         requests = [
-            (n, Request(f"p{n}", tuple(range(3 + n, 5 + n + n % 5)), new_tokens, seed=n))
-            for n in range(number, prompts, len(temperatures))
+            Request(f"p{n}", tuple(range(3 + n, 5 + n + n % 5)), new_tokens, seed=n)
+            for n in range(first, prompts, len(temperatures))
         ]
-        save_header(header, folder / str(number))
-        write_shard(Recorder(alone, header).record(requests), folder / str(number), 0)
-        found.append(Recording.open(folder / str(number)))
+        sampling = Sampling(temperature=temperature)
+        found.append(recordings.recorded(alone, requests, folder / str(first), sampling=sampling))
     return RecordedAnswers(found, LONGEST)
 
 
