@@ -72,7 +72,7 @@ def main(
                 examples = load_examples(recordings, name, [spec.kind for spec in specs])
             with ConsoleProgress(console) as progress:
                 heads, tried = train_heads(specs, examples, settings, out, rates, [progress])
-            show(console, [fits(heads)])
+            show(console, [fits({head.label: head.card for head in heads})])
             try:
                 with console.status("writing to MLflow"):
                     log_heads(recordings[0].header.pair, name, params, tried, out)

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 
 from dashboards.look import DASHED, INK, OTHER_COLOURS, base_figure, legend_beside, style
@@ -63,26 +61,3 @@ def head_names(result: SweepResult) -> list[str]:
 def short(head: str) -> str:
     """A head's name without its folders."""
     return Path(head).name.removeprefix("bundled:")
-
-
-def heads_table(cards: Mapping[str, HeadCard]) -> pd.DataFrame:
-    """SpecDec++'s Table 3: one row a head, with its fit (KL in nats). Columns without any value are
-    left out."""
-    table = pd.DataFrame(
-        {
-            "head": short(name),
-            "draft": card.draft,
-            "kind": card.kind,
-            "w_rej": card.w_rej / card.w_acc,
-            "D": str(card.depth) if card.kind == "specdecpp" else "–",
-            **{
-                heading: card.metrics.get(key, np.nan)
-                for heading, key in (
-                    ("train KL", "train_kl"), ("eval KL", "eval_kl"), ("AUC", "auc"), ("ECE", "ece")
-                )
-            },
-        }
-        for name, card in cards.items()
-    )  # fmt: skip
-    table = table.sort_values(["draft", "kind", "w_rej", "D"], ignore_index=True)
-    return table[table.columns[~table.isna().all()]]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pandas as pd
 
 from dashboards import cells
-from dashboards.figures.heads import heads_table, reliability_diagram
+from dashboards.figures.heads import reliability_diagram, short
 from dashboards.sections import Section
 from specdec_core.drafting.heads.card import HeadCard
-from specdec_core.training.finished import Finished
 
+METRICS = ("train_kl", "eval_kl", "test_kl", "auc", "ece", "epoch")
 FITS = {
     "head": cells.text("head"),
     "w_rej": cells.number("w_rej", "g"),
@@ -21,30 +22,30 @@ FITS = {
     "test/KL": cells.number("test_kl", ".3f"),
     "AUC": cells.number("auc", ".3f"),
     "ECE": cells.number("ece", ".3f"),
-    "epoch": lambda row: f"{row['epoch']:.0f} of {row['epochs']}",
+    "epoch": cells.number("epoch", ".0f"),
 }
 
 
-def fits(heads: Sequence[Finished[HeadCard]]) -> Section:
+def fits(cards: Mapping[str, HeadCard]) -> Section:
     """How well the heads' probabilities fit, as in SpecDec++'s Table 3. The least eval KL of every
     kind and weight is marked."""
     frame = pd.DataFrame(
         {
-            "test_kl": None,  # of cards of earlier versions
-            **head.card.metrics,
-            "head": head.label,
-            "kind": head.card.kind,
-            "w_rej": head.card.w_rej,
-            "depth": head.card.depth if head.card.kind == "specdecpp" else None,
-            "epochs": head.card.settings.epochs,
+            "head": short(name),
+            "draft": card.draft,
+            "kind": card.kind,
+            "w_rej": card.w_rej / card.w_acc,
+            "depth": card.depth if card.kind == "specdecpp" else None,
+            **{key: card.metrics.get(key) for key in METRICS},
         }
-        for head in heads
+        for name, card in cards.items()
     )
-    peers = frame.groupby(["kind", "w_rej"])["eval_kl"]
+    peers = frame.astype({"eval_kl": float}).groupby(["kind", "w_rej"])["eval_kl"]
     least = (frame["eval_kl"] == peers.transform("min")) & (peers.transform("size") > 1)
     column = list(FITS).index("eval/KL")
     return Section(
         key="fits",
+        frame=frame,
         shown=cells.table(frame, FITS),
         legend="KL in nats; eval: prompts on which epoch and rate were chosen; AUC, ECE on test",
         best=[(row, column) for row in frame.index[least]],
@@ -53,4 +54,5 @@ def fits(heads: Sequence[Finished[HeadCard]]) -> Section:
 
 def reliability(cards: Mapping[str, HeadCard]) -> Section:
     """How well calibrated some heads are, and how they fit."""
-    return Section.drawn("heads", reliability_diagram(cards), heads_table(cards))
+    table, drawn = fits(cards), Section.drawn("heads", reliability_diagram(cards))
+    return replace(drawn, frame=table.frame, shown=table.shown, legend=table.legend)

@@ -12,8 +12,9 @@ import pytest
 
 from dashboards import look, ranking
 from dashboards.figures.frontier import chain_speedup, frontier, pareto
-from dashboards.figures.heads import heads_table, reliability_diagram
+from dashboards.figures.heads import reliability_diagram
 from dashboards.figures.sweep import accepted_lengths, speedups, time_per_token
+from dashboards.reports.heads import fits
 from specdec_core.config import Configuration, Sampling
 from specdec_core.config.kinds import DRAFTERS, POLICIES
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -296,22 +297,13 @@ def cards() -> dict[str, HeadCard]:
     return {f"d{d}-w{w:g}": card(d, w) for w in (6.0, 1.0) for d in (0, 3)}
 
 
-def test_the_table_has_each_head(cards):
-    table = heads_table(cards)
-    assert list(zip(table["w_rej"], table["D"], strict=True)) == [
-        (1, "0"), (1, "3"), (6, "0"), (6, "3")
-    ]  # fmt: skip
-    assert table["train KL"].tolist() == pytest.approx([0.1, 0.13, 0.1, 0.13])
-    assert table["eval KL"].tolist() == pytest.approx([0.3, 0.3, 0.8, 0.8])
-
-
 def test_the_table_has_the_fit_of_every_kind_by_its_short_name(cards):
     named = {"bundled:d0": cards["d0-w1"], "/somewhere/heads/t1": card(0, 1.0, kind="t1")}
-    table = heads_table(named)
+    table = fits(named).shown
     assert list(table["head"]) == ["d0", "t1"]
     assert list(table["D"]) == ["0", "–"]
-    assert {"train KL", "eval KL"} <= set(table.columns)
-    assert "ECE" not in table.columns
+    assert list(table["train/KL"]) == ["0.100", "0.100"]
+    assert list(table["ECE"]) == ["–", "–"]
 
 
 def test_of_many_heads_the_first_are_drawn_and_the_others_wait_in_the_legend(cards):

@@ -60,7 +60,7 @@ def test_the_reliability_diagram_holds_the_bins(heads: list[Finished[HeadCard]])
 
 
 def test_the_table_marks_the_least_eval_kl(heads: list[Finished[HeadCard]]) -> None:
-    section = fits(heads)
+    section = fits({head.label: head.card for head in heads})
     best = min(range(2), key=lambda i: heads[i].card.metrics["eval_kl"])
     assert section.best == [(best, list(FITS).index("eval/KL"))]
     assert section.shown["eval/KL"][best] == f"{heads[best].card.metrics['eval_kl']:.3f}"
