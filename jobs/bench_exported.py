@@ -66,7 +66,8 @@ def _exported(server: Server, configuration: Configuration, pair: Pair, name: st
 
 
 def _plugged_in(server: Server, configuration: Configuration, pair: Pair, name: str) -> Mode:
-    """The mode with our plug-in. Raises :class:`UserError` where it cannot draft there."""
+    """The mode with our plug-in. Raises :class:`UserError` for a configuration that it does not
+    take."""
     if configuration.unpriced and not server.measures:
         from specdec_core.engine import Engine
 

@@ -47,8 +47,8 @@ def train_on_answers(
     report: Callable[[Finished[Any]], Section],
 ) -> Finished[Any]:
     """Record the target's features of its recorded answers, train with each of the learning rates
-    and keep the best model. Features on disk are not recorded again. `layers` are the layers of a
-    target whose inputs are recorded, None for the usual ones.
+    and keep the best model. Features on disk are not recorded again. The inputs of a target's
+    `layers` are recorded; None stands for the usual ones.
 
     Raises:
         UserError: bad input, by name.

@@ -71,7 +71,7 @@ class LoopObserver:
         """A submission found the queues full."""
 
     def rejected(self, request_ids: Iterable[str]) -> None:
-        """The engine rejects one of these requests, and therefore all."""
+        """The engine rejects a submission because of one of its requests."""
 
     def prefilled(self, seconds: float) -> None:
         """The engine spent this time on prefills apart from rounds."""
@@ -83,7 +83,7 @@ class LoopObserver:
         """An unfinished request is given up by its caller."""
 
     def failed(self, request_ids: Iterable[str]) -> None:
-        """The engine of these requests is broken, and they end."""
+        """The requests end because their engine is broken."""
 
 
 class Submission:

@@ -249,7 +249,7 @@ class EngineProcess:
 
 class RemoteMemory:
     """What the drafter of an engine's process has learned; see
-    :class:`specdec_core.drafting.states.DrafterMemory`, whose methods it passes on."""
+    :class:`specdec_core.drafting.states.DrafterMemory`. Its methods are called in that process."""
 
     def __init__(self, engine: EngineProcess) -> None:
         self._engine = engine

@@ -62,7 +62,7 @@ class Shard:
         self.split, self.rank, self.parts = split, rank, parts
         self.device = claim_device()
         self.spec = placed_spec(spec)
-        # The first rank has the logits of split heads, the last rank those of split layers.
+        # With split heads the first rank has the logits, with split layers the last rank.
         self.answers = rank == (parts - 1 if split == "layers" else 0)
         self.runners: dict[int, ModelRunner] = {}
         self.outputs: dict[int, Output] = {}  # of each runner's last forward

@@ -165,7 +165,7 @@ class ModelTrainer(Trainer):
             group["lr"] = group["initial_lr"] * self.loop.rate(self.share)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """All parameters decay, those of norms and biases, too."""
+        """All parameters decay, also norms and biases."""
         return [name for name, _ in model.named_parameters()]
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:

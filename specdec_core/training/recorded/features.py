@@ -1,7 +1,7 @@
 """What a target computes of its answers, recorded once for all trainings.
 
-The answers are those of recordings. The same call, interrupted, resumes after the last complete
-shard. The target's own tables are stored beside them, so that training needs no target.
+Recordings have the answers. The same call, interrupted, resumes after the last complete shard. The
+target's own tables are stored beside them, so that training needs no target.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class RecordedAnswers:
         return found
 
     def missing(self, folder: Path) -> dict[int, list[RecordedAnswer]]:
-        """The shards whose features are not in `folder`, by number."""
+        """The shards without features in `folder`, by number."""
         shards = range(-(-len(self.texts) // SHARD))
         return {
             shard: self.texts[shard * SHARD : (shard + 1) * SHARD]
@@ -177,8 +177,8 @@ def record_features(
 
 
 def check_folder(folder: Path, answers: RecordedAnswers, layers: Sequence[int]) -> None:
-    """Raises :class:`UserError` unless `folder` is empty, or for the inputs of these `layers` at
-    these very answers."""
+    """Raises :class:`UserError` where `folder` holds the features of other answers, or the inputs
+    of other layers than `layers`."""
     if not (folder / _CARD).exists():
         return
     found = read_features_card(folder)
@@ -355,7 +355,7 @@ class RecordedTexts:
         return train, rest
 
     def answers(self, numbers: Iterable[int]) -> Iterator[list[int]]:
-        """The answers of these texts as tokens."""
+        """The answers as tokens, by the numbers of their sequences."""
         for number in numbers:
             text = self.texts[number]
             start = text.token + text.prompt
