@@ -93,7 +93,8 @@ def test_features_of_other_answers_are_refused(tiny_pair: Pair, tmp_path: Path) 
 
 def test_answers_that_cannot_be_learned_from_are_refused(tiny_pair: Pair, tmp_path: Path) -> None:
     found = recorded_answers(tiny_pair, tmp_path, prompts=4, new_tokens=2)
-    assert [len(text.prompt) for text in RecordedAnswers(found.recordings, 3).texts] == [3, 2]
+    short = RecordedAnswers(found.recordings, 3).texts
+    assert sorted(len(text.prompt) for text in short) == [2, 3]
     with pytest.raises(UserError, match="no prompts of at most 1 tokens"):
         _ = RecordedAnswers(found.recordings, 1).texts
     recording = found.recordings[0]
