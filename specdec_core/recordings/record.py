@@ -49,7 +49,7 @@ class Recorder:
 
     def __init__(self, pair: Pair, header: Header) -> None:
         # One request alone, as replays are compared with, attends by torch.
-        self.pair, self.header = replace(pair, compact=pair.compact and not pair.drafts), header
+        self.pair, self.header = replace(pair, compact=False), header
         self.vocab_size = pair.target.config.get_text_config(decoder=True).vocab_size
         self.engine: Engine | None = None
         if header.served is None:

@@ -99,7 +99,7 @@ class RecordedAnswers:
 
     @cached_property
     def texts(self) -> list[RecordedAnswer]:
-        found = []
+        found: list[RecordedAnswer] = []
         for recording in self.recordings:
             prompts, temperature = recording.prompts, recording.header.sampling.temperature
             columns = prompts.tokens, prompts.outputs, held_out_prompts(prompts.first_turns)
