@@ -63,7 +63,6 @@ MaybeTokens = Annotated[int | None, Option(min=1, help="New tokens for each prom
 Repeats = Annotated[int, Option(min=1, help="Times each prompt is decoded.")]
 Name = Annotated[str | None, Option(help="Name of the result's folder.")]
 Fresh = Annotated[bool, Option("--fresh", help="Do not resume.")]
-Traces = Annotated[list[str], Option(help="Recording, a folder or a name; repeatable.")]
 Hardware = Annotated[Path | None, Option(help="Forward times of another machine (YAML).")]
 ProfileFile = Annotated[
     Path | None,
