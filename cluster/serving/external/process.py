@@ -57,7 +57,7 @@ class Program:
         server = server_of(self.engine, stage="serve", option="--engine")
         pair = served_pair(deployment.pair)
         dtype: torch.dtype = getattr(torch, pair.spec.runner.target_dtype)
-        models = models_of(pair.spec, server.heads, dtype=dtype)
+        models = models_of(pair.spec, server.heads, dtype=dtype, gguf=server.gguf)
         mode = server.mode_of(deployment.configuration, models)
         if (reason := server.missing(mode.settings)) is not None:
             raise UserError(f"{server.title}: {reason}")

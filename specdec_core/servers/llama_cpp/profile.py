@@ -79,19 +79,19 @@ def profile_llama_cpp(
     prompts: Prompts = {name: {} for name, _ in modes if name != NGRAM}
     fitting = [tokens for tokens in PROMPTS if tokens + 2 <= pair.max_length]
     observer.stage("measuring steps of llama.cpp", LAPS * len(modes))
-    version = ""
-    for _, ((name, length), mode) in product(range(LAPS), modes.items()):
-        with TemporaryDirectory() as folder:
-            served = server.served(pair, mode, (), Path(folder))
-            with running(mode.name, served.command, max(batches), served.environment) as http:
-                for context, rows in product(contexts, batches):
-                    seconds = _step(http, rows, context, length, repeats)
-                    keep_least(steps[name], (rows, context, length), seconds)
-                for tokens in fitting if name in prompts else ():
-                    keep_least(prompts[name], tokens, _prefill(http, pair, tokens, repeats))
-        version = served.version
+    with TemporaryDirectory() as folder:
+        served = {key: server.served(pair, modes[key], (), Path(folder)) for key in modes}
+    for _, (name, length) in product(range(LAPS), modes):
+        each = served[name, length]
+        with running(name, each.command, max(batches), each.environment) as http:
+            for context, rows in product(contexts, batches):
+                seconds = _step(http, rows, context, length, repeats)
+                keep_least(steps[name], (rows, context, length), seconds)
+            for tokens in fitting if name in prompts else ():
+                keep_least(prompts[name], tokens, _prefill(http, pair, tokens, repeats))
         observer.step()
     steps[NGRAM] |= steps[PLAIN]  # a lookup that finds nothing takes no time that can be measured
+    version = served[PLAIN, 0].version
     return assembled(pair, steps, prompts, 0.0, version, ahead=False)
 
 
@@ -122,8 +122,7 @@ def running(
             while not _healthy(http):
                 if process.poll() is not None or monotonic() > deadline:
                     log.seek(max(0, log.seek(0, os.SEEK_END) - 20_000))
-                    lines = log.read().decode(errors="replace").strip().splitlines()
-                    raise UserError(f"{name}: its server ended: {lines[-1] if lines else ''}")
+                    raise UserError(f"{name}: its server ended: {_last_words(log.read())}")
                 sleep(0.05)
             yield http
         finally:
@@ -132,6 +131,13 @@ def running(
             process.wait()
             if process.stdin is not None:
                 process.stdin.close()
+
+
+def _last_words(log: bytes) -> str:
+    """The last line that tells of an error, else the last one; usage may follow an error."""
+    lines = [line.strip() for line in log.decode(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return [*lines[-1:], *errors[-1:]][-1] if lines else "it said nothing"
 
 
 def _healthy(http: httpx.Client) -> bool:

@@ -26,8 +26,9 @@ from specdec_core.models.loading import load_config
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.servers.completions import AnswerServer
 from specdec_core.servers.llama_cpp import process
+from specdec_core.servers.llama_cpp import profile as times
 from specdec_core.servers.llama_cpp.conversion import gguf_of
-from specdec_core.servers.llama_cpp.profile import profile_llama_cpp, running
+from specdec_core.servers.llama_cpp.profile import running
 from specdec_core.servers.model_files import models_of
 from specdec_core.servers.server import Mode
 from specdec_core.servers.table import SERVERS
@@ -152,15 +153,17 @@ def test_an_eagle_head_is_converted_and_loaded(pair: Pair, tmp_path: Path) -> No
 
 
 @built
-def test_its_steps_are_timed(pair: Pair) -> None:
-    profile = profile_llama_cpp(
-        LLAMA_CPP, pair, widths=(1, 3), contexts=(64,), batches=(1, 2), repeats=1
+def test_its_steps_are_timed(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
+    for name, value in {"LAPS": 1, "LENGTHS": (1, 3), "PROMPTS": (16, 256), "STEPS": 3}.items():
+        monkeypatch.setattr(times, name, value)
+    profile = times.profile_llama_cpp(
+        LLAMA_CPP, pair, widths=(1,), contexts=(64,), batches=(1, 2), repeats=1
     )
     assert profile.device.startswith("cpu, llama.cpp b")
     assert not profile.whole_chains
     assert 0 < profile.t_target() < 1
     assert set(profile.drafts) == {"small"}
-    assert profile.prefill_seconds([384]) > profile.prefill_seconds([32])
+    assert profile.prefill_seconds([256]) > profile.prefill_seconds([16])
 
 
 @built
