@@ -201,7 +201,7 @@ def _step(http: httpx.Client, rows: int, context: int, length: int, repeats: int
             raise UserError("llama.cpp: no candidates were proposed while its steps were timed")
         return float(timings["predicted_ms"]) / 1e3 / max(verified, 1)
 
-    taken = []
+    taken: list[float] = []
     with ThreadPoolExecutor(rows) as pool:
         list(pool.map(decode, range(rows), [1] * rows))  # the prompt, into the cache
         for _ in range(repeats):
@@ -214,7 +214,8 @@ def _prefill(http: httpx.Client, pair: Pair, tokens: int, repeats: int) -> float
     vocabulary = len(pair.tokenizer)
     prompt = [(7 * n * n + n) % vocabulary for n in range(tokens)]  # does not repeat itself
     body = {"prompt": prompt, "n_predict": 1, "cache_prompt": False, "temperature": 0}
-    return statistics.median(_timings(http, body)["prompt_ms"] / 1e3 for _ in range(repeats))
+    taken = (float(_timings(http, body)["prompt_ms"]) / 1e3 for _ in range(repeats))
+    return statistics.median(taken)
 
 
 def _timings(http: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def further(counterpart: Counterpart, more: Mapping[str, Any]) -> Counterpart:
         methods, kind, remark = FURTHER[name]
         if method not in methods:
             raise UserError(f"--set {name}: vLLM has it with {' and '.join(methods)}, not {method}")
-        if type(value) is not kind or (kind is int and value < 1):
+        if type(value) is not kind or (isinstance(value, int) and value < 1 and kind is int):
             raise UserError(f"--set {name}={value}: expected {_EXPECTED[kind]}")
         remarks.append(remark)
     return Counterpart({**counterpart.settings, **more}, tuple(remarks))
