@@ -47,19 +47,21 @@ class Words(BaseHTTPRequestHandler):
             return
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
-        self.send_header("connection", "close")
+        self.send_header("transfer-encoding", "chunked")
         self.end_headers()
         for word in self._words(body):
-            event = {"choices": [{"text": word}], "reasoning": None}
-            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-        self.wfile.write(b"data: [DONE]\n\n")
-        self.close_connection = True
+            self._chunk(f"data: {json.dumps({'choices': [{'text': word}], 'reasoning': None})}\n\n")
+        self._chunk("data: [DONE]\n\n")
+        self._chunk("")
 
     def _words(self, body: dict[str, object]) -> Iterator[str]:
         for word in words(str(body["prompt"]), int(str(body["max_tokens"]))):
             time.sleep(PAUSE)
             Words.written += 1
             yield word
+
+    def _chunk(self, text: str) -> None:
+        self.wfile.write(f"{len(text):x}\r\n{text}\r\n".encode())
 
     def _send(self, status: int, text: str) -> None:
         self.send_response(status)
