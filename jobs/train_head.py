@@ -53,6 +53,7 @@ def main(
     settings, rates = training_settings(HeadTrainingSettings, setting, learning_rate)
     recordings = [open_named(name, workspace()) for name in recording]
     drafts = draft.split(",") if draft else list(recordings[0].header.pair.drafts)
+    drafts = drafts or [recordings[0].draft_name()]  # refuses a recording without drafts
     for name in drafts:
         for each in recordings:
             same_models(each, recordings[0], name)

@@ -25,20 +25,29 @@ def bundled_path(name: str) -> Path:
     A missing folder is unpacked from :data:`STORED` into the user's cache, by one process at a
     time, and kept by the stored files' contents.
 
-    Raises `UserError` (a `ValueError`) naming the known models for any other name, and for a stored
-    file that is damaged.
+    Raises `UserError` (a `ValueError`) naming the known models for any other name, for a damaged
+    stored file, and for a cache that cannot be written.
     """
     known = (*PAIR, *FOR_FETCHED)
     if name not in known:
         raise UserError(f"unknown bundled model {name!r}; known: {', '.join(known)}")
     files = sorted((STORED / name).iterdir())
     folder = kept_folder("models") / f"{name}-{_digest(files)}"
-    if not folder.is_dir():
+    if folder.is_dir():
+        return folder
+    try:
         with alone(folder):
             if not folder.is_dir():  # not made by another process meanwhile
                 with atomic_folder(folder) as new:
                     for file in files:
                         _unpack(file, new)
+    except OSError as error:
+        if isinstance(error, UserError):  # no room
+            raise
+        raise UserError(
+            f"{folder}: cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder"
+            " that can be"
+        ) from None
     return folder
 
 

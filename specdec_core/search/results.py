@@ -20,7 +20,6 @@ from specdec_core.tokens.statistics import Counts, Generation, Ratio, as_long, p
 
 METRIC = "estimated_speedup"
 SECONDS = "estimated_seconds"
-ESTIMATES = (METRIC, SECONDS)
 NOTABLE = 50  # replayed configurations, of perhaps thousands, that are kept in full detail
 ORACLE = OracleSettings.model_fields["kind"].default
 

@@ -69,7 +69,7 @@ def load_examples(
         trace = recording.trace(draft)
         split = split_prompts(trace.prompts.first_turns)
         hidden_size = trace.hidden.shape[1]
-        for kind in kinds:
+        for kind in parts:  # each once, though several heads may be of a kind
             if kind != "specdecpp":
                 prompts, features, labels = _decisions(kind, trace, sampling)
             else:

@@ -10,6 +10,7 @@ from specdec_core.drafting.target_started.settings import TargetForkSettings, Ta
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Generation, TokenOrigin
+from specdec_core.tokens.token_tree import ROOT
 from tests.specdec_core.drafting.proofs import COUNTING, proposals, requests
 from tests.specdec_core.kinds import configured, policy
 
@@ -82,3 +83,25 @@ def test_a_token_whose_logit_is_0_may_begin_a_tree() -> None:
     seen = proposals(engine.drafter)
     engine.generate([Request("", (1, 2), 8, ignore_eos=True)])
     assert seen[0].tree.begun == 3
+
+
+def test_it_ends_when_the_policy_would_stop_every_branch(tiny_pair: Pair) -> None:
+    threshold = 0.08
+    stops = policy("confidence", threshold=threshold, max_tokens=6)
+    settings = TargetForkSettings(width=3, spread=2, policy=stops, replacement=True)
+    engine = Engine(tiny_pair, configured(settings, Sampling(temperature=1.0)))
+    seen, depths = proposals(engine.drafter), set()
+    engine.generate([Request("", COUNTING[1], 40, seed=3, ignore_eos=True)])
+    for _, room, _, tree in seen:
+        if not len(tree):
+            continue
+        assert tree.parents.count(ROOT) == 3
+        depth = [len(tree.path(n)) for n in range(len(tree))]
+        depths.add(tree.depth)
+        drafted = [n for n in range(len(tree)) if tree.parents[n] != ROOT]
+        confidence = {n: float(tree.draft_probs[n].max()) for n in drafted}
+        for level in range(2, tree.depth + 1):
+            goes_on = max(confidence[n] for n in drafted if depth[n] == level) >= threshold
+            ends = level == tree.depth
+            assert goes_on != ends or level - 1 == min(6, room)
+    assert len(depths) > 1

@@ -121,3 +121,21 @@ def test_numbers_of_the_wrong_vocabulary_would_be_found(monkeypatch: pytest.Monk
     monkeypatch.setattr(Engine, "_draft", by_draft_numbers)
     pair = pair_with_head(toy_pair(), tokens=3)
     assert fit({"kind": "draft_model", "draft": HEAD}, Sampling(temperature=1.0), pair=pair) < 1e-6
+
+
+@torch.inference_mode()
+def test_a_head_proposes_tokens_of_its_own_vocabulary_alone(pair: Pair) -> None:
+    head = pair.drafts[HEAD]
+    configuration = configured({"kind": "draft_model", "draft": HEAD}, Sampling(temperature=2.0))
+    engine, proposed = Engine(pair, configuration, 3), set()
+    draft = engine.drafter.propose
+
+    def record(sequences: list) -> list[TokenTree]:
+        trees = draft(sequences)
+        proposed.update(token for tree in trees for token in tree.tokens)
+        return trees
+
+    engine.drafter.propose = record
+    engine.generate(requests(48))
+    assert len(proposed) > 20
+    assert proposed <= set(head.proposable.tolist())

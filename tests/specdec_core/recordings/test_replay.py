@@ -17,7 +17,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.recordings.replay import Replay
-from specdec_core.tokens.statistics import Generation
+from specdec_core.tokens.statistics import Counts, Generation
 from tests.conftest import save_random_head
 from tests.specdec_core.kinds import NEEDED, configured
 from tests.specdec_core.recordings.recorded import assert_same
@@ -258,3 +258,13 @@ def test_what_the_recording_does_not_know_is_one_line(short: Replay) -> None:
         with pytest.raises(UserError, match="cannot replay") as error:
             short.run(configuration)
         assert "\n" not in str(error.value)
+
+
+def test_the_test_notices_a_wrong_branching(recorded: Recorded, short: Replay) -> None:
+    live = configured(DRAFTERS["deep tree"])
+    rounds = recorded.live(live, slots=8)
+    wrong = ((3, 1, 2, 1, 1, 1), (2, 1, 2, 1, 1, 1, 1), (3, (1, 1, 2), 2, 1, 1, 1, 1))
+    assert short.run(live).counts == Counts.of(rounds)
+    for branching in wrong:
+        other = configured({"kind": "tree", "branching": branching})
+        assert short.run(other).counts != Counts.of(rounds)

@@ -200,3 +200,13 @@ def test_looks_are_further_and_further_apart() -> None:
     assert [looks_within(n) for n in (1, 2, 3, 4, 13)] == [
         *([1], [2], [2, 3], [2, 3, 4], [2, 3, 4, 6, 9, 13])
     ]
+
+
+def test_intervals_of_several_looks_hold_together() -> None:
+    noisy = {"a": runs(1.0, 0.3), "b": runs(1.01, 0.3)}
+    once, often = (
+        LoadComparison(noisy, FOUR, "tokens_per_second", looks=looks).ratio("b", "a")
+        for looks in (1, 5)
+    )
+    assert often.value == once.value
+    assert often.low < once.low < once.high < often.high
