@@ -35,7 +35,7 @@ COMMANDS = {
     "report": (FIND, "Write a sweep's HTML report again."),
     "certify": (PROVE, "Show that a configuration changes nothing but the speed."),
     "bench offline": (PROVE, "Time this engine against transformers and vLLM."),
-    "bench serve": (PROVE, "Compare servers under load, this one and vLLM's."),
+    "bench serve": (PROVE, "Compare servers under load: this one, vLLM's and llama.cpp's."),
     "serve": (SERVE, "Serve the champion over HTTP, OpenAI-compatible."),
     "serve keys": (SERVE, "Make an API key for a server's file of keys."),
     "deploy": (SERVE, "Have a running server serve another configuration, or go back."),

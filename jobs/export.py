@@ -89,9 +89,10 @@ def main(
     with the command that starts it. A configuration that the server cannot express is replaced by
     the nearest settings by replay, with the speed that this is expected to cost."""
     check_times(hardware, profile)
+    further = dict(map(_setting, more or []))
     if plugin and fastest:
         raise UserError("--plugin and --fastest: a plug-in drafts by the configuration as it is")
-    if plugin and more:
+    if plugin and further:
         raise UserError("--plugin and --set: a plug-in drafts by the configuration as it is")
     from specdec_core.search.nearest import counterpart_or_nearest, rank
     from specdec_core.servers.table import server_of
@@ -128,8 +129,8 @@ def main(
             counterpart, nearest = counterpart_or_nearest(server, models, configuration, find)
             if nearest is not None:
                 say_nearest(server, configuration.drafter, nearest)
-        if more:
-            counterpart = server.with_more(counterpart, dict(map(_setting, more)))
+        if further:
+            counterpart = server.with_more(counterpart, further)
         for remark in counterpart.remarks:
             console.print(f"{server.title} {escape(remark)}", soft_wrap=True)
         if not server.verified:
@@ -143,7 +144,10 @@ def _setting(text: str) -> tuple[str, Any]:
     name, given, value = text.partition("=")
     if not given:
         raise UserError(f"--set {text}: expected NAME=VALUE")
-    return name, yaml.safe_load(value)
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise UserError(f"--set {text}: {value} is not a YAML value") from None
 
 
 def _priced(

@@ -224,9 +224,11 @@ class Recording:
     def draft_name(self, draft: str | None = None) -> str:
         """A recorded draft; the first one unless named. Raises :class:`UserError`."""
         names = list(self.header.pair.drafts)
-        draft = names[0] if draft is None and names else draft
+        if not names:
+            raise UserError(f"{self.folder}: recorded without a draft; record with --draft")
+        draft = names[0] if draft is None else draft
         if draft not in names:
-            known = ", ".join(names) or "none"
+            known = ", ".join(names)
             raise UserError(f"{self.folder}: no draft {draft!r} was recorded (it has: {known})")
         return draft
 
@@ -247,7 +249,7 @@ class Recording:
         if draft in self.header.eagle_heads:
             raise UserError(
                 f"{self.folder}: {draft} is an EAGLE head, of which no token-mixed examples are"
-                " recorded; train on its candidates with --source trajectory"
+                " recorded; train other --kinds for it, or heads of another --draft"
             )
         return self._dense(self.table(f"{EXAMPLES}/{draft}"))
 

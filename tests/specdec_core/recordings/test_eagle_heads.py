@@ -114,7 +114,7 @@ def test_what_follows_a_candidate_does_not_tell_whether_it_was_accepted(replay: 
 
 def test_examples_of_mixed_texts_are_refused(replay: Replay) -> None:
     assert len(replay.recording.examples("draft"))
-    with pytest.raises(UserError, match="--source trajectory"):
+    with pytest.raises(UserError, match="is an EAGLE head"):
         replay.recording.examples(HEAD)
 
 
