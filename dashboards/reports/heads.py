@@ -39,7 +39,7 @@ def fits(cards: Mapping[str, HeadCard]) -> Section:
             **{key: card.metrics.get(key) for key in METRICS},
         }
         for name, card in cards.items()
-    )
+    ).sort_values(["draft", "kind", "w_rej", "depth"], kind="stable", ignore_index=True)
     peers = frame.astype({"eval_kl": float}).groupby(["kind", "w_rej"])["eval_kl"]
     least = (frame["eval_kl"] == peers.transform("min")) & (peers.transform("size") > 1)
     column = list(FITS).index("eval/KL")

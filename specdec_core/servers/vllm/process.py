@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 from specdec_core.base.errors import UserError
@@ -270,7 +270,7 @@ def inherited_environment() -> dict[str, str]:
 def library_environment(folder: Path) -> dict[str, str]:
     """Variables for a process of vLLM in which this library is installed, with its entry point for
     vLLM: alone, by way of `folder`, without what is installed beside it."""
-    library = Path(__file__).parents[2]
+    library, folder = Path(__file__).parents[2], Path(mkdtemp(dir=folder))
     (folder / library.name).symlink_to(library, target_is_directory=True)
     installed = folder / "specdec-0.dist-info"
     installed.mkdir()

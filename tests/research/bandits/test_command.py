@@ -70,7 +70,7 @@ def test_prompts_of_several_sets_are_decoded_in_turn(
     assert len(re.findall(r"\n\| (?:\*\*)?UCB of", text)) == 6  # two rules, in three tables
     assert "<svg" in (folder / "bandits.html").read_text()
 
-    client, [logged] = runs_in(home)
+    client, [logged], _ = runs_in(home)
     assert logged.info.status == "FINISHED"
     assert logged.data.tags["counted"] == "live"
     assert logged.data.metrics["UCB_of_3_arms.mat"] == pytest.approx(

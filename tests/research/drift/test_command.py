@@ -38,7 +38,7 @@ def test_drift_is_shown_written_and_logged_by_width(
     assert texts["log_likelihood"].between(-10, 0).all()
     assert "| far | 3 | lossy |" in (folder / "drift.md").read_text()
 
-    client, [run] = runs_in(home)
+    client, [run], _ = runs_in(home)
     assert run.data.tags["lossless"] == "false"
     assert run.data.metrics["toy.far.width_3.kl"] > run.data.metrics["toy.far.width_1.kl"]
     assert {"text.d.width_3.change", "text.autoregressive.log_likelihood"} <= set(run.data.metrics)

@@ -94,7 +94,7 @@ def test_a_command_leaves_tables_figures_and_a_run(command: Command, home: Path)
     proposed = Configuration.model_validate(load_yaml(folder / "draft.yaml"))
     assert proposed.drafter.kind == "tree"
 
-    _, [run] = runs_in(home)
+    _, [run], _ = runs_in(home)
     assert run.info.status == "FINISHED"
     assert run.data.metrics["draft.grid.speedup"] == pytest.approx(grid["speedup"].max())
 

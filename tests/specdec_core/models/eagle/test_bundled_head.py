@@ -1,4 +1,4 @@
-"""The EAGLE heads that come along: small, for the target they name, and with a card of theirs."""
+"""The EAGLE heads that come along: small, for the target they name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from specdec_core.base.bundled import FOR_FETCHED, bundled_path
 from specdec_core.models.eagle.loading import load_head, names_head, read_card
 from specdec_core.models.fingerprints import fingerprint
 from specdec_core.models.loading import load_skeleton
-from specdec_core.training.eagle.packed import card_page
-from specdec_core.training.eagle.training import EagleTrainingCard
-from specdec_core.training.recorded.finished import load_card
 
 MEBIBYTE = 1024 * 1024
 HEADS = [name for name in FOR_FETCHED if names_head(f"bundled:{name}")]
@@ -38,14 +35,6 @@ def test_it_is_small_enough_for_the_repository(name: str) -> None:
     folder = bundled_path(name.removeprefix("bundled:"))
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 12 * MEBIBYTE
     assert names_head(name)
-
-
-def test_its_readme_is_made_from_its_cards(name: str) -> None:
-    folder = bundled_path(name.removeprefix("bundled:"))
-    made = card_page(load_card(folder, EagleTrainingCard), read_card(name).target, name)
-    page = (folder / "README.md").read_text(encoding="utf-8")
-    assert page.startswith(made)
-    assert "## Licence" in page.removeprefix(made)
 
 
 def test_it_is_for_the_target_that_it_names(name: str) -> None:
