@@ -146,9 +146,14 @@ def _check_engine(given: Arguments, configuration: Configuration) -> None:
 def _words(arguments: str | None) -> tuple[str, ...]:
     """The words of `--engine-arguments`. Raises :class:`UserError`."""
     try:
-        return tuple(shlex.split(arguments or ""))
+        words = tuple(shlex.split(arguments or ""))
     except ValueError as error:
         raise UserError(f"--engine-arguments: {str(error).lower()}") from None
+    if any(word.startswith("--api-key") for word in words):
+        raise UserError(
+            "--engine-arguments: the program has a key of ours; --api-key-file has the clients'"
+        )
+    return words
 
 
 def _access(given: Arguments, local: bool = False) -> Access:

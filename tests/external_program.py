@@ -7,6 +7,7 @@ Each word that it writes follows from the prompt, and takes it some milliseconds
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -30,14 +31,19 @@ class Words(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         found = {
             "/health": "",
+            "/v1/headers": json.dumps([*self.headers.items()]),
+            "/adapters": "not for clients",
             "/v1/models": json.dumps({"data": [{"id": "tiny"}, {"id": "an-adapter"}]}),
             "/metrics": "# TYPE vllm:generation_tokens counter\n"
             f"vllm:generation_tokens_total {Words.written}\n",
         }
-        self._send(200 if self.path in found else 404, found.get(self.path, "no such path"))
+        if self.path == "/health" or self._has_key():
+            self._send(200 if self.path in found else 404, found.get(self.path, "no such path"))
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if not self._has_key():
+            return
         if unknown := body.keys() - FIELDS:
             self._send(400, json.dumps({"error": {"message": f"unknown: {min(unknown)}"}}))
             return
@@ -54,6 +60,13 @@ class Words(BaseHTTPRequestHandler):
         self._chunk("data: [DONE]\n\n")
         self._chunk("")
 
+    def _has_key(self) -> bool:
+        key = os.environ.get("VLLM_API_KEY")
+        found = key is None or self.headers["authorization"] == f"Bearer {key}"
+        if not found:
+            self._send(401, "no key")
+        return found
+
     def _words(self, body: dict[str, object]) -> Iterator[str]:
         for word in words(str(body["prompt"]), int(str(body["max_tokens"]))):
             time.sleep(PAUSE)
@@ -65,6 +78,8 @@ class Words(BaseHTTPRequestHandler):
 
     def _send(self, status: int, text: str) -> None:
         self.send_response(status)
+        self.send_header("set-cookie", "a=1")
+        self.send_header("set-cookie", "b=2")
         self.send_header("content-length", str(len(text)))
         self.end_headers()
         self.wfile.write(text.encode())

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+import re
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, nullcontext
 from time import perf_counter
 from typing import Any, cast
+from urllib.parse import quote
 
 import httpx
 from fastapi import FastAPI, Response
@@ -33,7 +35,7 @@ from cluster.serving.http.access import ACCOUNT, Access, Gate
 from cluster.serving.http.answer import event, while_connected
 from cluster.serving.http.bodies import read_body
 from cluster.serving.http.errors import add_error_handlers
-from cluster.serving.http.limits import Account, within
+from cluster.serving.http.limits import Account, WindowUse, within
 from cluster.serving.http.listener import Listener
 from cluster.serving.http.pages import Heads
 from cluster.serving.http.routes import deploy
@@ -43,9 +45,17 @@ from cluster.serving.protocol.models import Health, Ready
 from specdec_core.models.pair import max_length_of
 
 # Headers of one connection, and those that this server's access needs.
-_OWN = {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding"}
-_OWN |= {"upgrade", "host", "content-length", "authorization", "accept-encoding", "date", "server"}
-_PATHS = ("v1/", "tokenize", "detokenize", "version", "rerank", "score", "pooling", "classify")
+_OWN = {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding"}
+_OWN |= {b"upgrade", b"host", b"content-length", b"authorization", b"proxy-authorization"}
+_OWN |= {b"date", b"server", deploy.TOKEN_HEADER.encode()}
+_WITHOUT_ANSWER = ("tokenize", "detokenize", "version", "rerank", "score", "pooling", "classify")
+_PATHS = ("v1/", *_WITHOUT_ANSWER)
+# Paths that generate nothing, where a request need not say how many tokens it asks for.
+_WITHOUT_ANSWER += ("v1/embeddings", "v1/rerank", "v1/score", "v1/load_lora", "v1/unload_lora")
+_NEW_TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+_CHOICES = ("n", "best_of", "n_cmpl")
+_USAGE_END = 4096  # bytes at the end of an answer that have its usage
+_TOTAL = re.compile(rb'"total_tokens" *: *(\d+)')
 _FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0, 160.0)
 _ENDED = ApiError(
     "the server's process has ended before the answer was complete, and is started again",
@@ -152,12 +162,11 @@ def build_external_app(service: ExternalService, listener: Listener | None = Non
 
     @app.api_route("/{path:path}", methods=["GET", "POST"], include_in_schema=False)
     async def passed(path: str, request: HttpRequest) -> Response:
-        if not path.startswith(_PATHS):
+        if ".." in path.split("/") or not path.startswith(_PATHS):
             raise ApiError(f"{request.method} /{path}: Not Found", status=404)
         body = await read_body(request)
-        if request.method == "POST":
-            _limit(service, request, body)
-        return await while_connected(request, _passed(service, request, body))
+        taken = _limit(service, request, path, body) if request.method == "POST" else None
+        return await while_connected(request, _passed(service, request, body, taken))
 
     app.add_middleware(Gate, access=service.access)
     app.add_middleware(Heads)
@@ -165,42 +174,102 @@ def build_external_app(service: ExternalService, listener: Listener | None = Non
     return app
 
 
-def _limit(service: ExternalService, request: HttpRequest, body: bytes) -> None:
-    """Apply the limits of tokens. The tokenizer is the server's: a prompt counts as a token for
-    every four bytes of the body. A request that says nothing of new tokens asks for the limit's.
-    Raises :class:`ApiError`."""
+def _limit(
+    service: ExternalService, request: HttpRequest, path: str, body: bytes
+) -> WindowUse | None:
+    """Apply the limits of tokens; returns what was taken of the key's. The tokenizer is the
+    server's: a prompt counts as a token for every four bytes of the body. A request that says
+    nothing of new tokens asks for as many as the context holds. Raises :class:`ApiError`."""
     account: Account = getattr(request.state, ACCOUNT)
     most = service.access.limits.tokens
     if most is None and account.allowance.tokens is None:
-        return
+        return None
     try:
         asked: dict[str, Any] = json.loads(body)
-        given = [asked.get(name) for name in ("max_completion_tokens", "max_tokens")]
-        given.append(asked.get("max_output_tokens"))
-        new = next((int(each) for each in given if each is not None), most or 0)
-        choices = int(asked.get("n") or 1)
-    except (ValueError, TypeError, AttributeError):
+        # Servers prefer one name or the other: the largest number counts.
+        given = [int(asked[name]) for name in _NEW_TOKENS if asked.get(name) is not None]
+        choices = max(int(asked.get(name) or 1) for name in _CHOICES)
+        prompts = _prompts(asked.get("prompt"))
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ApiError("the body is no JSON object with numbers of tokens") from None
+    if min([choices, *given]) < 0:
+        raise ApiError("max_tokens: a negative number of tokens is unlimited", param="max_tokens")
+    if given:
+        new = max(given)
+    else:
+        generates = not path.startswith(_WITHOUT_ANSWER)
+        new = max_length_of(service.fleet.deployment.pair) if generates else 0
     if most is not None and new > most:
+        asks = "" if given else "without it a request asks for all that the context holds: "
         raise ApiError(
-            f"max_tokens: {new} new tokens are more than the {most} of a request here",
+            f"max_tokens: {asks}{new} new tokens are more than the {most} of a request here",
             param="max_tokens",
         )
-    account.tokens(len(body) // 4 + max(new, 0) * max(choices, 1))
+    return account.tokens(len(body) // 4 + new * choices * prompts)
 
 
-async def _passed(service: ExternalService, request: HttpRequest, body: bytes) -> Response:
-    """The server's answer: events as they come, all else whole. Raises :class:`ApiError` where its
-    process ends before, or the answer takes too long."""
+def _prompts(prompt: object) -> int:
+    """The number of prompts of a completion. A list of numbers is one, as tokens."""
+    if not isinstance(prompt, list) or all(isinstance(each, int) for each in prompt):
+        return 1
+    return len(prompt)
+
+
+async def _passed(
+    service: ExternalService, request: HttpRequest, body: bytes, taken: WindowUse | None
+) -> Response:
+    """The server's answer: events as they come, all else whole. What it did not use of the tokens
+    `taken` is given back at its end. Raises :class:`ApiError` where its process ends before, or the
+    answer takes too long."""
     parts = within(_exchanged(service, request, body), service.access.limits.seconds)
-    answer = cast(httpx.Response, await anext(parts))
-    kept = {name: value for name, value in answer.headers.items() if name not in _OWN}
+    try:
+        answer = cast(httpx.Response, await anext(parts))
+    except BaseException:  # also a client that leaves
+        if taken is not None:
+            taken.close()
+        raise
+    kept = _kept(answer.headers.raw)
     chunks = cast(AsyncIterator[bytes], parts)
+    if taken is not None:
+        chunks = _counted(chunks, taken, len(body) // 4 if answer.is_success else None)
     first = await anext(chunks, b"")
-    if kept.get("content-type", "").startswith("text/event-stream"):
-        return StreamingResponse(_events(first, chunks), answer.status_code, kept)
-    content = first + b"".join([chunk async for chunk in chunks])
-    return Response(content, answer.status_code, kept)
+    response: Response
+    if answer.headers.get("content-type", "").startswith("text/event-stream"):
+        response = StreamingResponse(_events(first, chunks), answer.status_code)
+    else:
+        content = first + b"".join([chunk async for chunk in chunks])
+        response = Response(content, answer.status_code)
+    response.raw_headers += kept
+    return response
+
+
+def _kept(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers that pass: all but those of one connection, which `Connection` names, too."""
+    lower = [(name.lower(), value) for name, value in headers]
+    named = b",".join(value.lower() for name, value in lower if name == b"connection")
+    dropped = _OWN | {name.strip() for name in named.split(b",")}
+    return [(name, value) for name, value in lower if name not in dropped]
+
+
+async def _counted(
+    chunks: AsyncIterator[bytes], taken: WindowUse, prompt: int | None
+) -> AsyncIterator[bytes]:
+    """The same, which give back at their end what was not used: all of it without a `prompt`, which
+    the server has refused. An answer that does not report its usage counts as its prompt does."""
+    length, end = 0, b""
+    try:
+        async for chunk in chunks:
+            length, end = length + len(chunk), (end + chunk)[-_USAGE_END:]
+            yield chunk
+    finally:
+        if prompt is not None:
+            taken.used = _used(end) or prompt + length // 4
+        taken.close()
+
+
+def _used(end: bytes) -> int | None:
+    """The tokens of prompt and answer by the usage at the end of an answer."""
+    return max(map(int, _TOTAL.findall(end)), default=None)
 
 
 async def _exchanged(
@@ -210,9 +279,12 @@ async def _exchanged(
     its process ends before the answer does."""
     fleet, began, reason = service.fleet, perf_counter(), "abort"
     server = service.choose()
-    headers = [(name, value) for name, value in request.headers.items() if name not in _OWN]
+    headers = _kept(request.headers.raw)
+    if "accept-encoding" not in request.headers:
+        headers.append((b"accept-encoding", b"identity"))  # else httpx asks for others
+    headers.append((b"authorization", f"Bearer {server.key}".encode()))
     query = f"?{request.url.query}" if request.url.query else ""
-    url = f"{server.url}{request.url.path}{query}"
+    url = f"{server.url}{quote(request.scope['path'])}{query}"
     server.running += 1
     try:
         async with fleet.http.stream(request.method, url, headers=headers, content=body) as answer:
@@ -224,6 +296,9 @@ async def _exchanged(
                     first = False
                 yield chunk
         reason = "stop" if answer.is_success else "refused"
+    except httpx.InvalidURL:
+        reason = "refused"
+        raise ApiError("the address has characters that no address has") from None
     except httpx.HTTPError:
         reason = "error"
         fleet.lost(server)

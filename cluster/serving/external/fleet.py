@@ -195,7 +195,8 @@ class ExternalFleet:
         found = {}
         for server in self.working:
             with suppress(httpx.HTTPError):
-                answer = await self.http.get(f"{server.url}/metrics", timeout=_LOOK)
+                key = {"authorization": f"Bearer {server.key}"}
+                answer = await self.http.get(f"{server.url}/metrics", headers=key, timeout=_LOOK)
                 if answer.is_success:
                     found[server.name] = answer.text
         return found

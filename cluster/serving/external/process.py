@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from specdec_core.servers.table import server_of
 logger = logging.getLogger(__name__)
 
 LOGS = "servers"  # folder in the workspace
+_KEYS = ("VLLM_API_KEY", "LLAMA_API_KEY")  # variables with the key that a program asks for
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,9 @@ class Program:
     devices: int = 1
     arguments: tuple[str, ...] = ()
 
-    def prepare(self, deployment: Deployment, folder: Path) -> ServedMode:
-        """The server in the mode for a deployment; its files are in `folder`. Raises
-        :class:`UserError` where it is not installed or has no such mode."""
+    def prepare(self, deployment: Deployment, folder: Path, key: str) -> ServedMode:
+        """The server in the mode for a deployment, which asks for `key`; its files are in `folder`.
+        Raises :class:`UserError` where it is not installed or has no such mode."""
         server = server_of(self.engine, stage="serve", option="--engine")
         pair = served_pair(deployment.pair)
         dtype: torch.dtype = getattr(torch, pair.spec.runner.target_dtype)
@@ -63,7 +65,7 @@ class Program:
             raise UserError(f"{server.title}: {reason}")
         more = [*server.serving_options(self.model, self.devices), *self.arguments]
         served = server.served(pair, mode, self.cores, folder)
-        environment = dict(served.environment)
+        environment = {**served.environment, **dict.fromkeys(_KEYS, key)}
         if self.gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
 
@@ -80,6 +82,7 @@ class ExternalServer:
         self.name, self.program, self.deployment = name, program, deployment
         self.running = 0
         self.since = int(time())
+        self.key = secrets.token_urlsafe()  # of the process's port, which other users can reach
         self.url: str | None = None  # while requests are answered
         self.failing = 0  # starts in a row after which the process has ended at once
         self._started = monotonic()
@@ -91,7 +94,7 @@ class ExternalServer:
     def start(self) -> None:
         """Start the process, and return once it answers. Raises :class:`UserError`."""
         mode = self._mode = self._mode or self.program.prepare(
-            self.deployment, Path(self._folder.name)
+            self.deployment, Path(self._folder.name), self.key
         )
         logs = workspace() / LOGS
         logs.mkdir(parents=True, exist_ok=True)

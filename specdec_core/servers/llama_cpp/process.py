@@ -69,8 +69,9 @@ def served(pair: Pair, mode: Mode, cores: Sequence[int]) -> ServedMode:
         options = {**models, **engine_options(pair, mode, requests), **_bound(mode, cores), **where}
         return [str(_program()), *as_options(options)]
 
-    # LLAMA_ARG_… variables stand for options that are not given.
-    own = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}
+    # LLAMA_ARG_… variables stand for options that are not given, and one for a key to ask for.
+    ours = ("LLAMA_ARG_", "LLAMA_API_KEY")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return ServedMode(released, {**models, **engine_options(pair, mode)}, command, own)
 
 

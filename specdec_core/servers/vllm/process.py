@@ -263,8 +263,8 @@ def process_environment(threads: int) -> dict[str, str]:
 
 def inherited_environment() -> dict[str, str]:
     """This process's variables for a process of vLLM: this environment's modules are not for that
-    one."""
-    return {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    one, and its server must not ask for a key that is in them."""
+    return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VLLM_API_KEY")}
 
 
 def library_environment(folder: Path) -> dict[str, str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,16 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.serving.external.app import ExternalService, build_external_app
+from cluster.serving.external.app import (
+    ExternalService,
+    _counted,
+    _prompts,
+    build_external_app,
+)
 from cluster.serving.external.fleet import ExternalFleet
 from cluster.serving.external.process import Program
 from cluster.serving.http.access import Access
-from cluster.serving.http.limits import RequestLimits
+from cluster.serving.http.limits import RequestLimits, WindowUse
 from cluster.serving.http.routes.deploy import DEPLOY, ROLL_BACK, TOKEN_HEADER
 from cluster.serving.served import Deployment, Operation
 from cluster.serving.server_process import running
@@ -136,6 +142,67 @@ def test_keys_limits_health_and_metrics_are_ours(http: httpx.Client) -> None:
     assert float(generated.split()[-1]) > 0
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_completion_tokens": 1, "max_tokens": 221},
+        {"max_tokens": 1, "n_predict": 221},
+        {"max_tokens": -1},
+        {},  # up to the end of the context
+        {"max_tokens": float("inf")},
+        {"max_tokens": 1, "n": -1},
+    ],
+)
+def test_no_field_passes_the_limit_of_tokens(http: httpx.Client, fields: dict[str, Any]) -> None:
+    body = json.dumps({"prompt": "a", **fields}).replace("Infinity", "1e999")
+    answer = http.post("/v1/completions", content=body)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_a_body_that_is_nested_too_deep_is_refused(http: httpx.Client) -> None:
+    assert http.post("/v1/completions", content="[" * 100_000).status_code == 400
+
+
+def test_every_prompt_counts_and_unused_tokens_are_given_back(tiny_spec: PairSpec) -> None:
+    assert _prompts(["a", "b"]) == _prompts([[1], [2, 3]]) == 2
+    assert _prompts([1, 2]) == _prompts("ab") == _prompts(None) == 1
+
+    async def left(answer: list[bytes], prompt: int | None) -> int:
+        taken = WindowUse(0.0, 1000)
+        async for _ in _counted(_chunks(answer), taken, prompt):
+            pass
+        return taken.amount
+
+    async def _chunks(answer: list[bytes]) -> AsyncIterator[bytes]:
+        for chunk in answer:
+            yield chunk
+
+    usage = [b'{"choices": [], "usage": {"total_', b'tokens": 30}}']
+    assert asyncio.run(left(usage, 10)) == 30
+    assert asyncio.run(left([b"x" * 40], 10)) == 20
+    assert asyncio.run(left([b"refused"], None)) == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/%2e%2e/adapters", "/v1/a%0A", "/v1/a%3Fb", "/v1/%2e%2e"])
+def test_no_path_leads_out_of_those_that_pass(http: httpx.Client, path: str) -> None:
+    assert http.get(path).status_code == 404
+
+
+def test_headers_pass_as_bytes_and_ours_do_not(http: httpx.Client) -> None:
+    given = {"X-Title": "Müller".encode(), "Connection": b"x-hop", "X-Hop": b"1"}
+    given |= {TOKEN_HEADER: TOKEN.encode(), "Accept-Encoding": b"br"}
+    answer = http.get("/v1/headers", headers=given)
+    assert answer.headers.get_list("set-cookie") == ["a=1", "b=2"]
+    found = {name.lower(): value for name, value in answer.json()}
+    assert found["x-title"].encode("latin-1") == "Müller".encode()
+    assert found["accept-encoding"] == "br"
+    assert found.keys().isdisjoint({"x-hop", TOKEN_HEADER})
+    assert KEY not in found["authorization"]
+    [server] = [p for p in children("external_program") if "keeper" not in " ".join(p.cmdline())]
+    url = f"http://127.0.0.1:{server.cmdline()[-1]}/v1/headers"
+    assert httpx.get(url, trust_env=False).status_code == 401  # who reaches the program's own port
+
+
 def test_a_deployment_replaces_the_process_and_is_rolled_back(
     http: httpx.Client, tiny_spec: PairSpec
 ) -> None:
@@ -195,6 +262,7 @@ def test_a_killed_process_is_started_again_and_no_request_hangs(http: httpx.Clie
             "--max-replicas needs this",
         ),
         (["--engine", "words", "--engine-arguments", "'"], "--engine-arguments: no closing"),
+        (["--engine", "words", "--engine-arguments", "--api-key=a"], "has a key of ours"),
     ],
 )
 def test_wrong_options_are_refused(
