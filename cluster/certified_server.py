@@ -10,10 +10,12 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from cluster.serving.external.process import LOGS
 from cluster.serving.server_process import ServerProcess, running
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.base.uris import without_passwords
+from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.evidence.certificate.certificate import CertifiedServer, Checks
 from specdec_core.evidence.certificate.certify import Extent, in_float32
@@ -135,11 +137,21 @@ def _started(
 ) -> Iterator[tuple[AnswerServer, str, dict[str, object]]]:
     """A server in a mode during the block, with its version and settings."""
     served = server.served(pair, mode, (), Path(scratch))
+    logs = workspace() / LOGS
+    logs.mkdir(parents=True, exist_ok=True)
     process = ServerProcess(
-        mode.name, lambda port: served.command(clients, port), served.environment
+        mode.name,
+        lambda port: served.command(clients, port),
+        served.environment,
+        logs / f"certify-{server.name}.log",
     )
-    with running(process) as url, _open(ServerAddress(url=url), pair) as answerer:
-        yield answerer, served.version, served.settings
+    with running(process) as url:
+        try:
+            with _open(ServerAddress(url=url), pair) as answerer:
+                yield answerer, served.version, served.settings
+        except UserError:
+            process.check()  # why it has ended, if it has, says more
+            raise
 
 
 @contextmanager

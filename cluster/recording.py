@@ -22,7 +22,7 @@ from specdec_core.base.files import NoRoom, locked, needs_room, remove_leftovers
 from specdec_core.base.workspace import remember
 from specdec_core.config import PairSpec
 from specdec_core.engine.turns import requests_of
-from specdec_core.models.fingerprints import fingerprints
+from specdec_core.models.fingerprints import fingerprints, served_fingerprints
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.recordings.find import FINISHED, finish
 from specdec_core.recordings.observer import RecordingObserver
@@ -51,7 +51,6 @@ from specdec_core.servers.answers import (
     asking,
     check_answers,
     open_server,
-    served_fingerprints,
     served_pair,
 )
 from specdec_core.servers.completions import AnswerServer

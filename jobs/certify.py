@@ -110,10 +110,9 @@ def main(
     from specdec_core.base.environment import environment
     from specdec_core.evidence.certificate.certificate import Certificate
     from specdec_core.evidence.certificate.certify import Extent, check_all
-    from specdec_core.models.fingerprints import fingerprints
+    from specdec_core.models.fingerprints import fingerprints, served_fingerprints
     from specdec_core.models.pair import check_pair, load_pair
     from specdec_core.prompts.prompt_sets import PromptSet, load_prompts
-    from specdec_core.servers.answers import served_fingerprints
 
     extent = Extent(**options)
     tokenizer = check_pair(pair_spec, served=elsewhere is not None)
@@ -144,7 +143,7 @@ def main(
         fingerprints=(
             fingerprints(pair_spec)
             if certified is None
-            else served_fingerprints(pair_spec, certified.name)
+            else served_fingerprints(pair_spec, pair_spec.target)
         ),
         configuration=configuration,
         prompts=PromptSet.of(prompts, loaded, chat_template),
@@ -188,6 +187,8 @@ def _elsewhere(
     if engine is not None:
         return partial(check_engine, server_of(engine, stage="serve", option="--engine"))
     assert server is not None
+    if against is not None and _address(against) == _address(server):
+        raise UserError(f"--against {against}: this is --server; name one without speculation")
     plain = None if against is None else ServerAddress(url=against, model=server_model)
     running = ServerAddress(url=server, model=server_model)
 
@@ -197,6 +198,10 @@ def _elsewhere(
         return check_running(running, plain, spec, prompts, extent, o)
 
     return check
+
+
+def _address(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1").lower()
 
 
 if __name__ == "__main__":

@@ -72,9 +72,9 @@ def main(
         _switch(server, server.roll_back)
         return
     if config is not None:
-        deployment = _from_file(config, server.engine)
+        deployment = _from_file(config, server.program)
     else:
-        deployment = _registered(server.name, _alias(which, version), server.engine)
+        deployment = _registered(server.name, _alias(which, version), server.program)
     if deployment.certificate is None and not uncertified:
         raise UserError(
             f"{deployment.configuration.id} ({deployment.source}) has no certificate:"
@@ -99,13 +99,18 @@ def _switch(server: RunningServer, order: Callable[[], Deployment]) -> None:
 
 
 def _promote(config_id: str, alias: Any, uncertified: bool) -> None:
-    """Give the alias to a configuration of a finished sweep that has a certificate."""
+    """Give the alias to a configuration of a finished sweep that has a certificate, in this
+    library's engine or in a server."""
     from dashboards.tracking.registry import register
     from specdec_core.evidence.certificate.certificate import find_certificate
     from specdec_core.search.folder import find_trial
+    from specdec_core.servers.table import SERVERS
 
     result, trial = find_trial(workspace() / "sweeps", config_id)
-    certificate = find_certificate(result.pair, trial.configuration)
+    engines = (
+        find_certificate(result.pair, trial.configuration, each) for each in (None, *SERVERS)
+    )
+    certificate = next((found for found in engines if found is not None), None)
     if certificate is None and not uncertified:
         raise UserError(
             f"{trial.id} has no certificate for {result.pair.name}:"
@@ -215,7 +220,7 @@ def follow_champion(url: str, version: int | None, seconds: float) -> None:
             if newest == server.health()["version"]:  # by `specdec deploy`
                 version = newest
                 continue
-            found = _registered(server.name, "champion", server.engine)
+            found = _registered(server.name, "champion", server.program)
             if found.certificate is None:
                 raise UserError(
                     f"version {found.version}, the new champion, has no certificate for the weights"

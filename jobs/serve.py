@@ -105,10 +105,12 @@ def _start(
     placement = None if given.cluster is None else Placement.load(given.cluster)
     access = _access(given, local)
     if given.engine is not None:
-        _check_engine(given, configuration)
+        _check_engine(given, configuration, fresh)
+        check_servable(pair, configuration, served=True)
     elif given.engine_arguments is not None:
         raise UserError("--engine-arguments needs --engine")
-    check_servable(pair, configuration, None if given.engine is not None else placement)
+    else:
+        check_servable(pair, configuration, placement)
     return Start(
         deployment_of(pair, configuration, source, version, fresh, given.engine),
         limits=Limits(given.slots, given.step_tokens, given.cache_tokens, given.share_prefixes),
@@ -123,7 +125,7 @@ def _start(
     )
 
 
-def _check_engine(given: Arguments, configuration: Configuration) -> None:
+def _check_engine(given: Arguments, configuration: Configuration, fresh: bool) -> None:
     """Raises :class:`UserError` for a server that this library does not start, and for options that
     need this library's engine."""
     from specdec_core.servers.table import server_of
@@ -138,6 +140,9 @@ def _check_engine(given: Arguments, configuration: Configuration) -> None:
         ("--sample-prompts", given.sample_prompts is not None),
         ("--max-replicas", given.max_replicas not in (None, given.replicas)),
         ("--cache-tokens", given.cache_tokens is not None),
+        ("--step-tokens", given.step_tokens != Arguments.model_fields["step_tokens"].default),
+        ("--no-share-prefixes", not given.share_prefixes),
+        ("--fresh", fresh),
     ):
         if asked:
             raise UserError(f"{option} needs this library's engine, not --engine {given.engine}")

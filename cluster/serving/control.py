@@ -48,6 +48,12 @@ class RunningServer(Value):
             raise UserError(f"{self.url}: its pair is not known here; name a file with --config")
         return self.pair.name
 
+    @property
+    def program(self) -> str | None:
+        """The other program that answers, if one does. A server that another machine has started
+        says so itself. Raises :class:`UserError` where it does not answer."""
+        return self.engine if self.pair is not None else self.health().get("engine")
+
     def deploy(self, deployment: Deployment, canary: float | None = None) -> Deployment:
         """Have it serve this from now on, or give this the share `canary` of the traffic. Raises
         :class:`Refusal` where it refuses, and any other :class:`UserError` where it does not

@@ -74,11 +74,15 @@ class CompletionServer:
 
 
 def check_servable(
-    spec: PairSpec, configuration: Configuration, placement: Placement | None = None
+    spec: PairSpec,
+    configuration: Configuration,
+    placement: Placement | None = None,
+    served: bool = False,
 ) -> None:
     """Check, before anything is started, that the pair can be loaded, has the configuration's
-    drafts and, for asynchronous drafting, a device for them. Raises :class:`UserError`."""
-    check_pair(spec)
+    drafts and, for asynchronous drafting, a device for them. If another program runs the target
+    (`served`), its architecture is not checked. Raises :class:`UserError`."""
+    check_pair(spec, served)
     check_models(spec, configuration, placement)
 
 
@@ -226,7 +230,7 @@ def serving(
         UserError: the pair, the configuration or the port cannot be used, or the server failed.
     """
     pair, configuration = start.deployment.pair, start.deployment.configuration
-    check_servable(pair, configuration, start.placement)
+    check_servable(pair, configuration, start.placement, served=start.engine is not None)
     check_cores(start.cores, start.replicas)
     if not os.environ.get("RAY_ADDRESS"):
         check_port(host, port)

@@ -473,9 +473,10 @@ class Fleet:
             yield from replica.engines()
 
 
-def check_deployable(served: Deployment, wanted: Deployment) -> None:
+def check_deployable(served: Deployment, wanted: Deployment, elsewhere: bool = False) -> None:
     """Raises :class:`UserError` for another target, also under the same name, as clients are
-    promised this target's output, and for missing models."""
+    promised this target's output, and for missing models. If another program runs the target
+    (`elsewhere`), its architecture is not checked."""
     target = served.pair.target
     if wanted.pair.target != target:
         raise UserError(
@@ -488,7 +489,7 @@ def check_deployable(served: Deployment, wanted: Deployment) -> None:
             f"the target {target} has other weights than those that are served: another target"
             " writes other texts and needs a server of its own"
         )
-    check_pair(wanted.pair)
+    check_pair(wanted.pair, served=elsewhere)
     if wanted.configuration.asynchronous:
         raise UserError(
             f"{wanted.configuration.label} drafts on a device of its own, which a running server"

@@ -68,6 +68,14 @@ class Deployment(Value):
         return self.model_copy(update={"weights": here, "certificate": certificate})
 
 
+def run_as(own: PairSpec, pair: PairSpec) -> PairSpec:
+    """`pair` with what clients were promised, and what the machine has, where `own` is served: the
+    context's length, the target's data type, the device and the threads."""
+    kept = ("device", "target_dtype", "max_length", "threads")
+    changes = {name: getattr(own.runner, name) for name in kept}
+    return pair.model_copy(update={"runner": pair.runner.model_copy(update=changes)})
+
+
 class Operation(NamedTuple):
     """How a server is operated while it runs: the token that operators need, and the file of the
     last deployment, for a server that Ray Serve starts again."""
@@ -165,11 +173,7 @@ class Served:
     def _spec(self, pair: PairSpec) -> PairSpec:
         """`pair` with this engine's device and the data type of its target."""
         own = self.loop.engine.pair.spec
-        if pair == self.deployment.pair:
-            return own
-        kept = ("device", "target_dtype", "max_length", "threads")
-        changes = {name: getattr(own.runner, name) for name in kept}
-        return pair.model_copy(update={"runner": pair.runner.model_copy(update=changes)})
+        return own if pair == self.deployment.pair else run_as(own, pair)
 
     def end(self) -> None:
         """End the engine's process, if it has one."""

@@ -83,7 +83,7 @@ class Start:
         """Start another program's servers. Raises :class:`UserError` where one does not start."""
         assert self.engine is not None
         deployment = self.operation.last() or self.deployment
-        model = self.model or deployment.pair.name
+        model = self.model or self.deployment.pair.name
         gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
         programs = []
         for number in range(self.replicas.most):

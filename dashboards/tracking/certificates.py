@@ -55,27 +55,42 @@ def tag_version(
 def fetch(
     client: MlflowClient, version: ModelVersion, pair: PairSpec, configuration: Configuration
 ) -> None:
-    """Copy a certified version's certificate into the workspace, unless that has one for the
-    weights that are here."""
-    if version.tags.get(CERTIFIED) != "true":
-        return
+    """Copy a certified version's certificates, also those of servers, into the workspace, unless
+    that has one for the weights that are here."""
+    for tag, value in version.tags.items():
+        name, _, server = tag.partition(".")
+        if name == CERTIFIED and value == "true":
+            _fetch(client, version, pair, configuration, server or None)
+
+
+def _fetch(
+    client: MlflowClient,
+    version: ModelVersion,
+    pair: PairSpec,
+    configuration: Configuration,
+    server: str | None,
+) -> None:
     try:
-        if find_certificate(pair, configuration) is not None:
+        if find_certificate(pair, configuration, server) is not None:
             return
     except UserError:  # a broken file, or no weights yet to hold it against: its reader says that
         return
     with TemporaryDirectory() as scratch:
-        file = artifact(client, version, ARTIFACT, scratch)
-        write_atomically(certificate_path(pair, configuration), file.read_text())
+        file = artifact(client, version, _artifact(server), scratch)
+        write_atomically(certificate_path(pair, configuration, server), file.read_text())
+
+
+def _artifact(server: str | None) -> str:
+    """The file of a version's run, for the server of a key."""
+    return ARTIFACT if server is None else f"certificate/{server}.json"
 
 
 def _attach(client: MlflowClient, version: ModelVersion, certificate: Certificate) -> None:
     """Add the certificate to a version. A server's certificate says nothing of this library's
     engine: its artifact and tags have the server's name."""
     assert version.run_id  # every version of ours is a run's
-    file, end = ARTIFACT, ""
-    if certificate.server is not None:
-        file, end = f"certificate/{certificate.server.key}.json", f".{certificate.server.key}"
-    client.log_text(version.run_id, certificate.model_dump_json(indent=1), file)
+    server = None if certificate.server is None else certificate.server.key
+    end = "" if server is None else f".{server}"
+    client.log_text(version.run_id, certificate.model_dump_json(indent=1), _artifact(server))
     for tag, value in ((f"{CERTIFIED}{end}", "true"), (f"{CERTIFICATE}{end}", certificate.id)):
         client.set_model_version_tag(version.name, version.version, tag, value)

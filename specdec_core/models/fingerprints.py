@@ -32,6 +32,18 @@ def fingerprints(spec: PairSpec) -> dict[str, str]:
     return {name: fingerprint(model) for name, model in models.items()}
 
 
+def served_fingerprints(spec: PairSpec, served: str) -> dict[str, str]:
+    """The fingerprints of a pair's models, where a server runs the target. If the target's weights
+    are not on this machine, the name of the `served` model stands for them. Raises
+    :class:`UserError` for a draft's missing weights."""
+    drafts = {name: fingerprint(model) for name, model in spec.drafts.items()}
+    try:
+        target = fingerprint(spec.target)
+    except UserError:
+        target = hashlib.sha256(served.encode()).hexdigest()[:16]
+    return {TARGET: target, **drafts}
+
+
 def fingerprint(model_name: str) -> str:
     """16 hex digits that identify the weights of a model, by a name that :func:`located` takes.
 

@@ -5,7 +5,6 @@ The target's tokenizer and configuration are on this machine; its weights need n
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -19,7 +18,6 @@ from pydantic import PositiveInt
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, Value
 from specdec_core.engine import Request
-from specdec_core.models.fingerprints import TARGET, fingerprint
 from specdec_core.models.loading import load_config, load_skeleton
 from specdec_core.models.pair import (
     Pair,
@@ -141,15 +139,3 @@ def served_pair(spec: PairSpec) -> Pair:
     spec = resolve_dtypes(spec)
     target = load_skeleton(spec.target).to(getattr(torch, spec.runner.target_dtype))
     return Pair(spec, tokenizer, target, load_drafts(spec))
-
-
-def served_fingerprints(spec: PairSpec, served: str) -> dict[str, str]:
-    """The fingerprints of a pair's models. If the target's weights are not on this machine, the
-    name of the `served` model stands for them. Raises :class:`UserError` for a draft's missing
-    weights."""
-    drafts = {name: fingerprint(model) for name, model in spec.drafts.items()}
-    try:
-        target = fingerprint(spec.target)
-    except UserError:
-        target = hashlib.sha256(served.encode()).hexdigest()[:16]
-    return {TARGET: target, **drafts}

@@ -15,12 +15,14 @@ from time import sleep
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 from transformers import PreTrainedTokenizerBase
 
 from specdec_core.base.errors import UserError
 from specdec_core.prompts.chat import end_of_turn
 
 KEY = "OPENAI_API_KEY"  # the variable that clients of OpenAI's protocol read
+CANDIDATES = "vllm:spec_decode_num_draft_tokens_total"  # the metric, in vLLM
 SILENCE = 600.0  # seconds without a byte after which a request has failed
 # Statuses of a request with a field that the server does not know.
 _UNKNOWN = (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY)
@@ -52,6 +54,10 @@ _LLAMA_CPP_FIELDS: dict[str, Any] = {
     "top_p": 1.0,
     "min_p": 0,
 }
+
+
+class NoAnswer(UserError):
+    """A server does not answer a request, not even with a refusal."""
 
 
 class AnswerServer:
@@ -147,6 +153,20 @@ class AnswerServer:
             return str(answer.json()["version"])
         return ""
 
+    @property
+    def candidates(self) -> float | None:
+        """The candidate tokens that it has drafted so far, by its metrics; None where these do not
+        say."""
+        answer, found = self._send("GET", "/metrics"), None
+        if answer.status_code != httpx.codes.OK:
+            return None
+        with suppress(ValueError):
+            for family in text_string_to_metric_families(answer.text):
+                for sample in family.samples:
+                    if sample.name == CANDIDATES:
+                        found = (found or 0.0) + sample.value
+        return found
+
     def close(self) -> None:
         self._http.close()
 
@@ -202,7 +222,7 @@ class AnswerServer:
                 answer = self._http.request(method, path, json=body)
             except httpx.HTTPError as error:
                 reason = " ".join(str(error).split()) or type(error).__name__
-                raise UserError(f"{self.url}: does not answer: {reason}") from None
+                raise NoAnswer(f"{self.url}: does not answer: {reason}") from None
             if answer.status_code not in _BUSY:
                 break
             sleep(2**number / 10)

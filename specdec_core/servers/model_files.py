@@ -51,7 +51,7 @@ def models_of(
     Raises:
         UserError: a model does not exist.
     """
-    check_pair(pair)
+    check_pair(pair, served=True)
     target = load_config(pair.target)
     drafts = {
         name: _draft(pair, name, model, target, heads, plug_in, dtype, gguf)

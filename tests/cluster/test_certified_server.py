@@ -109,6 +109,10 @@ def test_in_short_types_near_ties_may_differ(dtype: str, margin: float, passed: 
         (["--dtype", "float32"], "--dtype needs --engine or --server"),
         (["--engine", "vllm", "--server", "http://127.0.0.1:9"], "give it or --server"),
         (["--engine", "sglang"], "it has no server that this library starts"),
+        (
+            ["--server", "http://127.0.0.1:9", "--against", "http://127.0.0.1:9/v1"],
+            "this is --server",
+        ),
         (["--server", "http://127.0.0.1:9", *SHORT], "http://127.0.0.1:9: does not answer"),
     ],
 )

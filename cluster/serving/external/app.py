@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from time import perf_counter
 from typing import Any, cast
 from urllib.parse import quote
@@ -122,6 +122,7 @@ class ExternalService:
             switches=fleet.switches,
             restarts=fleet.restarts,
             drift=list(fleet.drift.alarms),
+            engine=fleet.programs[0].engine,
         )
 
 
@@ -188,12 +189,12 @@ def _limit(
         asked: dict[str, Any] = json.loads(body)
         # Servers prefer one name or the other: the largest number counts.
         given = [int(asked[name]) for name in _NEW_TOKENS if asked.get(name) is not None]
-        choices = max(int(asked.get(name) or 1) for name in _CHOICES)
+        choices = [int(asked[name]) for name in _CHOICES if asked.get(name)]
         prompts = _prompts(asked.get("prompt"))
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ApiError("the body is no JSON object with numbers of tokens") from None
-    if min([choices, *given]) < 0:
-        raise ApiError("max_tokens: a negative number of tokens is unlimited", param="max_tokens")
+    if min([0, *choices, *given]) < 0:
+        raise ApiError("max_tokens: a negative number may be unlimited", param="max_tokens")
     if given:
         new = max(given)
     else:
@@ -205,7 +206,7 @@ def _limit(
             f"max_tokens: {asks}{new} new tokens are more than the {most} of a request here",
             param="max_tokens",
         )
-    return account.tokens(len(body) // 4 + new * choices * prompts)
+    return account.tokens(len(body) // 4 + new * max([1, *choices]) * prompts)
 
 
 def _prompts(prompt: object) -> int:
@@ -275,8 +276,26 @@ def _used(end: bytes) -> int | None:
 async def _exchanged(
     service: ExternalService, request: HttpRequest, body: bytes
 ) -> AsyncIterator[httpx.Response | bytes]:
-    """An answer's head, and then its bytes. Raises :class:`ApiError` where no server answers, or
-    its process ends before the answer does."""
+    """An answer's head, and then its bytes. A server that takes no connection has not begun, so
+    that another one is asked. Raises :class:`ApiError` where no server answers, or its process ends
+    before the answer does."""
+    others = len(service.fleet.servers) - 1
+    while True:
+        try:
+            async with aclosing(_asked(service, request, body)) as parts:
+                async for part in parts:
+                    yield part
+            return
+        except httpx.ConnectError:
+            if not others:
+                raise _ENDED from None
+            others -= 1
+
+
+async def _asked(
+    service: ExternalService, request: HttpRequest, body: bytes
+) -> AsyncGenerator[httpx.Response | bytes]:
+    """The same of one server. Raises :class:`httpx.ConnectError` where it takes no connection."""
     fleet, began, reason = service.fleet, perf_counter(), "abort"
     server = service.choose()
     headers = _kept(request.headers.raw)
@@ -299,9 +318,11 @@ async def _exchanged(
     except httpx.InvalidURL:
         reason = "refused"
         raise ApiError("the address has characters that no address has") from None
-    except httpx.HTTPError:
+    except httpx.HTTPError as error:
         reason = "error"
         fleet.lost(server)
+        if isinstance(error, httpx.ConnectError):
+            raise
         raise _ENDED from None
     finally:
         server.running -= 1

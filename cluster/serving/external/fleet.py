@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,7 +16,7 @@ from cluster.serving.drift import Drift
 from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.external.process import ExternalServer, Program
 from cluster.serving.fleet import check_deployable, every
-from cluster.serving.served import NOT_OPERATED, Deployment, Operation
+from cluster.serving.served import NOT_OPERATED, Deployment, Operation, run_as
 from specdec_core.base.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class ExternalFleet:
         self._changing = asyncio.Lock()
         self._restarting: dict[ExternalServer, asyncio.Task[None]] = {}
         self._draining: dict[ExternalServer, asyncio.Task[None]] = {}
+        self._looking: dict[ExternalServer, asyncio.Task[None]] = {}
         self._counted = (0.0, 0.0)
 
     async def __aenter__(self) -> ExternalFleet:
@@ -63,7 +65,8 @@ class ExternalFleet:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in (*self._tasks, *self._restarting.values(), *self._draining.values()):
+        named = (self._looking, self._restarting, self._draining)
+        for task in (*self._tasks, *(task for tasks in named for task in tasks.values())):
             task.cancel()
         await self.http.aclose()
 
@@ -97,8 +100,8 @@ class ExternalFleet:
 
     def lost(self, server: ExternalServer) -> None:
         """A connection to the server has broken: look at its process now, not in a second."""
-        if server.failed() is not None:
-            self._restart(server)
+        if (reason := server.failed()) is not None:
+            self._restart(server, reason)
 
     # What is served.
 
@@ -107,10 +110,12 @@ class ExternalFleet:
         old ones finish their requests, and end. Raises :class:`UserError` where one does not start;
         then everything stays unchanged."""
         async with self._changing:
+            pair = run_as(self.deployment.pair, deployment.pair)
+            deployment = deployment.model_copy(update={"pair": pair})
             if self.deployment.same(deployment):
                 self.deployment = self.deployment.described_as(deployment)
             else:
-                await asyncio.to_thread(check_deployable, self.deployment, deployment)
+                await asyncio.to_thread(check_deployable, self.deployment, deployment, True)
                 self._switch(deployment, await asyncio.to_thread(self._load, deployment))
             await asyncio.to_thread(self.operation.keep, self.deployment)
             return self.deployment
@@ -160,25 +165,36 @@ class ExternalFleet:
     # Processes that end.
 
     async def _watch(self) -> None:
-        await asyncio.gather(*(self._look_at(s) for s in self.servers if s not in self._restarting))
+        """Look at each server, beside those that have not answered yet."""
+        for server in self.servers:
+            if server not in self._restarting and server not in self._looking:
+                looking = self._looking[server] = asyncio.create_task(self._look_at(server))
+                looking.add_done_callback(partial(self._looked, server))
+
+    def _looked(self, server: ExternalServer, _: asyncio.Task[None]) -> None:
+        del self._looking[server]
 
     async def _look_at(self, server: ExternalServer) -> None:
-        if server.failed() is not None or not await asyncio.to_thread(
-            server.answers, self.patience
-        ):
-            self._restart(server)
+        """Restart a server that has ended, or does not answer. A hung process does not."""
+        if (reason := server.failed()) is None:
+            url = f"{server.url}/health"
+            with suppress(httpx.HTTPError):
+                if (await self.http.get(url, timeout=self.patience)).is_success:
+                    return
+            reason = server.failed() or f"its /health fails, or takes over {self.patience:g} s"
+        self._restart(server, reason)
 
-    def _restart(self, server: ExternalServer) -> None:
+    def _restart(self, server: ExternalServer, reason: str) -> None:
         """Start a server again, unless that is under way."""
         if server not in self._restarting and server in self.servers:
             server.url = None
+            logger.warning("server %s is started again: %s", server.name, reason)
             self._restarting[server] = asyncio.create_task(self._restarted(server))
 
     async def _restarted(self, server: ExternalServer) -> None:
         try:
             while True:
                 await asyncio.sleep(server.pause)
-                logger.warning("a server has ended and is started again")
                 self.restarts += 1
                 try:
                     await asyncio.to_thread(server.restart)

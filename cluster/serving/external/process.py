@@ -6,13 +6,11 @@ import logging
 import os
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, time
 
-import httpx
 import torch
 
 from cluster.serving.replica import AT_ONCE, pause_after
@@ -121,12 +119,6 @@ class ExternalServer:
             self.url = None
             return str(error)
         return None
-
-    def answers(self, patience: float) -> bool:
-        """Whether its `/health` answers within `patience` seconds. A hung process does not."""
-        with suppress(httpx.HTTPError):
-            return httpx.get(f"{self.url}/health", timeout=patience, trust_env=False).is_success
-        return False
 
     def restart(self) -> None:
         """Start the process again. Raises :class:`UserError`."""

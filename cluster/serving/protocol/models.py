@@ -100,6 +100,7 @@ class Health(BaseModel):
     replicas: list[ReplicaHealth] = []  # where there are several; the counts above are sums
     drift: list[DriftAlarm] = []  # the latest
     arms: list[Arm] = []  # of a bandit that learns over all requests
+    engine: str | None = None  # the other program that answers, if one does
 
 
 class Ready(BaseModel):

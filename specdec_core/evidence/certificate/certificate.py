@@ -17,7 +17,7 @@ from specdec_core.base.files import write_atomically
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, Sampling, Value, identity
 from specdec_core.config.base import describe
-from specdec_core.models.fingerprints import fingerprints
+from specdec_core.models.fingerprints import fingerprints, served_fingerprints
 from specdec_core.prompts.prompt import PromptSet
 
 
@@ -197,7 +197,8 @@ def find_certificate(
     pair: PairSpec, configuration: Configuration, server: str | None = None
 ) -> Certificate | None:
     """The workspace's certificate of a configuration on these very weights, in the server of a key;
-    None where it has none. Raises :class:`UserError` where the file holds no certificate."""
+    None where it has none. A server may run a target that has no weights here: it is then the one
+    of the same name. Raises :class:`UserError` where the file holds no certificate."""
     path = certificate_path(pair, configuration, server)
     if not path.exists():
         return None
@@ -207,4 +208,5 @@ def find_certificate(
         raise UserError(f"{path}: not a certificate: {describe(error)}") from None
     if found.configuration != configuration:
         return None
-    return found if found.fingerprints == fingerprints(pair) else None
+    here = fingerprints(pair) if server is None else served_fingerprints(pair, pair.target)
+    return found if found.fingerprints == here else None

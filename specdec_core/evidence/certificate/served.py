@@ -33,7 +33,7 @@ from specdec_core.evidence.certificate.distribution import Known, compare
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations, turn_id
 from specdec_core.prompts.prompt import Prompt
-from specdec_core.servers.completions import SAMPLED, TOPS, AnswerServer
+from specdec_core.servers.completions import SAMPLED, TOPS, AnswerServer, NoAnswer
 
 SAMPLING = Sampling(temperature=1.0)
 _TIE = 0.5  # difference of two logits that rounding to bfloat16 or float16 may turn round
@@ -87,9 +87,12 @@ class Reference:
 
 
 def gives_logprobs(server: AnswerServer, asked: Asked) -> bool:
-    """Whether a server can be the reference of what is sampled."""
+    """Whether a server can be the reference of what is sampled. Raises :class:`UserError` where it
+    does not answer."""
     try:
         server.logprobs(asked.greedy[0].tokens)
+    except NoAnswer:
+        raise
     except UserError:
         return False
     return True
@@ -130,11 +133,16 @@ class Speculated:
 
     @classmethod
     def of(cls, server: AnswerServer, asked: Asked, clients: int, observer: Observer) -> Speculated:
-        """Raises :class:`UserError` where the server does not answer."""
-        return cls(
+        """Raises :class:`UserError` where the server does not answer, or by its metrics drafts
+        nothing."""
+        before = server.candidates or 0.0
+        found = cls(
             answers(server, asked.greedy, clients, observer, "greedy texts, speculative"),
             answers(server, asked.sampled, clients, observer, "sampled texts", sampled=True),
         )
+        if server.candidates == before:
+            raise UserError(f"{server.url}: drafts no candidate tokens: start it with speculation")
+        return found
 
 
 def check_server(

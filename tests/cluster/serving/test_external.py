@@ -136,6 +136,7 @@ def test_keys_limits_health_and_metrics_are_ours(http: httpx.Client) -> None:
     assert http.get("/nothing").status_code == 404
     health = http.get("/health").json()
     assert (health["configuration"], health["slots"], health["queue"]) == (CHAIN.id, 4, 8)
+    assert health["engine"] == "words"
     page = http.get("/metrics").text
     assert "\nspecdec:replicas 1.0\n" in page
     [generated] = [line for line in page.split("\n") if line.startswith("vllm:generation_tokens_t")]
@@ -206,13 +207,15 @@ def test_headers_pass_as_bytes_and_ours_do_not(http: httpx.Client) -> None:
 def test_a_deployment_replaces_the_process_and_is_rolled_back(
     http: httpx.Client, tiny_spec: PairSpec
 ) -> None:
-    wanted = Deployment(pair=tiny_spec, configuration=SUFFIX)
+    shorter = tiny_spec.runner.model_copy(update={"max_length": 32, "target_dtype": "bfloat16"})
+    elsewhere = tiny_spec.model_copy(update={"runner": shorter})
+    wanted = Deployment(pair=elsewhere, configuration=SUFFIX)
     with ThreadPoolExecutor(1) as pool:
         under_way = pool.submit(events, http, LONG)
-        assert (
-            operate(http, DEPLOY, wanted).json()["configuration"]
-            == wanted.model_dump(mode="json")["configuration"]
-        )
+        served = operate(http, DEPLOY, wanted).json()
+        assert served["configuration"] == wanted.model_dump(mode="json")["configuration"]
+        # It keeps the context and the type that the server was started with.
+        assert served["pair"] == tiny_spec.model_dump(mode="json")
         assert text_of(under_way.result()) == WHOLE
     assert http.get("/health").json()["configuration"] == SUFFIX.id
     assert text_of(events(http, LONG)) == WHOLE
@@ -262,6 +265,8 @@ def test_a_killed_process_is_started_again_and_no_request_hangs(http: httpx.Clie
             "--max-replicas needs this",
         ),
         (["--engine", "words", "--engine-arguments", "'"], "--engine-arguments: no closing"),
+        (["--engine", "words", "--fresh"], "--fresh needs this"),
+        (["--engine", "words", "--no-share-prefixes"], "--no-share-prefixes needs this"),
         (["--engine", "words", "--engine-arguments", "--api-key=a"], "has a key of ours"),
     ],
 )

@@ -34,6 +34,7 @@ from specdec_core.drafting.retrieval import RetrievalSettings
 from specdec_core.drafting.states import save_state
 from specdec_core.evidence.certificate.certificate import (
     Certificate,
+    CertifiedServer,
     Checks,
     GreedyIdentity,
     LiveSpeed,
@@ -105,6 +106,11 @@ def test_a_version_says_whether_it_is_certified_and_its_certificate_comes_with_i
     path.unlink()
     load_champion()
     assert find_certificate(logged.pair, configuration) == certificate
+    in_vllm = CertifiedServer(name="vllm", version="1", settings={}, reference="itself")
+    inside = certificate.model_copy(update={"server": in_vllm})
+    attach(inside)
+    load_champion()
+    assert find_certificate(logged.pair, configuration, "vllm") == inside
     # The weights changed, and another machine certified them.
     stale = dict.fromkeys(certificate.fingerprints, "0" * 16)
     certificate.model_copy(update={"fingerprints": stale}).save()

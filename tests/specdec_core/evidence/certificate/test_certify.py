@@ -18,12 +18,14 @@ from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.engine import Request
 from specdec_core.evidence.certificate.certificate import (
     Certificate,
+    CertifiedServer,
     Checks,
     certificate_path,
     find_certificate,
 )
 from specdec_core.evidence.certificate.certify import Extent, check_all
 from specdec_core.evidence.certificate.distribution import _p_value, check_distribution
+from specdec_core.models.fingerprints import served_fingerprints
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.tokens import verification
@@ -118,6 +120,21 @@ def test_tokens_that_top_k_leaves_out_are_found(
     found = check_distribution(tiny_pair, configuration, sampled(tiny_pair, 20), 8, Observer())
     assert found.impossible > 0
     assert not found.passed
+
+
+def test_in_a_server_it_is_found_again_without_the_weights_of_the_target(
+    certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    pair = certificate.pair.model_copy(update={"target": "elsewhere/model"})
+    changes = {
+        "pair": pair,
+        "fingerprints": served_fingerprints(pair, pair.target),
+        "server": CertifiedServer(name="vllm", version="1", settings={}, reference="itself"),
+    }
+    inside = certificate.model_copy(update=changes)
+    inside.save()
+    assert find_certificate(pair, CHAIN, "vllm") == inside
 
 
 def test_it_is_found_again_for_these_weights_alone(
