@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, nullcontext
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -48,10 +48,10 @@ from specdec_core.models.pair import max_length_of
 _OWN = {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding"}
 _OWN |= {b"upgrade", b"host", b"content-length", b"authorization", b"proxy-authorization"}
 _OWN |= {b"date", b"server", deploy.TOKEN_HEADER.encode()}
-_WITHOUT_ANSWER = ("tokenize", "detokenize", "version", "rerank", "score", "pooling", "classify")
-_PATHS = ("v1/", *_WITHOUT_ANSWER)
+_MORE = ("tokenize", "detokenize", "version", "rerank", "score", "pooling", "classify")
+_PATHS = ("v1/", *_MORE)
 # Paths that generate nothing, where a request need not say how many tokens it asks for.
-_WITHOUT_ANSWER += ("v1/embeddings", "v1/rerank", "v1/score", "v1/load_lora", "v1/unload_lora")
+_NO_ANSWER = (*_MORE, "v1/embeddings", "v1/rerank", "v1/score", "v1/load_lora", "v1/unload_lora")
 _NEW_TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 _CHOICES = ("n", "best_of", "n_cmpl")
 _USAGE_END = 4096  # bytes at the end of an answer that have its usage
@@ -198,7 +198,7 @@ def _limit(
     if given:
         new = max(given)
     else:
-        generates = not path.startswith(_WITHOUT_ANSWER)
+        generates = not path.startswith(_NO_ANSWER)
         new = max_length_of(service.fleet.deployment.pair) if generates else 0
     if most is not None and new > most:
         asks = "" if given else "without it a request asks for all that the context holds: "
@@ -304,12 +304,15 @@ async def _asked(
     headers.append((b"authorization", f"Bearer {server.key}".encode()))
     query = f"?{request.url.query}" if request.url.query else ""
     url = f"{server.url}{quote(request.scope['path'])}{query}"
+    if not server.running:
+        server.worked = monotonic()
     server.running += 1
     try:
         async with fleet.http.stream(request.method, url, headers=headers, content=body) as answer:
             yield answer
             first = True
             async for chunk in answer.aiter_raw():
+                server.worked = monotonic()
                 if first:
                     service.metrics.first.observe(perf_counter() - began)
                     first = False

@@ -22,10 +22,17 @@ from specdec_core.base.errors import UserError
 logger = logging.getLogger(__name__)
 
 _WATCH = 1.0  # seconds between looks at the processes
-_LOOK = 10.0  # seconds between looks at the accepted share
+_LOOK = 10.0  # seconds between looks at the metrics
 _DRAINED = 0.05  # seconds between looks at whether an old server has finished
 _CANDIDATES = "vllm:spec_decode_num_draft_tokens_total"
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+# What grows while a server works on requests.
+_TOKENS = (
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "llamacpp:prompt_tokens_total",
+    "llamacpp:n_decode_total",
+)
 
 
 class ExternalFleet:
@@ -44,11 +51,11 @@ class ExternalFleet:
         patience: float = 300.0,
     ) -> None:
         self.programs, self.operation, self.patience = programs, operation, patience
-        self.deployment = deployment
         self.previous: Deployment | None = None  # to which a rollback returns
         self.switches = self.restarts = 0
         self.drift = Drift()
         self.servers = self._load(deployment)
+        self.deployment = self.servers[0].deployment
         self._changing = asyncio.Lock()
         self._restarting: dict[ExternalServer, asyncio.Task[None]] = {}
         self._draining: dict[ExternalServer, asyncio.Task[None]] = {}
@@ -60,7 +67,7 @@ class ExternalFleet:
         self.http = httpx.AsyncClient(limits=unlimited, timeout=None, trust_env=False)
         self._tasks = [
             asyncio.create_task(every(_WATCH, self._watch)),
-            asyncio.create_task(every(_LOOK, self._look_at_acceptance)),
+            asyncio.create_task(every(_LOOK, self._look_at_metrics)),
         ]
         return self
 
@@ -113,10 +120,11 @@ class ExternalFleet:
             pair = run_as(self.deployment.pair, deployment.pair)
             deployment = deployment.model_copy(update={"pair": pair})
             if self.deployment.same(deployment):
-                self.deployment = self.deployment.described_as(deployment)
+                described = self.deployment.described_as(deployment)
+                self.deployment = await asyncio.to_thread(self.servers[0].as_certified, described)
             else:
                 await asyncio.to_thread(check_deployable, self.deployment, deployment, True)
-                self._switch(deployment, await asyncio.to_thread(self._load, deployment))
+                self._switch(await asyncio.to_thread(self._load, deployment))
             await asyncio.to_thread(self.operation.keep, self.deployment)
             return self.deployment
 
@@ -147,9 +155,9 @@ class ExternalFleet:
             raise
         return servers
 
-    def _switch(self, deployment: Deployment, servers: list[ExternalServer]) -> None:
+    def _switch(self, servers: list[ExternalServer]) -> None:
         old, self.servers = self.servers, servers
-        self.previous, self.deployment = self.deployment, deployment
+        self.previous, self.deployment = self.deployment, servers[0].deployment
         self.switches += 1
         for server in old:
             if (restarting := self._restarting.pop(server, None)) is not None:
@@ -175,8 +183,12 @@ class ExternalFleet:
         del self._looking[server]
 
     async def _look_at(self, server: ExternalServer) -> None:
-        """Restart a server that has ended, or does not answer. A hung process does not."""
-        if (reason := server.failed()) is None:
+        """Restart a server that has ended, does not answer, or has requests and does not work: a
+        front end may answer while its engine hangs."""
+        reason = server.failed()
+        if reason is None and server.idle > self.patience:
+            reason = f"it has requests, and counts no token for over {self.patience:g} s"
+        if reason is None:
             url = f"{server.url}/health"
             with suppress(httpx.HTTPError):
                 if (await self.http.get(url, timeout=self.patience)).is_success:
@@ -208,24 +220,39 @@ class ExternalFleet:
 
     async def pages(self) -> dict[str, str]:
         """The metrics of each server that answers, by the replica's name."""
-        found = {}
-        for server in self.working:
-            with suppress(httpx.HTTPError):
-                key = {"authorization": f"Bearer {server.key}"}
-                answer = await self.http.get(f"{server.url}/metrics", headers=key, timeout=_LOOK)
-                if answer.is_success:
-                    found[server.name] = answer.text
-        return found
+        servers = self.working
+        pages = await asyncio.gather(*map(self._page, servers))
+        named = zip(servers, pages, strict=True)
+        return {server.name: page for server, page in named if page is not None}
 
-    async def _look_at_acceptance(self) -> None:
-        """Follow the share of candidates that was accepted since the last look."""
+    async def _page(self, server: ExternalServer) -> str | None:
+        key = {"authorization": f"Bearer {server.key}"}
+        with suppress(httpx.HTTPError):
+            answer = await self.http.get(f"{server.url}/metrics", headers=key, timeout=_LOOK)
+            return answer.text if answer.is_success else None
+        return None
+
+    async def _look_at_metrics(self) -> None:
+        """Follow the tokens that each server counts, and the share of candidates that was accepted
+        since the last look."""
         drafted = accepted = 0.0
-        for page in (await self.pages()).values():
-            for family in text_string_to_metric_families(page):
-                for sample in family.samples:
-                    drafted += sample.value * (sample.name == _CANDIDATES)
-                    accepted += sample.value * (sample.name == _ACCEPTED)
+        servers = self.servers
+        pages = await self.pages()
+        for server in servers:
+            sums = _sums(pages.get(server.name, ""))
+            drafted += sums.get(_CANDIDATES, 0.0)
+            accepted += sums.get(_ACCEPTED, 0.0)
+            server.has_counted(tuple(sums[name] for name in _TOKENS if name in sums))
         before, self._counted = self._counted, (drafted, accepted)
         if drafted > before[0] and accepted >= before[1]:  # else a server has begun anew
             share = (accepted - before[1]) / (drafted - before[0])
             self.drift.accepted(self.deployment.configuration, min(share, 1.0))
+
+
+def _sums(page: str) -> dict[str, float]:
+    """The sum of the samples of each name in a page of metrics."""
+    sums: dict[str, float] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+    return sums

@@ -18,6 +18,7 @@ from cluster.serving.served import Deployment
 from cluster.serving.server_process import ServerProcess, free_port
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
+from specdec_core.evidence.certificate.certificate import find_certificate
 from specdec_core.servers.answers import served_pair
 from specdec_core.servers.model_files import models_of
 from specdec_core.servers.server import ServedMode
@@ -26,6 +27,8 @@ from specdec_core.servers.table import server_of
 logger = logging.getLogger(__name__)
 
 LOGS = "servers"  # folder in the workspace
+# Settings that decide how much is held, and where the models are.
+_SIZES = frozenset({"model", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "ctx-size"})
 _KEYS = ("VLLM_API_KEY", "LLAMA_API_KEY")  # variables with the key that a program asks for
 
 
@@ -79,6 +82,8 @@ class ExternalServer:
     def __init__(self, name: str, program: Program, deployment: Deployment) -> None:
         self.name, self.program, self.deployment = name, program, deployment
         self.running = 0
+        self.worked = monotonic()  # when a request began, or tokens came or were counted
+        self._counted: tuple[float, ...] = ()
         self.since = int(time())
         self.key = secrets.token_urlsafe()  # of the process's port, which other users can reach
         self.url: str | None = None  # while requests are answered
@@ -94,6 +99,7 @@ class ExternalServer:
         mode = self._mode = self._mode or self.program.prepare(
             self.deployment, Path(self._folder.name), self.key
         )
+        self.deployment = self.as_certified(self.deployment)
         logs = workspace() / LOGS
         logs.mkdir(parents=True, exist_ok=True)
         self._process = ServerProcess(
@@ -108,6 +114,7 @@ class ExternalServer:
             self._process.stop()
             raise UserError(f"{self.program.engine}: stopped before it was ready")
         self.url, self._started = url, monotonic()
+        self.worked, self._counted = monotonic(), ()
 
     def failed(self) -> str | None:
         """Why the process has ended, if it has."""
@@ -119,6 +126,34 @@ class ExternalServer:
             self.url = None
             return str(error)
         return None
+
+    def has_counted(self, tokens: tuple[float, ...]) -> None:
+        """The program's counts of tokens. One that has no such counts is taken to work."""
+        if not tokens or tokens != self._counted:
+            self._counted, self.worked = tokens, monotonic()
+
+    @property
+    def idle(self) -> float:
+        """Seconds in which it has done nothing for its requests; 0 where it has none."""
+        return monotonic() - self.worked if self.running else 0.0
+
+    def as_certified(self, deployment: Deployment) -> Deployment:
+        """`deployment`, with a certificate that names what is different here from where it was
+        checked."""
+        engine, mode = self.program.engine, self._mode
+        if deployment.certificate is None or mode is None:
+            return deployment
+        found = find_certificate(deployment.pair, deployment.configuration, engine)
+        if found is None or found.server is None:  # it is on the machine that asked for this
+            return deployment
+        then, now = found.server.settings, mode.settings
+        other = [n for n in sorted(then.keys() | now.keys()) if then.get(n) != now.get(n)]
+        other = [name for name in other if name not in _SIZES]
+        other += [f"version ({mode.version})"] * (found.server.version != mode.version)
+        other += ["devices"] * (self.program.devices > 1)
+        other += [word for word in self.program.arguments if word.startswith("-")]
+        remark = f"; here with other settings: {', '.join(other)}" if other else ""
+        return deployment.model_copy(update={"certificate": found.sentence + remark})
 
     def restart(self) -> None:
         """Start the process again. Raises :class:`UserError`."""

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,32 @@ from cluster.serving.external.app import (
     build_external_app,
 )
 from cluster.serving.external.fleet import ExternalFleet
-from cluster.serving.external.process import Program
+from cluster.serving.external.process import ExternalServer, Program
 from cluster.serving.http.access import Access
 from cluster.serving.http.limits import RequestLimits, WindowUse
 from cluster.serving.http.routes.deploy import DEPLOY, ROLL_BACK, TOKEN_HEADER
 from cluster.serving.served import Deployment, Operation
 from cluster.serving.server_process import running
 from jobs import serve
-from specdec_core.config import Configuration, DrafterSettings, PairConfiguration, PairSpec
+from specdec_core.config import (
+    Configuration,
+    DrafterSettings,
+    PairConfiguration,
+    PairSpec,
+    Sampling,
+)
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.drafting.tree.settings import TreeSettings
+from specdec_core.evidence.certificate.certificate import (
+    Certificate,
+    CertifiedServer,
+    Checks,
+    GreedyIdentity,
+    SampledDistribution,
+)
+from specdec_core.models.fingerprints import fingerprints
 from specdec_core.models.pair import Pair
+from specdec_core.prompts.prompt import PromptSet
 from specdec_core.servers.server import (
     Counterpart,
     Mode,
@@ -201,7 +217,7 @@ def test_headers_pass_as_bytes_and_ours_do_not(http: httpx.Client) -> None:
     assert KEY not in found["authorization"]
     [server] = [p for p in children("external_program") if "keeper" not in " ".join(p.cmdline())]
     url = f"http://127.0.0.1:{server.cmdline()[-1]}/v1/headers"
-    assert httpx.get(url, trust_env=False).status_code == 401  # who reaches the program's own port
+    assert httpx.get(url, trust_env=False).status_code == 401  # at the port of the program
 
 
 def test_a_deployment_replaces_the_process_and_is_rolled_back(
@@ -253,6 +269,51 @@ def test_a_killed_process_is_started_again_and_no_request_hangs(http: httpx.Clie
         assert time.monotonic() < deadline, "it is not started again"
         time.sleep(0.1)
     assert text_of(events(http, LONG)) == WHOLE
+
+
+def test_a_server_with_requests_that_counts_no_token_is_idle(tiny_spec: PairSpec) -> None:
+    deployment = Deployment(pair=tiny_spec, configuration=CHAIN)
+    server = ExternalServer("0", Program("words", "tiny"), deployment)
+    long_ago = time.monotonic() - 1000
+    for counts, idle in ([5.0], False), ([5.0], True), ([6.0], False), ([], False):
+        server.running, server.worked = 1, long_ago
+        server.has_counted(tuple(counts))
+        assert (server.idle > 900) == idle
+    server.running, server.worked = 0, long_ago
+    assert server.idle == 0
+
+
+def test_a_certificate_names_what_is_different_here(
+    tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    drawn = SampledDistribution(sampling=Sampling(), texts=1, tokens=1, level=0.1, favours=())
+    settings = {"prefix": False, "dtype": "float32"}
+    certificate = Certificate(
+        pair=tiny_spec,
+        fingerprints=fingerprints(tiny_spec),
+        configuration=CHAIN,
+        prompts=PromptSet(source="here", count=1, digest="d"),
+        max_new_tokens=1,
+        checks=Checks(
+            greedy=GreedyIdentity(prompts=1, tokens=1, slots=1, differing=0), sampled=drawn
+        ),
+        issued=datetime.now(UTC),
+        environment={},
+        server=CertifiedServer(name="words", version="1", settings=settings, reference="itself"),
+    )
+    certificate.save()
+    certified = Deployment(pair=tiny_spec, configuration=CHAIN, certificate=certificate.sentence)
+
+    def said(version: str, arguments: tuple[str, ...], **changed: object) -> str | None:
+        program = Program("words", "tiny", arguments=arguments)
+        server = ExternalServer("0", program, certified)
+        server._mode = ServedMode(version, {**settings, **changed}, lambda *_: [], {})
+        return server.as_certified(certified).certificate
+
+    assert said("1", ()) == certificate.sentence
+    other = "; here with other settings: prefix, version (2), --enable-lora"
+    assert said("2", ("--enable-lora",), prefix=True) == certificate.sentence + other
 
 
 @pytest.mark.parametrize(
