@@ -158,7 +158,7 @@ def test_policies_get_what_a_forward_costs_in_transformers(
         return 50.0 + tokens
 
     monkeypatch.setattr(plug_in, "_forward_seconds", seconds)
-    monkeypatch.setattr(forward_costs, "_time", lambda *_: 2.0)
+    monkeypatch.setattr(forward_costs, "time_forward", lambda *_: 2.0)
     policy = {"kind": "break_even", "max_tokens": 6}
     hybrid = {"kind": "hybrid", "otherwise": {"kind": "draft_model", "draft": name}}
     hybrid["otherwise"]["policy"] = policy
