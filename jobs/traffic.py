@@ -55,15 +55,16 @@ def read_command(text: str | None) -> tuple[str, ...]:
 
 
 def totals(page: str) -> defaultdict[str, float]:
-    """Each metric on a page in Prometheus' format by its name without a prefix: its sum over its
-    labels, for a share (`…_perc`) the mean; by its signal for what has one."""
+    """Each metric on a page in Prometheus' format by its name without its prefix: its sum over its
+    labels, for a share (`…_perc`) the mean; by its signal for what has one. Without a prefix are
+    metrics of libraries, as those of Python's memory, which are left out."""
     found = defaultdict[str, list[float]](list)
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            if "le" not in sample.labels:
+            name = sample.name.partition(":")[2]
+            if name and "le" not in sample.labels:
                 signal = sample.labels.get("signal")
-                name = sample.name.partition(":")[2] + (f".{signal}" if signal else "")
-                found[name].append(sample.value)
+                found[name + (f".{signal}" if signal else "")].append(sample.value)
     return defaultdict(
         float, ((n, (mean if n.endswith("_perc") else sum)(each)) for n, each in found.items())
     )

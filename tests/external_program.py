@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 PAUSE = 0.01  # seconds before each word
-FIELDS = {"model", "prompt", "max_tokens", "stream", "tools"}
+FIELDS = {"model", "prompt", "max_tokens", "stream", "tools", "ignore_eos", "speculative"}
 
 
 def words(prompt: str, count: int) -> list[str]:

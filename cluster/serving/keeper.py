@@ -2,7 +2,12 @@
 `python keeper.py COMMAND…`, in a separate process group.
 
 The process that started it holds the other end of its input, so no server outlives a parent that is
-killed. This project's other processes call :func:`end_with_parent`.
+killed. If the keeper itself is killed, as Ray kills the children of a replica that ends, another
+process of its group kills the rest. This project's other processes call :func:`end_with_parent`.
+
+The command inherits the signals that are blocked: below a local Ray SIGTERM and SIGHUP, so that a
+supervisor that sends them to all processes ends no server with requests under way. It is therefore
+ended by SIGINT.
 """
 
 from __future__ import annotations
@@ -15,14 +20,34 @@ import sys
 from contextlib import suppress
 from threading import Thread
 
-STOP = 30.0  # seconds for the command to end after SIGTERM
+STOP = 30.0  # seconds for the command to end after SIGINT
 
 
 def main() -> None:
+    end_group_with_this()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # shells have background jobs ignore it
     process = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+    _ignore_stops()
     Thread(target=end_with_input, args=(process,), daemon=True).start()
     process.wait()
     os.killpg(0, signal.SIGKILL)  # what it left behind, and this process
+
+
+def end_group_with_this() -> None:
+    """Start a process that kills the group when this one ends, in whatever way."""
+    reading, writing = os.pipe()  # this process alone has the writing end, until it ends
+    if os.fork():
+        os.close(reading)
+        return
+    os.close(writing)
+    _ignore_stops()
+    os.read(reading, 1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _ignore_stops() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def end_with_parent() -> None:
@@ -42,7 +67,7 @@ def end_with_parent() -> None:
 
 def end_with_input(process: subprocess.Popen[bytes]) -> None:
     sys.stdin.buffer.read()
-    process.terminate()
+    process.send_signal(signal.SIGINT)
     with suppress(subprocess.TimeoutExpired):
         process.wait(STOP)
     process.kill()

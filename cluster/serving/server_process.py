@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
+from threading import RLock
 from time import monotonic, sleep
 from typing import IO, Protocol, Self
 
@@ -21,7 +22,7 @@ from cluster.serving import keeper
 from specdec_core.base.errors import UserError
 
 START = 1200.0  # seconds: the first start of a model may compile it, later ones find that on disk
-_ENDING = 10.0  # seconds in which a process ends after the request to
+_ENDING = 10.0  # seconds in which a keeper ends after its command, or after SIGKILL
 _LOOK = 0.1  # between looks at whether it is ready
 
 
@@ -90,7 +91,8 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 class ServerProcess:
     """Runs `command(port)` in a separate process group. It is ready when `/health` answers. Errors
-    call it `name`. What it prints is kept in the file `log`, if that is given."""
+    call it `name`. What it prints is kept in the file `log`, if that is given. Another thread than
+    the one that starts it may stop it."""
 
     def __init__(
         self,
@@ -102,6 +104,7 @@ class ServerProcess:
         self.name, self.command, self.environment, self.log = name, command, environment, log
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
+        self._lock = RLock()
 
     def start(self, port: int) -> str:
         # Closed in `stop`.
@@ -119,28 +122,33 @@ class ServerProcess:
         with httpx.Client(base_url=url, timeout=5, trust_env=False) as http:
             while not _answers(http):
                 self.check()
+                if self._process is None:
+                    raise UserError(f"{self.name}: stopped before it was ready")
                 if monotonic() > deadline:
                     raise self._failure(f"its server was not ready within {START:g} s")
                 sleep(_LOOK)
         return url
 
     def check(self) -> None:
-        if self._process is not None and self._process.poll() is not None:
-            raise self._failure(f"its server ended: {self._last_words()}")
+        with self._lock:
+            if self._process is not None and self._process.poll() is not None:
+                raise self._failure(f"its server ended: {self._last_words()}")
 
-    def stop(self) -> None:
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            try:
-                self._process.wait(keeper.STOP + _ENDING)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait(_ENDING)
-            self._process = None
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+    def stop(self, patience: float = keeper.STOP + _ENDING) -> None:
+        """After `patience` seconds its processes are killed."""
+        with self._lock:
+            if self._process is not None:
+                assert self._process.stdin is not None
+                self._process.stdin.close()
+                try:
+                    self._process.wait(patience)
+                except subprocess.TimeoutExpired:
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                    self._process.wait(_ENDING)
+                self._process = None
+            if self._log is not None:
+                self._log.close()
+                self._log = None
 
     def _failure(self, what: str) -> UserError:
         self.stop()

@@ -202,12 +202,13 @@ class Server(ABC):
         where the program is not installed."""
         raise NotImplementedError
 
-    def serving_options(self, model: str, devices: int) -> Sequence[str]:
-        """Options of its HTTP server for production: the name of the model for clients, and the
-        number of devices that share the target. Raises :class:`UserError` for several devices."""
+    def in_production(self, command: Sequence[str], model: str, devices: int) -> list[str]:
+        """A mode's command for production: with the name of the model for clients, the number of
+        devices that share the target, its metrics and its prefix cache. Raises :class:`UserError`
+        for several devices."""
         if devices > 1:
             raise UserError(f"{self.title}: how it shares a target between devices is not known")
-        return ()
+        return [*command]
 
     # Stage profile
 

@@ -23,11 +23,12 @@ from specdec_core.config import PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
 from tests.cluster.serving.test_tls import certificate
-from tests.commands import config_file, started, wait_until
+from tests.commands import ROOT, config_file, started, wait_until
 
 DRAIN = 2.0  # seconds
 LATE = 5.0  # in which a busy machine notices that they are over
 ALL = "every process"
+WORDS = ("--engine", "words")  # another program's server
 BODY = {
     "prompt": "def main(",
     "max_tokens": 200,
@@ -97,7 +98,11 @@ class Client(Thread):
 
 
 @pytest.fixture
-def start(tiny_spec: PairSpec, tmp_path: Path) -> Iterator[Callable[..., Running]]:
+def start(
+    tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Running]]:
+    site = ROOT / "tests" / "word_server_site"
+    monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{ROOT}")
     servers = []
 
     def start(
@@ -167,13 +172,19 @@ def asked(server: Running, clients: int) -> list[Client]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("clients", [0, 8])
+@pytest.mark.parametrize(("clients", "options"), [(0, ()), (8, ()), (8, WORDS)])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("target", ["main", "group", ALL])
 def test_a_stop_drains_and_leaves_nothing(
-    start: Callable[..., Running], number: signal.Signals, target: str, clients: int
+    start: Callable[..., Running],
+    number: signal.Signals,
+    target: str,
+    clients: int,
+    options: tuple[str, ...],
 ) -> None:
-    server = start()
+    if options and (number, target) == (signal.SIGINT, ALL):
+        pytest.skip("the other program is interrupted, too")
+    server = start(*options)
     asking = asked(server, clients)
     assert server.status() == 200
     stopped = monotonic()
@@ -239,6 +250,26 @@ def test_a_process_that_is_started_again_does_not_disturb_the_stop(
     for client in asking:
         client.join(60)
         assert client.whole or name == "ServeReplica"
+    os.killpg(server.process.pid, signal.SIGTERM)
+    assert server.process.wait(90) == 0
+    assert server.processes() == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["external_program", "ServeReplica"])
+def test_another_program_that_was_started_again_ends_with_the_command(
+    start: Callable[..., Running], name: str
+) -> None:
+    server = start(*WORDS)
+    before = server.processes("external_program")
+    asking = asked(server, 2)
+    for process in server.processes(name):
+        process.kill()
+    wait_until(lambda: not set(server.processes("external_program")).intersection(before), 60)
+    wait_until(lambda: server.status() == 200 and server.processes("external_program"), 90)
+    for client in asking:
+        client.join(60)
+        assert not client.whole
     os.killpg(server.process.pid, signal.SIGTERM)
     assert server.process.wait(90) == 0
     assert server.processes() == []

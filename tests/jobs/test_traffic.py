@@ -141,9 +141,10 @@ def test_a_command_that_is_none_is_one_line() -> None:
 
 
 def page(requests: int, first_tokens: tuple[float, int] = (0.0, 0)) -> str:
-    """A page of metrics of two replicas."""
+    """A page of metrics of two replicas, with one of a library."""
     seconds, count = first_tokens
-    lines = ["# TYPE vllm:request_success counter"]
+    lines = ["# TYPE python_gc counter", f"python_gc_total {requests}"]
+    lines += ["# TYPE vllm:request_success counter"]
     for replica in "ab":
         lines.append(f'vllm:request_success_total{{replica="{replica}"}} {requests}')
     lines += ["# TYPE vllm:first histogram", f'vllm:first_bucket{{le="+Inf"}} {count}']

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _WATCH = 1.0  # seconds between looks at the processes
 _LOOK = 10.0  # seconds between looks at the metrics
+_AT_THE_END = 0.5  # seconds that processes without requests have to end before they are killed
 _DRAINED = 0.05  # seconds between looks at whether an old server has finished
 _CANDIDATES = "vllm:spec_decode_num_draft_tokens_total"
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
@@ -60,6 +61,7 @@ class ExternalFleet:
         self._restarting: dict[ExternalServer, asyncio.Task[None]] = {}
         self._draining: dict[ExternalServer, asyncio.Task[None]] = {}
         self._looking: dict[ExternalServer, asyncio.Task[None]] = {}
+        self._loading: list[ExternalServer] = []
         self._counted = (0.0, 0.0)
 
     async def __aenter__(self) -> ExternalFleet:
@@ -78,9 +80,8 @@ class ExternalFleet:
         await self.http.aclose()
 
     def end(self) -> None:
-        """End all processes."""
-        for server in (*self.servers, *self._draining):
-            server.close()
+        """End all processes, within a second."""
+        _close([*self.servers, *self._draining, *self._loading], _AT_THE_END)
 
     @property
     def slots(self) -> int:
@@ -115,7 +116,7 @@ class ExternalFleet:
     async def deploy(self, deployment: Deployment) -> Deployment:
         """Start servers with this beside the present ones, and have them answer new requests. The
         old ones finish their requests, and end. Raises :class:`UserError` where one does not start;
-        then everything stays unchanged."""
+        then, and where this is cancelled before, everything stays unchanged."""
         async with self._changing:
             pair = run_as(self.deployment.pair, deployment.pair)
             deployment = deployment.model_copy(update={"pair": pair})
@@ -124,7 +125,7 @@ class ExternalFleet:
                 self.deployment = await asyncio.to_thread(self.servers[0].as_certified, described)
             else:
                 await asyncio.to_thread(check_deployable, self.deployment, deployment, True)
-                self._switch(await asyncio.to_thread(self._load, deployment))
+                self._switch(await self._load_beside(deployment))
             await asyncio.to_thread(self.operation.keep, self.deployment)
             return self.deployment
 
@@ -142,18 +143,32 @@ class ExternalFleet:
 
     def _load(self, deployment: Deployment) -> list[ExternalServer]:
         """Servers with a deployment. Raises :class:`UserError`; then none remains."""
-        servers = [
+        servers = self._made(deployment)
+        try:
+            _start(servers)
+        except BaseException:
+            _close(servers)
+            raise
+        return servers
+
+    async def _load_beside(self, deployment: Deployment) -> list[ExternalServer]:
+        """The same while others answer. A thread cannot be cancelled: closing the servers ends
+        it."""
+        servers = self._loading = self._made(deployment)
+        try:
+            await asyncio.to_thread(_start, servers)
+        except BaseException:
+            await asyncio.to_thread(_close, servers)
+            raise
+        finally:
+            self._loading = []
+        return servers
+
+    def _made(self, deployment: Deployment) -> list[ExternalServer]:
+        return [
             ExternalServer(str(number), program, deployment)
             for number, program in enumerate(self.programs)
         ]
-        try:
-            with ThreadPoolExecutor(len(servers)) as pool:
-                list(pool.map(ExternalServer.start, servers))
-        except BaseException:
-            for server in servers:
-                server.close()
-            raise
-        return servers
 
     def _switch(self, servers: list[ExternalServer]) -> None:
         old, self.servers = self.servers, servers
@@ -256,3 +271,15 @@ def _sums(page: str) -> dict[str, float]:
         for sample in family.samples:
             sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
     return sums
+
+
+def _start(servers: Sequence[ExternalServer]) -> None:
+    """Start servers side by side. Raises :class:`UserError` where one does not start."""
+    with ThreadPoolExecutor(len(servers)) as pool:
+        list(pool.map(ExternalServer.start, servers))
+
+
+def _close(servers: Sequence[ExternalServer], *patience: float) -> None:
+    """End servers for good, side by side, each as :meth:`ExternalServer.close` does."""
+    with ThreadPoolExecutor(len(servers)) as pool:
+        list(pool.map(lambda server: server.close(*patience), servers))

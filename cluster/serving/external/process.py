@@ -30,6 +30,7 @@ LOGS = "servers"  # folder in the workspace
 # Settings that decide how much is held, and where the models are.
 _SIZES = frozenset({"model", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "ctx-size"})
 _KEYS = ("VLLM_API_KEY", "LLAMA_API_KEY")  # variables with the key that a program asks for
+_PATIENCE = 15.0  # seconds in which a process ends after the request to
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,14 @@ class Program:
         mode = server.mode_of(deployment.configuration, models)
         if (reason := server.missing(mode.settings)) is not None:
             raise UserError(f"{server.title}: {reason}")
-        more = [*server.serving_options(self.model, self.devices), *self.arguments]
         served = server.served(pair, mode, self.cores, folder)
         environment = {**served.environment, **dict.fromkeys(_KEYS, key)}
         if self.gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
 
         def command(requests: int, port: int) -> Sequence[str]:
-            return [*served.command(requests, port), *more]
+            alone = served.command(requests, port)
+            return [*server.in_production(alone, self.model, self.devices), *self.arguments]
 
         return ServedMode(served.version, served.settings, command, environment)
 
@@ -100,21 +101,31 @@ class ExternalServer:
             self.deployment, Path(self._folder.name), self.key
         )
         self.deployment = self.as_certified(self.deployment)
+        self._check_open()
+        identity = self.deployment.configuration.id
         logs = workspace() / LOGS
         logs.mkdir(parents=True, exist_ok=True)
         self._process = ServerProcess(
             self.program.engine,
             lambda port: mode.command(self.program.slots, port),
             mode.environment,
-            logs / f"{self.program.engine}-{os.getpid()}-{self.name}.log",
+            # By its configuration, too: until it is replaced, it writes beside its successor.
+            logs / f"{self.program.engine}-{os.getpid()}-{self.name}-{identity}.log",
         )
         self._started = monotonic()
         url = self._process.start(free_port())
-        if self._closed:  # meanwhile
+        try:
+            self._check_open()
+        except UserError:
             self._process.stop()
-            raise UserError(f"{self.program.engine}: stopped before it was ready")
+            raise
         self.url, self._started = url, monotonic()
         self.worked, self._counted = monotonic(), ()
+
+    def _check_open(self) -> None:
+        """Raises :class:`UserError` where another thread has closed it meanwhile."""
+        if self._closed:
+            raise UserError(f"{self.program.engine}: stopped before it was ready")
 
     def failed(self) -> str | None:
         """Why the process has ended, if it has."""
@@ -166,14 +177,14 @@ class ExternalServer:
         """Seconds until it is started again."""
         return pause_after(self.failing)
 
-    def stop(self) -> None:
-        """End the process."""
+    def stop(self, patience: float = _PATIENCE) -> None:
+        """End the process; after `patience` seconds it is killed."""
         self.url = None
         if self._process is not None:
-            self._process.stop()
+            self._process.stop(patience)
 
-    def close(self) -> None:
+    def close(self, patience: float = _PATIENCE) -> None:
         """End the process for good, and remove its files."""
         self._closed = True
-        self.stop()
+        self.stop(patience)
         self._folder.cleanup()

@@ -98,8 +98,10 @@ class LlamaCpp(Server):
 
         return served(pair, mode, cores)
 
-    def serving_options(self, model: str, devices: int) -> Sequence[str]:
-        return [*super().serving_options(model, devices), "--alias", model]
+    def in_production(self, command: Sequence[str], model: str, devices: int) -> list[str]:
+        own = super().in_production(command, model, devices)
+        caching = [word for word in own if word != "--no-cache-prompt"]
+        return [*caching, "--alias", model, "--metrics"]
 
     def profile(self, pair: Pair, **sizes: Any) -> Profile:
         from specdec_core.servers.llama_cpp.profile import profile_llama_cpp

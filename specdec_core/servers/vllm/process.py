@@ -20,7 +20,14 @@ from specdec_core.servers.peer import Peer
 from specdec_core.servers.server import PLUG_IN_FILE, Mode, ServedMode
 from specdec_core.servers.vllm import sampling
 from specdec_core.servers.vllm.child import Worker
-from specdec_core.servers.vllm.settings import MODULE, NEEDS_ARCTIC, TOKENS, VARIABLE, any_load
+from specdec_core.servers.vllm.settings import (
+    MODULE,
+    NEEDS_ARCTIC,
+    NO_METRICS,
+    TOKENS,
+    VARIABLE,
+    any_load,
+)
 
 VENV = Path(__file__).parents[3] / ".venv-peers"
 _WORKER = Path(__file__).with_name("worker.py")
@@ -159,7 +166,7 @@ def served(pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> Served
         where = {"host": "127.0.0.1", "port": port}
         flags = as_flags({**engine_settings(pair, mode, requests), **where})
         # -P: the current folder may have modules named like those that it needs
-        return [str(interpreter()), "-P", "-m", MODULE, *flags, "--disable-log-stats"]
+        return [str(interpreter()), "-P", "-m", MODULE, *flags, NO_METRICS]
 
     bound = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))} if cores else {}
     variables = inherited_environment() | process_environment(pair.spec.runner.threads) | bound

@@ -26,6 +26,7 @@ from specdec_core.servers.server import (
 )
 from specdec_core.servers.vllm.settings import (
     FILE,
+    NO_METRICS,
     PLUG_IN,
     TOKENS,
     VARIABLE,
@@ -145,9 +146,10 @@ class Vllm(Server):
 
         return served(pair, mode, cores, folder)
 
-    def serving_options(self, model: str, devices: int) -> Sequence[str]:
+    def in_production(self, command: Sequence[str], model: str, devices: int) -> list[str]:
+        counting = [word for word in command if word != NO_METRICS]
         shared = ["--tensor-parallel-size", str(devices), "--enable-prefix-caching"]
-        return ["--served-model-name", model, *shared]
+        return [*counting, "--served-model-name", model, *shared]
 
     def profile(self, pair: Pair, **sizes: Any) -> Profile:
         from specdec_core.servers.vllm.profile import profile_vllm

@@ -6,15 +6,17 @@ import asyncio
 import hashlib
 import json
 import os
-import sys
+import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from cluster.serving.external.app import (
@@ -31,13 +33,7 @@ from cluster.serving.http.routes.deploy import DEPLOY, ROLL_BACK, TOKEN_HEADER
 from cluster.serving.served import Deployment, Operation
 from cluster.serving.server_process import running
 from jobs import serve
-from specdec_core.config import (
-    Configuration,
-    DrafterSettings,
-    PairConfiguration,
-    PairSpec,
-    Sampling,
-)
+from specdec_core.config import Configuration, PairConfiguration, PairSpec, Sampling
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.evidence.certificate.certificate import (
@@ -48,44 +44,14 @@ from specdec_core.evidence.certificate.certificate import (
     SampledDistribution,
 )
 from specdec_core.models.fingerprints import fingerprints
-from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt import PromptSet
-from specdec_core.servers.server import (
-    Counterpart,
-    Mode,
-    Models,
-    ServedMode,
-    Server,
-    WrittenFiles,
-)
+from specdec_core.servers.server import ServedMode
 from specdec_core.servers.table import SERVERS
-from tests import external_program
-from tests.commands import Command, assert_refused, children
+from tests.commands import Command, assert_refused, children, wait_until
 from tests.external_program import words
 from tests.local_server import LocalServer
 from tests.specdec_core.kinds import chain, configured
-
-
-class WordServer(Server):
-    """The program, which has a counterpart of all drafters but trees."""
-
-    name = "words"
-    title = "words"
-    version = "1"
-    stages = frozenset({"serve"})
-
-    def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
-        if isinstance(drafter, TreeSettings):
-            return None
-        return Counterpart({} if drafter is None else drafter.model_dump(mode="json"))
-
-    def written(self, counterpart: Counterpart, models: Models) -> WrittenFiles:
-        raise NotImplementedError
-
-    def served(self, pair: Pair, mode: Mode, cores: Sequence[int], folder: Path) -> ServedMode:
-        program = [sys.executable, external_program.__file__]
-        return ServedMode("words 1", {}, lambda slots, port: [*program, str(port)], os.environ)
-
+from tests.word_server import WordServer
 
 CHAIN = configured(chain(max_tokens=3))
 SUFFIX = Configuration(drafter=SuffixSettings())
@@ -124,6 +90,12 @@ def events(http: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:
     answer = http.post("/v1/completions", json={**body, "stream": True})
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n") if line]
     return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def programs() -> list[psutil.Process]:
+    """The processes of the program, without those that end it."""
+    keepers = children("keeper.py")
+    return [process for process in children("external_program") if process not in keepers]
 
 
 def text_of(found: list[dict[str, Any]]) -> str:
@@ -242,10 +214,7 @@ def test_a_deployment_replaces_the_process_and_is_rolled_back(
     assert operate(http, ROLL_BACK).status_code == 200
     health = http.get("/health").json()
     assert (health["configuration"], health["switches"]) == (CHAIN.id, 2)
-    deadline = time.monotonic() + 60
-    while len(children("external_program")) > 2:
-        assert time.monotonic() < deadline, "an old process remains"
-        time.sleep(0.1)
+    wait_until(lambda: len(programs()) == 1)  # the old ones end
 
 
 def test_a_killed_process_is_started_again_and_no_request_hangs(http: httpx.Client) -> None:
@@ -255,9 +224,8 @@ def test_a_killed_process_is_started_again_and_no_request_hangs(http: httpx.Clie
         deadline = time.monotonic() + 30
         while http.get("/health").json()["running"] < 8:
             assert time.monotonic() < deadline
-        for process in children("external_program"):
-            if "keeper" not in " ".join(process.cmdline()):
-                process.kill()
+        for process in programs():
+            process.kill()
         found = [stream.result() for stream in streams]
         codes = [answer.result() for answer in answers]
     # All eight were under way. In a stream that has begun, the error is the last event.
@@ -314,6 +282,27 @@ def test_a_certificate_names_what_is_different_here(
     assert said("1", ()) == certificate.sentence
     other = "; here with other settings: prefix, version (2), --enable-lora"
     assert said("2", ("--enable-lora",), prefix=True) == certificate.sentence + other
+
+
+def test_a_deployment_that_is_given_up_leaves_no_process(
+    http: httpx.Client, tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def served(*_: object) -> ServedMode:  # it never answers
+        return ServedMode("words 1", {}, lambda slots, port: ["sleep", "1000"], os.environ)
+
+    monkeypatch.setattr(WordServer, "served", served)
+    wanted = Deployment(pair=tiny_spec, configuration=SUFFIX)
+    address = (http.base_url.host, http.base_url.port)
+    with closing(socket.create_connection(address)) as client:
+        content = wanted.model_dump_json().encode()
+        headers = {**http.headers, TOKEN_HEADER: TOKEN, "content-length": str(len(content))}
+        lines = [f"POST {DEPLOY} HTTP/1.1", "host: here"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        client.sendall("\r\n".join([*lines, "", ""]).encode() + content)
+        wait_until(lambda: children("sleep 1000"))
+        client.close()
+        wait_until(lambda: not children("sleep 1000"))
+    assert http.get("/health").json()["configuration"] == CHAIN.id
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from cluster.serving.server_process import Cores, ServerProcess, on_cores, running
 from specdec_core.base.errors import UserError
+from tests.commands import children, wait_until
 
 SERVER = """
 import http.server, subprocess, sys
@@ -23,7 +26,10 @@ class Ready(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"ready")
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Ready).serve_forever()
+try:
+    http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Ready).serve_forever()
+except KeyboardInterrupt:
+    open(sys.argv[2], "w").write("interrupted")
 """
 
 
@@ -42,10 +48,52 @@ def test_it_answers_and_stops_with_its_children(tmp_path: Path) -> None:
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")
     process.stop()  # twice does nothing
-    state = subprocess.run(
-        ["ps", "-o", "stat=", "-p", str(child)], capture_output=True, text=True
-    ).stdout
-    assert state.strip()[:1] in ("", "Z")
+    wait_until(lambda: not alive(child))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_no_process_of_it_outlives_a_keeper_that_is_killed(tmp_path: Path) -> None:
+    """As Ray kills the children of a replica that ends."""
+    process = server(SERVER, tmp_path / "child")
+    with running(process):
+        [keeper] = children("keeper.py", recursive=False)
+        started = [child.pid for child in keeper.children(recursive=True)]
+        assert int((tmp_path / "child").read_text()) in started
+        keeper.kill()
+        wait_until(lambda: not any(map(alive, started)))
+        with pytest.raises(UserError, match="its server ended"):
+            process.check()
+
+
+def test_it_ends_by_itself_where_sigterm_is_blocked(tmp_path: Path) -> None:
+    """As below a local Ray, whose processes block what a supervisor sends to all of them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a shell's background job
+    try:
+        with running(server(SERVER, tmp_path / "child")):
+            for process in children("keeper.py", recursive=False):
+                for each in (process, *process.children(recursive=True)):
+                    each.terminate()
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert (tmp_path / "child").read_text() == "interrupted"
+
+
+def test_one_that_is_not_ready_is_stopped_from_another_thread() -> None:
+    process = server("import time; time.sleep(1000)")
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(process.start, 1)
+        wait_until(lambda: children("keeper.py", recursive=False))
+        process.stop()
+        with pytest.raises(UserError, match="stopped before it was ready"):
+            starting.result()
 
 
 def test_it_does_not_outlive_a_parent_that_is_killed(tmp_path: Path) -> None:
