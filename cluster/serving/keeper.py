@@ -5,9 +5,9 @@ The process that started it holds the other end of its input, so no server outli
 killed. If the keeper itself is killed, as Ray kills the children of a replica that ends, another
 process of its group kills the rest. This project's other processes call :func:`end_with_parent`.
 
-The command inherits the signals that are blocked: below a local Ray SIGTERM and SIGHUP, so that a
-supervisor that sends them to all processes ends no server with requests under way. It is therefore
-ended by SIGINT.
+The command inherits that SIGTERM and SIGHUP are blocked, as they are below a local Ray, so that a
+supervisor that sends them to all processes ends no server with requests under way. The command is
+therefore ended by SIGINT.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ STOP = 30.0  # seconds for the command to end after SIGINT
 
 def main() -> None:
     end_group_with_this()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # shells have background jobs ignore it
+    # A shell has background jobs ignore it, and Ray has its workers block it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     process = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
     _ignore_stops()
     Thread(target=end_with_input, args=(process,), daemon=True).start()

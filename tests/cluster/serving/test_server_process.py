@@ -71,9 +71,10 @@ def test_no_process_of_it_outlives_a_keeper_that_is_killed(tmp_path: Path) -> No
             process.check()
 
 
-def test_it_ends_by_itself_where_sigterm_is_blocked(tmp_path: Path) -> None:
+def test_it_ends_by_itself_where_signals_are_blocked(tmp_path: Path) -> None:
     """As below a local Ray, whose processes block what a supervisor sends to all of them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
+    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a shell's background job
     try:
         with running(server(SERVER, tmp_path / "child")):
