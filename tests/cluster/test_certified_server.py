@@ -12,6 +12,7 @@ from torch import Tensor
 from cluster.certified_server import WEIGHTS, ServerChecks, check_running
 from cluster.serving.server_process import running
 from jobs import certify
+from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, PairConfiguration, PairSpec, Sampling
 from specdec_core.engine import Request
@@ -26,6 +27,7 @@ from specdec_core.evidence.certificate.served import (
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt import Prompt
 from specdec_core.servers.answers import ServerAddress
+from specdec_core.servers.completions import AnswerServer
 from tests.commands import Command, assert_refused, prompts_file
 from tests.local_server import engine_server
 from tests.specdec_core.kinds import chain, configured
@@ -100,6 +102,18 @@ def test_in_short_types_near_ties_may_differ(dtype: str, margin: float, passed: 
     greedy = compared_greedy(found, reference, asked, dtype, clients=2)
     assert (greedy.differing, greedy.passed) == (1, passed)
     assert "prompt two, token 1: 6 in place of 9" in greedy.first
+
+
+def test_a_server_that_drafts_nothing_by_its_metrics_is_refused(
+    urls: tuple[str, str], tiny_pair: Pair
+) -> None:
+    asked = Asked([Request("one", (1, 2, 1, 2, 1), 8)], [])
+    speculating, plain = (
+        AnswerServer(url, tiny_pair.tokenizer, tiny_pair.eos_token_ids) for url in urls
+    )
+    assert Speculated.of(speculating, asked, 1, Observer()).greedy
+    with pytest.raises(UserError, match="drafts no candidate tokens"):
+        Speculated.of(plain, asked, 1, Observer())
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def url(home: Path, tiny_pair: Pair) -> Iterator[str]:
 class Server:
     """Answers deployments with these errors in turn, and then takes what comes."""
 
-    name, url, engine = "tiny", "here", None
+    name, url, program = "tiny", "here", None
 
     def __init__(self, *errors: Exception) -> None:
         self.errors, self.asked = list(errors), 0

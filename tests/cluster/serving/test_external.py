@@ -178,8 +178,8 @@ def test_no_path_leads_out_of_those_that_pass(http: httpx.Client, path: str) -> 
 
 
 def test_headers_pass_as_bytes_and_ours_do_not(http: httpx.Client) -> None:
-    given = {"X-Title": "Müller".encode(), "Connection": b"x-hop", "X-Hop": b"1"}
-    given |= {TOKEN_HEADER: TOKEN.encode(), "Accept-Encoding": b"br"}
+    given = {b"X-Title": "Müller".encode(), b"Connection": b"x-hop", b"X-Hop": b"1"}
+    given |= {TOKEN_HEADER.encode(): TOKEN.encode(), b"Accept-Encoding": b"br"}
     answer = http.get("/v1/headers", headers=given)
     assert answer.headers.get_list("set-cookie") == ["a=1", "b=2"]
     found = {name.lower(): value for name, value in answer.json()}
