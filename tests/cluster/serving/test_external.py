@@ -292,8 +292,9 @@ def test_a_deployment_that_is_given_up_leaves_no_process(
 
     monkeypatch.setattr(WordServer, "served", served)
     wanted = Deployment(pair=tiny_spec, configuration=SUFFIX)
-    address = (http.base_url.host, http.base_url.port)
-    with closing(socket.create_connection(address)) as client:
+    port = http.base_url.port
+    assert port is not None
+    with closing(socket.create_connection((http.base_url.host, port))) as client:
         content = wanted.model_dump_json().encode()
         headers = {**http.headers, TOKEN_HEADER: TOKEN, "content-length": str(len(content))}
         lines = [f"POST {DEPLOY} HTTP/1.1", "host: here"]
