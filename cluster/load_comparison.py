@@ -65,49 +65,52 @@ def compare_servers(
     """The contestants' rows with their records. All answer the same load before the next one
     begins; the first contestant changes with the load. With `leave`, a contestant that is shown to
     be slower than another one under a load has no further runs under it; autoregressive decoding
-    stays. Runs in `parts` are not repeated, and new runs are kept in `parts`. Raises
-    :class:`UserError` where a needed server fails."""
+    stays. A server that ends under a load has no further runs under it. Runs in `parts` are not
+    repeated, and new runs are kept in `parts`. Raises :class:`UserError` where a needed server does
+    not start, or with `leave`, which compares all with it, where it ends."""
     observer = observer or Observer()
-    entered, ended = list(contestants), dict[str, str]()
+    entered, ended = list(contestants), dict[tuple[str, str], str]()
     turns = [load for _ in range(plan.repeats) for load in plan.loads]
     runs = len(entered) * len(turns)
     observer.stage(f"{len(entered)} servers, interleaved", runs, done=len(parts.times))
     for turn, load in enumerate(turns):
-        racing = [each.row for each in entered if each.row.name not in ended]
+        racing = [each.row for each in entered if (each.row.name, load.key) not in ended]
         slower = shown_slower(racing, load) if leave else set()
         for contestant in interleaved(entered, turn):
-            row = contestant.row
+            row, place = contestant.row, (contestant.row.name, load.key)
             if row.name in slower:
                 observer.step()
                 continue
             records = parts.get(turn, row)
-            if records is None and row.name not in ended:
+            if records is None and place not in ended:
                 try:
                     records = contestant.measure(plan, workload, load, cores)
                 except UserError as error:
-                    if contestant.needed:
+                    if contestant.needed and (leave or not isinstance(error, ServerEnded)):
                         raise
                     observer.warned(f"without {row.name}: {error}")
                     if not (row.runs or isinstance(error, ServerEnded)):
                         entered.remove(contestant)
                         continue
-                    ended[row.name] = str(error)
+                    ended[place] = str(error)
                 else:
                     parts.keep(turn, row, records)
                 observer.step()
             if records is None:
-                reason = ended[row.name]
+                reason = ended[place]
                 records = [LoadRecord(index=n, sent=0, error=reason) for n in range(load.requests)]
             row.runs.setdefault(load.key, []).append(records)
     return [contestant.row for contestant in entered]
 
 
 def shown_slower(rows: Sequence[LoadRow], load: Load) -> set[str]:
-    """The names of the rows that another one is shown to be faster than under a load, by the runs
-    that they have."""
-    ran = [row for row in rows if load.key in row.runs]
+    """The names of the rows that another one without errors is shown to be faster than under a
+    load, by the runs that they have: at least two, because a single run may be disturbed as a
+    whole."""
+    ran = [row for row in rows if len(row.runs.get(load.key, [])) >= 2]
+    whole = [row for row in ran if not row.errors(load)]
     return {
         row.name
         for row in ran
-        if not row.autoregressive and any(over(other, row, load).low > 1 for other in ran)
+        if not row.autoregressive and any(over(other, row, load).low > 1 for other in whole)
     }

@@ -160,42 +160,69 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-def test_the_race_goes_on_without_a_server_that_ends_in_it(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, parts: Parts[LoadRecord], tmp_path: Path
+@pytest.mark.parametrize("needed", [False, True])
+def test_a_server_that_ends_under_a_load_has_no_further_runs_under_it(
+    needed: bool,
+    tiny_pair: Pair,
+    monkeypatch: pytest.MonkeyPatch,
+    parts: Parts[LoadRecord],
+    tmp_path: Path,
 ) -> None:
     turns, log, observer = Turns(tiny_pair, monkeypatch), tmp_path / "other.log", Heard()
-    command = [sys.executable, "-c", ENDS]
-    ending = Contestant(
-        LoadRow(name="other", group="vllm"),
-        lambda slots: ServerProcess("other", lambda port: [*command, str(port)], os.environ, log),
-        needed=False,
-    )
-    contestants = [turns.contestant("autoregressive", AUTOREGRESSIVE), ending]
+    started: list[int] = []
+
+    def ending(slots: int) -> StartableServer:
+        started.append(slots)
+        if slots == 1:
+            return engine_server(tiny_pair, AUTOREGRESSIVE, slots)
+        command = [sys.executable, "-c", ENDS]
+        return ServerProcess("other", lambda port: [*command, str(port)], os.environ, log)
+
+    row = LoadRow(name="other", group="vllm", autoregressive=True)
+    other = Contestant(row, ending, needed)
+    contestants = [turns.contestant("autoregressive", AUTOREGRESSIVE), other]
     requests = workload(tiny_pair)
+    turns.sent.append([])
     plain, ended = compare_servers(PLAN, contestants, requests, Cores(), parts, observer)
     reason = f"other: its server ended: CudaError: no memory (log: {log})"
-    assert observer.warnings == [f"without other: {reason}"]  # once
-    for load in PLAN.loads:
-        assert (plain.errors(load), ended.errors(load)) == (0, 8)
-        assert {r.error for run in ended.of(load) for r in run} == {reason}
-        assert np.isnan(over(ended, plain, load).value)
+    assert observer.warnings == [f"without other: {reason}"]
+    assert started == [1, 2, 1]
+    alone, together = PLAN.loads
+    assert (plain.errors(alone), ended.errors(alone)) == (0, 0)
+    assert (plain.errors(together), ended.errors(together)) == (0, 8)
+    assert {r.error for run in ended.of(together) for r in run} == {reason}
+    assert np.isnan(over(ended, plain, together).value)
+
+
+def test_what_all_are_compared_with_must_not_end(tiny_pair: Pair, parts: Parts[LoadRecord]) -> None:
+    command = [sys.executable, "-c", ENDS]
+    plain = Contestant(
+        LoadRow(name="other", group="vllm", autoregressive=True),
+        lambda slots: ServerProcess("other", lambda port: [*command, str(port)], os.environ),
+    )
+    with pytest.raises(UserError, match="no memory"):
+        compare_servers(PLAN, [plain], workload(tiny_pair), Cores(), parts, leave=True)
 
 
 def test_what_is_shown_to_be_slower_at_a_load_has_no_further_runs_there(
     tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, parts: Parts[LoadRecord]
 ) -> None:
     turns = Turns(tiny_pair, monkeypatch)
-    names = ("autoregressive", "fast", "slow")
-    contestants = [turns.contestant(name, AUTOREGRESSIVE) for name in names]
-    made = {"autoregressive": 0.2, "fast": 0.1, "slow": 0.2}
-    for turn in range(2):
+    plan = PLAN.model_copy(update={"clients": (1,), "repeats": 3})
+    made = {"autoregressive": 0.2, "fast": 0.1, "slow": 0.2, "failing": 0.05}
+    contestants = [turns.contestant(name, AUTOREGRESSIVE) for name in made]
+    for turn in range(3):
         for each in contestants:
-            parts.keep(turn, each.row, records(made[each.row.name], 0.1, 1)[:4])
-    requests = workload(tiny_pair)
-    rows = compare_servers(PLAN, contestants, requests, Cores(), parts, leave=True)
-    assert [[len(row.of(load)) for load in PLAN.loads] for row in rows] == [[2, 2], [2, 2], [1, 1]]
-    _, fast, slow = rows
-    assert over(slow, fast, PLAN.loads[0]).high < 1  # over the turns that both had
+            run = records(made[each.row.name], 0.1, 1)[:4]
+            if each.row.name == "failing":
+                run[0].error = "the answer broke off"
+            parts.keep(turn, each.row, run)
+    rows = compare_servers(plan, contestants, workload(tiny_pair), Cores(), parts, leave=True)
+    [load] = plan.loads
+    assert [len(row.of(load)) for row in rows] == [3, 3, 2, 3]  # after one run nothing is shown
+    _, fast, slow, failing = rows
+    assert over(slow, fast, load).high < 1  # over the turns that both had
+    assert over(failing, fast, load).low > 1  # and yet it shows nothing of others
 
 
 def test_one_process_at_a_time_measures_a_comparison(
