@@ -10,6 +10,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 PEERS := .venv-peers
 LLAMA_CPP := .llama-cpp
+LLAMA_CPP_BUILD := 11434
 
 .PHONY: demo demo-llm watch test test-long lint docs gpu clean bench-peers llama-cpp
 
@@ -60,7 +61,7 @@ gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev)
 bench-peers: $(PEERS)/.made
 
 # llama.cpp's server, from source. LLAMA_CPP_BUILD_JOBS compilers run at a time, each in up to 2 GB.
-llama-cpp: $(LLAMA_CPP)/.made
+llama-cpp: $(LLAMA_CPP)/.made-$(LLAMA_CPP_BUILD)
 
 $(VENV)/bin/python:
 	$(if $(PYTHON),,$(error no Python 3.11 or newer found; name one with PYTHON=))
@@ -94,10 +95,9 @@ $(PEERS)/.made: jobs/peers.txt
 # The package's own build would compile everything with all cores. Of its source the server, the
 # quantiser and the script that converts models are taken; the script needs sentencepiece.
 LLAMA_CPP_BUILD_JOBS ?= 2
-LLAMA_CPP_BUILD := 11434
 LLAMA_CPP_OFF := LLAMA_BUILD_TESTS LLAMA_BUILD_EXAMPLES LLAMA_USE_PREBUILT_UI BUILD_SHARED_LIBS
 
-$(LLAMA_CPP)/.made:
+$(LLAMA_CPP)/.made-$(LLAMA_CPP_BUILD):
 	@echo "building llama.cpp in $(LLAMA_CPP) (half an hour on two cores)"
 	rm -rf $(LLAMA_CPP)
 	$(PYTHON) -m venv $(LLAMA_CPP)

@@ -102,7 +102,8 @@ def main(
     max_length: MaxLength = None,
     repeats: BenchRepeats = None,
     peers: Annotated[
-        list[str] | None, Option(help="vllm or none; repeatable; unset, vllm if it is installed.")
+        list[str] | None,
+        Option(help="vllm, llama_cpp or none; repeatable; unset, those that are installed."),
     ] = None,
     compile: Graphs = None,
     threads: Threads = None,
