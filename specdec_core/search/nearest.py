@@ -7,11 +7,9 @@ estimate is exported, with its share of the speed of the wanted configuration.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
-
-import numpy as np
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
@@ -28,7 +26,7 @@ from specdec_core.drafting.prompt_lookup import Occurrence, PromptLookupSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.rounds import ReplayedRounds
+from specdec_core.search.chains import whole_chains
 from specdec_core.search.results import METRIC, Trial, by_estimate
 from specdec_core.servers.chains import fixed_chain
 from specdec_core.servers.server import Counterpart, Models, Server
@@ -150,22 +148,6 @@ def estimated(option: Configuration, replay: Replay, profile: Profile) -> Trial:
     by_arm = [(arm, r.counts) for arm, own in rounds.by_arm().items() for r in own.by_width()]
     lengths, counts = map(len, prompts.tokens), rounds.counts
     return Trial.of(option, counts, profile, prompts.context, lengths, replayed=True, by_arm=by_arm)
-
-
-def whole_chains(option: Configuration, rounds: ReplayedRounds) -> ReplayedRounds:
-    """The rounds of an engine that always drafts the full chain: where fewer tokens are left, and
-    after the prompt, when nothing is verified yet. The rounds of other drafters are unchanged."""
-    chain = fixed_chain(option.drafter)
-    if chain is None:
-        return rounds
-    drafted = np.full_like(rounds.drafted, chain.spans[0].tokens)
-    return replace(
-        rounds,
-        drafted=np.where(rounds.position == 0, 0, drafted),
-        draft_forwards=drafted,
-        draft_tokens=drafted,
-        depth=drafted,
-    )
 
 
 def _resting(

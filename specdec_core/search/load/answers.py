@@ -18,6 +18,8 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.rounds import NO_ARM, ReplayedRounds
+from specdec_core.search.chains import whole_chains
+from specdec_core.servers.chains import fixed_chain
 
 
 class SimulatedRound(NamedTuple):
@@ -118,9 +120,10 @@ def configurations_by_load(configuration: Configuration) -> list[Configuration]:
     return parts if len(parts) > 1 else [configuration, *parts]
 
 
-def replayed_answers(replay: Replay, configuration: Configuration) -> Answers:
-    """The answers to a recording's prompts under `configuration`. Raises :class:`UserError` for one
-    that cannot be replayed.
+def replayed_answers(replay: Replay, configuration: Configuration, whole: bool = False) -> Answers:
+    """The answers to a recording's prompts under `configuration`; with `whole`, by an engine that
+    always drafts the full chain (:func:`whole_chains`). Raises :class:`UserError` for a
+    configuration that cannot be replayed.
 
     Where the load chooses among several drafters, each is replayed separately. If its candidates
     depend on the sequence alone (:meth:`Replay.everywhere`), its rounds equal the live engine's
@@ -135,10 +138,13 @@ def replayed_answers(replay: Replay, configuration: Configuration) -> Answers:
         for least, drafter in by_load.items():
             if drafter not in known:
                 part = configuration.model_copy(update={"drafter": drafter})
-                known[drafter] = _by_position(replay, part)
+                known[drafter] = _by_position(replay, part, whole)
             rounds[least] = known[drafter]
     else:
-        rounds[1] = _in_order(replay, replay.run(configuration), configuration)
+        replayed = replay.run(configuration)
+        if whole:
+            replayed = whole_chains(configuration, replayed)
+        rounds[1] = _in_order(replay, replayed, configuration)
     draft = configuration.draft_of(replay.header.pair.drafts)
     prompts = replay.recording.prompts
     pairs = zip(prompts.tokens, prompts.outputs, strict=True)
@@ -170,12 +176,17 @@ def _in_order(
     return rounds
 
 
-def _by_position(replay: Replay, configuration: Configuration) -> list[list[SimulatedRound]]:
+def _by_position(
+    replay: Replay, configuration: Configuration, whole: bool
+) -> list[list[SimulatedRound]]:
     """A round from each position of each recorded output: the first replayed round from that
     position or after it, and after the last one that one, cut to what is left of the output. A live
     output may be longer than the recorded one, or shorter and then begins again after its first
     token."""
     rounds = replay.everywhere(configuration)
+    whole = whole and fixed_chain(configuration.drafter) is not None
+    if whole:
+        rounds = whole_chains(configuration, rounds)
     in_order = _in_order(replay, rounds, configuration)
     by_position = []
     for number, output in enumerate(replay.recording.prompts.outputs):
@@ -190,7 +201,11 @@ def _by_position(replay: Replay, configuration: Configuration) -> list[list[Simu
         nearest = [each[min(place, len(each) - 1)] for place in places]
         by_position.append(
             [
-                one if place < len(each) and one.generated <= left else one.within(left - 1)
+                one
+                if place < len(each) and one.generated <= left
+                else one._replace(generated=min(one.generated, left))
+                if whole
+                else one.within(left - 1)
                 for place, left, one in zip(places, lefts, nearest, strict=True)
             ]
         )

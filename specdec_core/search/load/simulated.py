@@ -81,10 +81,11 @@ class Simulated:
         return simulation.measure(self.workload.slo)
 
     def _replayed(self, configuration: Configuration) -> StepCosts:
-        times = self.times
+        times, whole = self.times, False
         if isinstance(times, Profile):
+            whole = times.whole_chains
             times = StepTimes.of(times.under(configuration))
-        return StepCosts(replayed_answers(self.replay, configuration), times)
+        return StepCosts(replayed_answers(self.replay, configuration, whole), times)
 
     def _simulate(
         self, configurations: Collection[Configuration], traffic: Traffic, observer: Observer

@@ -10,7 +10,8 @@ from specdec_core.config import Configuration, parse
 from specdec_core.cost import ForwardCost, Measurement, Profile
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
-from specdec_core.search.nearest import estimated, find_nearest, rank, whole_chains
+from specdec_core.search.chains import whole_chains
+from specdec_core.search.nearest import estimated, find_nearest, rank
 from specdec_core.servers.server import DraftFile, Models
 from specdec_core.servers.table import SERVERS
 from tests.specdec_core.recordings.test_record import record

@@ -99,6 +99,18 @@ def test_ranges_within_ranges_are_ranges() -> None:
     assert {n: each and each.depth for n, each in found.items()} == {1: 10, 3: 2, 4: None}
 
 
+def test_an_engine_that_drafts_whole_chains_drafts_them_in_every_round(replay: Replay) -> None:
+    alone = replayed_answers(replay, configured(chain(4)), whole=True).rounds[1]
+    for first, *later in alone:
+        assert (first.drafted, first.draft_forwards) == (0, 4)
+        assert {(each.drafted, each.draft_forwards) for each in later} <= {(4, 4)}
+    changing = configured(BY_BATCH)
+    by_load = replayed_answers(replay, changing, whole=True)
+    for least, most in BY_BATCH["policy"]["tokens"].items():
+        for answer in by_load.rounds[least]:
+            assert {each.draft_forwards for each in answer} == {most}
+
+
 def test_everywhere_begins_at_every_position(replay: Replay) -> None:
     for drafter in (None, chain(4), TREE, {"kind": "suffix"}):
         configuration = configured(drafter)
