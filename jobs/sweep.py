@@ -172,29 +172,37 @@ def sweep_server(
     from cluster.sweep.server import CHAMPION, LOGS, run_server_sweep
     from dashboards.outputs.console import show
     from dashboards.outputs.files import write
-    from dashboards.outputs.mlflow_runs import log
+    from dashboards.outputs.mlflow_runs import delivering, log
     from dashboards.progress import ServerSweepProgress
     from dashboards.reports.server_sweep import report
+    from dashboards.store import connect
     from dashboards.tracking.registry import register_in_server
+    from dashboards.tracking.sweep_run import logged
 
     with interruptible(), ServerSweepProgress(console) as progress:
         result, folder, prompts = run_server_sweep(
             plan, server, workspace(), typed("sweep"), name, fresh, profile, progress
         )
     shown = report(result)
+    kept = f"all results are in {folder.path}, and the same command logs them"
     with folder.lock(), console.status("writing to MLflow"):
         files = [*write(shown, folder.path), folder.path / result.FILE, folder.path / LOGS]
-        asked = (result.race.prompts, prompts)
-        run_id = log(shown, files, prompts=asked, resume=folder.path)
-        version = register_in_server(result, run_id, folder.path / CHAMPION)
+        with delivering(kept):
+            if not logged(connect(), result.mlflow_run_id):
+                asked = (result.race.prompts, prompts)
+                result.mlflow_run_id = log(shown, files, prompts=asked, resume=folder.path)
+                result.save(folder.path)  # should this be interrupted, it is not logged again
+            assert result.mlflow_run_id is not None
+            version = register_in_server(result, result.mlflow_run_id, folder.path / CHAMPION)
         folder.finish()
     show(console, shown.sections)
     model = f"{result.race.pair.name}-{result.server}"
-    point("champion", f"{result.champion}, version {version} of {model}")
+    registered = "not registered" if version is None else f"version {version} of {model}"
+    point("champion", f"{result.champion}, {registered}")
     point("report", folder.path / "report.md")
     point("written", folder.path / CHAMPION)
     print_runs_page(result.race.pair.name)
-    point("start", result.command or result.usage)
+    point("start", result.command)
 
 
 def _record(config: Path, plan: ResolvedPlan) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,10 +60,12 @@ class OwnServer(Server):
         chosen = PairConfiguration(pair=pair.spec, configuration=configuration)
         file = str(chosen.save(folder / "config.yaml"))
 
+        variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+
         def command(requests: int, port: int) -> list[str]:
             return [sys.executable, "-m", "tests.own_server", file, str(requests), str(port)]
 
-        return ServedMode("own 1", {"drafter": drafter}, command, {"PYTHONPATH": str(ROOT)})
+        return ServedMode("own 1", {"drafter": drafter}, command, variables)
 
     def profile(self, pair: Pair, **sizes: Any) -> Profile:
         from specdec_core.measure.profiling import profile_pair

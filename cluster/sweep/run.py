@@ -89,7 +89,7 @@ def run_sweep(
         return result, folder
     recording = recording_of(plan, home, prompt_set.digest)
     types_of = recording or fitting_recording(plan, home, prompt_set.digest)
-    pair = _pair_of(plan, folder, types_of)
+    pair = pair_of(plan, folder, types_of)
     observer.stage("connecting to Ray, loading the pair")
     with ray_session():
         sweep = _Sweep(plan, folder, observer, pair)
@@ -105,7 +105,7 @@ def run_sweep(
     return sweep.result, folder
 
 
-def _pair_of(plan: ResolvedPlan, folder: SweepFolder, recording: Recording | None) -> PairSpec:
+def pair_of(plan: ResolvedPlan, folder: SweepFolder, recording: Recording | None) -> PairSpec:
     """The pair in the data types that the sweep began in, or else in the recording's."""
     if (begun := folder.pair()) is not None:  # it may name places from before a move
         pair = plan.pair.model_copy(update={"runner": begun.runner})

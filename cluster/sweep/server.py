@@ -10,24 +10,31 @@ table of lengths by load is raced as well. The target's weights are loaded by th
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import shlex
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from cluster.load_comparison import Contestant, compare_servers
 from cluster.load_servers import mode_server
 from cluster.recording import run_recording
 from cluster.serving.server_process import Cores, running
+from cluster.sweep.run import pair_of
 from specdec_core.base.environment import environment
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import write_atomically
 from specdec_core.base.workspace import remember
 from specdec_core.config import Configuration
 from specdec_core.cost import Profile
+from specdec_core.drafting.datastores.datastore import check_datastores
+from specdec_core.drafting.trained import weights_here
 from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.load.requests import LoadRecord, LoadRequest
 from specdec_core.evidence.parts import Parts, described
@@ -38,6 +45,7 @@ from specdec_core.evidence.server_choice import (
     best_by_load,
     best_of_all,
     by_load,
+    defaults,
     express,
     finalists,
     joined,
@@ -55,13 +63,19 @@ from specdec_core.search.load.decoded import can_simulate
 from specdec_core.search.load.simulated import Simulated
 from specdec_core.search.nearest import replayable
 from specdec_core.search.plan import ResolvedPlan
-from specdec_core.search.replaying import fitting_recording, recording_of, with_types_of
+from specdec_core.search.replaying import (
+    LoadedHeads,
+    fitting_recording,
+    recording_of,
+    with_types_of,
+)
 from specdec_core.servers.answers import ServerAddress, served_pair
 from specdec_core.servers.model_files import models_of, placed
-from specdec_core.servers.server import Counterpart, Mode, Models, Server
+from specdec_core.servers.server import Counterpart, Mode, Models, ServedMode, Server
 
 CHAMPION = "champion"  # the folder of the files that start it
 USAGE = "usage.txt"
+STARTED = "started"  # the folder of the files that the shown command reads
 LOGS = "logs"  # the folder of what the servers print
 PORT = 8000  # of the command that is shown
 
@@ -86,20 +100,31 @@ def run_server_sweep(
     race = race_plan(plan, server)
     if (reason := server.missing({})) is not None:
         raise UserError(f"{server.title}: {reason}")
+    costs = None if times is None else Profile.load(times)
     cores = Cores.divide(plan.pair.runner.threads)
     tokenizer = check_pair(plan.pair, served=True)
     asked = plan.prompts
     recorded = asked.described(asked.load(tokenizer))
-    prompts = load_prompts(asked.source, race.needed, tokenizer, asked.chat_template)
-    identity = hashlib.sha256(f"{server.name} {plan.digest(recorded.digest)}".encode()).hexdigest()
+    prompts, others_raced = _raced(plan, recorded.count, race.needed, tokenizer)
+    weights = weights_here(plan.pair, plan.samples)
+    _check_files(plan, tokenizer, weights)
+    given = "" if costs is None else f" {costs.model_dump_json()}"
+    identity = f"{server.name} {plan.digest(recorded.digest)}{given}"
+    identity = hashlib.sha256(identity.encode()).hexdigest()
     name = name or f"{plan.pair.name}-{server.name}-{identity[:8]}"
     folder = SweepFolder.claim(home / "sweeps", name, identity, fresh)
+    folder.check_weights(weights)
     if (folder.path / ServerSweep.FILE).exists():
         return ServerSweep.load(folder.path), folder, prompts
     recording = recording_of(plan, home, recorded.digest)
     recording = recording or fitting_recording(plan, home, recorded.digest)
+    if recording is not None:
+        recording.check(weights or {})
+    in_types = pair_of(plan, folder, recording)
+    if with_types_of(recording, in_types) != in_types:
+        recording = None  # made since the sweep began, in other data types
     observer.stage(f"loading the drafts of {plan.pair.name}")
-    pair = served_pair(with_types_of(recording, plan.pair))
+    pair = served_pair(in_types)
     race = race.model_copy(update={"pair": pair.spec})
     sweep = _ServerSweep(
         plan, race, server, pair, folder, cores, race.workload(prompts, pair), observer
@@ -109,16 +134,43 @@ def run_server_sweep(
         held.enter_context(folder.lock())
         remember(home)
         folder.begin(plan.given, identity)
+        folder.save_pair(pair.spec)
         scratch = Path(held.enter_context(TemporaryDirectory()))
         sweep.open(scratch)
         recording = recording or sweep.record(home)
-        folder.keep_weights(recording.header.fingerprints)
-        profile = sweep.profile(recording, times)
+        # The server may have fetched the target just now.
+        weights = weights_here(plan.pair, plan.samples)
+        folder.keep_weights(weights or recording.header.fingerprints)
+        profile = sweep.profile(recording, costs)
         result = sweep.run(recording, profile, expressed, prompts, command)
+        result.others_raced = others_raced
         result.save(folder.path)
         for parts in sweep.kept:
             parts.remove()
     return result, folder, prompts
+
+
+def _raced(
+    plan: ResolvedPlan, recorded: int, needed: int, tokenizer: Any
+) -> tuple[list[Prompt], bool]:
+    """The prompts of the race: those after the ones that are recorded, where there are enough, else
+    the first ones; and whether they are other ones."""
+    asked = plan.prompts
+    found = load_prompts(asked.source, recorded + needed, tokenizer, asked.chat_template)
+    others = found[recorded:]
+    return (others, True) if len(others) >= needed else (found[:needed], False)
+
+
+def _check_files(plan: ResolvedPlan, tokenizer: Any, weights: Mapping[str, str] | None) -> None:
+    """Raises :class:`UserError` for a datastore, head, state or table that is missing or does not
+    fit the pair."""
+    check_datastores(plan.samples, tokenizer)
+    for configuration in plan.samples:
+        placed(configuration)
+    if weights is not None:
+        heads = LoadedHeads(weights)
+        for draft, head in dict.fromkeys(each for c in plan.samples for each in c.heads):
+            heads(draft or next(iter(plan.pair.drafts)), head)
 
 
 def race_plan(plan: ResolvedPlan, server: Server) -> LoadPlan:
@@ -131,6 +183,8 @@ def race_plan(plan: ResolvedPlan, server: Server) -> LoadPlan:
         raise UserError("method optuna: a server's settings are ranked as a grid or at random")
     if not plan.sampling.greedy:
         raise UserError(f"sampling: {server.title} is compared greedily, at temperature 0")
+    if workload.slo is not None:
+        raise UserError("workload.slo: a server's settings are compared by their tokens a second")
     if plan.hardware is not None or plan.cluster is not None:
         raise UserError("--hardware and --cluster: a server is timed where it runs, here")
     race = LoadPlan(
@@ -159,6 +213,7 @@ class _ServerSweep:
     workload: list[LoadRequest]
     observer: RecordingObserver
     kept: list[Parts[LoadRecord]] = field(default_factory=list)  # of the races
+    unread: dict[str | None, str] = field(default_factory=dict)  # drafts, with the reasons
 
     def open(self, scratch: Path) -> None:
         """Files of servers that run are in `scratch`."""
@@ -175,9 +230,18 @@ class _ServerSweep:
         return mode_server(self.server, self.pair, mode, self.cores, scratch, needed, logs)
 
     def express(self, configurations: Sequence[Configuration]) -> Expressed:
-        """The server's modes for the configurations. Warns of configurations without a mode. Raises
-        :class:`UserError` where no configuration has one."""
+        """The server's modes for the configurations. Warns of configurations without a mode, which
+        also are those whose draft the server cannot read. Raises :class:`UserError` where no
+        configuration has one."""
         found, title = express(self.server, self.models(), configurations), self.server.title
+        self.unread = self._unread([*found.modes.values(), *self._defaults()])
+        readable, left_out = dict[str, Mode](), [*found.left_out]
+        for key, mode in found.modes.items():
+            if mode.draft not in self.unread:
+                readable[key] = mode
+            elif mode.configuration is not None:
+                left_out.append(mode.configuration)
+        found = Expressed(readable, left_out, [*found.missing, *self.unread.values()])
         for line in found.missing:
             self.observer.warned(f"without some settings of {title}: {line}")
         if found.left_out:
@@ -188,6 +252,24 @@ class _ServerSweep:
         if not found.modes:
             raise UserError(f"no configuration of the plan has settings in {title}")
         return found
+
+    def _unread(self, modes: Sequence[Mode]) -> dict[str | None, str]:
+        """The drafts of modes that the server cannot read, with the reasons: a format is converted
+        now, where that is needed."""
+        reasons: dict[str | None, str] = {}
+        of_each = {mode.draft: mode for mode in modes if mode.draft is not None}
+        with TemporaryDirectory() as scratch:
+            for draft, mode in of_each.items():
+                try:
+                    mode_server(self.server, self.pair, mode, self.cores, Path(scratch))
+                except UserError as error:
+                    reasons[draft] = f"draft {draft}: {error}"
+        return reasons
+
+    def _defaults(self) -> list[Mode]:
+        """The server's own modes that finalists are raced beside."""
+        modes = defaults(self.server.modes(self.pair, served=True))
+        return [mode for mode in modes if mode.draft not in self.unread]
 
     def record(self, home: Path) -> Recording:
         """A recording of the server's own answers, in the sweep's folder."""
@@ -207,20 +289,31 @@ class _ServerSweep:
             address = ServerAddress(url=url, clients=clients)
             return run_recording(asked, home, out=place, observer=self.observer, address=address)
 
-    def profile(self, recording: Recording, times: Path | None) -> Profile:
-        """What the server's steps cost: as the sweep began with, or of the file `times`, or of the
-        workspace, which keeps what is measured now."""
+    def profile(self, recording: Recording, given: Profile | None) -> Profile:
+        """What the server's steps cost: as the sweep began with, or as `given`, or of the
+        workspace, which keeps what is measured now: where it has none, or of another version of
+        the server or of fewer requests at once."""
         if (kept := self.folder.profile()) is not None:
             return kept
-        weights = recording.header.fingerprints
-        path = times or workspace_profile(self.pair.spec, weights, self.server.name)
-        if times is None and not path.exists():
-            sizes = {"batches": (1, *self.race.clients)}
-            sizes |= self.plan.profile.model_dump(exclude_none=True)
-            self.server.profile(self.pair, **sizes, observer=self.observer).save(path)
-        profile = Profile.load(path)
+        profile = given
+        if profile is None:
+            weights = recording.header.fingerprints
+            path = workspace_profile(self.pair.spec, weights, self.server.name)
+            profile = Profile.load(path) if path.exists() else None
+            if profile is None or not self._fits(profile):
+                sizes = {"batches": tuple(sorted({1, *self.race.clients}))}
+                sizes |= self.plan.profile.model_dump(exclude_none=True)
+                profile = self.server.profile(self.pair, **sizes, observer=self.observer)
+                profile.save(path)
         self.folder.save_profile(profile)
         return profile
+
+    def _fits(self, profile: Profile) -> bool:
+        """Whether a profile is of this version of the server, and of as many requests at once."""
+        wanted = self.plan.profile.batches or self.race.clients
+        measured = max(m.batch for m in profile.target.measurements)
+        plain = self.contestant(self.server.modes(self.pair, served=True)[0])
+        return measured >= max(wanted) and _release(plain.row.version) in profile.device
 
     def run(
         self,
@@ -236,11 +329,11 @@ class _ServerSweep:
         write_atomically(self.folder.path / "simulated.csv", simulated.table.to_csv(index=False))
         chosen = finalists(simulated, expressed.modes, plan.live)
         chosen = [self._priced(mode, profile) for mode in chosen]
-        modes = joined(server.modes(self.pair, served=True), chosen)
+        modes = joined(self._defaults(), chosen)
         race = self._race("settings", modes, prompts, command)
         configurations = _configurations(modes)
-        known = [row for row in race.rows if row.name in configurations]
-        best, winner = best_by_load(known, loads), best_of_all(known, loads)
+        rows = race.may_win()
+        winner, best = best_of_all(rows, loads), best_by_load(rows, loads)
         table = None
         joint = by_load(server, self.models(), best, configurations)
         if joint is not None:
@@ -248,7 +341,7 @@ class _ServerSweep:
             modes.append(joint)
             raced = [mode for mode in modes if mode.name in again]
             table = self._race("table", raced, prompts, command)
-            winner = best_of_all(table.rows, loads)
+            winner = best_of_all(table.may_win(), loads)
         mode = next(each for each in modes if each.name == winner.name)
         usage, started = self._written(mode)
         return ServerSweep(
@@ -326,20 +419,41 @@ class _ServerSweep:
             environment=facts,
         )
 
-    def _written(self, mode: Mode) -> tuple[str, str | None]:
+    def _written(self, mode: Mode) -> tuple[str, str]:
         """Write the files that start the champion. Returns the lines that use them, and the command
-        that started it, without a plug-in."""
-        server, place, started = self.server, self.folder.path / CHAMPION, None
+        that started it in the race, with the variables that it needs and a port to choose."""
+        server, place = self.server, self.folder.path / CHAMPION
         if mode.plug_in is not None:
             models = self.models(plug_in=True)
             written = server.plugged_in(placed(mode.plug_in), models, self.pair.spec.runner)
         else:
             written = server.written(Counterpart(mode.settings), self.models())
-            served = server.served(self.pair, mode, (), self.scratch)
-            started = shlex.join(served.command(max(self.race.clients), PORT))
+        files = self.folder.path / STARTED
+        shutil.rmtree(files, ignore_errors=True)  # of an interrupted run
+        files.mkdir()
+        served = server.served(self.pair, mode, self.cores.engine, files.resolve())
+        started = _command(served, max(self.race.clients))
         for name, text in {**written.files, USAGE: written.usage + "\n"}.items():
             write_atomically(place / name, text)
         return written.usage, started
+
+
+def _command(served: ServedMode, requests: int) -> str:
+    """The command that starts a server for up to `requests` requests together, with the variables
+    that differ from this process's."""
+    here = os.environ
+    unset = [
+        word for name in sorted(here.keys() - served.environment.keys()) for word in ("-u", name)
+    ]
+    changed = [f"{k}={v}" for k, v in sorted(served.environment.items()) if here.get(k) != v]
+    variables = ["env", *unset, *changed] if unset or changed else []
+    return shlex.join([*variables, *served.command(requests, PORT)])
+
+
+def _release(version: str) -> str:
+    """The number in a server's version, as `0.32.0` in `vllm cpu 0.32.0`."""
+    found = re.search(r"b?\d[\w.]*", version)
+    return found[0] if found else version
 
 
 def _configurations(modes: Sequence[Mode]) -> dict[str, Configuration]:

@@ -13,16 +13,16 @@ from dashboards.reports.sentences import sentences
 from dashboards.sections import Report, Section
 from specdec_core.evidence.load.result import LoadRow, requests_frame, summary_frame
 from specdec_core.evidence.server_choice import ServerRace, ServerSweep
-from specdec_core.measure.comparison import over
+from specdec_core.measure.comparison import halves, over
 from specdec_core.search.load.workload import Load
 
 
 def report(result: ServerSweep) -> Report:
-    race, champion = result.race, result.configurations[result.champion]
-    summary = _summary(result, race)
-    plain = race.autoregressive()
+    race, more, summary = result.race, _in_table_alone(result), _summary(result, result.race)
+    plain, compared = race.autoregressive(), result.deciding.autoregressive()
+    champion = result.configuration
     ratios = [
-        (load, over(result.winner, result.deciding.autoregressive(), load)) for load in race.loads
+        (load, over(result.winner, compared, load, halves(load.requests)[1])) for load in race.loads
     ]
     return Report(
         command="sweep",
@@ -38,16 +38,38 @@ def report(result: ServerSweep) -> Report:
         parts=[
             *_tables(result, summary),
             Section(key="start", title="Start the champion", lines=_start(result)),
-            contestants(race.rows),
-            sentences([(result.champion, champion)]),
+            contestants([*race.rows, *(row for each in more for row in each.rows)]),
+            *([] if champion is None else [sentences([(result.champion, champion)])]),
         ],
-        frames={"requests": requests_frame(race)},
+        frames={"requests": _requests(result)},
         run_name=f"sweep {race.name}",
         metrics=by_load((load, "speedup", ratio.value) for load, ratio in ratios)
         | by_load((load, "speedup_low", ratio.low) for load, ratio in ratios),
         tags={**report_tags(race), "server": result.server, "server_version": plain.version},
-        nested=list(nested_runs(race, summary)),
+        nested=[
+            *nested_runs(race, summary),
+            *(run for each in more for run in nested_runs(each, _summary(result, result.deciding))),
+        ],
     )
+
+
+def _in_table_alone(result: ServerSweep) -> list[ServerRace]:
+    """The race of lengths by load, if there was one, with the rows of modes that the race of all
+    modes did not have."""
+    if result.table is None:
+        return []
+    names = {row.name for row in result.race.rows}
+    rows = [row for row in result.table.rows if row.name not in names]
+    return [result.table.model_copy(update={"rows": rows})]
+
+
+def _requests(result: ServerSweep) -> pd.DataFrame:
+    """The requests of all races."""
+    races = {"all modes": result.race, "lengths by load": result.table}
+    frames = [
+        requests_frame(race).assign(race=name) for name, race in races.items() if race is not None
+    ]
+    return pd.concat(frames, ignore_index=True)
 
 
 def _findings(result: ServerSweep) -> Iterator[str]:
@@ -56,14 +78,15 @@ def _findings(result: ServerSweep) -> Iterator[str]:
     plain = race.autoregressive()
     yield f"champion of {result.title}: {result.champion}"
     for load in race.loads:
-        speed = f"{load}: {winner.tokens_per_second(load):.0f} tokens/s"
+        _, compared = halves(load.requests)
+        speed = f"{load}: {winner.tokens_per_second(load, compared):.0f} tokens/s"
         if winner is plain:
             yield f"{speed}, without speculation"
             continue
-        against = [f"{cells.of_ratio(over(winner, plain, load))} over no speculation"]
+        against = [f"{cells.of_ratio(over(winner, plain, load, compared))} over no speculation"]
         default = _default(result.race, load)
         if default is not None and default.name != winner.name and result.table is None:
-            ratio = cells.of_ratio(over(winner, default, load))
+            ratio = cells.of_ratio(over(winner, default, load, compared))
             against.append(f"{ratio} over {default.name}, the server's best default")
         yield f"{speed}, {', '.join(against)}"
     for load in race.loads:
@@ -72,17 +95,28 @@ def _findings(result: ServerSweep) -> Iterator[str]:
     for row in result.race.rows:
         if failed := [load.label for load in race.loads if row.errors(load)]:
             yield f"{row.name}: requests failed with {', '.join(failed)}; it cannot be champion"
+    others = {
+        row.name for race in (result.race, result.table) if race for row in race.with_other_texts()
+    }
+    for name in sorted(others):
+        yield f"{name}: float32 texts unequal to those without speculation; it cannot be champion"
+    if result.configuration is None:
+        yield (
+            f"{result.champion} is the server's own mode, which no configuration of this library"
+            " stands for: it is not registered"
+        )
 
 
 def _default(race: ServerRace, load: Load) -> LoadRow | None:
-    """The fastest of the server's own modes that speculate, if one did not fail."""
+    """The fastest of the server's own modes that speculate, if one did not fail, on the requests
+    that the champion is chosen on."""
+    choose, _ = halves(load.requests)
     own = [r for r in race.rows if not (r.with_ours or r.autoregressive or r.errors(load))]
-    return max(own, key=lambda row: row.tokens_per_second(load), default=None)
+    return max(own, key=lambda row: row.tokens_per_second(load, choose), default=None)
 
 
 def _start(result: ServerSweep) -> list[str]:
-    lines = [*result.usage.splitlines()]
-    return lines + ([f"as it was started here: {result.command}"] if result.command else [])
+    return [*result.usage.splitlines(), f"as it was started here: {result.command}"]
 
 
 def _ranking(result: ServerSweep) -> list[str]:
@@ -91,9 +125,33 @@ def _ranking(result: ServerSweep) -> list[str]:
     return [
         f"{result.ranked} settings were ranked at each load by replay of {result.recording} and"
         f" simulation with the step costs of {result.times}{left_out}",
+        "the race has other prompts than the recording"
+        if result.others_raced
+        else "the race has prompts of the recording, because the source has no further ones",
+        _halved(result),
         "a mode that was shown to be slower than another one under a load had no further runs"
         " under it; the champion is slower than no speculation at no load",
     ]
+
+
+def _halved(result: ServerSweep) -> str:
+    """The requests that the champion was chosen on, and those of its ratios."""
+    split, whole = list[str](), list[str]()
+    for load in result.race.loads:
+        choose, compared = halves(load.requests)
+        (whole if choose == compared else split).append(load.label)
+    parts = []
+    if split:
+        parts.append(
+            f"with {', '.join(split)} the champion was chosen on every other request, and its speed"
+            " and ratios are of the rest"
+        )
+    if whole:
+        parts.append(
+            f"with {', '.join(whole)} it was chosen on the same requests as it was compared on,"
+            " which flatters it"
+        )
+    return "; ".join(parts)
 
 
 def _summary(result: ServerSweep, race: ServerRace) -> pd.DataFrame:

@@ -75,28 +75,33 @@ def register(
     return int(version.version)
 
 
-def register_in_server(result: ServerSweep, run_id: str, folder: Path) -> int:
+def register_in_server(result: ServerSweep, run_id: str, folder: Path) -> int | None:
     """Make the champion of a server the champion of its pair in that server, a registered model
-    `<pair>-<server>`; returns the version. Its source has the files of `folder`, which start it."""
+    `<pair>-<server>`; returns the version, None for a champion without a configuration. Its source
+    has the files of `folder`, which start it."""
     client, race = connect(), result.race
     name, configuration = f"{race.pair.name}-{result.server}", result.configuration
+    if configuration is None:
+        return None
     _log_champion(client, run_id, race.pair, configuration)
     client.log_artifacts(run_id, str(folder), CHAMPION)
     _create_model(client, name)
     client.set_registered_model_tag(name, SERVER, result.server)
     hardware = race.environment.get("gpu") or race.environment["cpu"]
-    version = client.create_model_version(
+    versions = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
+    tags = {
+        "config_id": configuration.id,
+        "sweep": race.name,
+        "lossless": "true",
+        "server": result.server,
+        "server_version": race.autoregressive().version,
+        "hardware": hardware,
+    }
+    version = next(iter(versions), None) or client.create_model_version(
         name,
         source=f"{client.get_run(run_id).info.artifact_uri}/{CHAMPION}",
         run_id=run_id,
-        tags={
-            "config_id": configuration.id,
-            "sweep": race.name,
-            "lossless": "true",
-            "server": result.server,
-            "server_version": race.autoregressive().version,
-            "hardware": hardware,
-        },
+        tags=tags,
         description=f"{result.champion}\n\n{note(configuration)}",
     )
     _appoint(client, name, int(version.version), CHAMPION)

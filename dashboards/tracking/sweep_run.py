@@ -61,7 +61,7 @@ class SweepRun(SweepObserver):
             client = connect()
             # Another process may have logged it since the result was read.
             result.mlflow_run_id = SweepResult.load(folder).mlflow_run_id
-            if not _logged(client, result):
+            if not logged(client, result.mlflow_run_id):
                 experiment_id = experiment_id_of(client, result.pair.name)
                 forget_unfinished(client, experiment_id, folder)
                 run = _sweep_run(result, self._prompts, folder, report)
@@ -72,12 +72,12 @@ class SweepRun(SweepObserver):
             return register(result, result.served.id, client)
 
 
-def _logged(client: MlflowClient, result: SweepResult) -> bool:
-    """Whether the store has the whole run of this sweep."""
-    if result.mlflow_run_id is None:
+def logged(client: MlflowClient, run_id: str | None) -> bool:
+    """Whether the store has the whole run of a sweep."""
+    if run_id is None:
         return False
     try:
-        info = client.get_run(result.mlflow_run_id).info
+        info = client.get_run(run_id).info
         return bool(info.status == "FINISHED" and info.lifecycle_stage == "active")
     except MlflowException:  # it is in another store
         return False

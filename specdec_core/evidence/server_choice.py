@@ -13,7 +13,7 @@ from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, Document, distinct_labels
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.evidence.load.result import LoadResult, LoadRow
-from specdec_core.measure.comparison import OURS, over
+from specdec_core.measure.comparison import OURS, halves, over
 from specdec_core.search.load.choice import finalists_at
 from specdec_core.search.load.schedule import TOLERANCE, scheduled
 from specdec_core.search.load.simulated import Simulated
@@ -26,6 +26,23 @@ class ServerRace(LoadResult):
 
     def autoregressive(self, group: str = OURS) -> LoadRow:
         return next(row for row in self.rows if row.autoregressive)
+
+    def with_other_texts(self) -> list[LoadRow]:
+        """In float32, the rows with texts unequal to autoregressive decoding's. In other data types
+        texts may differ by rounding alone."""
+        if self.pair.runner.target_dtype != "float32":
+            return []
+        plain, found = self.autoregressive(), []
+        for row in self.rows:
+            counts = (row.equal_texts(load, plain) for load in self.loads)
+            if row is not plain and any(equal < compared for equal, compared in counts):
+                found.append(row)
+        return found
+
+    def may_win(self) -> list[LoadRow]:
+        """The rows that the champion is chosen among."""
+        left_out = {row.name for row in self.with_other_texts()}
+        return [row for row in self.rows if row.name not in left_out]
 
 
 class ServerSweep(Document):
@@ -44,11 +61,13 @@ class ServerSweep(Document):
     ranked: int  # settings that were ranked
     left_out: list[str]  # configurations without settings
     recording: str
+    others_raced: bool = False  # whether the race's prompts are not those of the recording
     times: str  # the device of the step costs
     best: dict[str, str]  # the fastest mode, by load
     champion: str
     usage: str  # the lines that start the champion from its folder
-    command: str | None = None  # that started it in the race; None for a plug-in
+    command: str  # that started it in the race, on a shown port
+    mlflow_run_id: str | None = None
 
     def save(self, folder: Path) -> Path:
         return write_atomically(folder / self.FILE, self.model_dump_json())
@@ -58,9 +77,9 @@ class ServerSweep(Document):
         return cls.model_validate_json((folder / cls.FILE).read_text())
 
     @property
-    def configuration(self) -> Configuration:
-        """The champion's."""
-        return self.configurations[self.champion]
+    def configuration(self) -> Configuration | None:
+        """The champion's; None for a mode of the server that no configuration stands for."""
+        return self.configurations.get(self.champion)
 
     @property
     def deciding(self) -> ServerRace:
@@ -85,7 +104,8 @@ class Expressed:
 
 def express(server: Server, models: Models, configurations: Iterable[Configuration]) -> Expressed:
     """The modes for `configurations` that draft: with the server's own settings, or else with our
-    plug-in. Lookups are changed to copy after the occurrence that the server's copy after. Of
+    plug-in. Lookups are changed to copy after the occurrence that the server's copy after, unless
+    it has settings for both. Of
     configurations with the same settings the first one counts."""
     distinct = {
         (c := _as_there(server, each)).id: c for each in configurations if each.drafter is not None
@@ -106,7 +126,7 @@ def express(server: Server, models: Models, configurations: Iterable[Configurati
 
 def _as_there(server: Server, configuration: Configuration) -> Configuration:
     drafter = configuration.drafter
-    if isinstance(drafter, PromptLookupSettings):
+    if isinstance(drafter, PromptLookupSettings) and not server.both_occurrences:
         drafter = drafter.model_copy(update={"occurrence": server.occurrence})
     return configuration.model_copy(update={"drafter": drafter})
 
@@ -144,6 +164,13 @@ def finalists(simulated: Simulated, modes: Mapping[str, Mode], live: LiveSetting
     return list(chosen.values())
 
 
+def defaults(modes: Sequence[Mode]) -> list[Mode]:
+    """Of a server's own modes, those that finalists are raced beside: without a draft all, and the
+    first one of each draft. The plan has further lengths, if they are wanted."""
+    first = {mode.draft: mode for mode in reversed(modes)}
+    return [mode for mode in modes if mode.draft is None or mode is first[mode.draft]]
+
+
 def joined(modes: Sequence[Mode], more: Iterable[Mode]) -> list[Mode]:
     """`modes`, and the modes of `more` that have other settings."""
     both = list(modes)
@@ -154,15 +181,17 @@ def joined(modes: Sequence[Mode], more: Iterable[Mode]) -> list[Mode]:
 
 
 def best_by_load(rows: Sequence[LoadRow], loads: Sequence[Load]) -> dict[Load, LoadRow]:
-    """The fastest row at each load. The choice for the load before is kept where no row is faster
-    by more than 1 %, and autoregressive decoding is not faster."""
+    """The fastest row at each load, on the requests to choose on (:func:`halves`). The choice for
+    the load before is kept where no row is faster by more than 1 %, and autoregressive decoding is
+    not faster."""
     best: dict[Load, LoadRow] = {}
     kept: LoadRow | None = None
     for load in loads:
         whole = [row for row in rows if not row.errors(load)]
         if not whole:
             raise UserError(f"{load}: every server failed; the first said: {_error(rows[0], load)}")
-        speeds = {row.name: row.tokens_per_second(load) for row in whole}
+        choose, _ = halves(load.requests)
+        speeds = {row.name: row.tokens_per_second(load, choose) for row in whole}
         leader = max(whole, key=lambda row: speeds[row.name])
         plain = max((speeds[row.name] for row in whole if row.autoregressive), default=0.0)
         if kept is None or max(speeds[leader.name] / (1 + TOLERANCE), plain) > speeds.get(
@@ -175,12 +204,19 @@ def best_by_load(rows: Sequence[LoadRow], loads: Sequence[Load]) -> dict[Load, L
 
 def best_of_all(rows: Sequence[LoadRow], loads: Sequence[Load]) -> LoadRow:
     """The fastest row over all loads, by the geometric mean of its ratios to autoregressive
-    decoding. A row that is slower than autoregressive decoding at some load is left out."""
+    decoding, on the requests to choose on (:func:`halves`). A row that is slower than
+    autoregressive decoding at some load is left out. Raises :class:`UserError` where requests of
+    autoregressive decoding failed."""
     plain = next(row for row in rows if row.autoregressive)
+    if failed := [load for load in loads if plain.errors(load)]:
+        raise UserError(
+            f"{plain.name}: requests failed with {failed[0]}, so nothing can be compared with it"
+            f" (--fresh races again); the first said: {_error(plain, failed[0])}"
+        )
     gains = {plain.name: 0.0}
     for row in rows:
         if row is not plain and not any(map(row.errors, loads)):
-            ratios = [over(row, plain, load).value for load in loads]
+            ratios = [over(row, plain, at, halves(at.requests)[0]).value for at in loads]
             if min(ratios) >= 1:
                 gains[row.name] = sum(map(math.log, ratios)) / len(ratios)
     name = max(gains, key=lambda name: gains[name])

@@ -84,6 +84,14 @@ def over(
     return paired_ratio(before[:, answered], after[:, answered]) if answered.any() else UNKNOWN
 
 
+def halves(requests: int) -> tuple[slice, slice]:
+    """The requests to choose the best on, and those to compare it on: every other one and the rest.
+    Where a half would have less than :data:`LEAST_HALF`, both are all requests."""
+    if requests < 2 * LEAST_HALF:
+        return EVERYTHING, EVERYTHING
+    return slice(0, None, 2), slice(1, None, 2)
+
+
 class Lead(Document):
     """The best of ours against the best of a group, `at` a temperature or a load. With `held_out`
     both were chosen on every other request and compared on the rest; else chosen and compared on
@@ -142,8 +150,7 @@ class Comparison(Document, ABC, Generic[AnyContender]):
         return [lead for each in found if (lead := self._lead(*each)) is not None]
 
     def _lead(self, at: Any, count: int, group: str) -> Lead | None:
-        held_out = count >= 2 * LEAST_HALF
-        choose, report = (slice(0, None, 2), slice(1, None, 2)) if held_out else (EVERYTHING,) * 2
+        choose, report = halves(count)
         ours, theirs = self.best(at, OURS, choose), self.best(at, group, choose)
         if ours is None or theirs is None:
             return None
@@ -157,7 +164,7 @@ class Comparison(Document, ABC, Generic[AnyContender]):
             low=ratio.low,
             high=ratio.high,
             requests=len(range(count)[report]),
-            held_out=held_out,
+            held_out=choose != report,
         )
 
     def ratios(self, row: AnyContender, at: Any, baseline: AnyContender | None) -> dict[str, float]:

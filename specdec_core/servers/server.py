@@ -128,6 +128,7 @@ class Server(ABC):
     gguf: ClassVar[bool] = False  # whether it reads GGUF files
     eagle: ClassVar[bool] = False  # whether it loads heads of the first generation, too
     occurrence: ClassVar[Occurrence] = "latest"  # of an n-gram, after which its lookups copy
+    both_occurrences: ClassVar[bool] = False  # whether it has settings for either occurrence
     fixed_lengths: ClassVar[tuple[str, ...]] = ()  # kinds of drafters with one length a start
     measures: ClassVar[bool] = False  # whether its plug-in measures what a target forward costs
 

@@ -75,7 +75,7 @@ def assembled(
     return Profile(
         target=target_cost,
         drafts=drafts,
-        device=f"{pair.target.device}, {version}",
+        device=f"{runner.device}, {version}",
         target_dtype=runner.target_dtype,
         draft_dtype=runner.target_dtype,  # a server gives a draft its target's
         threads=runner.threads,

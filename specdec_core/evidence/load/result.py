@@ -45,12 +45,12 @@ class LoadRow(Contender):
         answered = seconds[:, ~np.isnan(seconds).any(axis=0)]
         return float(np.median(answered, axis=0).mean()) if answered.size else float("nan")
 
-    def tokens_per_second(self, load: Load) -> float:
-        """Tokens of all clients together while all of them wait, or, at a rate, of whole runs over
-        their seconds; NaN where all requests failed."""
+    def tokens_per_second(self, load: Load, requests: slice = EVERYTHING) -> float:
+        """Tokens of all clients together while all of them wait, by some of the requests, or, at a
+        rate, of whole runs over their seconds; NaN where all requests failed."""
         if load.clients is None:
             return self.median(load, lambda run: run.tokens_per_second)
-        return load.clients / self.mean_seconds(load)
+        return load.clients / self.mean_seconds(load, requests)
 
     def median(
         self, load: Load, of: Callable[[LoadMeasures], float], slo: Slo | None = None

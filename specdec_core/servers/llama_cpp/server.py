@@ -55,6 +55,7 @@ class LlamaCpp(Server):
     verified = True
     heads = "speculators"
     gguf = True
+    both_occurrences = True
 
     def counterpart(self, drafter: DrafterSettings | None, models: Models) -> Counterpart | None:
         if drafter is None:

@@ -39,6 +39,7 @@ def sweep() -> ServerSweep:
         best={"1": "K=3", "4": "K=3"},
         champion="by load",
         usage="vllm serve org/target",
+        command="env OMP_NUM_THREADS=2 python -m vllm --dtype bfloat16",
     )
 
 
@@ -46,7 +47,8 @@ def test_it_names_the_champion_its_speeds_and_what_failed() -> None:
     shown = report(sweep())
     champion, alone, together, *rest = shown.findings
     assert champion == "champion of vLLM: by load"
-    assert alone.startswith("1 client: 76 tokens/s, 1.43×")
+    assert alone.startswith("1 client: 7")
+    assert " tokens/s, 1.4" in alone
     assert alone.endswith("over no speculation")
     assert together.startswith("4 clients: ")
     assert rest == [
@@ -56,10 +58,33 @@ def test_it_names_the_champion_its_speeds_and_what_failed() -> None:
     ]
     assert [part.key for part in shown.parts][:2] == ["race", "table"]
     text = document(shown)
-    for said in ("12 settings were ranked", "without settings there: tree 2-1", "vllm serve org"):
+    for said in (
+        "12 settings were ranked",
+        "without settings there: tree 2-1",
+        "as it was started here: env OMP_NUM_THREADS=2 python",
+        "the race has prompts of the recording",
+        "the champion was chosen on every other request",
+    ):
         assert said in text
     assert shown.metrics["speedup"].keys() == {1, 4}
     assert (shown.tags["server"], shown.tags["server_version"]) == ("vllm", "vllm 1")
     assert [run.name for run in shown.nested] == [
-        f"vllm: {name}, under load" for name in ("vLLM", "vLLM n-gram K=4", "K=3")
+        f"vllm: {name}, under load" for name in ("vLLM", "vLLM n-gram K=4", "K=3", "by load")
     ]
+    requests = shown.frames["requests"]
+    assert set(requests[requests["contestant"] == "by load"]["race"]) == {"lengths by load"}
+
+
+def test_a_mode_of_the_server_may_win_and_float32_texts_must_be_equal() -> None:
+    result = sweep()
+    result.table, result.best = None, dict.fromkeys(result.best, "vLLM n-gram K=4")
+    own, chain = result.race.rows[1:]
+    own.runs["4"][0][2].error = None
+    result.champion = own.name
+    runner = result.race.pair.runner.model_copy(update={"target_dtype": "float32"})
+    result.race.pair = result.race.pair.model_copy(update={"runner": runner})
+    chain.runs["1"][0][0].text = "unlike the others"
+    assert result.race.may_win() == [result.race.autoregressive(), own]
+    _, _, _, other, unregistered = report(result).findings
+    assert other == "K=3: float32 texts unequal to those without speculation; it cannot be champion"
+    assert unregistered.endswith("stands for: it is not registered")

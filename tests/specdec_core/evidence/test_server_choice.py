@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, parse
 from specdec_core.evidence.load.result import LoadRow
 from specdec_core.evidence.server_choice import (
@@ -66,6 +67,15 @@ def test_configurations_become_modes_once_and_the_rest_is_named() -> None:
     assert joined(modes[:1], modes) == modes
 
 
+def test_a_server_with_settings_for_both_occurrences_keeps_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(OwnServer, "both_occurrences", True)
+    lookup = {"kind": "prompt_lookup", "min_ngram": 2}
+    asked = [of(lookup | {"occurrence": each}) for each in ("latest", "earliest")]
+    assert len(express(SERVER, MODELS, asked).modes) == 2
+
+
 def test_the_best_at_each_load_is_joined_in_a_table_of_lengths() -> None:
     best = best_by_load([PLAIN, LONG, SHORT], LOADS)
     assert [each.name for each in best.values()] == ["long", "short"]
@@ -81,6 +91,26 @@ def test_the_best_at_each_load_is_joined_in_a_table_of_lengths() -> None:
 def test_what_loses_to_no_speculation_at_a_load_is_no_champion() -> None:
     assert best_of_all([PLAIN, LONG, SHORT], LOADS) is SHORT
     assert best_of_all([PLAIN, LONG], LOADS) is PLAIN
+
+
+def test_the_champion_is_chosen_on_every_other_request() -> None:
+    lucky = row("lucky", 0.05, 0.05)
+    for runs in lucky.runs.values():
+        for run in runs:
+            for record in run[::2]:  # slow on the requests to choose on
+                record.last = record.begun + 100.0
+    assert best_of_all([PLAIN, lucky], LOADS) is PLAIN
+    for runs in lucky.runs.values():
+        for run in runs:
+            run[::2], run[1::2] = run[1::2], run[::2]
+    assert best_of_all([PLAIN, lucky], LOADS) is lucky
+
+
+def test_nothing_is_compared_with_what_failed() -> None:
+    failed = PLAIN.model_copy(deep=True)
+    failed.runs["4"][0][3].error = "the answer broke off"
+    with pytest.raises(UserError, match="plain: requests failed with 4 clients, so nothing can be"):
+        best_of_all([failed, SHORT], LOADS)
 
 
 @pytest.mark.parametrize("load", ["1", "4"])
