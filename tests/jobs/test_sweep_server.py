@@ -90,7 +90,7 @@ def test_a_server_is_swept_from_its_answers_to_its_champion(
     [
         (["--engine=none"], "--engine none: expected one of "),
         (["--engine=sglang"], "--engine sglang: it has no server that this library starts"),
-        (["--engine=own", "--clients=8"], "fewer than the 8 clients that send them"),
+        (["--engine=own", "--clients=8"], "fewer than the 8 clients"),
         (["--engine=own", "--clients=2,2"], "a number of clients is given twice"),
         (["--engine=own", "--no-replay"], "--no-replay: not with --engine"),
         (["--profile=x.json"], "--profile has the step costs of a server"),
