@@ -11,6 +11,7 @@ import pytest
 from specdec_core.config import Sampling
 from specdec_core.engine import Request
 from specdec_core.models.pair import Pair, load_pair
+from specdec_core.recordings.find import finish
 from specdec_core.training.recorded.features import (
     RecordedAnswers,
     RecordedTexts,
@@ -49,6 +50,8 @@ def recorded_answers(
         ]
         sampling = Sampling(temperature=temperature)
         found.append(recordings.recorded(alone, requests, folder / str(first), sampling=sampling))
+    for each in found:
+        finish(each.folder)
     return RecordedAnswers(found, LONGEST)
 
 
