@@ -61,7 +61,7 @@ class ServerSweep(Document):
     ranked: int  # settings that were ranked
     left_out: list[str]  # configurations without settings
     recording: str
-    others_raced: bool = False  # whether the race's prompts are not those of the recording
+    others_raced: bool = False  # whether the race has other prompts than the recording
     times: str  # the device of the step costs
     best: dict[str, str]  # the fastest mode, by load
     champion: str

@@ -33,7 +33,7 @@ def exported_head(
     it."""
     place = target_config.name_or_path or read_card(name).target
     place = str(Path(place).resolve()) if Path(place).exists() else place
-    # 2: with an embedding of its own
+    # 2: the version of what is written, now with the embedding that the head has
     facts = hashlib.sha256(f"2 {form} {place}".encode()).hexdigest()[:8]
     kept = f"{fingerprint}-{str(dtype).removeprefix('torch.')}-{facts}"
     folder = kept_folder("heads") / kept

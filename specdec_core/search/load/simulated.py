@@ -24,10 +24,10 @@ _RECENT = 16  # latest configurations: their rounds are kept
 
 
 class Simulated:
-    """The simulation by `times`, or by those of each configuration under a profile, of
-    `candidates`, of autoregressive decoding (`baseline`) and of the `schedule`
-    that it would choose. `known` are those that may be chosen for one load, by id; for an open
-    loop, which has no other, the schedule is among them. Raises :class:`UserError` for a candidate
+    """Simulates `candidates`, autoregressive decoding (`baseline`) and the `schedule` that it would
+    choose. `times` are the times of steps, or a profile that gives them for each configuration.
+    `known` are those that may be chosen for one load, by id; for an open loop, which has no other,
+    the schedule is among them. Raises :class:`UserError` for a candidate
     without known rounds.
 
     `table` has a row for each configuration and load: `load`, its label; `clients`, 0 of an open

@@ -1,8 +1,8 @@
 """Runs llama.cpp's `convert_hf_to_gguf.py` for tokenizers that it does not know, too.
 
 The script recognises how a byte-level BPE splits a text before its merges, and refuses a tokenizer
-that is not in its list. Here such a tokenizer gets the split of GPT-2. A server that is asked with
-token ids never splits a text.
+that is not in its list. Here such a tokenizer gets the split of GPT-2. Where requests
+have token ids, the server splits nothing.
 """
 
 from __future__ import annotations

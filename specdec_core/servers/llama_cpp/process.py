@@ -88,7 +88,7 @@ def engine_options(pair: Pair, mode: Mode, requests: int = 1) -> dict[str, Any]:
         "cache-type-v": _TYPES[dtype],
         # Its fused attention computes in float16.
         "flash-attn": "off" if dtype == "float32" else "auto",
-        "no-cache-prompt": None,  # a common prefix is prefilled for each request, as by others
+        "no-cache-prompt": None,  # each request prefills its whole prompt, as in other servers
         "cache-ram": 0,
         "no-ui": None,
     }
