@@ -9,8 +9,11 @@ from dashboards.sections import Section
 from specdec_core.config import distinct_labels
 from specdec_core.search.results import METRIC, Trial
 
-SETTING = {"setting": cells.text("setting"), "expected": cells.number("expected", ".2f×")}
-RANKED = {**SETTING, "tokens a round": cells.number("mat", ".2f")}
+RANKED = {
+    "setting": cells.text("setting"),
+    "expected": cells.number("expected", ".2f×"),
+    "tokens a round": cells.number("mat", ".2f"),
+}
 
 
 def ranking(trials: Sequence[Trial]) -> Section:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from typer import Option
@@ -44,21 +43,11 @@ def main(
         int, Option(min=0, help="Texts sampled from the toy pair; 0 leaves it out.")
     ] = 20_000,
     toy_length: Annotated[int, Option(min=1, max=4, help="Tokens of the toy's texts.")] = 3,
-    answers: Annotated[
-        list[Path] | None,
-        Option(help="JSONL of GSM8K or HumanEval, whose answers are judged; repeatable."),
-    ] = None,
-    answer_limit: Annotated[int, Option(min=1, help="Prompts of each such file.")] = 40,
-    answer_tokens: Annotated[int, Option(min=1, help="Tokens of an answer.")] = 256,
     name: Annotated[str, Option(help="Name of the result's folder.")] = "target_tree",
 ) -> None:
     """Compare what target-initialised trees write with what the target writes, by width: as a
     divergence on a toy pair with an exactly known distribution, and as the log-likelihood of
-    texts under the target. Width 1 is lossless and shows what noise looks like.
-
-    With --answers also by the share of right answers: exact match (GSM8K), or the tests that a
-    program passes (HumanEval), where the target itself gets at least a tenth right. Programs run
-    without network, with files read-only and limited in time and memory."""
+    texts under the target. Width 1 is lossless and shows what noise looks like."""
     check_name(name)
     temperature = parse(Temperature, temperature, "--temperature")
     if temperature == 0:
@@ -72,11 +61,8 @@ def main(
     from dashboards.progress import ConsoleProgress
     from dashboards.sections import ReportOrigin
     from research.drift.by_width import on_texts, on_toy_pair, target_tree
-    from research.drift.graded import on_answers
     from research.drift.report import report
-    from research.drift.tasks import load_task
     from specdec_core.engine.turns import requests_of
-    from specdec_core.models.loading import load_tokenizer
     from specdec_core.models.pair import load_pair
     from specdec_core.prompts.prompt_sets import digest, load_prompts
 
@@ -84,8 +70,6 @@ def main(
     trees = [
         target_tree(d, (width, *shape), sampling) for d in spec.drafts for width in chosen_widths
     ]
-    tokenizer = load_tokenizer(spec.target)
-    tasks = [load_task(path, answer_limit, tokenizer, chat_template) for path in answers or ()]
     with console.status(f"loading {spec.name}"):
         pair = load_pair(spec)
     loaded = load_prompts(prompts, limit, pair.tokenizer, chat_template)
@@ -93,16 +77,11 @@ def main(
     with ConsoleProgress(console) as progress:
         toy = on_toy_pair(chosen_widths, toy_samples, toy_length, progress)
         scored = on_texts(pair, trees, sampling, tokens, texts, max_new_tokens, progress)
-        graded = [
-            on_answers(pair, trees, sampling, task, texts, answer_tokens, progress)
-            for task in tasks
-        ]
 
     notes = [
         f"trees of W×{'×'.join(map(str, shape))}, begun with W tokens that the target draws; "
         "W = 1 is lossless",
         f"{len(loaded)} prompts of {prompts}, {texts} texts each, temperature {temperature:g}",
-        *(f"{len(t.prompts)} prompts of {t.name}, {texts} answers each" for t in tasks),
         *([f"toy pair: {toy_samples:,} texts of {toy_length} tokens each"] if len(toy) else []),
     ]
     params = {
@@ -113,10 +92,9 @@ def main(
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
         "branching": branching,
-        "answers": [str(path) for path in answers or ()],
     }
     origin = ReportOrigin(name=name, pair=spec.name, notes=notes, params=params)
-    deliver(report(toy, scored, origin, graded), workspace() / "drift" / name, "drift")
+    deliver(report(toy, scored, origin), workspace() / "drift" / name, "drift")
 
 
 if __name__ == "__main__":

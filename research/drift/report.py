@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pandas as pd
 
 from dashboards import cells
-from dashboards.sections import Report, ReportOrigin, Section, metric_name
-from research.drift.graded import LEAST
-from specdec_core.base.names import plain_name
+from dashboards.sections import Report, ReportOrigin, Section
 
 PLACE = {
     "draft": cells.text("draft"),
@@ -30,29 +26,16 @@ TEXTS = {
     "the target's first choice": cells.interval("agreement", ".1%"),
     "MAT": cells.number("mat", ".2f"),
 }
-ANSWERS = {
-    "task": lambda row: f"{row['task']}, {row['measure']}",
-    "configuration": cells.text("configuration"),
-    "keeps it": PLACE["keeps it"],
-    "right": cells.interval("right", ".1%"),
-    "more than the target itself": cells.interval("change", "+.1%"),
-}
 METRICS = {
     "toy": ("kl", "total_variation", "sampled_kl", "p_value"),
     "text": ("log_likelihood", "change", "agreement", "mat"),
 }
 
 
-def report(
-    toy: pd.DataFrame,
-    texts: pd.DataFrame,
-    origin: ReportOrigin,
-    answers: Sequence[pd.DataFrame] = (),
-) -> Report:
-    """`toy` has a row a draft of the toy pair and width
-    (:func:`research.drift.by_width.on_toy_pair`), if it was measured; `texts` one a
-    draft and width (:func:`research.drift.by_width.on_texts`); `answers` one of each
-    task a configuration (:func:`research.drift.graded.on_answers`)."""
+def report(toy: pd.DataFrame, texts: pd.DataFrame, origin: ReportOrigin) -> Report:
+    """`toy` has one row for each draft of the toy pair and width
+    (:func:`research.drift.by_width.on_toy_pair`), if it was measured; `texts` one for each draft
+    and width (:func:`research.drift.by_width.on_texts`)."""
     of_toy = Section(
         key="toy",
         title="Distance from the target's distribution, toy pair",
@@ -67,48 +50,16 @@ def report(
         " interval over prompts; and the share of tokens that it would have chosen greedily.",
         shown=cells.table(texts, TEXTS),
     )
-    of_answers = [_answers(graded) for graded in answers]
     return Report(
         command="drift",
         title="Drift of target-initialised trees",
         origin=origin,
-        parts=[*([of_toy] if len(toy) else []), of_texts, *of_answers],
-        frames={
-            "drift": pd.concat([toy.assign(part="toy"), texts.assign(part="texts")]),
-            **{section.key: graded for section, graded in zip(of_answers, answers, strict=True)},
-        },
+        parts=[*([of_toy] if len(toy) else []), of_texts],
+        frames={"drift": pd.concat([toy.assign(part="toy"), texts.assign(part="texts")])},
         run_name="drift",
-        metrics={
-            **_metrics("toy", toy),
-            **_metrics("text", texts),
-            **{name: value for graded in answers for name, value in _right(graded).items()},
-        },
+        metrics={**_metrics("toy", toy), **_metrics("text", texts)},
         tags={"lossless": "false"},
     )
-
-
-def _answers(graded: pd.DataFrame) -> Section:
-    """The right answers to a task; where the target gives too few, only how many."""
-    first = graded.iloc[0]
-    note = f"The share of right answers ({first['measure']}), with a 95 % interval over prompts."
-    few = (
-        f"The target itself gets fewer than {LEAST:.0%} right, which says nothing about a method:"
-        " the likelihood and the share of first choices above do."
-    )
-    return Section(
-        key=f"answers-{plain_name(first['task'])}",
-        title=f"Right answers, {first['task']}",
-        note=note,
-        lines=[few] if first["right"] < LEAST else [],
-        shown=cells.table(graded, ANSWERS),
-    )
-
-
-def _right(graded: pd.DataFrame) -> dict[str, float]:
-    return {
-        metric_name("answers", row["task"], row["configuration"], "right"): row["right"]
-        for row in graded.to_dict("records")
-    }
 
 
 def _metrics(part: str, frame: pd.DataFrame) -> dict[str, float]:

@@ -1,1 +1,0 @@
-"""A ranking by replay compared with the server itself."""
