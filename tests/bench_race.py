@@ -1,7 +1,5 @@
 """A race of the tiny pair, shared by the tests of the benchmark."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import pytest

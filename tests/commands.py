@@ -1,7 +1,5 @@
 """Commands run in this process: a process of their own would spend seconds on imports."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The configurations that tests of servers, sweeps and commands share."""
 
-from __future__ import annotations
-
 from specdec_core.config import Configuration
 
 

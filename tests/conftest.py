@@ -1,7 +1,5 @@
 """Small real models made by configuration, shared by all tests."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import os

@@ -4,8 +4,6 @@ Each word that it writes follows from the prompt, and takes it some milliseconds
 `/health`, `/metrics` and fields of its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """A disk that can be filled: a small one where this process may mount it, else a limit on files."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 from collections.abc import Iterator

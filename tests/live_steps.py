@@ -1,7 +1,5 @@
 """What each step of a live engine did, to be compared with a simulation's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +28,7 @@ class LiveSteps:
             self.generations |= {c.request_id: c.finished for c in chunks if c.finished is not None}
             return chunks
 
-        engine.step = logged  # type: ignore[method-assign]
+        engine.step = logged
         self.records: pd.DataFrame = run_clients(engine, requests, clients)
 
     @property

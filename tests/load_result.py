@@ -1,7 +1,5 @@
 """A comparison of servers under load with times that are made up, shared by its tests."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from specdec_core.config import AUTOREGRESSIVE, PairSpec, RunnerSettings

@@ -1,7 +1,5 @@
 """Live runs on a machine whose steps take as long as the test says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

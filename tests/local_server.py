@@ -1,7 +1,5 @@
 """Real HTTP servers in this process, for tests of what talks to them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

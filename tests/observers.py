@@ -1,7 +1,5 @@
 """An observer that keeps what it hears, for tests of long work."""
 
-from __future__ import annotations
-
 from specdec_core.base.observer import Observer
 
 

@@ -3,8 +3,6 @@
 `python -m tests.own_server FILE SLOTS PORT` serves the pair and the configuration in a file.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The modes of other programs, for tests that decode with them."""
 
-from __future__ import annotations
-
 from specdec_core.models.pair import Pair
 from specdec_core.servers.peer import Peer
 from specdec_core.servers.table import SERVERS

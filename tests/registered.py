@@ -1,7 +1,5 @@
 """A registry with champions, and a sweep, shared by the tests of what follows them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

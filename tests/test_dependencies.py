@@ -1,7 +1,5 @@
 """What the product imports is what it declares."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys
@@ -36,7 +34,7 @@ def imported() -> dict[str, Path]:
     return {name: file for name, file in found.items() if name not in ours}
 
 
-def test_every_imported_package_is_declared_and_constrained() -> None:
+def test_every_imported_package_is_declared_and_constrained():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     declared = set(map(name_of, [*project["dependencies"], *extras["gguf"]]))
@@ -52,7 +50,7 @@ def test_every_imported_package_is_declared_and_constrained() -> None:
     assert declared | set(map(name_of, extras["dev"])) <= constrained
 
 
-def test_the_tested_versions_are_in_the_declared_ranges() -> None:
+def test_the_tested_versions_are_in_the_declared_ranges():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = [each for extra in project["optional-dependencies"].values() for each in extra]
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()

@@ -1,7 +1,5 @@
 """The order of the rooms: a module imports only from its own room and from rooms before it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -79,11 +77,11 @@ def graph() -> dict[str, set[str]]:
     return imports(ROOT)
 
 
-def test_a_room_imports_only_from_rooms_before_it(graph: dict[str, set[str]]) -> None:
+def test_a_room_imports_only_from_rooms_before_it(graph):
     assert wrong_way(graph) == []
 
 
-def test_no_modules_import_each_other_in_a_circle(graph: dict[str, set[str]]) -> None:
+def test_no_modules_import_each_other_in_a_circle(graph):
     # A package's face names its own modules, which is no circle.
     faces = {name for name in graph if any(other.startswith(f"{name}.") for other in graph)}
     inner = {
@@ -97,7 +95,7 @@ def test_no_modules_import_each_other_in_a_circle(graph: dict[str, set[str]]) ->
         pytest.fail(" → ".join(error.args[1]))
 
 
-def test_an_import_against_the_order_is_found(tmp_path: Path) -> None:
+def test_an_import_against_the_order_is_found(tmp_path):
     for room, text in {
         "specdec_core/tokens": "def f():\n    from specdec_core.engine.a import x",
         "specdec_core/engine": "from specdec_core.tokens import a",
@@ -112,7 +110,7 @@ def test_an_import_against_the_order_is_found(tmp_path: Path) -> None:
     ]
 
 
-def test_no_two_classes_share_a_name() -> None:
+def test_no_two_classes_share_a_name():
     places: dict[str, list[str]] = {}
     for package in ("specdec_core", "cluster", "dashboards", "jobs", "research"):
         for file in (ROOT / package).rglob("*.py"):

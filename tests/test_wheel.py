@@ -1,7 +1,5 @@
 """What is installed without the checkout."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -24,7 +22,7 @@ def run(*command: str | Path, folder: Path) -> str:
 
 
 @pytest.mark.long
-def test_the_wheel_alone_runs_the_demo(tmp_path: Path) -> None:
+def test_the_wheel_alone_runs_the_demo(tmp_path):
     source, built, environment, folder = (
         tmp_path / name for name in ("source", "built", "environment", "empty")
     )

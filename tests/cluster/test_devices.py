@@ -1,14 +1,9 @@
 """A core has one process, whatever lies in the shared folder for temporary files."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from pathlib import Path
-
-import pytest
 
 from cluster.devices import claim_core
 
@@ -18,9 +13,7 @@ def claim(end: Connection) -> None:
     end.recv()
 
 
-def test_a_core_is_claimed_once_and_free_again_though_pipes_are_planted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_core_is_claimed_once_and_free_again_though_pipes_are_planted(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     cores = sorted(os.sched_getaffinity(0))
     for core in cores:

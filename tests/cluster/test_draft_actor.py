@@ -3,7 +3,6 @@ also when the actor is killed, and Ray brings the draft back; and a sweep times 
 
 import os
 import signal
-from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -14,14 +13,13 @@ from cluster.sweep.run import run_sweep
 from specdec_core.base.errors import UserError
 from specdec_core.drafting.pearl.socket_link import SocketLink
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from specdec_core.search.plan import Plan
 from specdec_core.tokens.statistics import TokenOrigin
 from tests.commands import QUICK, prompts_file
 from tests.configurations import PEARL
 
 
-def test_a_killed_draft_costs_no_token_and_comes_back(ray_running: None, tiny_pair: Pair) -> None:
+def test_a_killed_draft_costs_no_token_and_comes_back(ray_running, tiny_pair):
     placed = place(Placement.model_validate({"target": {"devices": 1}}))
     draft = PlacedDraft(placed, tiny_pair.spec)
     try:
@@ -51,9 +49,7 @@ def test_a_killed_draft_costs_no_token_and_comes_back(ray_running: None, tiny_pa
         placed.remove()
 
 
-def test_a_draft_whose_connection_is_cut_comes_back_and_ends_with_its_engine(
-    tiny_pair: Pair,
-) -> None:
+def test_a_draft_whose_connection_is_cut_comes_back_and_ends_with_its_engine(tiny_pair):
     draft, link = object.__new__(Draft), SocketLink("127.0.0.1")
     draft.pair = tiny_pair
     address = ("127.0.0.1", link.port, link.key)
@@ -82,9 +78,7 @@ SWEEP = QUICK | {
 
 
 @pytest.mark.long
-def test_a_sweep_times_pearl_on_its_devices(
-    ray_running: None, tiny_pair: Pair, tmp_path: Path
-) -> None:
+def test_a_sweep_times_pearl_on_its_devices(ray_running, tiny_pair, tmp_path):
     prompts = prompts_file(tmp_path, ["def main():"])
     pair, source = tiny_pair.spec.model_dump(), {"source": str(prompts)}
     plan = Plan.model_validate(
@@ -107,6 +101,6 @@ def test_a_sweep_times_pearl_on_its_devices(
     ],
     ids=["no devices", "none for the draft", "optuna"],
 )
-def test_a_sweep_that_cannot_time_pearl_is_refused(changes: dict, message: str) -> None:
+def test_a_sweep_that_cannot_time_pearl_is_refused(changes, message):
     with pytest.raises(UserError, match=message):
         Plan.model_validate({**SWEEP, **changes}).resolve()

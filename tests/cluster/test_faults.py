@@ -5,8 +5,6 @@ heads and full disks beside their modules' tests, tracking servers that are away
 tests/dashboards/test_delivery.py.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -20,7 +18,6 @@ from mlflow import MlflowClient
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
-from specdec_core.config import PairSpec
 from specdec_core.search.results import SweepResult
 from tests.commands import plan_file, prompts_file, wait_until
 
@@ -77,9 +74,7 @@ tracking.finish(result, folder.path)
 
 
 @pytest.mark.long
-def test_a_sweep_loses_nothing_with_a_killed_actor_and_a_lost_node(
-    cluster: Cluster, tiny_spec: PairSpec, tmp_path: Path
-) -> None:
+def test_a_sweep_loses_nothing_with_a_killed_actor_and_a_lost_node(cluster, tiny_spec, tmp_path):
     prompts = prompts_file(tmp_path, (f"x{i} = {i}" for i in range(12)))
     lengths = list(range(1, CONFIGURATIONS + 1))
     plan = {
@@ -149,8 +144,8 @@ run(main)
 
 @pytest.mark.long
 def test_a_folder_that_a_node_does_not_have_is_named_before_anything_is_loaded(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cluster, tmp_path, monkeypatch
+):
     token = Path("~/.ray/auth_token").expanduser()
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))  # with another home, too
     homes = [tmp_path / "here", tmp_path / "there"]

@@ -1,9 +1,5 @@
 """A grid of heads is trained once each, whatever happens to its workers."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from cluster.head_training import train_heads
@@ -22,9 +18,7 @@ NAMES = ["small-specdecpp-d0-w1", "small-specdecpp-d2-w6", "small-t2"]
 EXAMPLES = {"specdecpp": learnable(), "t2": learnable("t2")}
 
 
-def test_heads_are_those_of_a_training_in_this_process_and_are_not_trained_twice(
-    tmp_path: Path,
-) -> None:
+def test_heads_are_those_of_a_training_in_this_process_and_are_not_trained_twice(tmp_path):
     first = Heard()
     heads, _ = train_heads(SPECS, EXAMPLES, SETTINGS, tmp_path, observers=[first])
     assert [head.label for head in heads] == NAMES
@@ -43,9 +37,7 @@ def test_heads_are_those_of_a_training_in_this_process_and_are_not_trained_twice
 
 
 @pytest.mark.long
-def test_of_several_learning_rates_the_one_with_the_least_eval_loss_is_kept(
-    tmp_path: Path,
-) -> None:
+def test_of_several_learning_rates_the_one_with_the_least_eval_loss_is_kept(tmp_path):
     rates = [1e-6, 1e-2, 1e-5]
     heard = Heard()
     heads, _ = train_heads(SPECS[:2], EXAMPLES, SETTINGS, tmp_path, rates, [heard])
@@ -61,7 +53,7 @@ def test_of_several_learning_rates_the_one_with_the_least_eval_loss_is_kept(
 
 
 @pytest.mark.long
-def test_a_head_whose_worker_is_killed_is_trained_again(tmp_path: Path) -> None:
+def test_a_head_whose_worker_is_killed_is_trained_again(tmp_path):
     class Killer(Heard):
         def step(self) -> None:
             if not self.steps:  # the other worker is at work on the next one

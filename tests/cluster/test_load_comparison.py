@@ -1,7 +1,5 @@
 """Servers are compared in turns, each started anew for each load, with no prompt sent twice."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -80,9 +78,7 @@ def parts(tmp_path: Path) -> Iterator[Parts[LoadRecord]]:
         yield parts
 
 
-def test_all_answer_the_same_requests_of_every_load_in_turns(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, parts: Parts[LoadRecord]
-) -> None:
+def test_all_answer_the_same_requests_of_every_load_in_turns(tiny_pair, monkeypatch, parts):
     turns, observer = Turns(tiny_pair, monkeypatch), Heard()
     contestants = [
         turns.contestant("autoregressive", AUTOREGRESSIVE),
@@ -111,8 +107,8 @@ def test_all_answer_the_same_requests_of_every_load_in_turns(
 
 
 def test_an_interrupted_comparison_goes_on_with_what_is_missing(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, parts: Parts[LoadRecord], tmp_path: Path
-) -> None:
+    tiny_pair, monkeypatch, parts, tmp_path
+):
     plan = PLAN.model_copy(update={"clients": (1,), "rates": (50.0,), "repeats": 1, "slots": 2})
     turns, cores = Turns(tiny_pair, monkeypatch), Cores()
     requests = workload(tiny_pair, plan)
@@ -162,12 +158,8 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 @pytest.mark.parametrize("needed", [False, True])
 def test_a_server_that_ends_under_a_load_has_no_further_runs_under_it(
-    needed: bool,
-    tiny_pair: Pair,
-    monkeypatch: pytest.MonkeyPatch,
-    parts: Parts[LoadRecord],
-    tmp_path: Path,
-) -> None:
+    needed, tiny_pair, monkeypatch, parts, tmp_path
+):
     turns, log, observer = Turns(tiny_pair, monkeypatch), tmp_path / "other.log", Heard()
     started: list[int] = []
 
@@ -194,7 +186,7 @@ def test_a_server_that_ends_under_a_load_has_no_further_runs_under_it(
     assert np.isnan(over(ended, plain, together).value)
 
 
-def test_what_all_are_compared_with_must_not_end(tiny_pair: Pair, parts: Parts[LoadRecord]) -> None:
+def test_what_all_are_compared_with_must_not_end(tiny_pair, parts):
     command = [sys.executable, "-c", ENDS]
     plain = Contestant(
         LoadRow(name="other", group="vllm", autoregressive=True),
@@ -205,8 +197,8 @@ def test_what_all_are_compared_with_must_not_end(tiny_pair: Pair, parts: Parts[L
 
 
 def test_what_is_shown_to_be_slower_at_a_load_has_no_further_runs_there(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, parts: Parts[LoadRecord]
-) -> None:
+    tiny_pair, monkeypatch, parts
+):
     turns = Turns(tiny_pair, monkeypatch)
     plan = PLAN.model_copy(update={"clients": (1,), "repeats": 3})
     made = {"autoregressive": 0.2, "fast": 0.1, "slow": 0.2, "failing": 0.05}
@@ -225,9 +217,7 @@ def test_what_is_shown_to_be_slower_at_a_load_has_no_further_runs_there(
     assert over(failing, fast, load).low > 1  # and yet it shows nothing of others
 
 
-def test_one_process_at_a_time_measures_a_comparison(
-    parts: Parts[LoadRecord], tmp_path: Path
-) -> None:
+def test_one_process_at_a_time_measures_a_comparison(parts, tmp_path):
     with (
         pytest.raises(UserError, match="this comparison is running in another process"),
         Parts.open(tmp_path, {"plan": 1}, LoadRecord),
@@ -235,7 +225,7 @@ def test_one_process_at_a_time_measures_a_comparison(
         pass
 
 
-def test_fresh_forgets_what_was_kept(tmp_path: Path) -> None:
+def test_fresh_forgets_what_was_kept(tmp_path):
     row = LoadRow(name="autoregressive", group="specdec")
     first = PairSpec(runner=RunnerSettings(target_dtype="bfloat16"))
     with Parts.open(tmp_path, {}, LoadRecord) as parts:
@@ -251,9 +241,7 @@ def test_fresh_forgets_what_was_kept(tmp_path: Path) -> None:
     assert not tmp_path.exists()  # without a run nothing is left
 
 
-def test_a_server_that_is_needed_must_start(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, parts: Parts[LoadRecord]
-) -> None:
+def test_a_server_that_is_needed_must_start(tiny_pair, monkeypatch, parts):
     turns = Turns(tiny_pair, monkeypatch)
     contestants = [broken(needed=True), turns.contestant("autoregressive", AUTOREGRESSIVE)]
     with pytest.raises(UserError, match="no memory"):

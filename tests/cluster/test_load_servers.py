@@ -1,7 +1,5 @@
 """The servers of a comparison: ours as `specdec serve` takes it, vLLM's with the same tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from specdec_core.evidence.load.requests import LoadRecord
 from specdec_core.evidence.load.result import LoadRow
 from specdec_core.evidence.parts import Parts
 from specdec_core.models.location import located
-from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.servers.server import Mode
 from specdec_core.servers.table import SERVERS
@@ -32,7 +30,7 @@ BY_LOAD = {
 }
 
 
-def test_ours_are_started_with_their_file_slots_and_cores(tiny_pair: Pair, tmp_path: Path) -> None:
+def test_ours_are_started_with_their_file_slots_and_cores(tiny_pair, tmp_path):
     plan = LoadPlan(pair=tiny_pair.spec, rows=({"drafter": {"kind": "suffix"}},))
     contestants = list(our_servers(plan, tiny_pair, ["serve"], Cores((3,), (4,)), tmp_path))
     assert [contestant.row.autoregressive for contestant in contestants] == [True, False]
@@ -50,7 +48,7 @@ def test_ours_are_started_with_their_file_slots_and_cores(tiny_pair: Pair, tmp_p
 
 @pytest.mark.long
 @pytest.mark.skipif(not VENV.exists(), reason="vLLM is not installed; `make bench-peers` does")
-def test_vllm_writes_the_same_under_the_same_load(tmp_path: Path) -> None:
+def test_vllm_writes_the_same_under_the_same_load(tmp_path):
     """On the bundled pair: vLLM has no attention for heads as narrow as the tiny pair's."""
     runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=512)
     pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}, runner=runner))

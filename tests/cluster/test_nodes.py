@@ -1,7 +1,5 @@
 """A target split over nodes, with a draft on a third one, decodes as one in this process does."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator
@@ -69,7 +67,7 @@ def decode(address: str, spec: PairSpec) -> None:
 
 @pytest.mark.long
 def test_a_target_on_two_nodes_with_its_draft_on_a_third_loses_nothing_with_a_shard(
-    three_nodes: str, tiny_spec: PairSpec
-) -> None:
+    three_nodes, tiny_spec
+):
     with ProcessPoolExecutor(1, get_context("spawn")) as driver:
         driver.submit(decode, three_nodes, tiny_spec).result()

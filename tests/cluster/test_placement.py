@@ -1,7 +1,5 @@
 """From a placement file to devices of the cluster, one actor on each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from cluster.placement import Placement, place
 from cluster.session import start_actor
 from cluster.sharded_target.shard import Shard
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec
 
 FILES = sorted((Path(__file__).parents[2] / "cluster").glob("*-[0-9]*.yaml"))
 
@@ -41,18 +38,18 @@ def placement(draft: int = 1, target: int = 1, **more: str) -> Placement:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_shipped_placements_are_read(file: Path) -> None:
+def test_shipped_placements_are_read(file):
     assert Placement.load(file).target.devices >= 1
 
 
-def test_an_unknown_key_is_an_error_that_names_file_and_key(tmp_path: Path) -> None:
+def test_an_unknown_key_is_an_error_that_names_file_and_key(tmp_path):
     file = tmp_path / "placement.yaml"
     file.write_text("target: {devices: 2, spilt: heads}\n")
     with pytest.raises(UserError, match=r"placement\.yaml: target\.spilt"):
         Placement.load(file)
 
 
-def test_no_two_actors_have_a_core_in_common(ray_running: None) -> None:
+def test_no_two_actors_have_a_core_in_common(ray_running):
     placed = place(placement())
     try:
         actors = [
@@ -67,7 +64,7 @@ def test_no_two_actors_have_a_core_in_common(ray_running: None) -> None:
         placed.remove()
 
 
-def test_a_model_on_a_core_has_one_thread(ray_running: None, tiny_spec: PairSpec) -> None:
+def test_a_model_on_a_core_has_one_thread(ray_running, tiny_spec):
     """Several would take turns on it."""
     runner = tiny_spec.runner.model_copy(update={"threads": 2})
     spec = tiny_spec.model_copy(update={"runner": runner})
@@ -89,7 +86,7 @@ def test_a_model_on_a_core_has_one_thread(ray_running: None, tiny_spec: PairSpec
         placed.remove()
 
 
-def test_more_devices_than_the_cluster_has_are_refused_at_once(ray_running: None) -> None:
+def test_more_devices_than_the_cluster_has_are_refused_at_once(ray_running):
     has = int(ray.cluster_resources()["CPU"])
     with pytest.raises(UserError, match=rf"{has + 2} CPU cores needed .* has {has} CPU cores on"):
         place(placement(target=has + 1))
@@ -97,7 +94,7 @@ def test_more_devices_than_the_cluster_has_are_refused_at_once(ray_running: None
         place(placement(device="gpu"))
 
 
-def test_devices_that_stay_busy_are_an_error_not_a_hang(ray_running: None) -> None:
+def test_devices_that_stay_busy_are_an_error_not_a_hang(ray_running):
     has = int(ray.cluster_resources()["CPU"])
     placed = place(placement(draft=0, target=has))
     try:

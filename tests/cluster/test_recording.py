@@ -1,7 +1,5 @@
 """A recording holds what one process would record, whatever happens to the actors and the disk."""
 
-from __future__ import annotations
-
 import errno
 import resource
 import shutil
@@ -22,7 +20,6 @@ from specdec_core.config import PairSpec, Sampling
 from specdec_core.engine import Request
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import save_head
-from specdec_core.models.pair import Pair
 from specdec_core.prompts.source import PromptSource
 from specdec_core.recordings.find import find_recording
 from specdec_core.recordings.observer import RecordingObserver
@@ -87,9 +84,7 @@ def asked(recorder: Recorder, numbers: Iterable[int]) -> list[tuple[int, Request
     return [(n, Request(f"prompts/{n}", encode(PROMPTS[n]), 12, seed=n)) for n in numbers]
 
 
-def test_shards_hold_what_one_process_records_and_a_text_that_comes_twice_once(
-    recorded: Recorded, tiny_pair: Pair
-) -> None:
+def test_shards_hold_what_one_process_records_and_a_text_that_comes_twice_once(recorded, tiny_pair):
     recording, heard = recorded
     recorder = Recorder(tiny_pair, recording.header)
     numbers = [n for n in range(len(PROMPTS)) if n != 8]
@@ -104,9 +99,7 @@ def test_shards_hold_what_one_process_records_and_a_text_that_comes_twice_once(
     assert heard.tokens == sum(map(len, recording.prompts.outputs))
 
 
-def test_a_heads_recording_is_whole_without_examples(
-    plan: RecordingPlan, tiny_pair: Pair, tmp_path: Path
-) -> None:
+def test_a_heads_recording_is_whole_without_examples(plan, tiny_pair, tmp_path):
     save_head(
         head_of(tiny_pair, feature_layers=(1,)),
         tmp_path / "head",
@@ -126,17 +119,13 @@ def test_a_heads_recording_is_whole_without_examples(
     assert not heard.warnings
 
 
-def test_the_same_call_finds_a_finished_recording_and_writes_nothing(
-    plan: RecordingPlan, copy: Path
-) -> None:
+def test_the_same_call_finds_a_finished_recording_and_writes_nothing(plan, copy):
     before, heard = times(copy), HeardRecording()
     again = run_recording(plan, copy.parents[1], observer=heard)
     assert (again.folder, heard.prompts, times(copy)) == (copy, 0, before)
 
 
-def test_missing_broken_and_foreign_shards_alone_are_recorded_again(
-    plan: RecordingPlan, recorded: Recorded, copy: Path
-) -> None:
+def test_missing_broken_and_foreign_shards_alone_are_recorded_again(plan, recorded, copy):
     whole = tables(recorded[0].folder)
     for part in PARTS:  # another shard's files can be read and are of other prompts
         shutil.copy(shard_file(copy, part, 2), shard_file(copy, part, 0))
@@ -158,9 +147,7 @@ def test_missing_broken_and_foreign_shards_alone_are_recorded_again(
     assert len(after) == 12
 
 
-def test_killed_actors_are_started_again_with_their_shards(
-    plan: RecordingPlan, recorded: Recorded, tmp_path: Path
-) -> None:
+def test_killed_actors_are_started_again_with_their_shards(plan, recorded, tmp_path):
     class Killer(HeardRecording):
         killed = 0
 
@@ -180,12 +167,7 @@ def test_killed_actors_are_started_again_with_their_shards(
 
 
 @pytest.mark.long
-def test_an_actor_that_comes_too_late_for_work_is_not_told_of(
-    plan: RecordingPlan,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_an_actor_that_comes_too_late_for_work_is_not_told_of(plan, tmp_path, monkeypatch, capfd):
     class Late(RecordingWorker):
         def ready(self, header: Header) -> None:
             if self.loaded is None:  # the first one has loaded it by now
@@ -208,9 +190,7 @@ def test_an_actor_that_comes_too_late_for_work_is_not_told_of(
     assert "ready failed" not in "".join(capfd.readouterr())
 
 
-def test_what_a_recording_depends_on_is_in_its_name(
-    plan: RecordingPlan, recorded: Recorded, copy: Path, tmp_path: Path
-) -> None:
+def test_what_a_recording_depends_on_is_in_its_name(plan, recorded, copy, tmp_path):
     longer = plan.model_copy(update={"max_draft": 7})
     with pytest.raises(UserError, match=r"another recording \(other max_draft\); .* --name"):
         run_recording(longer, copy.parents[1], copy.name)
@@ -235,7 +215,7 @@ def test_what_a_recording_depends_on_is_in_its_name(
         run_recording(compiled, copy.parents[1], copy.name)
 
 
-def test_recordings_are_found_by_what_they_are_of(recorded: Recorded, copy: Path) -> None:
+def test_recordings_are_found_by_what_they_are_of(recorded, copy):
     header = recorded[0].header
     wanted = {
         "fingerprints": header.fingerprints,
@@ -281,7 +261,7 @@ def test_recordings_are_found_by_what_they_are_of(recorded: Recorded, copy: Path
     assert find_recording(copy.parent, **wanted) is None
 
 
-def test_a_second_driver_is_kept_out(plan: RecordingPlan, copy: Path) -> None:
+def test_a_second_driver_is_kept_out(plan, copy):
     (copy / "finished").unlink()
     with (
         locked(copy, "recording"),
@@ -290,7 +270,7 @@ def test_a_second_driver_is_kept_out(plan: RecordingPlan, copy: Path) -> None:
         run_recording(plan, copy.parents[1])
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(plan: RecordingPlan, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line(plan, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/x: cannot be written, not a directory$"):
         run_recording(plan, tmp_path, out=tmp_path / "file" / "x")
@@ -306,8 +286,8 @@ def test_a_folder_that_cannot_be_written_is_one_line(plan: RecordingPlan, tmp_pa
 
 @pytest.mark.long
 def test_what_is_on_a_full_disk_stays_whole_and_the_recording_goes_on_with_more_room(
-    plan: RecordingPlan, recorded: Recorded, tmp_path: Path
-) -> None:
+    plan, recorded, tmp_path
+):
     room = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     class Filler(HeardRecording):
@@ -334,9 +314,7 @@ def test_what_is_on_a_full_disk_stays_whole_and_the_recording_goes_on_with_more_
     assert tables(folder) == tables(recorded[0].folder)
 
 
-def test_of_a_pair_without_drafts_the_outputs_are_recorded(
-    plan: RecordingPlan, recorded: tuple[Recording, HeardRecording], tmp_path: Path
-) -> None:
+def test_of_a_pair_without_drafts_the_outputs_are_recorded(plan, recorded, tmp_path):
     alone = plan.model_copy(update={"pair": plan.pair.model_copy(update={"drafts": {}})})
     found = run_recording(alone, tmp_path)
     expected = recorded[0].prompts.outputs

@@ -1,12 +1,9 @@
 """A recording of a server's answers is the recording that the target's weights give."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.responses import JSONResponse
@@ -34,7 +31,7 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import OF_LOGITS, Recording
 from specdec_core.servers.answers import ServerAddress
 from specdec_core.servers.completions import AnswerServer
-from tests.commands import Command, config_file, hardware_file, printed, prompts_file
+from tests.commands import config_file, hardware_file, printed, prompts_file
 from tests.local_server import LocalServer, fleet_of, server_of
 
 pytestmark = pytest.mark.usefixtures("ray_running")
@@ -108,9 +105,7 @@ def recording(plan: RecordingPlan, url: str, tmp_path_factory: pytest.TempPathFa
     return run_recording(plan, home, address=ServerAddress(url=url, clients=3))
 
 
-def test_it_holds_the_same_tokens_and_replays_the_same_counts(
-    recording: Recording, plan: RecordingPlan, tiny_spec: PairSpec, tmp_path: Path
-) -> None:
+def test_it_holds_the_same_tokens_and_replays_the_same_counts(recording, plan, tiny_spec, tmp_path):
     local = run_recording(plan.model_copy(update={"pair": tiny_spec}), tmp_path)
     assert (recording.header.served, local.header.served) == ("tiny", None)
     assert [list(following(each)) for each in (recording, local)] == [
@@ -131,8 +126,8 @@ def test_it_holds_the_same_tokens_and_replays_the_same_counts(
 
 
 def test_a_servers_settings_are_ranked_on_it_without_the_targets_weights(
-    recording: Recording, plan: RecordingPlan, command: Command, tmp_path: Path
-) -> None:
+    recording, plan, command, tmp_path
+):
     options = ["--config", config_file(tmp_path, plan.pair), "--hardware", hardware_file(tmp_path)]
     found = ["--to", "vllm", "--fastest", "--traces", recording.folder, "--out", tmp_path / "out"]
     printed(command(export.main, tmp_path, *found, *options))
@@ -140,15 +135,13 @@ def test_a_servers_settings_are_ranked_on_it_without_the_targets_weights(
     assert settings["model"] == plan.pair.drafts["draft"]
 
 
-def test_what_needs_the_targets_logits_is_refused_by_name(recording: Recording) -> None:
+def test_what_needs_the_targets_logits_is_refused_by_name(recording):
     trace = recording.trace("draft")
     with pytest.raises(UserError, match=r"^overlap needs the target's logits, .* server's tiny"):
         _ = trace.overlap
 
 
-def test_the_same_command_resumes_it(
-    recording: Recording, plan: RecordingPlan, url: str, tmp_path: Path
-) -> None:
+def test_the_same_command_resumes_it(recording, plan, url, tmp_path):
     folder = unfinished(recording, tmp_path / "copy")
     again = run_recording(plan, tmp_path, out=folder, address=ServerAddress(url=url))
     assert again.table("prompts") == recording.table("prompts")
@@ -161,9 +154,7 @@ def unfinished(recording: Recording, folder: Path) -> Path:
     return folder
 
 
-def test_another_model_or_another_answer_is_refused(
-    recording: Recording, plan: RecordingPlan, tiny_pair: Pair, tmp_path: Path
-) -> None:
+def test_another_model_or_another_answer_is_refused(recording, plan, tiny_pair, tmp_path):
     folder = unfinished(recording, tmp_path / "copy")
     other = Pair(tiny_pair.spec, tiny_pair.tokenizer, tiny_pair.drafts["draft"])
     for server, message in (
@@ -187,14 +178,7 @@ def test_another_model_or_another_answer_is_refused(
         ({}, {"model": "large"}, r"no model 'large' \(it has: tiny\)"),
     ],
 )
-def test_what_a_server_cannot_give_is_one_line(
-    plan: RecordingPlan,
-    url: str,
-    tmp_path: Path,
-    change: dict[str, Any],
-    address: dict[str, Any],
-    message: str,
-) -> None:
+def test_what_a_server_cannot_give_is_one_line(plan, url, tmp_path, change, address, message):
     server = ServerAddress.model_validate({"url": url} | address)
     with pytest.raises(UserError, match=message) as refused:
         run_recording(plan.model_copy(update=change), tmp_path, address=server)
@@ -202,7 +186,7 @@ def test_what_a_server_cannot_give_is_one_line(
     assert not (tmp_path / "traces").exists()
 
 
-def test_answers_without_token_ids_are_tokenised() -> None:
+def test_answers_without_token_ids_are_tokenised():
     """A server may have written the same text with other tokens."""
     runner = RunnerSettings(target_dtype="float32", max_length=128)
     pair = load_pair(PairSpec(drafts={}, runner=runner))
@@ -222,7 +206,7 @@ def test_answers_without_token_ids_are_tokenised() -> None:
     assert equal
 
 
-def test_a_text_that_does_not_give_its_tokens_is_refused(tiny_pair: Pair) -> None:
+def test_a_text_that_does_not_give_its_tokens_is_refused(tiny_pair):
     """The random target writes bytes that are no text."""
     tokenizer = tiny_pair.tokenizer
     with running(LocalServer(lambda: OpenAiAlone(served(tiny_pair).application()))) as url:

@@ -2,8 +2,6 @@
 said to be missing. Of calls that run as Ray tasks an error ends one, and a lost process costs a
 retry."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys
@@ -33,7 +31,7 @@ def mixed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("mixed")
-def test_threads_beside_a_gpu_are_those_of_a_node_that_has_one() -> None:
+def test_threads_beside_a_gpu_are_those_of_a_node_that_has_one():
     assert resources(8, "auto") == {"CPU": 8, "GPU": 1}
     with pytest.raises(UserError, match="16 asked for, the cluster's nodes with a GPU have 8"):
         resources(16, "auto")
@@ -63,12 +61,8 @@ def silent() -> Iterator[int]:
     ],
 )
 def test_a_cluster_that_is_not_there_is_one_line_and_exit_code_2(
-    address: str,
-    reason: str,
-    silent: int,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    address, reason, silent, capsys, monkeypatch
+):
     address = address.format(free=free_port(), silent=silent)
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setattr(session, "ANSWERING", 1.0)
@@ -97,16 +91,14 @@ class Broken:
         return ""
 
 
-def test_bad_input_found_by_an_actor_that_starts_is_the_line_that_it_said(
-    ray_running: None,
-) -> None:
+def test_bad_input_found_by_an_actor_that_starts_is_the_line_that_it_said(ray_running):
     actor = start_actor(Broken, num_cpus=0)
     with pytest.raises(UserError) as error:
         get(actor.name.remote())
     assert str(error.value) == "some/model: cannot load its weights: UserError: a file is damaged"
 
 
-def test_the_line_of_another_error_is_not_taken_for_bad_input() -> None:
+def test_the_line_of_another_error_is_not_taken_for_bad_input():
     where = "Traceback (most recent call last):\n  File 'x.py', line 1\n"
     assert user_error(f"{where}specdec_core.base.errors.UserError: no draft") == "no draft"
     assert user_error(f"{where}RuntimeError: UserError: no draft") is None
@@ -123,9 +115,7 @@ def steps(name: str, folder: Path) -> Iterator[int]:
     yield 2
 
 
-def test_an_error_without_a_message_and_a_lost_process_end_no_other_call(
-    ray_running: None, tmp_path: Path
-) -> None:
+def test_an_error_without_a_message_and_a_lost_process_end_no_other_call(ray_running, tmp_path):
     register_pickle_by_value(sys.modules[__name__])  # else processes import what this file does
     calls = {name: (name, tmp_path) for name in ("silent", "killed", "whole")}
     failed: dict[str, str] = {}
@@ -138,5 +128,5 @@ def test_an_error_without_a_message_and_a_lost_process_end_no_other_call(
     assert found["killed"][-2:] == [1, 2]  # from the beginning
 
 
-def test_without_calls_ray_does_not_start() -> None:
+def test_without_calls_ray_does_not_start():
     assert list(in_parallel(steps, {}, 10**6, "cpu", {}.__setitem__)) == []

@@ -1,8 +1,6 @@
 """Check that a running server loses nothing with clients that leave, and that its JSON answers
 follow their schemas."""
 
-from __future__ import annotations
-
 import os
 from typing import Annotated
 

@@ -1,8 +1,6 @@
 """A running server whose clients leave midway must lose nothing, and its JSON answers must follow
 their schemas. Prompts and schemas are drawn at random, from a seed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Clients that leave cost the server nothing that lasts, and JSON answers follow their schemas."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -9,11 +7,10 @@ import pytest
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.server_process import running
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, PairSpec
+from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.engine import Engine
 from specdec_core.engine.engine import EngineStatus
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import Pair
 from tests.configurations import CHAIN
 from tests.conformance import fire
 from tests.conformance.__main__ import main
@@ -21,7 +18,7 @@ from tests.conformance.fire import Fire, JsonAnswers, json_answers, under_fire
 from tests.local_server import engine_server, server_of, service_of
 
 
-def test_clients_that_leave_take_nothing_with_them(chat_url: str) -> None:
+def test_clients_that_leave_take_nothing_with_them(chat_url):
     found = under_fire(chat_url, None, 24)
     assert (found.failed, found.running, found.cache) == ([], 0, 0)
     assert found.answered + found.left == 48
@@ -29,7 +26,7 @@ def test_clients_that_leave_take_nothing_with_them(chat_url: str) -> None:
     assert found.memory is None or found.memory[0] > 0
 
 
-def test_what_they_took_would_be_found(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_they_took_would_be_found(tiny_pair, monkeypatch):
     """The bug: a request whose client has left keeps some of the cache."""
     monkeypatch.setattr(fire, "_SETTLE", 0.5)
 
@@ -52,7 +49,7 @@ def test_what_they_took_would_be_found(tiny_pair: Pair, monkeypatch: pytest.Monk
 
 
 @pytest.mark.long
-def test_a_thousand_requests_lose_nothing(tiny_spec: PairSpec) -> None:
+def test_a_thousand_requests_lose_nothing(tiny_spec):
     """With the engine in a process of its own, as `specdec serve` has it. The server's process is
     the clients', too, so memory is measured by `python -m tests.conformance` alone."""
 
@@ -64,13 +61,13 @@ def test_a_thousand_requests_lose_nothing(tiny_spec: PairSpec) -> None:
     assert answers.faults == []
 
 
-def test_json_answers_follow_their_schemas(chat_url: str) -> None:
+def test_json_answers_follow_their_schemas(chat_url):
     found = json_answers(chat_url, None, 8)
     assert found.invalid == []
     assert 0 < found.ended <= found.asked == 8
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_what_is_wrong_is_said():
     assert Fire(memory=(100.0, 101.9)).faults == []
     [grown] = Fire(memory=(100.0, 103.0)).faults
     assert grown == "memory grew by 3.0%"
@@ -79,6 +76,6 @@ def test_what_is_wrong_is_said() -> None:
     assert JsonAnswers(1, 1, ["'{'"]).faults == ["1 invalid: '{'"]
 
 
-def test_the_command_names_what_it_needs() -> None:
+def test_the_command_names_what_it_needs():
     with pytest.raises(UserError, match="give --leaving or --answers"):
         main("http://127.0.0.1:9")

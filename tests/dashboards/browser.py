@@ -1,7 +1,5 @@
 """Headless Chromium through chromedriver's WebDriver HTTP interface, without a client package."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -9,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, Self
 from urllib.request import Request, urlopen
 
 import pytest
@@ -32,7 +30,7 @@ class Browser:
     def __init__(self, width: int = 1280, height: int = 1000, *flags: str):
         self.flags = [*FLAGS, f"--window-size={width},{height}", *flags]
 
-    def __enter__(self) -> Browser:
+    def __enter__(self) -> Self:
         if program := missing():
             pytest.skip(f"no {program} on PATH (Debian: apt-get install chromium chromium-driver)")
         self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)

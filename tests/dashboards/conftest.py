@@ -1,7 +1,5 @@
 """A small sweep on the tiny pair, really decoded and timed here, without Ray."""
 
-from __future__ import annotations
-
 import platform
 from datetime import UTC, datetime
 from itertools import product

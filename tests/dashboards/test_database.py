@@ -1,8 +1,6 @@
 """The MLflow store is made whole or not at all, in folders of any name. A database that MLflow
 cannot use is one line that says what to do. No password is printed."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import sqlite3
@@ -63,8 +61,8 @@ def seen_by_nothing_yet() -> None:
 
 
 def test_processes_that_make_the_store_together_or_are_killed_leave_no_half_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     with started(tmp_path, *CONNECT) as killed:
         # In the middle of its migrations, in whichever file.
@@ -86,7 +84,7 @@ def test_processes_that_make_the_store_together_or_are_killed_leave_no_half_of_i
 
 
 @pytest.mark.parametrize("kind", SPOILT)
-def test_a_spoilt_or_foreign_store_is_one_line_that_says_what_to_do(kind: str, home: Path) -> None:
+def test_a_spoilt_or_foreign_store_is_one_line_that_says_what_to_do(kind, home):
     file = home / "mlflow.db"
     script, message = SPOILT[kind]
     if kind == "not a database":
@@ -112,9 +110,7 @@ def test_a_spoilt_or_foreign_store_is_one_line_that_says_what_to_do(kind: str, h
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_a_workspace_may_have_any_name(
-    name: str, empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workspace_may_have_any_name(name, empty_store, tmp_path, monkeypatch):
     home = tmp_path / name
     home.mkdir()
     monkeypatch.setenv("SPECDEC_HOME", str(home))
@@ -141,16 +137,14 @@ def test_a_workspace_may_have_any_name(
         ("mysql+pymysql://bob:s3cret@db/mlflow", "pymysql"),
     ],
 )
-def test_a_missing_driver_is_named_with_what_installs_it(
-    uri: str, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_driver_is_named_with_what_installs_it(uri, package, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setitem(sys.modules, uri.partition("+")[2].partition(":")[0], None)
     with pytest.raises(UserError, match=f"driver is not installed: pip install {package}$"):
         connect()
 
 
-def test_an_address_without_a_number_of_a_port_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_a_number_of_a_port_is_one_line(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg2://bob:s3cret@db:port/mlflow")
     with pytest.raises(UserError, match=r"^postgresql\+psycopg2://db:port/mlflow: no valid URI"):
         connect()
@@ -163,9 +157,7 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_a_server_that_does_not_answer_is_one_line_in_bounded_time(
-    silent: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_does_not_answer_is_one_line_in_bounded_time(silent, monkeypatch):
     monkeypatch.setattr(store, "SECONDS", 0.2)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://{silent}")
     with pytest.raises(UserError, match=rf"^http://{silent} .*: no answer in 0.2 seconds$"):
@@ -175,9 +167,7 @@ def test_a_server_that_does_not_answer_is_one_line_in_bounded_time(
         within(0.1, lambda: time.sleep(60))
 
 
-def test_a_password_is_not_in_the_error_of_a_server_that_is_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_password_is_not_in_the_error_of_a_server_that_is_away(monkeypatch):
     host = f"127.0.0.1:{free_port()}"
     uri = f"http://bob:s3cret@{host}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
@@ -187,7 +177,7 @@ def test_a_password_is_not_in_the_error_of_a_server_that_is_away(
     assert "s3cret" not in str(caught.value)
 
 
-def test_a_password_is_not_in_the_traceback_of_a_fault() -> None:
+def test_a_password_is_not_in_the_traceback_of_a_fault():
     program = (
         "from jobs.console import run\ndef main():\n"
         "    try: raise ValueError('http://bob:s3cret@host/a')\n"
@@ -201,9 +191,7 @@ def test_a_password_is_not_in_the_traceback_of_a_fault() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Query string")
-def test_the_command_that_shows_runs_has_no_password(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_that_shows_runs_has_no_password(home, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home}/mlflow.db?timeout=9&token=s3cret")
     with console.capture() as printed:
         print_runs_page("pair")
@@ -224,6 +212,6 @@ def test_the_command_that_shows_runs_has_no_password(
         ("sqlite:////home/a:b@c/mlflow.db", "sqlite:////home/a:b@c/mlflow.db"),
     ],
 )
-def test_a_uri_is_shown_without_what_is_secret_in_it(uri: str, shown: str) -> None:
+def test_a_uri_is_shown_without_what_is_secret_in_it(uri, shown):
     assert without_passwords(f"before {uri} '{uri}' after") == f"before {shown} '{shown}' after"
     assert str(UserError(f"{uri}: no")) == f"{shown}: no"

@@ -1,7 +1,5 @@
 """The figures say what the sweep found."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

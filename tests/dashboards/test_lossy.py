@@ -1,7 +1,5 @@
 """A lossy method says so wherever it appears."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import mlflow
@@ -47,9 +45,7 @@ def result(swept: Swept, tiny_pair: Pair) -> SweepResult:
     return result
 
 
-def test_report_and_console_name_it_and_do_not_put_it_first(
-    result: SweepResult, folder: Path
-) -> None:
+def test_report_and_console_name_it_and_do_not_put_it_first(result, folder):
     page = write_page(of_folder(result, folder), folder).read_text()
     assert "1 of 9 configurations are lossy" in page
     assert LOSSY.label.endswith(", lossy")
@@ -64,7 +60,7 @@ def test_report_and_console_name_it_and_do_not_put_it_first(
     assert "no: the champion is a lossy method, allowed by name" in page
 
 
-def test_mlflow_runs_and_versions_are_tagged(result: SweepResult, folder: Path, home: Path) -> None:
+def test_mlflow_runs_and_versions_are_tagged(result, folder, home):
     result.save(folder)
     tracking = SweepRun()
     tracking.begun(result, [Prompt("a", "x = 1")], folder)
@@ -85,5 +81,5 @@ def test_mlflow_runs_and_versions_are_tagged(result: SweepResult, folder: Path, 
         assert registered.tags["lossless"] == lossless
 
 
-def test_responses_say_so() -> None:
+def test_responses_say_so():
     assert SpecDec.of([], LOSSY).lossless is False

@@ -1,7 +1,5 @@
 """MLflow's pages show our experiments as tables of runs with the columns to compare first."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator
@@ -68,7 +66,7 @@ def runs_of(experiment: str, view: str) -> list[Run]:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_view_has_columns_that_its_runs_have(pair: tuple[str, Path], view: str) -> None:
+def test_a_view_has_columns_that_its_runs_have(pair, view):
     runs = runs_of(pair[0], view)
     assert runs
     known = {
@@ -80,9 +78,7 @@ def test_a_view_has_columns_that_its_runs_have(pair: tuple[str, Path], view: str
     assert known >= set(VIEWS[view].columns)
 
 
-def test_an_experiment_gets_the_tags_that_it_lacks_and_keeps_those_that_it_has(
-    home: Path,
-) -> None:
+def test_an_experiment_gets_the_tags_that_it_lacks_and_keeps_those_that_it_has(home):
     client = MlflowClient(tracking_uri())
     old = client.create_experiment("old")
     theirs = {KIND: "genai_development", NOTE: "ours, do not touch"}
@@ -136,11 +132,8 @@ def shows(window: browser.Browser, view: str, runs: int) -> None:
 
 @pytest.mark.long
 def test_the_address_that_a_command_prints_opens_the_table_of_runs(
-    pair: tuple[str, Path],
-    served: str,
-    window: browser.Browser,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    pair, served, window, monkeypatch
+):
     """As do the links on the page of the experiment."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", served)
     with console.capture() as printed:

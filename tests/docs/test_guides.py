@@ -1,7 +1,5 @@
 """The code of the guides runs as it stands there."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -39,7 +37,7 @@ def write_files(page: str, folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "SPECDEC_HOME": str(folder / "home")}
 
 
-def test_the_code_of_the_guides_runs(tmp_path: Path) -> None:
+def test_the_code_of_the_guides_runs(tmp_path):
     pages = []
     for page in ("add-a-policy.md", "add-a-drafter.md", "add-a-figure.md", "add-a-server.md"):
         folder = tmp_path / page
@@ -60,7 +58,7 @@ def test_the_code_of_the_guides_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_command_of_a_guide_runs(tmp_path: Path) -> None:
+def test_the_command_of_a_guide_runs(tmp_path):
     """In all of Ray's processes, too, the kind is known."""
     environment = write_files("add-a-policy.md", tmp_path)
     [command] = [

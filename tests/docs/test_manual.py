@@ -1,7 +1,5 @@
 """The manual builds without a broken link, and its reference has every command and kind."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -32,7 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_command_and_every_kind_has_its_section(site: Path) -> None:
+def test_every_command_and_every_kind_has_its_section(site):
     commands = (site / "reference" / "commands.html").read_text()
     for name in COMMANDS:
         assert f"specdec {name}" in commands
@@ -47,11 +45,11 @@ def test_every_command_and_every_kind_has_its_section(site: Path) -> None:
         assert f'id="{model}"' in configuration
 
 
-def test_no_page_shows_what_has_no_value(site: Path) -> None:
+def test_no_page_shows_what_has_no_value(site):
     assert [p.name for p in site.rglob("*.html") if "PydanticUndefined" in p.read_text()] == []
 
 
-def test_the_files_on_the_page_of_the_configuration_are_read(tmp_path: Path) -> None:
+def test_the_files_on_the_page_of_the_configuration_are_read(tmp_path):
     page = (ROOT / "docs" / "reference" / "configuration.md").read_text()
     blocks = dict(re.findall(r'```yaml title="(.*?)"\n(.*?)```', page, re.DOTALL))
     for name, content in blocks.items():
@@ -61,12 +59,12 @@ def test_the_files_on_the_page_of_the_configuration_are_read(tmp_path: Path) -> 
     assert len(load_plan(tmp_path / "sweep.yaml").configurations or []) == 2
 
 
-def test_no_page_shows_the_markup_of_docstrings(site: Path) -> None:
+def test_no_page_shows_the_markup_of_docstrings(site):
     roles = re.compile(r":(class|mod|func|meth):")
     assert [page.name for page in site.rglob("*.html") if roles.search(page.read_text())] == []
 
 
-def test_the_readme_names_no_file_that_is_not_there() -> None:
+def test_the_readme_names_no_file_that_is_not_there():
     text = (ROOT / "README.md").read_text()
     named = re.findall(r"\]\(([^)#:]+)[^)]*\)", text)
     assert len(named) >= 15

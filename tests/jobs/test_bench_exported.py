@@ -1,7 +1,5 @@
 """`specdec bench offline` gives vLLM what `specdec export` writes, and the plug-in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +9,6 @@ from jobs.bench_exported import our_modes
 from specdec_core.config import Configuration, parse
 from specdec_core.evidence.bench.benchmark import BenchPlan
 from specdec_core.evidence.load.plan import LoadPlan
-from specdec_core.models.pair import Pair
 from specdec_core.servers.model_files import models_of
 from specdec_core.servers.table import SERVERS
 
@@ -35,9 +32,7 @@ def chosen(*drafters: dict) -> tuple[Configuration, ...]:
 
 
 @pytest.mark.parametrize("kind", [BenchPlan, LoadPlan])
-def test_a_schedule_is_run_as_it_is_exported_and_as_it_is(
-    tiny_pair: Pair, venv: Path, kind: type[BenchPlan]
-) -> None:
+def test_a_schedule_is_run_as_it_is_exported_and_as_it_is(tiny_pair, venv, kind):
     schedule = parse(Configuration, {"drafter": BY_BATCH}, "test")
     modes = our_modes(kind(pair=tiny_pair.spec, chosen=(schedule,)), tiny_pair)
     export, plug_in = modes["vllm"]
@@ -58,9 +53,7 @@ def test_a_schedule_is_run_as_it_is_exported_and_as_it_is(
     assert (Path(variables["PYTHONPATH"]) / "specdec_core").exists()
 
 
-def test_what_vllm_cannot_do_is_left_out_with_its_reason(
-    tiny_pair: Pair, venv: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_what_vllm_cannot_do_is_left_out_with_its_reason(tiny_pair, venv, capsys):
     plan = BenchPlan(pair=tiny_pair.spec, chosen=chosen(SVIP, {"kind": "tree"}, {"kind": "suffix"}))
     modes = our_modes(plan, tiny_pair)["vllm"]
     assert [mode.plug_in for mode in modes] == [plan.chosen[0], plan.chosen[2]]
@@ -72,9 +65,7 @@ def test_what_vllm_cannot_do_is_left_out_with_its_reason(
     assert "drafts trees" in said
 
 
-def test_plug_ins_are_run_by_the_drafts_that_vllm_gives_them(
-    tiny_pair: Pair, venv: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_plug_ins_are_run_by_the_drafts_that_vllm_gives_them(tiny_pair, venv, capsys):
     """An EAGLE head reads the target's features, which it does not give."""
     drafts = {**tiny_pair.spec.drafts, "eagle": "bundled:smollm2-eagle"}
     spec = tiny_pair.spec.model_copy(update={"drafts": drafts})
@@ -86,7 +77,7 @@ def test_plug_ins_are_run_by_the_drafts_that_vllm_gives_them(
     assert "without vLLM with our plug-in: bundled:smollm2-eagle: an EAGLE head reads" in said
 
 
-def test_without_vllm_or_its_row_nothing_is_looked_for(tiny_pair: Pair, venv: Path) -> None:
+def test_without_vllm_or_its_row_nothing_is_looked_for(tiny_pair, venv):
     plan = BenchPlan(pair=tiny_pair.spec, chosen=chosen(SVIP))
     only = plan.model_copy(update={"only": ("plug-in",)})
     modes = our_modes(only, tiny_pair)

@@ -1,7 +1,5 @@
 """`specdec capacity` finds replicas for a load, and says what no number of them can do."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -11,7 +9,6 @@ import pandas as pd
 import pytest
 
 from jobs import capacity
-from specdec_core.config import PairSpec
 from specdec_core.cost import ForwardCost, Measurement, Profile
 from specdec_core.models.pair import Pair
 from tests.commands import (
@@ -62,7 +59,7 @@ def simulated(command: Command, home: Path) -> Ran:
 LOAD = ("--traces", "some", "--slo", "ttft=1", "--rate", 20)
 
 
-def test_replicas_for_a_rate(simulated: Ran, home: Path) -> None:
+def test_replicas_for_a_rate(simulated, home):
     shown = printed(simulated(*LOAD, "--rate", 60, "--name", "rate"))
     assert "60.0 requests a second" in shown
     assert "median, 95th and 99th percentile" in shown
@@ -73,25 +70,19 @@ def test_replicas_for_a_rate(simulated: Ran, home: Path) -> None:
     assert tried["good_share"].max() >= 0.95 > tried["good_share"].min()
 
 
-def test_what_cannot_be_replayed_is_decoded_live_and_said(
-    simulated: Ran, home: Path, tiny_spec: PairSpec
-) -> None:
+def test_what_cannot_be_replayed_is_decoded_live_and_said(simulated, home, tiny_spec):
     tree = config_file(home, tiny_spec, TREE, "tree")
     assert "decoded live, not replayed" in printed(simulated(*LOAD, "--config", tree))
 
 
-def test_a_policy_that_asks_for_a_cost_is_replayed_at_that_of_the_times(
-    simulated: Ran, home: Path, tiny_spec: PairSpec
-) -> None:
+def test_a_policy_that_asks_for_a_cost_is_replayed_at_that_of_the_times(simulated, home, tiny_spec):
     even = {"kind": "draft_model", "policy": {"kind": "break_even"}}
     shown = printed(simulated(*LOAD, "--config", config_file(home, tiny_spec, even, "even")))
     assert "decoded live" not in shown
     assert re.search(r"break-even [0-9.]+", shown)
 
 
-def test_a_draft_that_is_not_named_is_the_configurations_own(
-    simulated: Ran, home: Path, tiny_spec: PairSpec
-) -> None:
+def test_a_draft_that_is_not_named_is_the_configurations_own(simulated, home, tiny_spec):
     """Not the recording's first."""
     drafts = {"another": tiny_spec.drafts["draft"], **tiny_spec.drafts}
     unnamed = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
@@ -99,9 +90,7 @@ def test_a_draft_that_is_not_named_is_the_configurations_own(
     assert_refused(simulated(*LOAD, "--config", other), "no draft 'another'")
 
 
-def test_without_a_name_the_pairs_latest_recording_is_simulated(
-    simulated: Ran, command: Command, home: Path, tmp_path: Path
-) -> None:
+def test_without_a_name_the_pairs_latest_recording_is_simulated(simulated, command, home, tmp_path):
     load = ("--rate", 60, "--slo", "ttft=1")
     assert "prompts of some: " in printed(simulated(*load))
     files = ("--config", home / "config.yaml", "--profile", home / "profile.json")
@@ -109,9 +98,7 @@ def test_without_a_name_the_pairs_latest_recording_is_simulated(
     assert_refused(nothing, "no recording of .*`specdec record` makes one")
 
 
-def test_the_rate_of_replicas_under_another_machines_times(
-    command: Command, home: Path, tmp_path: Path
-) -> None:
+def test_the_rate_of_replicas_under_another_machines_times(command, home, tmp_path):
     files = ("--config", home / "config.yaml", "--hardware", hardware_file(tmp_path, 0.1, 0.01))
     load = ("--traces", "some", "--replicas", "1,2", "--slo", "latency=60", "--seconds", 2)
     shown = printed(command(capacity.main, home, *files, *load, "--router-ms", 1))
@@ -119,7 +106,7 @@ def test_the_rate_of_replicas_under_another_machines_times(
     assert "2 replicas: " in shown
 
 
-def test_replicas_for_a_trace(simulated: Ran, home: Path) -> None:
+def test_replicas_for_a_trace(simulated, home):
     lines = [{"arrival": n / 50, "prompt_tokens": 40, "output_tokens": 30} for n in range(100)]
     (home / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
     shown = printed(simulated("--traces", "some", "--trace", home / "t.jsonl", "--slo", "ttft=1"))
@@ -127,7 +114,7 @@ def test_replicas_for_a_trace(simulated: Ran, home: Path) -> None:
     assert "50.5 requests a second" in shown
 
 
-def test_a_traces_own_prompts_are_as_long_in_the_simulation(simulated: Ran, home: Path) -> None:
+def test_a_traces_own_prompts_are_as_long_in_the_simulation(simulated, home):
     """In tokens of the target: longer than any that was recorded."""
     line = {"arrival": 0, "prompt": "y = 2 + " * 60, "max_new_tokens": 4}
     (home / "long.jsonl").write_text(json.dumps(line))
@@ -137,7 +124,7 @@ def test_a_traces_own_prompts_are_as_long_in_the_simulation(simulated: Ran, home
     assert "tokens and answers of 4, on average" in printed(simulated(*trace))
 
 
-def test_limits_out_of_reach_are_one_clear_line(simulated: Ran) -> None:
+def test_limits_out_of_reach_are_one_clear_line(simulated):
     lines = printed(simulated("--traces", "some", "--rate", 5, "--slo", "ttft=0.001"))
     assert "ttft ≤ 0.001 s cannot be kept for 95% of the requests with any number of" in lines
     assert "alone on a replica, 0% keep it (95th percentile: ttft" in lines
@@ -157,6 +144,6 @@ def test_limits_out_of_reach_are_one_clear_line(simulated: Ran) -> None:
         ),
     ],
 )
-def test_bad_input_is_one_line(arguments: list[object], message: str, simulated: Ran) -> None:
+def test_bad_input_is_one_line(arguments, message, simulated):
     # What is refused is refused before anything is simulated.
     assert_refused(simulated("--traces", "some", *arguments), message)

@@ -1,7 +1,5 @@
 """`specdec certify` writes a certificate or says which check failed; promoting asks for one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ from jobs import certify, deploy
 from specdec_core.config import Configuration, PairConfiguration, PairSpec
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.evidence.certificate.certificate import LiveSpeed, find_certificate
-from tests.commands import Command, assert_refused, printed, prompts_file
+from tests.commands import assert_refused, printed, prompts_file
 from tests.configurations import FOUR, LOSSY
 from tests.registered import SUFFIX
 
@@ -32,7 +30,7 @@ def never_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LiveSpeed, "passed", True)
 
 
-def test_a_certificate_is_written(command: Command, tmp_path: Path, tiny_spec: PairSpec) -> None:
+def test_a_certificate_is_written(command, tmp_path, tiny_spec):
     done = command(certify.main, tmp_path, *given(tmp_path, tiny_spec, FOUR))
     assert "0 differ" in printed(done)
     certificate = find_certificate(tiny_spec, FOUR)
@@ -42,8 +40,8 @@ def test_a_certificate_is_written(command: Command, tmp_path: Path, tiny_spec: P
 
 
 def test_asynchronous_drafting_is_certified_on_devices_of_its_own(
-    command: Command, tmp_path: Path, tiny_spec: PairSpec, ray_running: None
-) -> None:
+    command, tmp_path, tiny_spec, ray_running
+):
     options = (*given(tmp_path, tiny_spec, BESIDE), "--cluster", PLACEMENT)
     assert "0 differ" in printed(command(certify.main, tmp_path, *options))
     certificate = find_certificate(tiny_spec, BESIDE)
@@ -51,18 +49,14 @@ def test_asynchronous_drafting_is_certified_on_devices_of_its_own(
     assert certificate.checks.speed.tokens_per_second > 0
 
 
-def test_devices_are_for_asynchronous_drafting_alone(
-    command: Command, tmp_path: Path, tiny_spec: PairSpec
-) -> None:
+def test_devices_are_for_asynchronous_drafting_alone(command, tmp_path, tiny_spec):
     options = (*given(tmp_path, tiny_spec, FOUR), "--cluster", PLACEMENT)
     assert_refused(command(certify.main, tmp_path, *options), "needs no device of its own")
     done = command(certify.main, tmp_path, *given(tmp_path, tiny_spec, BESIDE))
     assert_refused(done, "say which, with --cluster")
 
 
-def test_a_lossy_configuration_gets_none(
-    command: Command, tmp_path: Path, tiny_spec: PairSpec
-) -> None:
+def test_a_lossy_configuration_gets_none(command, tmp_path, tiny_spec):
     done = command(certify.main, tmp_path, *given(tmp_path, tiny_spec, LOSSY))
     assert done.returncode == 1
     assert "not certified: greedy identity" in done.stdout
@@ -70,6 +64,6 @@ def test_a_lossy_configuration_gets_none(
     assert not (tmp_path / "certificates").exists()
 
 
-def test_promoting_asks_for_a_certificate(command: Command, swept: Path) -> None:
+def test_promoting_asks_for_a_certificate(command, swept):
     done = command(deploy.main, swept, "--promote", SUFFIX.id)
     assert_refused(done, f"{SUFFIX.id} has no certificate.*--uncertified")

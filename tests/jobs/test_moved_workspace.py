@@ -1,8 +1,6 @@
 """A workspace that a real sweep has made works wherever it lies, also with models in it that were
 named by their path."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -46,8 +44,8 @@ def tree(folder: Path) -> dict[Path, bytes]:
 
 @pytest.mark.long
 def test_a_workspace_goes_on_where_it_was_moved_or_copied_to(
-    command: Command, ray_running: None, tiny_pair_folders: dict[str, Path], tmp_path: Path
-) -> None:
+    command, ray_running, tiny_pair_folders, tmp_path
+):
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     for name, folder in tiny_pair_folders.items():
         shutil.copytree(folder, first / "models" / name)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from jobs.options import chosen_pair, sizes

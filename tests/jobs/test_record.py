@@ -1,8 +1,6 @@
 """`specdec record` says what it recorded, survives Ctrl-C without repeating work, and refuses bad
 input."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from specdec_core.config import PairSpec, Sampling
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.recordings.schema import Header, Recording
 from specdec_core.search.plan import load_plan
-from tests.commands import Command, plan_file, printed, prompts_file, stopped
+from tests.commands import plan_file, printed, prompts_file, stopped
 
 SUFFIX = [{"drafter": {"kind": "suffix"}}]
 
@@ -26,8 +24,8 @@ def whole_shards(home: Path) -> dict[Path, int]:
 
 @pytest.mark.long
 def test_a_recording_goes_on_after_ctrl_c_and_says_what_it_holds(
-    command: Command, ray_running: None, tiny_pair_folders: dict[str, Path], tmp_path: Path
-) -> None:
+    command, ray_running, tiny_pair_folders, tmp_path
+):
     prompts = prompts_file(tmp_path, (f"x{i} = {i}" for i in range(64)))
     target, draft = (str(tiny_pair_folders[name]) for name in ("target", "draft"))
     plan = {
@@ -75,7 +73,7 @@ def recorded(pair: PairSpec, **sampling: object) -> Recording:
     return Recording(Path("traces/r"), header)
 
 
-def test_the_sweep_that_follows_is_of_the_recordings_pair(tmp_path: Path) -> None:
+def test_the_sweep_that_follows_is_of_the_recordings_pair(tmp_path):
     ends = ["--prompts", "p.jsonl", "--limit", "3", "--max-new-tokens", "16"]
     assert record.following(recorded(PairSpec())) == {"replay": ["sweep", *ends]}
     other = chosen_pair(PairSpec(), "T", ["small=D"], 2048, True)
@@ -88,7 +86,7 @@ def test_the_sweep_that_follows_is_of_the_recordings_pair(tmp_path: Path) -> Non
     assert record.following(recorded(other), config, plan) == {"replay": replay}
 
 
-def test_no_sweep_follows_that_samples_otherwise(tmp_path: Path) -> None:
+def test_no_sweep_follows_that_samples_otherwise(tmp_path):
     coupled = {"temperature": 1.0, "coupling": "gumbel"}
     assert record.following(recorded(PairSpec(), **coupled)) == {}
     config = plan_file(tmp_path, sampling=coupled, search=SUFFIX)

@@ -1,8 +1,6 @@
 """Bad input ends every command with exit code 2 and one line that says what is wrong, before
 anything is written."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pytest
 
 from jobs.cli import app
 from specdec_core.models.pair import Pair
-from tests.commands import Command, assert_refused, config_file, prompts_file
+from tests.commands import assert_refused, config_file, prompts_file
 from tests.specdec_core.training.conftest import recorded_answers
 
 DRAFTERS = {
@@ -160,13 +158,8 @@ def folder(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("line", "message"), ROWS, ids=[line for line, _ in ROWS])
 def test_bad_input_is_one_line_and_nothing_is_written(
-    line: str,
-    message: str,
-    command: Command,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    line, message, command, folder, tmp_path, monkeypatch
+):
     monkeypatch.chdir(folder)
     monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", tmp_path / "nowhere")
     before = sorted(folder.rglob("*"))

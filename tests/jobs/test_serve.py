@@ -1,7 +1,5 @@
 """`specdec serve` says what it serves; bad input is one line."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import socket
@@ -24,7 +22,6 @@ from jobs.serve_keys import main as make_key
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from tests.commands import Command, config_file
 
 ROOT = Path(__file__).parents[2]
@@ -66,9 +63,7 @@ def rayservice(config: Path, **more: Any) -> tuple[dict[str, Any], Any]:
     return described, serve.application({**described["args"], **files, **access, **more})
 
 
-def test_the_rayservices_application_is_built_from_its_arguments(
-    tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rayservices_application_is_built_from_its_arguments(tiny_spec, tmp_path, monkeypatch):
     config = beside(tmp_path, tiny_spec)
     monkeypatch.setattr(deployment, "application", lambda start, *_: start)
     described, start = rayservice(config)
@@ -89,9 +84,7 @@ def test_the_rayservices_application_is_built_from_its_arguments(
 
 
 @pytest.mark.long
-def test_the_rayservices_application_serves_a_draft_beside_the_target(
-    tiny_pair: Pair, tmp_path: Path
-) -> None:
+def test_the_rayservices_application_serves_a_draft_beside_the_target(tiny_pair, tmp_path):
     # The second replica that the manifest asks for would wait for devices that are not here.
     described, built = rayservice(beside(tmp_path, tiny_pair.spec), replicas=1)
     port = free_port()
@@ -154,9 +147,7 @@ def test_an_address_that_others_reach_needs_keys(config, refused, tmp_path):
     assert line.startswith(f"error: --tls-cert {missing}: cannot be read")
 
 
-def test_the_request_to_try_is_a_chat_where_there_is_a_template(
-    chat_spec: PairSpec, tiny_spec: PairSpec, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_request_to_try_is_a_chat_where_there_is_a_template(chat_spec, tiny_spec, capsys):
     url = "http://127.0.0.1:8000"
     for spec, keys, path in (
         (chat_spec, True, "/v1/chat/completions"),
@@ -169,9 +160,7 @@ def test_the_request_to_try_is_a_chat_where_there_is_a_template(
         assert ("Authorization: Bearer $KEY" in printed) == keys
 
 
-def test_ranges_of_load_beyond_the_slots_are_said(
-    tiny_spec: PairSpec, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ranges_of_load_beyond_the_slots_are_said(tiny_spec, capsys):
     ranges = {1: {"kind": "draft_model"}, 3: {"kind": "prompt_lookup"}, 5: None, 9: 2}
     configuration = Configuration(drafter={"kind": "schedule", "ranges": ranges})
     served = Deployment(pair=tiny_spec, configuration=configuration, source="a file")
@@ -182,9 +171,7 @@ def test_ranges_of_load_beyond_the_slots_are_said(
         assert ("from 5 and 9 requests on never does; --slots 9" in printed) == (slots == 4)
 
 
-def test_the_file_has_the_hashes_of_the_keys_that_were_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_has_the_hashes_of_the_keys_that_were_shown(tmp_path, capsys):
     path = tmp_path / "keys"
     for name in ("anne", ""):
         make_key(path, name)

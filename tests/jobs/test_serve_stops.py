@@ -1,8 +1,6 @@
 """`specdec serve` in its own process. However it is stopped: it takes no more requests at once,
 answers under way have `--drain` seconds, and no process of it is left."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -21,7 +19,6 @@ from cluster.serving.control import find_server
 from cluster.serving.server_process import free_port
 from specdec_core.config import PairSpec
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from tests.cluster.serving.test_tls import certificate
 from tests.commands import ROOT, config_file, started, wait_until
 
@@ -120,8 +117,8 @@ def start(
 
 
 def test_an_encrypted_server_answers_curl_until_every_process_of_it_is_stopped(
-    start: Callable[..., Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    start, tmp_path, monkeypatch
+):
     tls = certificate(tmp_path / "tls")
     server = start("--tls-cert", tls.certificate, "--tls-key", tls.key)
     url, config = f"https://127.0.0.1:{server.port}", tmp_path / "config.yaml"
@@ -132,7 +129,6 @@ def test_an_encrypted_server_answers_curl_until_every_process_of_it_is_stopped(
     health = find_server(url).health()
     assert (health["ready"], health["source"]) == (True, config.name)  # no path of the server
     curl = re.search(r"(curl .*?)\n\n", server.said, re.DOTALL)
-    assert curl is not None
     answer = subprocess.run(["bash", "-c", curl[1]], capture_output=True, text=True, timeout=120)
     assert answer.stdout.endswith("data: [DONE]\n\n"), answer
     for process in server.processes():  # as systemd does it
@@ -142,9 +138,7 @@ def test_an_encrypted_server_answers_curl_until_every_process_of_it_is_stopped(
 
 
 @pytest.mark.long
-def test_serves_a_draft_beside_the_target_until_ctrl_c(
-    start: Callable[..., Running], tiny_pair: Pair
-) -> None:
+def test_serves_a_draft_beside_the_target_until_ctrl_c(start, tiny_pair):
     server = start("--cluster", "cluster/local-2.yaml", drafter="pearl")
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     model = client.models.list().data[0].id
@@ -175,13 +169,7 @@ def asked(server: Running, clients: int) -> list[Client]:
 @pytest.mark.parametrize(("clients", "options"), [(0, ()), (8, ()), (8, WORDS)])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("target", ["main", "group", ALL])
-def test_a_stop_drains_and_leaves_nothing(
-    start: Callable[..., Running],
-    number: signal.Signals,
-    target: str,
-    clients: int,
-    options: tuple[str, ...],
-) -> None:
+def test_a_stop_drains_and_leaves_nothing(start, number, target, clients, options):
     if options and (number, target) == (signal.SIGINT, ALL):
         pytest.skip("the other program is interrupted, too")
     server = start(*options)
@@ -208,7 +196,7 @@ def test_a_stop_drains_and_leaves_nothing(
 
 
 @pytest.mark.long
-def test_nohup_keeps_it_from_the_terminals_end_alone(start: Callable[..., Running]) -> None:
+def test_nohup_keeps_it_from_the_terminals_end_alone(start):
     server = start(before=("nohup",))
     os.killpg(server.process.pid, signal.SIGHUP)
     sleep(1)
@@ -222,9 +210,7 @@ def test_nohup_keeps_it_from_the_terminals_end_alone(start: Callable[..., Runnin
 @pytest.mark.parametrize(
     ("name", "status"), [("main", -signal.SIGKILL), ("gcs/gcs_server", 2), ("raylet/raylet", 2)]
 )
-def test_nothing_outlives_a_process_that_all_need(
-    start: Callable[..., Running], name: str, status: int
-) -> None:
+def test_nothing_outlives_a_process_that_all_need(start, name, status):
     server = start()
     asking = asked(server, 2)
     [process] = server.processes(name)
@@ -239,9 +225,7 @@ def test_nothing_outlives_a_process_that_all_need(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["engine_main", "ServeReplica", "ServeController"])
-def test_a_process_that_is_started_again_does_not_disturb_the_stop(
-    start: Callable[..., Running], name: str
-) -> None:
+def test_a_process_that_is_started_again_does_not_disturb_the_stop(start, name):
     server = start()
     asking = asked(server, 2)
     [process] = server.processes(name)
@@ -257,9 +241,7 @@ def test_a_process_that_is_started_again_does_not_disturb_the_stop(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["external_program", "ServeReplica"])
-def test_another_program_that_was_started_again_ends_with_the_command(
-    start: Callable[..., Running], name: str
-) -> None:
+def test_another_program_that_was_started_again_ends_with_the_command(start, name):
     server = start(*WORDS)
     before = server.processes("external_program")
     asking = asked(server, 2)

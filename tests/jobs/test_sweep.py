@@ -1,10 +1,7 @@
 """`specdec sweep` survives Ctrl-C and kill -9 without repeating work, and refuses bad input."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pandas as pd
@@ -20,7 +17,6 @@ from specdec_core.search.plan import load_plan
 from specdec_core.search.results import SweepResult
 from tests.commands import (
     QUICK,
-    Command,
     assert_refused,
     hardware_file,
     plan_file,
@@ -41,8 +37,8 @@ def finished_trials(home: Path) -> dict[Path, int]:
 
 @pytest.mark.long
 def test_a_sweep_goes_on_after_ctrl_c_and_after_kill_9(
-    command: Command, ray_running: None, tiny_pair_folders: dict[str, Path], tmp_path: Path
-) -> None:
+    command, ray_running, tiny_pair_folders, tmp_path
+):
     prompts = prompts_file(tmp_path, (f"x{i} = {i}" for i in range(6)))
     search = [{"drafter": {"kind": "prompt_lookup", "max_tokens": list(range(1, 25))}}]
     plan = {**QUICK, "max_new_tokens": 48, "search": search, "finalists": 2}
@@ -84,7 +80,7 @@ def test_a_sweep_goes_on_after_ctrl_c_and_after_kill_9(
     )
 
 
-def test_what_is_to_be_recorded_first_is_of_the_sweeps_pair(tmp_path: Path) -> None:
+def test_what_is_to_be_recorded_first_is_of_the_sweeps_pair(tmp_path):
     config = tmp_path / "sweep.yaml"
     config.write_text(
         "{pair: {target: T, drafts: {small: D}}, search: [{drafter: {kind: suffix}}]}"
@@ -98,12 +94,8 @@ def test_what_is_to_be_recorded_first_is_of_the_sweeps_pair(tmp_path: Path) -> N
 @pytest.mark.parametrize("job", [record, sweep])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_forwards_are_compiled_as_the_option_or_the_file_says(
-    job: ModuleType,
-    compiled: bool,
-    command: Command,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    job, compiled, command, tmp_path, monkeypatch
+):
     def asked(plan: Any, *_: object) -> None:
         raise UserError(f"compiled: {plan.pair.runner.compile}")
 
@@ -128,8 +120,8 @@ def with_pearl(tiny_pair: Pair, tmp_path: Path) -> Path:
 
 
 def test_devices_that_the_cluster_lacks_are_one_line_before_anything_is_counted(
-    command: Command, ray_running: None, with_pearl: Path, tmp_path: Path
-) -> None:
+    command, ray_running, with_pearl, tmp_path
+):
     placement = tmp_path / "placement.yaml"
     placement.write_text("target: {devices: 64}")
     home = tmp_path / "home"
@@ -140,8 +132,8 @@ def test_devices_that_the_cluster_lacks_are_one_line_before_anything_is_counted(
 
 @pytest.mark.long
 def test_a_sweep_on_placed_devices_times_a_draft_beside_the_target(
-    command: Command, ray_running: None, with_pearl: Path, tmp_path: Path
-) -> None:
+    command, ray_running, with_pearl, tmp_path
+):
     home, placement = tmp_path / "home", ROOT / "cluster" / "local-2.yaml"
     printed(command(sweep.main, home, "--config", with_pearl, "--cluster", placement))
     (folder,) = (home / "sweeps").iterdir()
@@ -150,7 +142,7 @@ def test_a_sweep_on_placed_devices_times_a_draft_beside_the_target(
     assert all(timing.differing_outputs == 0 for timing in result.timings)
 
 
-def test_drafts_are_named_by_the_option_or_by_their_model() -> None:
+def test_drafts_are_named_by_the_option_or_by_their_model():
     assert parse_drafts(["org/small", "m=bundled:draft-medium", "bundled:draft-small"]) == {
         "small": "org/small",
         "m": "bundled:draft-medium",
@@ -164,8 +156,8 @@ POLICY = {"kind": "fixed", "max_tokens": [1, 2, 3, 4, 5, 6, 7, 8]}
 
 
 def test_a_recorded_sweep_is_replayed_and_ends_with_the_choice_for_each_load(
-    command: Command, ray_running: None, tiny_pair: Pair, home: Path
-) -> None:
+    command, ray_running, tiny_pair, home
+):
     prompts = prompts_file(home, (f"x{i} = {i} + " for i in range(4)))
     record_prompts(tiny_pair, prompts, home / "traces" / "some", 16)
     plan = {

@@ -1,7 +1,5 @@
 """`specdec sweep --engine` ranks a server's settings, races them in it, registers the champion."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from jobs import sweep
 from specdec_core.config import PairSpec
 from specdec_core.evidence.server_choice import ServerSweep
 from specdec_core.servers.table import SERVERS
-from tests.commands import Command, assert_refused, prompts_file
+from tests.commands import assert_refused, prompts_file
 from tests.own_server import OwnServer
 
 
@@ -42,9 +40,7 @@ def plan(tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.long
 @pytest.mark.usefixtures("ray_running")  # a server's answers are recorded by Ray
-def test_a_server_is_swept_from_its_answers_to_its_champion(
-    plan: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_is_swept_from_its_answers_to_its_champion(plan, command, tmp_path, monkeypatch):
     home, arguments = tmp_path / "home", ["--config", plan, "--engine", "own", "--name", "mine"]
     done = command(sweep.main, home, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -69,7 +65,6 @@ def test_a_server_is_swept_from_its_answers_to_its_champion(
     for shown in ("The race at each load", "expected", "champion "):
         assert shown in done.stdout
     champion = find_champion(server="own")
-    assert champion is not None
     assert champion.configuration == result.configuration
     assert find_champion() is None  # of this engine
     model = f"{result.race.pair.name}-own"
@@ -97,9 +92,7 @@ def test_a_server_is_swept_from_its_answers_to_its_champion(
         (["--engine=own", "--draft=x=./nowhere"], "./nowhere: no such folder"),
     ],
 )
-def test_bad_input_is_one_line(
-    given: list[str], message: str, plan: Path, command: Command, tmp_path: Path
-) -> None:
+def test_bad_input_is_one_line(given, message, plan, command, tmp_path):
     done = command(sweep.main, tmp_path / "home", "--config", plan, *given)
     assert_refused(done, message)
     assert not (tmp_path / "home" / "sweeps").exists()

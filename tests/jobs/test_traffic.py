@@ -1,13 +1,10 @@
 """What a server does is a run in MLflow, also where MLflow is away for a while."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -47,9 +44,7 @@ def ask(server: RunningServer, tokens: int, prompt: str = "def main(") -> dict:
     return answer.json()
 
 
-def test_traffic_and_a_canarys_end_are_runs_of_the_pair(
-    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_traffic_and_a_canarys_end_are_runs_of_the_pair(server, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     client = connect()  # it makes the database, which can take longer than the end waits
     warned: list[str] = []
@@ -91,9 +86,7 @@ def test_traffic_and_a_canarys_end_are_runs_of_the_pair(
     assert canary.data.tags["reason"] == reason
 
 
-def test_a_store_that_is_away_costs_a_line_and_no_request(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_is_away_costs_a_line_and_no_request(server, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     warned: list[str] = []
@@ -103,9 +96,7 @@ def test_a_store_that_is_away_costs_a_line_and_no_request(
     assert line.endswith("; the traffic is logged later")
 
 
-def test_changed_traffic_is_said_and_starts_the_command(
-    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_traffic_is_said_and_starts_the_command(server, tmp_path, monkeypatch):
     monkeypatch.setattr(drift, "SECONDS", 0.0)
     monkeypatch.setattr(drift, "REQUESTS", 1)
     monkeypatch.setattr(drift, "WEEK", 1e-6)  # each mean may bring the most of false alarms
@@ -133,7 +124,7 @@ def test_changed_traffic_is_said_and_starts_the_command(
     )
 
 
-def test_a_command_that_is_none_is_one_line() -> None:
+def test_a_command_that_is_none_is_one_line():
     assert read_command(None) == ()
     for text in ("", "no-such-program --x", "echo 'a"):
         with pytest.raises(UserError, match="--on-drift"):
@@ -151,17 +142,17 @@ def page(requests: int, first_tokens: tuple[float, int] = (0.0, 0)) -> str:
     return "\n".join([*lines, f"vllm:first_sum {seconds}", f"vllm:first_count {count}", ""])
 
 
-def test_counters_of_all_replicas_are_summed_and_may_begin_anew() -> None:
+def test_counters_of_all_replicas_are_summed_and_may_begin_anew():
     found = between(page(3), page(8), 5.0)
     assert found == {"request_success_per_second": 2.0}
     assert between(page(3), page(1), 1.0) == {"request_success_per_second": 2.0}
 
 
-def test_a_histogram_is_the_mean_of_what_was_observed() -> None:
+def test_a_histogram_is_the_mean_of_what_was_observed():
     assert between(page(0, (1.0, 2)), page(0, (4.0, 4)), 1.0)["first.mean"] == 1.5
 
 
-def test_shares_of_replicas_are_averaged_and_signals_kept_apart() -> None:
+def test_shares_of_replicas_are_averaged_and_signals_kept_apart():
     lines = ["# TYPE vllm:kv_cache_usage_perc gauge", "# TYPE specdec:drift_evidence gauge"]
     lines += [f'vllm:kv_cache_usage_perc{{replica="{n}"}} {n / 4}' for n in (2, 3)]
     lines += [f'specdec:drift_evidence{{signal="{name}"}} 0.6' for name in ("acceptance", "x")]

@@ -1,18 +1,12 @@
 """`specdec train draft` trains a draft on recorded answers, once."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from jobs.train_draft import main
-from specdec_core.config import PairSpec
-from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.pair import load_pair
 from specdec_core.models.reduced_draft import ReducedDraft
 from specdec_core.training.recorded.finished import load_card
 from specdec_core.training.reduced_draft.training import DraftTrainingCard
-from tests.commands import Command
 from tests.registered import runs_in
 from tests.specdec_core.training.conftest import recorded_answers
 
@@ -26,8 +20,8 @@ SMALL = (
 
 @pytest.mark.long
 def test_a_draft_is_trained_with_the_best_rate_and_not_trained_again(
-    command: Command, ray_running: None, tiny_pair: Pair, tiny_spec: PairSpec, home: Path
-) -> None:
+    command, ray_running, tiny_pair, tiny_spec, home
+):
     out = home / "out"
     recorded_answers(tiny_pair, home / "traces", prompts=60, new_tokens=12)
     arguments = [*SMALL, "--learning-rate", "1e-3,1e-2", "--out", out]

@@ -1,16 +1,10 @@
 """`specdec train eagle` trains on recorded answers."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from jobs.train_eagle import main
-from specdec_core.models.pair import Pair
 from specdec_core.training.eagle.training import EagleTrainingCard
 from specdec_core.training.recorded.finished import load_card
-from tests.commands import Command
 from tests.registered import runs_in
 from tests.specdec_core.training.conftest import recorded_answers
 
@@ -23,8 +17,8 @@ SMALL = (
 
 @pytest.mark.long
 def test_a_head_is_trained_with_the_best_rate_and_not_trained_again(
-    command: Command, ray_running: None, tiny_pair: Pair, home: Path
-) -> None:
+    command, ray_running, tiny_pair, home
+):
     found = recorded_answers(tiny_pair, home / "traces", prompts=60, new_tokens=12)
     for recording, name in zip(found.recordings, ("greedy", "sampled"), strict=True):
         recording.folder.rename(home / "traces" / name)

@@ -1,7 +1,5 @@
 """`specdec train head` trains on a recording, and refuses bad input."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -11,7 +9,6 @@ from jobs.train_head import grid, main
 from specdec_core.base.errors import UserError
 from specdec_core.drafting.heads.storage import load_card
 from specdec_core.models.pair import Pair
-from tests.commands import Command
 from tests.specdec_core.training.heads.test_examples import PROMPTS, record
 
 
@@ -31,7 +28,7 @@ def home(empty_store: Path, tiny_pair: Pair, tmp_path_factory: pytest.TempPathFa
     return home
 
 
-def test_heads_are_trained_once(command: Command, ray_running: None, home: Path) -> None:
+def test_heads_are_trained_once(command, ray_running, home):
     arguments = [
         *("--recording", "numbers", "--learning-rate", "1e-3"),
         *("--depths", "0,1", "--w-rej", "6", "--kinds", "specdecpp,t2", "--set", "epochs=2"),
@@ -48,7 +45,7 @@ def test_heads_are_trained_once(command: Command, ray_running: None, home: Path)
     assert second.returncode == 0, second.stderr
 
 
-def test_the_grid_is_every_depth_with_every_weight_and_the_other_kinds_once() -> None:
+def test_the_grid_is_every_depth_with_every_weight_and_the_other_kinds_once():
     specs = grid("specdecpp,t1,joint", (0, 3), (1.0, 12.0), width=32)
     assert [spec.label for spec in specs] == [
         *("specdecpp-d0-w1", "specdecpp-d3-w1", "specdecpp-d0-w12", "specdecpp-d3-w12"),
@@ -68,9 +65,7 @@ def test_the_grid_is_every_depth_with_every_weight_and_the_other_kinds_once() ->
         ({"recording": ["numbers", "other"]}, "other and .*numbers: other target weights"),
     ],
 )
-def test_bad_input_gets_one_line_before_anything_is_trained(
-    options: dict, complaint: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_input_gets_one_line_before_anything_is_trained(options, complaint, home, monkeypatch):
     monkeypatch.setenv("SPECDEC_HOME", str(home))
     before = set((home / "heads").glob("*"))
     with pytest.raises(UserError, match=complaint) as error:

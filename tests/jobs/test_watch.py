@@ -1,8 +1,6 @@
 """`make watch` has a real Prometheus scrape a real server, and every query of the dashboard finds
 numbers there. Grafana shows and changes nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -79,7 +77,7 @@ def queries() -> Iterator[tuple[str, str]]:
             yield panel["title"], query
 
 
-def test_every_query_of_the_dashboard_finds_numbers(prometheus: str) -> None:
+def test_every_query_of_the_dashboard_finds_numbers(prometheus):
     panels: dict[str, list[bool]] = {}
     for title, query in queries():
         values = [sample["value"][1] for sample in found(prometheus, query)]
@@ -89,7 +87,7 @@ def test_every_query_of_the_dashboard_finds_numbers(prometheus: str) -> None:
     assert found(prometheus, "vllm:no_such_metric_total") == []
 
 
-def test_grafana_is_read_only_and_reached_from_this_machine_alone() -> None:
+def test_grafana_is_read_only_and_reached_from_this_machine_alone():
     services = yaml.safe_load((GRAFANA / "compose.yaml").read_text())["services"]
     wanted = {
         "GF_SERVER_HTTP_ADDR": "127.0.0.1",

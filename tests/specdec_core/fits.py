@@ -1,8 +1,6 @@
 """Whether what an engine writes fits the target's distribution, on a pair whose distribution is
 known exactly."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from research.drift.drift import goodness_of_fit

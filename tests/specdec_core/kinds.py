@@ -1,7 +1,5 @@
 """What tests of every kind share: what a kind needs beside its name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from specdec_core.config import Configuration, DrafterSettings, PolicySettings, Sampling, parse

@@ -1,7 +1,5 @@
 """With this folder in PYTHONPATH, `specdec serve` and its Ray workers know `--engine words`."""
 
-from __future__ import annotations
-
 import sys
 
 if any(word == "jobs.serve" or word.endswith("default_worker.py") for word in sys.orig_argv):

@@ -1,7 +1,5 @@
 """One server of a chat pair for all tests that are clients of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import openai

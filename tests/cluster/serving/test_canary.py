@@ -1,7 +1,5 @@
 """A challenger gets its share of the traffic, and only a real difference in speed decides."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 
@@ -52,33 +50,27 @@ def tried(
     return canary, taken
 
 
-def test_it_gets_its_share(sides: tuple[Served, Served], generation: Generation) -> None:
+def test_it_gets_its_share(sides, generation):
     canary, taken = tried(sides, generation, 1.0, 20 * COUNTED)
     assert sum(taken) / len(taken) == pytest.approx(0.2, abs=0.05)
     assert (canary.state, canary.status().pairs) == ("running", 3)
 
 
 @pytest.mark.parametrize(("speedup", "state"), [(2.0, "promoted"), (0.5, "dropped")])
-def test_a_clear_difference_decides(
-    sides: tuple[Served, Served], generation: Generation, speedup: float, state: str
-) -> None:
+def test_a_clear_difference_decides(sides, generation, speedup, state):
     canary, _ = tried(sides, generation, speedup, PAIRS * 5 * COUNTED)
     assert canary.state == state
     assert canary.status().pairs < PAIRS / 2
     assert canary.status().ratio == pytest.approx(speedup, rel=0.3)
 
 
-def test_what_is_not_faster_is_dropped_in_the_end(
-    sides: tuple[Served, Served], generation: Generation
-) -> None:
+def test_what_is_not_faster_is_dropped_in_the_end(sides, generation):
     canary, _ = tried(sides, generation, 1.0, (PAIRS + 2) * 5 * COUNTED)
     assert canary.state == "dropped"
     assert "not shown to be faster" in canary.reason
 
 
-async def test_requests_beside_a_busy_engine_do_not_count(
-    sides: tuple[Served, Served], generation: Generation
-) -> None:
+async def test_requests_beside_a_busy_engine_do_not_count(sides, generation):
     """The champion is still busy with what it took before the challenger's turn."""
     canary = Canary([sides[0]], [sides[1]], 0.5)
 
@@ -91,7 +83,7 @@ async def test_requests_beside_a_busy_engine_do_not_count(
         submission.close()
 
 
-def test_a_lossy_configuration_is_no_canary() -> None:
+def test_a_lossy_configuration_is_no_canary():
     with pytest.raises(UserError, match="texts would differ"):
         check_comparable([CHAIN, LOSSY], 0.1)
     with pytest.raises(UserError, match="less than 1"):

@@ -1,7 +1,5 @@
 """Who has a server's token may replace what it serves, and nobody else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from cluster.serving.http.access import OPERATE
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation
 from cluster.serving.server_process import running
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, PairSpec
+from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
@@ -39,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_running_server_is_found_by_its_user_alone(home: Path, tiny_spec: PairSpec) -> None:
+def test_a_running_server_is_found_by_its_user_alone(home, tiny_spec):
     with pytest.raises(UserError, match="no server of this workspace"):
         find_server()
     with announced("http://0.0.0.0:8123", tiny_spec, OPERATION):
@@ -61,18 +59,14 @@ def test_a_running_server_is_found_by_its_user_alone(home: Path, tiny_spec: Pair
     ("host", "here"),
     [("::1", "[::1]"), ("::", "[::1]"), ("0.0.0.0", "127.0.0.1"), ("my-host", "my-host")],
 )
-def test_a_server_is_found_at_any_address(
-    home: Path, tiny_spec: PairSpec, host: str, here: str
-) -> None:
+def test_a_server_is_found_at_any_address(home, tiny_spec, host, here):
     url = url_of(host, 8123)
     with announced(url, tiny_spec, OPERATION):
         assert find_server(url).url == f"http://{here}:8123"
     assert url_of("::1", 8123, encrypted=True) == "https://[::1]:8123"
 
 
-def test_it_takes_orders_with_its_token_and_says_why_it_refuses_one(
-    home: Path, url: str, tiny_spec: PairSpec
-) -> None:
+def test_it_takes_orders_with_its_token_and_says_why_it_refuses_one(home, url, tiny_spec):
     deployment = Deployment(pair=tiny_spec, configuration=AUTOREGRESSIVE)
     with announced(url, tiny_spec, OPERATION):
         with pytest.raises(UserError, match="nothing else was served before"):
@@ -96,9 +90,7 @@ def test_it_takes_orders_with_its_token_and_says_why_it_refuses_one(
     assert "pear: unknown key" in answer.json()["error"]["message"]
 
 
-def test_what_fails_for_now_is_told_from_a_refusal(
-    home: Path, url: str, tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_for_now_is_told_from_a_refusal(home, url, tiny_spec, monkeypatch):
     deployment = Deployment(pair=tiny_spec, configuration=AUTOREGRESSIVE)
 
     async def fails(*_: object) -> Deployment:
@@ -131,9 +123,7 @@ def test_what_fails_for_now_is_told_from_a_refusal(
 
 
 @pytest.mark.parametrize("operation", [NOT_OPERATED, Operation("")])
-async def test_a_server_without_a_token_takes_no_orders(
-    tiny_pair: Pair, operation: Operation
-) -> None:
+async def test_a_server_without_a_token_takes_no_orders(tiny_pair, operation):
     service = service_of(Engine(tiny_pair, AUTOREGRESSIVE), operation=operation)
     async with client_of(service) as http:
         for path in OPERATE:

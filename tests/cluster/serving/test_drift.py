@@ -1,8 +1,6 @@
 """Steady traffic raises no alarm, and traffic that changed raises one that says how."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from math import log2
 from random import Random
@@ -63,7 +61,7 @@ def changed(at: float, prompt: float, acceptance: float, seed: int) -> Traffic:
         yield now, random.gauss(8, 1.5) + more * prompt, random.gauss(0.6, 0.15) + more * acceptance
 
 
-def test_a_day_of_conversations_raises_no_alarm_and_each_change_that_matters_one() -> None:
+def test_a_day_of_conversations_raises_no_alarm_and_each_change_that_matters_one():
     assert not watched(conversations(Random(1), 0.1), WEEK / 7).alarms
     [longer] = watched(changed(WEEK / 14, 1.0, 0.0, seed=2), WEEK / 9).alarms
     assert longer.signal == "prompt_tokens"
@@ -75,7 +73,7 @@ def test_a_day_of_conversations_raises_no_alarm_and_each_change_that_matters_one
     assert harder.after == pytest.approx(0.5, abs=0.04)
 
 
-def test_a_difference_that_changes_no_choice_raises_no_alarm() -> None:
+def test_a_difference_that_changes_no_choice_raises_no_alarm():
     """It is far more than chance explains, and no finalist would change places for it."""
     assert not watched(changed(WEEK / 14, log2(1.1), -0.02, seed=4), WEEK / 4).alarms
 
@@ -83,9 +81,7 @@ def test_a_difference_that_changes_no_choice_raises_no_alarm() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("rate", [0.003, 0.02, 0.1])
 @pytest.mark.parametrize("traffic", [alone, conversations])
-def test_steady_traffic_raises_at_most_one_false_alarm_in_a_week(
-    traffic: Callable[[Random, float], Traffic], rate: float
-) -> None:
+def test_steady_traffic_raises_at_most_one_false_alarm_in_a_week(traffic, rate):
     weeks = 10 if rate == 0.1 else 40
     raised = watched(traffic(Random(5), rate), weeks * WEEK).counts
     print(f"{traffic.__name__}, {rate} requests/s, {weeks} weeks: {raised}")

@@ -1,8 +1,6 @@
 """An engine in a process of its own answers as one in this process does, and never leaves it
 waiting."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil
@@ -22,7 +20,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.pair import load_pair
 from tests.cluster.serving.http.events import client_of
 from tests.configurations import BANDIT
 from tests.local_server import service_of
@@ -38,7 +36,7 @@ def engine(tiny_spec: PairSpec) -> Iterator[EngineProcess]:
     assert engine._process.poll() == 0, "it did not end by itself"
 
 
-def test_it_answers_as_an_engine_here_does(engine: EngineProcess, tiny_pair: Pair) -> None:
+def test_it_answers_as_an_engine_here_does(engine, tiny_pair):
     prompts = ["def main(", "class A:", "import os", "x = 1", "y = 2"]
     asked = [Request(p, engine.encode(p), 20, seed=n) for n, p in enumerate(prompts)]
     expected = [g.tokens for g in Engine(tiny_pair, BANDIT, limits=LIMITS).generate(asked)]
@@ -54,7 +52,7 @@ def test_it_answers_as_an_engine_here_does(engine: EngineProcess, tiny_pair: Pai
     assert engine.idle
 
 
-def test_nothing_takes_of_the_cache_once_the_last_client_has_left(engine: EngineProcess) -> None:
+def test_nothing_takes_of_the_cache_once_the_last_client_has_left(engine):
     engine.add(Request("left", tuple(range(5, 25)), 200, ignore_eos=True))
     while not engine.step():
         pass
@@ -63,7 +61,7 @@ def test_nothing_takes_of_the_cache_once_the_last_client_has_left(engine: Engine
     assert engine.status().cache_usage == engine.status().waiting == 0
 
 
-async def test_clients_that_leave_stop_nobody_else(engine: EngineProcess) -> None:
+async def test_clients_that_leave_stop_nobody_else(engine):
     """Also while the engine's thread waits for a step that will not come."""
     service = service_of(engine)
     async with service.fleet:
@@ -82,7 +80,7 @@ async def test_clients_that_leave_stop_nobody_else(engine: EngineProcess) -> Non
         assert service.fleet.cancelled == 4
 
 
-async def test_those_that_left_while_waiting_do_not_fill_the_queue(engine: EngineProcess) -> None:
+async def test_those_that_left_while_waiting_do_not_fill_the_queue(engine):
     service = service_of(engine, queue=2)
 
     async with service.fleet:
@@ -98,8 +96,8 @@ async def test_those_that_left_while_waiting_do_not_fill_the_queue(engine: Engin
 
 
 def test_weights_that_cannot_be_loaded_are_said_in_the_same_line(
-    tiny_spec: PairSpec, tiny_pair_folders: dict[str, Path], tmp_path: Path
-) -> None:
+    tiny_spec, tiny_pair_folders, tmp_path
+):
     broken = Path(shutil.copytree(tiny_pair_folders["target"], tmp_path / "broken"))
     (broken / "model.safetensors").unlink()
     (broken / "pytorch_model.bin").write_bytes(b"")
@@ -112,7 +110,7 @@ def test_weights_that_cannot_be_loaded_are_said_in_the_same_line(
     assert said[0] == said[1]
 
 
-def test_whatever_ends_its_start_is_said(tiny_spec: PairSpec) -> None:
+def test_whatever_ends_its_start_is_said(tiny_spec):
     with pytest.raises(RuntimeError, match=r"the engine did not start: .*Invalid argument"):
         EngineProcess(tiny_spec, Configuration(), LIMITS, cores=[1000])
 
@@ -131,8 +129,8 @@ async def killed(service: Service, signal: int) -> list[int]:
 
 
 async def test_engines_that_hang_or_fail_are_replaced_by_others_ever_later(
-    tiny_spec: PairSpec, tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tiny_spec, tiny_pair, monkeypatch
+):
     monkeypatch.setattr(replica, "AT_ONCE", 600.0)  # a busy machine is slow
     engine = EngineProcess(tiny_spec, Configuration(), LIMITS, patience=4)
     service = service_of(engine)
@@ -161,9 +159,9 @@ async def test_engines_that_hang_or_fail_are_replaced_by_others_ever_later(
         assert service.fleet.restarts == 3
 
 
-async def test_an_engine_in_this_process_that_hangs_is_broken(tiny_pair: Pair) -> None:
+async def test_an_engine_in_this_process_that_hangs_is_broken(tiny_pair):
     engine = Engine(tiny_pair)
-    engine.step = lambda: sleep(2) or []  # type: ignore[method-assign, func-returns-value]
+    engine.step = lambda: sleep(2) or []
 
     async with EngineLoop(engine, patience=0.1) as loop:
         submission = await loop.submit([LONG])

@@ -1,7 +1,5 @@
 """Another program's server behind our HTTP application: what passes through, and what is ours."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -12,7 +10,6 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -47,7 +44,7 @@ from specdec_core.models.fingerprints import fingerprints
 from specdec_core.prompts.prompt import PromptSet
 from specdec_core.servers.server import ServedMode
 from specdec_core.servers.table import SERVERS
-from tests.commands import Command, assert_refused, children, wait_until
+from tests.commands import assert_refused, children, wait_until
 from tests.external_program import words
 from tests.local_server import LocalServer
 from tests.specdec_core.kinds import chain, configured
@@ -102,7 +99,7 @@ def text_of(found: list[dict[str, Any]]) -> str:
     return "".join(choice["text"] for event in found for choice in event["choices"])
 
 
-def test_requests_and_answers_pass_through(http: httpx.Client) -> None:
+def test_requests_and_answers_pass_through(http):
     tools = [{"type": "function", "function": {"name": "look", "strict": None}}]
     body = {"model": "an-adapter", "prompt": "héllo", "max_tokens": 5, "tools": tools}
     content = json.dumps(body, ensure_ascii=False, indent=3).encode()
@@ -117,7 +114,7 @@ def test_requests_and_answers_pass_through(http: httpx.Client) -> None:
     assert names == ["tiny", "an-adapter"]
 
 
-def test_keys_limits_health_and_metrics_are_ours(http: httpx.Client) -> None:
+def test_keys_limits_health_and_metrics_are_ours(http):
     assert http.get("/v1/models", headers={"Authorization": "Bearer no"}).status_code == 401
     refused = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 221})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
@@ -142,17 +139,17 @@ def test_keys_limits_health_and_metrics_are_ours(http: httpx.Client) -> None:
         {"max_tokens": 1, "n": -1},
     ],
 )
-def test_no_field_passes_the_limit_of_tokens(http: httpx.Client, fields: dict[str, Any]) -> None:
+def test_no_field_passes_the_limit_of_tokens(http, fields):
     body = json.dumps({"prompt": "a", **fields}).replace("Infinity", "1e999")
     answer = http.post("/v1/completions", content=body)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
-def test_a_body_that_is_nested_too_deep_is_refused(http: httpx.Client) -> None:
+def test_a_body_that_is_nested_too_deep_is_refused(http):
     assert http.post("/v1/completions", content="[" * 100_000).status_code == 400
 
 
-def test_every_prompt_counts_and_unused_tokens_are_given_back(tiny_spec: PairSpec) -> None:
+def test_every_prompt_counts_and_unused_tokens_are_given_back(tiny_spec):
     assert _prompts(["a", "b"]) == _prompts([[1], [2, 3]]) == 2
     assert _prompts([1, 2]) == _prompts("ab") == _prompts(None) == 1
 
@@ -173,11 +170,11 @@ def test_every_prompt_counts_and_unused_tokens_are_given_back(tiny_spec: PairSpe
 
 
 @pytest.mark.parametrize("path", ["/v1/%2e%2e/adapters", "/v1/a%0A", "/v1/a%3Fb", "/v1/%2e%2e"])
-def test_no_path_leads_out_of_those_that_pass(http: httpx.Client, path: str) -> None:
+def test_no_path_leads_out_of_those_that_pass(http, path):
     assert http.get(path).status_code == 404
 
 
-def test_headers_pass_as_bytes_and_ours_do_not(http: httpx.Client) -> None:
+def test_headers_pass_as_bytes_and_ours_do_not(http):
     given = {b"X-Title": "Müller".encode(), b"Connection": b"x-hop", b"X-Hop": b"1"}
     given |= {TOKEN_HEADER.encode(): TOKEN.encode(), b"Accept-Encoding": b"br"}
     answer = http.get("/v1/headers", headers=given)
@@ -192,9 +189,7 @@ def test_headers_pass_as_bytes_and_ours_do_not(http: httpx.Client) -> None:
     assert httpx.get(url, trust_env=False).status_code == 401  # at the port of the program
 
 
-def test_a_deployment_replaces_the_process_and_is_rolled_back(
-    http: httpx.Client, tiny_spec: PairSpec
-) -> None:
+def test_a_deployment_replaces_the_process_and_is_rolled_back(http, tiny_spec):
     shorter = tiny_spec.runner.model_copy(update={"max_length": 32, "target_dtype": "bfloat16"})
     elsewhere = tiny_spec.model_copy(update={"runner": shorter})
     wanted = Deployment(pair=elsewhere, configuration=SUFFIX)
@@ -217,7 +212,7 @@ def test_a_deployment_replaces_the_process_and_is_rolled_back(
     wait_until(lambda: len(programs()) == 1)  # the old ones end
 
 
-def test_a_killed_process_is_started_again_and_no_request_hangs(http: httpx.Client) -> None:
+def test_a_killed_process_is_started_again_and_no_request_hangs(http):
     with ThreadPoolExecutor(8) as pool:
         streams = [pool.submit(events, http, LONG) for _ in range(4)]
         answers = [pool.submit(http.post, "/v1/completions", json=LONG) for _ in range(4)]
@@ -239,7 +234,7 @@ def test_a_killed_process_is_started_again_and_no_request_hangs(http: httpx.Clie
     assert text_of(events(http, LONG)) == WHOLE
 
 
-def test_a_server_with_requests_that_counts_no_token_is_idle(tiny_spec: PairSpec) -> None:
+def test_a_server_with_requests_that_counts_no_token_is_idle(tiny_spec):
     deployment = Deployment(pair=tiny_spec, configuration=CHAIN)
     server = ExternalServer("0", Program("words", "tiny"), deployment)
     long_ago = time.monotonic() - 1000
@@ -251,9 +246,7 @@ def test_a_server_with_requests_that_counts_no_token_is_idle(tiny_spec: PairSpec
     assert server.idle == 0
 
 
-def test_a_certificate_names_what_is_different_here(
-    tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_certificate_names_what_is_different_here(tiny_spec, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     drawn = SampledDistribution(sampling=Sampling(), texts=1, tokens=1, level=0.1, favours=())
     settings = {"prefix": False, "dtype": "float32"}
@@ -284,9 +277,7 @@ def test_a_certificate_names_what_is_different_here(
     assert said("2", ("--enable-lora",), prefix=True) == certificate.sentence + other
 
 
-def test_a_deployment_that_is_given_up_leaves_no_process(
-    http: httpx.Client, tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deployment_that_is_given_up_leaves_no_process(http, tiny_spec, monkeypatch):
     def served(*_: object) -> ServedMode:  # it never answers
         return ServedMode("words 1", {}, lambda slots, port: ["sleep", "1000"], os.environ)
 
@@ -321,14 +312,7 @@ def test_a_deployment_that_is_given_up_leaves_no_process(
         (["--engine", "words", "--engine-arguments", "--api-key=a"], "has a key of ours"),
     ],
 )
-def test_wrong_options_are_refused(
-    command: Command,
-    tmp_path: Path,
-    tiny_spec: PairSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    options: list[str],
-    message: str,
-) -> None:
+def test_wrong_options_are_refused(command, tmp_path, tiny_spec, monkeypatch, options, message):
     monkeypatch.setitem(SERVERS, "words", WordServer())
     chosen = PairConfiguration(pair=tiny_spec, configuration=CHAIN)
     done = command(serve.main, tmp_path, "--config", chosen.save(tmp_path / "c.yaml"), *options)

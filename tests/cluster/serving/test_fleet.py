@@ -1,7 +1,5 @@
 """Configurations are replaced, and engines that fail, without a change in any client's output."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import threading
@@ -236,12 +234,8 @@ async def broken(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_streams_survive_a_killed_engine_and_a_new_configuration(
-    tiny_spec: PairSpec,
-    tiny_pair: Pair,
-    expected: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+    tiny_spec, tiny_pair, expected, monkeypatch, tmp_path
+):
     """One story, because an engine's start takes seconds."""
     operation = Operation(None, tmp_path / "deployed")
     service = service_of(EngineProcess(tiny_spec, FOUR, LIMITS), operation=operation)
@@ -261,8 +255,8 @@ async def test_streams_survive_a_killed_engine_and_a_new_configuration(
 
 @pytest.mark.long
 async def test_two_replicas_survive_kills_and_twenty_switches_under_load(
-    tiny_spec: PairSpec, tiny_pair: Pair, expected: list[str]
-) -> None:
+    tiny_spec, tiny_pair, expected
+):
     served = [
         Served(
             EngineLoop(EngineProcess(tiny_spec, FOUR, LIMITS)),
@@ -283,9 +277,7 @@ async def test_two_replicas_survive_kills_and_twenty_switches_under_load(
 # Replicas in this process.
 
 
-async def test_a_replica_whose_devices_are_lost_holds_up_no_other(
-    tiny_pair: Pair, expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_replica_whose_devices_are_lost_holds_up_no_other(tiny_pair, expected, monkeypatch):
     fleet, there = here(tiny_pair, [FOUR, FOUR]), threading.Event()
     monkeypatch.setattr(Served, "beside", loaded_here)
     monkeypatch.setattr(EngineReplica, "replaceable", True)
@@ -305,9 +297,7 @@ async def test_a_replica_whose_devices_are_lost_holds_up_no_other(
         assert (await waiting).served.deployment == lookup
 
 
-async def test_another_replica_continues_with_the_same_text(
-    tiny_pair: Pair, expected: list[str]
-) -> None:
+async def test_another_replica_continues_with_the_same_text(tiny_pair, expected):
     """Twice: the replica that continues fails, too."""
     fleet = here(tiny_pair, [FOUR, LOOKUP, FOUR], slots=4)
 
@@ -331,14 +321,12 @@ async def test_another_replica_continues_with_the_same_text(
             await fleet.submit(requests(tiny_pair, "late")[:1])
 
 
-async def test_a_request_goes_to_the_replica_with_its_beginning_and_past_a_full_queue(
-    tiny_pair: Pair,
-) -> None:
+async def test_a_request_goes_to_the_replica_with_its_beginning_and_past_a_full_queue(tiny_pair):
     fleet = here(tiny_pair, [FOUR, FOUR], slots=2, queue=1)
     refusals: list[str] = []
 
     async with fleet:
-        fleet.observer.refused = lambda: refusals.append("refused")  # type: ignore[method-assign]
+        fleet.observer.refused = lambda: refusals.append("refused")
         turn = tuple(range(5, 45))
         first = await fleet.submit([Request("first", turn, 1)])
         await text(first)
@@ -361,9 +349,7 @@ async def test_a_request_goes_to_the_replica_with_its_beginning_and_past_a_full_
         assert (fleet.running, fleet.cancelled, fleet.accepting) == (0, 6, True)
 
 
-async def test_a_deployment_that_one_replica_cannot_load_changes_none(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_deployment_that_one_replica_cannot_load_changes_none(tiny_pair, monkeypatch):
     fleet, loaded = here(tiny_pair, [FOUR, FOUR]), []
 
     async def beside(served: Served, deployment: Deployment) -> Served:
@@ -400,8 +386,8 @@ def trying(fleet: Fleet, pair: Pair) -> Canary:
 
 
 async def test_a_challenger_takes_turns_on_all_replicas_and_is_promoted_on_all(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tiny_pair, monkeypatch
+):
     monkeypatch.setattr(Served, "beside", loaded_here)
     monkeypatch.setattr(EngineReplica, "replaceable", True)
     async with here(tiny_pair, [FOUR, FOUR]) as fleet:
@@ -429,9 +415,7 @@ async def test_a_challenger_takes_turns_on_all_replicas_and_is_promoted_on_all(
         assert (fleet.switches, fleet.restarts) == (1, 0)
 
 
-async def test_no_client_waits_for_a_load_where_a_canary_is_decided_meanwhile(
-    tiny_pair: Pair,
-) -> None:
+async def test_no_client_waits_for_a_load_where_a_canary_is_decided_meanwhile(tiny_pair):
     async with here(tiny_pair) as fleet:
         canary, champion = trying(fleet, tiny_pair), fleet.replicas[0].served
         first, second = requests(tiny_pair, "meanwhile", 4)[:2]
@@ -444,7 +428,7 @@ async def test_no_client_waits_for_a_load_where_a_canary_is_decided_meanwhile(
         assert [fleet.replicas[0].served] == canary.sides["challenger"]
 
 
-async def test_what_is_served_already_is_not_loaded_again(tiny_pair: Pair, tmp_path: Path) -> None:
+async def test_what_is_served_already_is_not_loaded_again(tiny_pair, tmp_path):
     """A rollback still returns to what was served before it."""
     operation = Operation(None, tmp_path / "deployed")
     again = Deployment(
@@ -462,7 +446,7 @@ async def test_what_is_served_already_is_not_loaded_again(tiny_pair: Pair, tmp_p
         assert operation.last() == again
 
 
-async def test_a_rollback_ends_the_first_canary(tiny_pair: Pair) -> None:
+async def test_a_rollback_ends_the_first_canary(tiny_pair):
     async with here(tiny_pair, [FOUR, FOUR]) as fleet:
         canary, served = trying(fleet, tiny_pair), fleet.replicas[0].served
         assert (await fleet.roll_back()).configuration == FOUR
@@ -471,7 +455,7 @@ async def test_a_rollback_ends_the_first_canary(tiny_pair: Pair) -> None:
             await fleet.roll_back()
 
 
-async def test_a_rollback_waits_for_what_is_being_deployed(tiny_pair: Pair) -> None:
+async def test_a_rollback_waits_for_what_is_being_deployed(tiny_pair):
     """It returns to what was served before that."""
 
     async with here(tiny_pair) as fleet:
@@ -482,7 +466,7 @@ async def test_a_rollback_waits_for_what_is_being_deployed(tiny_pair: Pair) -> N
         assert await rolling == fleet.deployment
 
 
-async def test_a_deployment_that_fails_leaves_the_canary_running(tiny_pair: Pair) -> None:
+async def test_a_deployment_that_fails_leaves_the_canary_running(tiny_pair):
     wanted = Deployment(pair=tiny_pair.spec, configuration=AUTOREGRESSIVE)
 
     async with here(tiny_pair, [FOUR, FOUR]) as fleet:
@@ -494,9 +478,7 @@ async def test_a_deployment_that_fails_leaves_the_canary_running(tiny_pair: Pair
         assert fleet._trying is canary
 
 
-async def test_what_cannot_be_written_down_is_served_all_the_same(
-    tiny_pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_cannot_be_written_down_is_served_all_the_same(tiny_pair, tmp_path, caplog):
     (tmp_path / "file").touch()
 
     async with here(tiny_pair, [FOUR], Operation(None, tmp_path / "file" / "deployed")) as fleet:
@@ -512,9 +494,7 @@ def known(served: Served) -> list[int]:
     return list(served.state()["rounds"])
 
 
-async def test_replicas_share_what_they_learn(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_replicas_share_what_they_learn(tiny_pair, monkeypatch):
     bandit = BANDIT
     monkeypatch.setattr(fleet_module, "_SHARE", 0.01)
     fleet = here(tiny_pair, [bandit, bandit])
@@ -531,9 +511,7 @@ async def test_replicas_share_what_they_learn(
             assert sum(known(first)) > number * each
 
 
-async def test_replicas_come_under_load_and_go_when_idle(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_replicas_come_under_load_and_go_when_idle(tiny_pair, monkeypatch):
     def start(number: int, deployment: Deployment) -> Served:
         return Served(EngineLoop(Engine(tiny_pair, deployment.configuration, 2)), deployment)
 
@@ -554,7 +532,7 @@ async def test_replicas_come_under_load_and_go_when_idle(
         assert await text(await fleet.submit(requests(tiny_pair, "last", 4)[:1]))
 
 
-async def test_no_replica_is_stopped_beside_one_that_does_not_work(tiny_pair: Pair) -> None:
+async def test_no_replica_is_stopped_beside_one_that_does_not_work(tiny_pair):
     async with here(tiny_pair, [FOUR, FOUR, FOUR]) as fleet:
         fleet._scaling = Scaling(Replicas(1, 3, down=0.0))
         fleet.replicas[0].served.loop._fail("killed")
@@ -565,7 +543,7 @@ async def test_no_replica_is_stopped_beside_one_that_does_not_work(tiny_pair: Pa
         assert len(fleet.replicas) == 1
 
 
-def test_the_number_of_replicas_follows_the_load_in_its_limits() -> None:
+def test_the_number_of_replicas_follows_the_load_in_its_limits():
     scaling = Scaling(Replicas(1, 3, up=10, down=20))
     steps = [
         (0, 1, 9, 0),  # time, replicas, running requests, change
@@ -619,9 +597,7 @@ def deployed(spec: PairSpec, configuration: Configuration, **more: object) -> De
     return Deployment(pair=spec, configuration=configuration, weights=weights, **more)
 
 
-async def test_weights_that_were_trained_anew_are_loaded_under_the_same_names(
-    copied: PairSpec, overwritten: tuple[Fleet, Deployment]
-) -> None:
+async def test_weights_that_were_trained_anew_are_loaded_under_the_same_names(copied, overwritten):
     fleet, first = overwritten
     async with fleet:
         served = fleet.replicas[0].served
@@ -641,9 +617,7 @@ async def test_weights_that_were_trained_anew_are_loaded_under_the_same_names(
             await fleet.roll_back()  # what was there is overwritten
 
 
-async def test_a_rollback_to_weights_that_are_others_now_is_not_certified(
-    copied: PairSpec, overwritten: tuple[Fleet, Deployment]
-) -> None:
+async def test_a_rollback_to_weights_that_are_others_now_is_not_certified(copied, overwritten):
     fleet, first = overwritten
     async with fleet:
         await fleet.deploy(deployed(copied, LOOKUP))
@@ -659,8 +633,8 @@ async def test_a_rollback_to_weights_that_are_others_now_is_not_certified(
 
 
 async def test_an_engine_that_is_started_again_loads_the_weights_that_are_there(
-    copied: PairSpec, overwritten: tuple[Fleet, Deployment]
-) -> None:
+    copied, overwritten
+):
     fleet, _ = overwritten
     async with fleet:
         train_on(copied)
@@ -673,7 +647,7 @@ async def test_an_engine_that_is_started_again_loads_the_weights_that_are_there(
         assert (fleet.restarts, fleet.switches) == (1, 0)
 
 
-def test_a_prompts_log_probabilities_are_told_once(tiny_pair: Pair) -> None:
+def test_a_prompts_log_probabilities_are_told_once(tiny_pair):
     asked = {"logprobs": 1, "prompt_logprobs": True, "ignore_eos": True}
     request = Request("r", tuple(range(5, 40)), 24, **asked)
     [whole] = Engine(tiny_pair).generate([request])
@@ -691,7 +665,7 @@ def test_a_prompts_log_probabilities_are_told_once(tiny_pair: Pair) -> None:
     assert [entry.token for entry in finished.logprobs] == whole.tokens
 
 
-def test_what_failed_before_the_first_token_tells_them_later(tiny_pair: Pair) -> None:
+def test_what_failed_before_the_first_token_tells_them_later(tiny_pair):
     request = Request("r", (1, 2, 3), 2, logprobs=0, prompt_logprobs=True)
     [whole] = Engine(tiny_pair).generate([request])
     answer = _StreamedAnswer(request, 0)

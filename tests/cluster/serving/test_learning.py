@@ -1,10 +1,7 @@
 """A served bandit goes on learning, says what it knows of its arms, and is found again."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +10,11 @@ from cluster.serving import fleet
 from cluster.serving.deployment import learned_state
 from cluster.serving.http.service import Service
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec
+from specdec_core.config import Configuration
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.states import save_state
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from tests.cluster.serving.http.events import client_of
 from tests.configurations import CHAIN
 from tests.local_server import service_of
@@ -42,9 +38,7 @@ async def session(service: Service, completions: int) -> list[dict[str, Any]]:
     return found
 
 
-async def test_the_arms_are_shown_and_what_was_learned_is_kept(
-    tiny_pair: Pair, tmp_path: Path
-) -> None:
+async def test_the_arms_are_shown_and_what_was_learned_is_kept(tiny_pair, tmp_path):
     path = tmp_path / "bandits" / "state.json"
     service = service_of(Engine(tiny_pair, BANDIT, 2), learned=path)
     before, after = await session(service, 2)
@@ -61,9 +55,7 @@ async def test_the_arms_are_shown_and_what_was_learned_is_kept(
     assert sum(arm["rounds"] for arm in more["arms"]) > rounds[1]
 
 
-async def test_it_is_kept_now_and_then_also_after_a_failure(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_it_is_kept_now_and_then_also_after_a_failure(tiny_pair, tmp_path, monkeypatch):
     monkeypatch.setattr(fleet, "KEEP", 0.01)
     path = tmp_path / "state.json"
     service = service_of(Engine(tiny_pair, BANDIT), learned=path)
@@ -94,8 +86,8 @@ async def test_it_is_kept_now_and_then_also_after_a_failure(
     ],
 )
 async def test_nothing_is_kept_where_nothing_is_learned_across_requests(
-    tiny_pair: Pair, tiny_spec: PairSpec, tmp_path: Path, configuration: Configuration
-) -> None:
+    tiny_pair, tiny_spec, tmp_path, configuration
+):
     path = tmp_path / "state.json"
     service = service_of(Engine(tiny_pair, configuration), learned=path)
     (health,) = await session(service, 1)
@@ -104,9 +96,7 @@ async def test_nothing_is_kept_where_nothing_is_learned_across_requests(
     assert learned_state(tiny_spec, configuration) is None
 
 
-def test_each_configuration_is_kept_by_itself_in_the_workspace(
-    tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_configuration_is_kept_by_itself_in_the_workspace(tiny_spec, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     path = learned_state(tiny_spec, BANDIT)
     assert path.parent == tmp_path / "bandits"

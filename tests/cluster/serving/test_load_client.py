@@ -1,7 +1,5 @@
 """The load client sends what it is asked to, when it is asked to, and records every answer."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -28,7 +26,7 @@ def url(tiny_pair: Pair) -> Iterator[str]:
         yield url
 
 
-def test_every_answer_is_recorded_with_its_times_and_tokens(url: str, tiny_pair: Pair) -> None:
+def test_every_answer_is_recorded_with_its_times_and_tokens(url, tiny_pair):
     engine = Engine(tiny_pair)
     workload = [LoadRequest(prompt, TOKENS) for prompt in PROMPTS]
     workload[1] = LoadRequest(engine.encode(PROMPTS[1]), TOKENS)  # tokens are as good as text
@@ -46,7 +44,7 @@ def test_every_answer_is_recorded_with_its_times_and_tokens(url: str, tiny_pair:
     assert records[2].sent >= min(records[0].last, records[1].last)
 
 
-def test_what_fails_is_recorded(url: str) -> None:
+def test_what_fails_is_recorded(url):
     workload = [LoadRequest("x", 5), LoadRequest("x", 9999), LoadRequest("", 5)]
     good, long, empty = run_load(url, workload, 1)
     assert good.error is None
@@ -82,7 +80,7 @@ DONE = "data: [DONE]\n\n"
         ("data: {\n\n" + DONE, "JSONDecodeError: "),
     ],
 )
-def test_only_whole_answers_count(events: str, error: str | None) -> None:
+def test_only_whole_answers_count(events, error):
     async def answer(_: int) -> AsyncIterator[str]:
         yield events
 
@@ -92,7 +90,7 @@ def test_only_whole_answers_count(events: str, error: str | None) -> None:
     assert error or record.text == "a\x85\u2028\u2029b"
 
 
-def test_an_open_loop_waits_for_nobody() -> None:
+def test_an_open_loop_waits_for_nobody():
     """The server answers only once all requests have come."""
     come = 0
 
@@ -110,7 +108,7 @@ def test_an_open_loop_waits_for_nobody() -> None:
     assert all(r.sent >= at for r, at in zip(records, arrivals, strict=True))
 
 
-def test_a_closed_loop_never_has_more_requests_than_clients() -> None:
+def test_a_closed_loop_never_has_more_requests_than_clients():
     most = now = 0
 
     async def answer(_: int) -> AsyncIterator[str]:
@@ -129,7 +127,7 @@ def test_a_closed_loop_never_has_more_requests_than_clients() -> None:
     assert most == 3
 
 
-def test_an_open_loop_needs_arrival_times() -> None:
+def test_an_open_loop_needs_arrival_times():
     async def answer(_: int) -> AsyncIterator[str]:
         yield DONE
 

@@ -1,7 +1,5 @@
 """`/metrics` counts what the answers say, under vLLM's names."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.serving.metrics import Metrics
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec
 from specdec_core.engine import Chunk, Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import Pair, load_pair
@@ -72,7 +69,7 @@ def engine(tiny_pair: Pair) -> Engine:
     return Engine(tiny_pair, FOUR, slots=2)
 
 
-async def test_counts_are_those_of_the_answers(engine: Engine) -> None:
+async def test_counts_are_those_of_the_answers(engine):
     async with serving(engine) as server:
         asked = [server.complete(p, max_tokens=20, ignore_eos=True) for p in PROMPTS]
         answers = await asyncio.gather(*asked)
@@ -111,7 +108,7 @@ async def test_counts_are_those_of_the_answers(engine: Engine) -> None:
         assert value(found, "specdec:configuration_info", certified="false", **labels) == 1
 
 
-async def test_the_time_of_reading_prompts_is_counted(tiny_pair: Pair) -> None:
+async def test_the_time_of_reading_prompts_is_counted(tiny_pair):
     engine = Engine(tiny_pair, FOUR, limits=Limits(2, step_tokens=16))
 
     async with serving(engine) as server:
@@ -125,7 +122,7 @@ async def test_the_time_of_reading_prompts_is_counted(tiny_pair: Pair) -> None:
         assert sum(parts) <= value(found, "specdec:oracle_seconds_total")
 
 
-def test_an_oracle_drafts_up_to_the_last_accepted_candidate(engine: Engine) -> None:
+def test_an_oracle_drafts_up_to_the_last_accepted_candidate(engine):
     def chunk(drafted: int, accepted: int) -> Chunk:
         step = Round(0, drafted, accepted, accepted + 1, 4, 8.0, 2.0, 1.0, depth=drafted)
         return Chunk(str(drafted), "", [1], [TokenOrigin.BONUS], step)
@@ -144,9 +141,7 @@ def test_an_oracle_drafts_up_to_the_last_accepted_candidate(engine: Engine) -> N
         assert metrics._oracle - before == pytest.approx(seconds)
 
 
-def test_time_between_rounds_and_of_a_token_are_counted_as_vllm_does(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_between_rounds_and_of_a_token_are_counted_as_vllm_does(engine, monkeypatch):
     step = Round(0, 4, 1, 2, 4, 8.0, 2.0, 1.0, depth=4)
     now = 0.0
     monkeypatch.setattr("cluster.serving.metrics.perf_counter", lambda: now)
@@ -165,7 +160,7 @@ def test_time_between_rounds_and_of_a_token_are_counted_as_vllm_does(
     assert counted("request_time_per_output_token") == (1, 1.0 / 5)
 
 
-def test_the_first_tokens_time_is_not_that_of_a_round_before_it(tiny_pair: Pair) -> None:
+def test_the_first_tokens_time_is_not_that_of_a_round_before_it(tiny_pair):
     """Where the target begins the trees, a text's first round adds nothing to it."""
     configuration = BEGUN
     engine = Engine(tiny_pair, configuration)
@@ -181,7 +176,7 @@ def test_the_first_tokens_time_is_not_that_of_a_round_before_it(tiny_pair: Pair)
         assert value(found, "vllm:inter_token_latency_seconds_count") == 0
 
 
-async def test_running_waiting_refused_and_abandoned_requests_are_counted(engine: Engine) -> None:
+async def test_running_waiting_refused_and_abandoned_requests_are_counted(engine):
     async with serving(engine) as server:
 
         async def ask() -> int:
@@ -203,7 +198,7 @@ async def test_running_waiting_refused_and_abandoned_requests_are_counted(engine
         assert value(found, "vllm:request_success_total", finished_reason="abort") == 4
 
 
-async def test_what_the_engine_refuses_is_not_counted_as_abandoned(engine: Engine) -> None:
+async def test_what_the_engine_refuses_is_not_counted_as_abandoned(engine):
     # The good one is still at work when the bad one is refused.
     good, bad = Request("good", (5, 6), 200), Request("bad", (5, 6), 10_000)
 
@@ -216,7 +211,7 @@ async def test_what_the_engine_refuses_is_not_counted_as_abandoned(engine: Engin
             assert value(found, "vllm:request_success_total", finished_reason=reason) == 0
 
 
-async def test_a_bandits_rounds_are_counted_by_arm(tiny_pair: Pair) -> None:
+async def test_a_bandits_rounds_are_counted_by_arm(tiny_pair):
     configuration = BANDIT
 
     async with serving(Engine(tiny_pair, configuration)) as server:
@@ -230,9 +225,7 @@ async def test_a_bandits_rounds_are_counted_by_arm(tiny_pair: Pair) -> None:
         assert arms == answer["specdec"]["arms"]
 
 
-async def test_a_request_whose_logits_are_no_numbers_is_told_and_counted(
-    tiny_spec: PairSpec,
-) -> None:
+async def test_a_request_whose_logits_are_no_numbers_is_told_and_counted(tiny_spec):
     """The engine goes on with the others, and is not started again."""
     pair = load_pair(tiny_spec)
     poison(pair.target)

@@ -1,7 +1,5 @@
 """A request goes to the replica that holds its beginning, unless that is much busier."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from cluster.serving.prefixes import BLOCK, Choice, Prefixes
@@ -16,7 +14,7 @@ def sent(prefixes: Prefixes, tokens: list[int], load: dict[str, int] | None = No
     return choice
 
 
-def test_new_sequences_spread_over_the_replicas() -> None:
+def test_new_sequences_spread_over_the_replicas():
     prefixes = Prefixes(slots=4)
     chosen = [sent(prefixes, [number] * 3 * BLOCK) for number in range(6)]
     assert Counter(choice.replicas[0] for choice in chosen) == dict.fromkeys("abc", 2)
@@ -24,7 +22,7 @@ def test_new_sequences_spread_over_the_replicas() -> None:
     assert sent(prefixes, [7], {"a": 1, "b": 0, "c": 2}).replicas == ["b", "a", "c"]
 
 
-def test_the_longest_common_beginning_wins_until_its_replica_is_much_busier() -> None:
+def test_the_longest_common_beginning_wins_until_its_replica_is_much_busier():
     prefixes, sequence = Prefixes(slots=4), [*range(4 * BLOCK)]
     prefixes.sent("a", sequence[: 2 * BLOCK])
     prefixes.sent("b", sequence[: 3 * BLOCK])
@@ -33,14 +31,14 @@ def test_the_longest_common_beginning_wins_until_its_replica_is_much_busier() ->
     assert prefixes.choose(sequence, {**IDLE, "b": 3}) == (["c", "a", "b"], "busy")
 
 
-def test_less_than_a_block_or_another_beginning_is_no_prefix() -> None:
+def test_less_than_a_block_or_another_beginning_is_no_prefix():
     prefixes, sequence = Prefixes(slots=4), [*range(2 * BLOCK)]
     sent(prefixes, sequence)
     for other in (sequence[: BLOCK - 1], [99, *sequence], []):
         assert prefixes.choose(other, IDLE).reason == "load"
 
 
-def test_a_replica_forgets_sequences_as_its_slots_do_and_is_forgotten_itself() -> None:
+def test_a_replica_forgets_sequences_as_its_slots_do_and_is_forgotten_itself():
     prefixes = Prefixes(slots=2)
     first, second, third = ([number] * BLOCK for number in range(3))
     for sequence in (first, second, third):

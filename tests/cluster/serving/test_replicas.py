@@ -1,7 +1,5 @@
 """Two engines on devices that Ray finds answer as one server, also when one of them is killed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -79,7 +77,6 @@ def answer(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
                     told["tokens"] += part["logprobs"]["tokens"]
                     told["logprobs"] += part["logprobs"]["token_logprobs"]
                 told["finish"] = part["finish_reason"] or told.get("finish")
-    assert usage is not None
     del usage["prompt_tokens_details"]  # depends on the replica
     return [choices[index] | {"usage": usage} for index in sorted(choices)]
 

@@ -1,7 +1,5 @@
 """A server's process is ready when it answers, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -40,7 +38,7 @@ def server(script: str, *arguments: object) -> ServerProcess:
     return ServerProcess("a server", command, os.environ)
 
 
-def test_it_answers_and_stops_with_its_children(tmp_path: Path) -> None:
+def test_it_answers_and_stops_with_its_children(tmp_path):
     process = server(SERVER, tmp_path / "child")
     with running(process) as url:
         assert httpx.get(f"{url}/health").text == "ready"
@@ -58,7 +56,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_no_process_of_it_outlives_a_keeper_that_is_killed(tmp_path: Path) -> None:
+def test_no_process_of_it_outlives_a_keeper_that_is_killed(tmp_path):
     """As Ray kills the children of a replica that ends."""
     process = server(SERVER, tmp_path / "child")
     with running(process):
@@ -71,7 +69,7 @@ def test_no_process_of_it_outlives_a_keeper_that_is_killed(tmp_path: Path) -> No
             process.check()
 
 
-def test_it_ends_by_itself_where_signals_are_blocked(tmp_path: Path) -> None:
+def test_it_ends_by_itself_where_signals_are_blocked(tmp_path):
     """As below a local Ray, whose processes block what a supervisor sends to all of them."""
     stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
@@ -87,7 +85,7 @@ def test_it_ends_by_itself_where_signals_are_blocked(tmp_path: Path) -> None:
     assert (tmp_path / "child").read_text() == "interrupted"
 
 
-def test_one_that_is_not_ready_is_stopped_from_another_thread() -> None:
+def test_one_that_is_not_ready_is_stopped_from_another_thread():
     process = server("import time; time.sleep(1000)")
     with ThreadPoolExecutor(1) as pool:
         starting = pool.submit(process.start, 1)
@@ -97,7 +95,7 @@ def test_one_that_is_not_ready_is_stopped_from_another_thread() -> None:
             starting.result()
 
 
-def test_it_does_not_outlive_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_it_does_not_outlive_a_parent_that_is_killed(tmp_path):
     starting = (
         "import os, signal, sys\n"
         "from cluster.serving.server_process import ServerProcess, free_port\n"
@@ -129,14 +127,12 @@ def test_it_does_not_outlive_a_parent_that_is_killed(tmp_path: Path) -> None:
         ("", "ended: it said nothing"),
     ],
 )
-def test_one_that_ends_says_why_in_a_line(script: str, message: str) -> None:
+def test_one_that_ends_says_why_in_a_line(script, message):
     with pytest.raises(UserError, match=f"a server: its server {message}"):
         server(script).start(1)
 
 
-def test_cores_are_divided_between_the_engine_and_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cores_are_divided_between_the_engine_and_the_others(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 5})
     assert Cores.divide(1) == Cores((2,), (3, 5))
     assert Cores.divide(3) == Cores((2, 3, 5), (2, 3, 5))
@@ -147,7 +143,7 @@ def test_cores_are_divided_between_the_engine_and_the_others(
     assert Cores.divide(4) == Cores()
 
 
-def test_a_block_runs_on_its_cores_only() -> None:
+def test_a_block_runs_on_its_cores_only():
     before = os.sched_getaffinity(0)
     with on_cores([min(before)]):
         assert os.sched_getaffinity(0) == {min(before)}

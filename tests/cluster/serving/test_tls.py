@@ -1,7 +1,5 @@
 """Certificates and keys are checked before a server starts, and its own clients trust its one."""
 
-from __future__ import annotations
-
 import ssl
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -50,7 +48,7 @@ def certificate(folder: Path, password: bytes | None = None, authority: Tls | No
     return Tls(folder / "cert.pem", folder / "key.pem")
 
 
-def test_what_cannot_be_used_is_said_by_its_option(tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_said_by_its_option(tmp_path):
     good, other = certificate(tmp_path / "a"), certificate(tmp_path / "b")
     assert read_tls(None, None) is None
     assert read_tls(*good) == good
@@ -67,7 +65,7 @@ def test_what_cannot_be_used_is_said_by_its_option(tmp_path: Path) -> None:
             read_tls(*pair)
 
 
-def test_a_servers_own_clients_trust_its_certificate_and_no_other(tmp_path: Path) -> None:
+def test_a_servers_own_clients_trust_its_certificate_and_no_other(tmp_path):
     good, other = certificate(tmp_path / "a"), certificate(tmp_path / "b")
     for known, accepted in ((good, True), (other, False)):
         context = trusting(known.certificate)
@@ -78,9 +76,7 @@ def test_a_servers_own_clients_trust_its_certificate_and_no_other(tmp_path: Path
     assert trusting(None) is True
 
 
-def test_a_chain_trusts_the_server_and_nothing_else_that_its_authority_vouches_for(
-    tmp_path: Path,
-) -> None:
+def test_a_chain_trusts_the_server_and_nothing_else_that_its_authority_vouches_for(tmp_path):
     authority = certificate(tmp_path / "authority")
     ours, theirs = (certificate(tmp_path / n, authority=authority) for n in ("ours", "theirs"))
     context = trusting(ours.certificate)

@@ -1,7 +1,5 @@
 """Nothing that serves waits for ever."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +34,7 @@ def waits(file: Path) -> Iterator[str]:
                 yield ast.unparse(node.func)
 
 
-def test_every_wait_has_an_end() -> None:
+def test_every_wait_has_an_end():
     files = (ROOT / "cluster" / "serving").rglob("*.py")
     found = {(file.name, wait) for file in files for wait in waits(file)}
     assert found == set(BOUNDED)

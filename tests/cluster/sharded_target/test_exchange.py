@@ -1,7 +1,5 @@
 """Three ranks exchange tensors of any size, whatever else connects to their ports."""
 
-from __future__ import annotations
-
 import socket
 import time
 from pathlib import Path
@@ -61,7 +59,5 @@ def rank_of_three(rank: int, folder: str) -> None:
     exchange.sum(torch.zeros(1))  # all have read what was sent
 
 
-def test_all_have_the_sum_and_the_vote_the_first_the_pieces_the_next_what_was_sent(
-    tmp_path: Path,
-) -> None:
+def test_all_have_the_sum_and_the_vote_the_first_the_pieces_the_next_what_was_sent(tmp_path):
     mp.start_processes(rank_of_three, (str(tmp_path),), RANKS, start_method="fork")

@@ -1,7 +1,5 @@
 """The parts of a model of any family compute together what the whole computes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -85,7 +83,7 @@ def part(rank: int, folder: str, split: str, pack: bool) -> None:
 
 
 @pytest.mark.parametrize(("family", "split"), CASES)
-def test_two_parts_compute_what_the_whole_computes(family: str, split: str, tmp_path: Path) -> None:
+def test_two_parts_compute_what_the_whole_computes(family, split, tmp_path):
     torch.manual_seed(0)
     whole = AutoModelForCausalLM.from_config(FAMILIES[family]).float().eval()
     whole.save_pretrained(tmp_path)
@@ -96,9 +94,7 @@ def test_two_parts_compute_what_the_whole_computes(family: str, split: str, tmp_
 
 
 @pytest.mark.parametrize("split", ["heads", "layers"])
-def test_weights_that_do_not_fit_are_refused_as_for_a_whole_model(
-    split: str, tmp_path: Path
-) -> None:
+def test_weights_that_do_not_fit_are_refused_as_for_a_whole_model(split, tmp_path):
     """Tensors of a layer of one rank are missing, others are of a layer of no rank."""
     AutoModelForCausalLM.from_config(FAMILIES["llama"]).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -109,7 +105,7 @@ def test_weights_that_do_not_fit_are_refused_as_for_a_whole_model(
         mp.start_processes(part, (str(tmp_path), split, False), 2, start_method="fork")
 
 
-def test_a_split_that_the_model_does_not_allow_names_what_it_does() -> None:
+def test_a_split_that_the_model_does_not_allow_names_what_it_does():
     llama = LlamaConfig(
         hidden_size=96, num_attention_heads=12, num_key_value_heads=4, num_hidden_layers=2
     )
@@ -127,7 +123,7 @@ def test_a_split_that_the_model_does_not_allow_names_what_it_does() -> None:
 
 
 @pytest.mark.parametrize(("layers", "parts"), [(3, 2), (7, 3), (32, 15), (4, 4)])
-def test_every_layer_is_on_one_rank(layers: int, parts: int) -> None:
+def test_every_layer_is_on_one_rank(layers, parts):
     split = [layers_of(layers, rank, parts) for rank in range(parts)]
     assert [layer for own in split for layer in own] == list(range(layers))
     assert max(map(len, split)) - min(map(len, split)) <= 1

@@ -1,7 +1,5 @@
 """A target whose weights are spread over actors decodes as one in this process does."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator
@@ -88,7 +86,7 @@ def both(
         yield Both(split, sharded, load_pair(spec))
 
 
-def test_logits_are_those_of_the_whole_model(both: Both) -> None:
+def test_logits_are_those_of_the_whole_model(both):
     """Of ragged rows, of a tree, and of what is kept of it."""
     runners = [pair.open_runner(None, 2) for pair in (both.sharded, both.whole)]
     logits: list[list[torch.Tensor]] = []
@@ -120,7 +118,7 @@ def assert_as_the_whole(
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_each_rank_has_only_its_part(both: Both) -> None:
+def test_each_rank_has_only_its_part(both):
     model = both.whole.target
     whole = sum(p.numel() for p in model.parameters())
     has = [fact.parameters for fact in both.sharded.group.facts]
@@ -134,7 +132,7 @@ def test_each_rank_has_only_its_part(both: Both) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_it_decodes_as_the_whole_model(both: Both, name: str) -> None:
+def test_it_decodes_as_the_whole_model(both, name):
     results = []
     for pair in (both.sharded, both.whole):
         generations = Engine(pair, CONFIGURATIONS[name], slots=2).generate(REQUESTS)
@@ -142,7 +140,7 @@ def test_it_decodes_as_the_whole_model(both: Both, name: str) -> None:
     assert results[0] == results[1]
 
 
-def test_a_draft_beside_it_changes_no_token(both: Both) -> None:
+def test_a_draft_beside_it_changes_no_token(both):
     """The draft runs as it would on a device of its own, in a thread."""
     coupled = Sampling(temperature=1.0, coupling="gumbel")
     sampling = Sampling() if both.split == "heads" else coupled
@@ -164,7 +162,7 @@ def test_a_draft_beside_it_changes_no_token(both: Both) -> None:
         draft.join()
 
 
-def test_what_all_shards_refuse_is_refused(both: Both) -> None:
+def test_what_all_shards_refuse_is_refused(both):
     """As this process would, and the runner goes on as if it had not been asked."""
     runner = both.sharded.open_runner(None, 1)
     runner.prefill([0], [PROMPTS[0]])
@@ -176,7 +174,7 @@ def test_what_all_shards_refuse_is_refused(both: Both) -> None:
 
 
 @pytest.mark.parametrize("both", ["heads"], indirect=True)
-def test_a_killed_shard_costs_no_token_and_changes_none(both: Both) -> None:
+def test_a_killed_shard_costs_no_token_and_changes_none(both):
     """The engine resumes its requests. Another runner over the same shards starts with empty
     rows."""
     other = both.sharded.open_runner(None, 1)
@@ -207,9 +205,7 @@ def test_a_killed_shard_costs_no_token_and_changes_none(both: Both) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("both", ["heads"], indirect=True)
-def test_a_group_that_did_not_start_again_is_lost_and_may_start_later(
-    both: Both, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_that_did_not_start_again_is_lost_and_may_start_later(both, monkeypatch):
     """Whoever asks it meanwhile does not wait for shards that are not there."""
     group = both.sharded.group
     with monkeypatch.context() as patched:
@@ -223,7 +219,7 @@ def test_a_group_that_did_not_start_again_is_lost_and_may_start_later(
 
 
 @pytest.mark.parametrize("both", ["layers"], indirect=True)
-def test_a_shard_that_fails_alone_is_heard(both: Both) -> None:
+def test_a_shard_that_fails_alone_is_heard(both):
     """One that answers nothing else, while the other waits for what it will never send."""
     pid = both.sharded.group.facts[0].pid
     room = psutil.Process(pid).memory_info().vms + (64 << 20)
@@ -234,9 +230,7 @@ def test_a_shard_that_fails_alone_is_heard(both: Both) -> None:
 
 
 @pytest.mark.parametrize("both", ["heads"], indirect=True)
-def test_logits_are_fetched_where_they_are_looked_at_and_come_along_from_then_on(
-    both: Both, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_are_fetched_where_they_are_looked_at_and_come_along_from_then_on(both, monkeypatch):
     fetched = []
     fetch = ShardedRunner._fetch_logits
     monkeypatch.setattr(

@@ -1,7 +1,5 @@
 """A recording of conversations is what a sweep of them replays, and of no other rendering."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -74,9 +72,7 @@ def sweep_of(spec: PairSpec, prompts: Path, limit: int | None = None, **more: st
     ).resolve()
 
 
-def test_every_turn_is_recorded_as_every_job_asks_it(
-    recorded: tuple[Path, Recording], chat_spec: PairSpec, prompts: Path
-) -> None:
+def test_every_turn_is_recorded_as_every_job_asks_it(recorded, chat_spec, prompts):
     found, pair = recorded[1].prompts, load_pair(chat_spec)
     asked = requests_of(load_prompts(str(prompts), None, pair.tokenizer), pair, TOKENS)
     assert found.numbers == list(range(TURNS))
@@ -88,9 +84,7 @@ def test_every_turn_is_recorded_as_every_job_asks_it(
 
 
 @pytest.mark.long
-def test_a_finished_recording_is_found_and_a_lost_shard_recorded_again(
-    plan: RecordingPlan, recorded: tuple[Path, Recording]
-) -> None:
+def test_a_finished_recording_is_found_and_a_lost_shard_recorded_again(plan, recorded):
     home, recording = recorded
     heard = Heard()
     assert run_recording(plan, home, observer=heard).folder == recording.folder
@@ -103,9 +97,7 @@ def test_a_finished_recording_is_found_and_a_lost_shard_recorded_again(
 
 
 @pytest.mark.long
-def test_a_sweep_replays_the_turns_and_finds_their_counts_live(
-    recorded: tuple[Path, Recording], chat_spec: PairSpec, prompts: Path, plan: RecordingPlan
-) -> None:
+def test_a_sweep_replays_the_turns_and_finds_their_counts_live(recorded, chat_spec, prompts, plan):
     home = recorded[0]
     fewer = plan.model_copy(update={"prompts": plan.prompts.model_copy(update={"limit": 9})})
     run_recording(fewer, home)
@@ -114,9 +106,7 @@ def test_a_sweep_replays_the_turns_and_finds_their_counts_live(
     assert result.autoregressive.tokens == [len(output) for output in recorded[1].prompts.outputs]
 
 
-def test_another_rendering_is_another_set(
-    recorded: tuple[Path, Recording], chat_spec: PairSpec, prompts: Path, tmp_path: Path
-) -> None:
+def test_another_rendering_is_another_set(recorded, chat_spec, prompts, tmp_path):
     template = tmp_path / "own.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     plan = sweep_of(chat_spec, prompts, chat_template=str(template))

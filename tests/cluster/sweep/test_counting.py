@@ -1,7 +1,5 @@
 """Tune counts every configuration once, in as many processes as there is room for."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -26,7 +24,6 @@ from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import Plan
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.search.round_tables import RoundTable
-from tests.full_disk import SmallDisk
 
 PLAN = Plan.model_validate(
     {
@@ -116,7 +113,7 @@ def count(folder: Path, tell: SweepObserver, trial: type[IdleTrial] = IdleTrial)
 
 
 @pytest.mark.long
-def test_every_process_counts(ray_running: None, tmp_path: Path) -> None:
+def test_every_process_counts(ray_running, tmp_path):
     register_pickle_by_value(sys.modules[__name__])  # else processes import what this file does
     result = count(tmp_path, SweepObserver(), PidTrial)
     assert len({trial.id for trial in result.trials}) == len(result.trials) == COUNT
@@ -125,9 +122,7 @@ def test_every_process_counts(ray_running: None, tmp_path: Path) -> None:
     assert pd.concat(found)["pid"].nunique() == ray.cluster_resources()["CPU"]
 
 
-def test_a_configuration_that_ends_its_process_takes_no_other_with_it(
-    ray_running: None, tmp_path: Path
-) -> None:
+def test_a_configuration_that_ends_its_process_takes_no_other_with_it(ray_running, tmp_path):
     register_pickle_by_value(sys.modules[__name__])  # else processes import what this file does
     warned: list[str] = []
 
@@ -143,9 +138,7 @@ def test_a_configuration_that_ends_its_process_takes_no_other_with_it(
 
 
 @pytest.mark.long
-def test_a_full_disk_ends_counting_in_one_line_and_with_room_it_goes_on(
-    ray_running: None, small_disk: SmallDisk
-) -> None:
+def test_a_full_disk_ends_counting_in_one_line_and_with_room_it_goes_on(ray_running, small_disk):
     class Filler(SweepObserver):
         def __init__(self, after: int) -> None:
             self.after, self.finished = after, 0

@@ -1,7 +1,5 @@
 """The race of a sweep's finalists: who goes on, when it ends, who wins."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -77,7 +75,7 @@ class Raced:
         self.decoded = self.timer.decoded
 
 
-def test_the_fastest_is_champion_and_only_those_in_question_are_decoded_again() -> None:
+def test_the_fastest_is_champion_and_only_those_in_question_are_decoded_again():
     means = {AUTOREGRESSIVE: 1.0, FIXED: 0.5, CONFIDENT: 0.505, LOOKUP: 0.8}
     raced = Raced(means, further=40)
     summary, decoded = raced.summary, raced.decoded
@@ -92,7 +90,7 @@ def test_the_fastest_is_champion_and_only_those_in_question_are_decoded_again() 
     assert summary.prompts == 52
 
 
-def test_a_race_ends_when_the_choice_is_good_enough_or_the_time_is_used() -> None:
+def test_a_race_ends_when_the_choice_is_good_enough_or_the_time_is_used():
     clear = {AUTOREGRESSIVE: 1.0, FIXED: 0.5}
     assert Raced(clear, further=40).summary.laps < 20
     close = {AUTOREGRESSIVE: 1.0, FIXED: 0.5, CONFIDENT: 0.5}
@@ -101,7 +99,7 @@ def test_a_race_ends_when_the_choice_is_good_enough_or_the_time_is_used() -> Non
     assert Raced(close, repeats=9, within=0.5).summary.laps < 40
 
 
-def test_who_seems_faster_after_the_first_times_is_timed_against_the_champion() -> None:
+def test_who_seems_faster_after_the_first_times_is_timed_against_the_champion():
     means = {AUTOREGRESSIVE: 1.0, FIXED: 0.7, LOOKUP: 0.8, CONFIDENT: 0.6, SUFFIX: 0.9}
     raced = Raced(means, late=(CONFIDENT, SUFFIX))
     assert raced.summary.champion == CONFIDENT.id
@@ -111,9 +109,7 @@ def test_who_seems_faster_after_the_first_times_is_timed_against_the_champion() 
     assert raced.decoded[SUFFIX.id, 0] == 0
 
 
-def test_a_machine_that_got_slower_makes_no_latecomer_look_slower(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_machine_that_got_slower_makes_no_latecomer_look_slower(monkeypatch):
     monkeypatch.setattr(NoisyTimer, "drift", 1.5)
     means = {AUTOREGRESSIVE: 1.0, FIXED: 0.7, LOOKUP: 0.8, CONFIDENT: 0.6}
     raced = Raced(means, late=(CONFIDENT,))
@@ -129,12 +125,12 @@ def test_a_machine_that_got_slower_makes_no_latecomer_look_slower(
 
 
 @pytest.mark.parametrize("settings", [{"challengers": 0}, {"seconds": 0}])
-def test_nobody_comes_in_without_a_place_or_time(settings: dict[str, int]) -> None:
+def test_nobody_comes_in_without_a_place_or_time(settings):
     means = {AUTOREGRESSIVE: 1.0, FIXED: 0.7, CONFIDENT: 0.6}
     assert Raced(means, late=(CONFIDENT,), **settings).summary.champion == FIXED.id
 
 
-def test_nobody_comes_in_whose_pass_would_take_longer_than_is_left() -> None:
+def test_nobody_comes_in_whose_pass_would_take_longer_than_is_left():
     means = {AUTOREGRESSIVE: 1.0, FIXED: 0.7, LOOKUP: 0.7, CONFIDENT: 0.6}
     raced = Raced(means, late=(CONFIDENT,))
     first = 12 * (1.0 + 0.7 + 0.7)
@@ -144,12 +140,12 @@ def test_nobody_comes_in_whose_pass_would_take_longer_than_is_left() -> None:
     assert raced.summary.laps > 12  # those in question go on
 
 
-def test_drafters_forget_before_every_pass() -> None:
+def test_drafters_forget_before_every_pass():
     close = {AUTOREGRESSIVE: 1.0, FIXED: 0.5, CONFIDENT: 0.5}
     assert Raced(close, further=3, repeats=2).timer.passes == 4
 
 
-def test_autoregressive_decoding_is_champion_where_nothing_is_faster() -> None:
+def test_autoregressive_decoding_is_champion_where_nothing_is_faster():
     summary = Raced({AUTOREGRESSIVE: 1.0, FIXED: 1.5}).summary
     assert summary.champion == AUTOREGRESSIVE.id
     assert summary.at_most == 0

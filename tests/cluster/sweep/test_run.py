@@ -1,7 +1,5 @@
 """A sweep's counts are the engine's, its outputs the target's, its choices fair."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -20,7 +18,6 @@ from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from specdec_core.search.folder import SweepFolder, find_trial
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import Plan, ResolvedPlan
@@ -94,9 +91,7 @@ def swept(tiny_spec: PairSpec, prompts: Path, tmp_path_factory: pytest.TempPathF
     return *run_sweep(plan_for(tiny_spec, prompts), home, observers=[heard]), heard
 
 
-def test_counts_are_those_of_the_engine_and_rounds_those_that_they_sum(
-    swept: Swept, tiny_pair: Pair
-) -> None:
+def test_counts_are_those_of_the_engine_and_rounds_those_that_they_sum(swept, tiny_pair):
     result, folder, heard = swept
     assert len(result.trials) == 5  # four drafters and autoregressive decoding
     [said] = (line for line in heard.warnings if "nothing is replayed" in line)
@@ -115,7 +110,7 @@ def test_counts_are_those_of_the_engine_and_rounds_those_that_they_sum(
         assert own["draft_forwards"].sum() == trial.counts["n_draft"]
 
 
-def test_finalists_write_what_the_target_writes_alone(swept: Swept) -> None:
+def test_finalists_write_what_the_target_writes_alone(swept):
     result = swept[0]
     families = {result.trial(t.config_id).configuration.family for t in result.timings}
     assert families == {"fixed", "confidence", "prompt_lookup"}
@@ -125,7 +120,7 @@ def test_finalists_write_what_the_target_writes_alone(swept: Swept) -> None:
         assert timing.low <= timing.speedup <= timing.high
 
 
-def test_nothing_verifies_less_than_the_oracle(swept: Swept) -> None:
+def test_nothing_verifies_less_than_the_oracle(swept):
     result = swept[0]
     (oracle,) = result.oracles
     for trial in result.trials:
@@ -136,9 +131,7 @@ def test_nothing_verifies_less_than_the_oracle(swept: Swept) -> None:
             assert counts["n_target"] >= bound - 1e-9
 
 
-def test_the_result_is_saved_and_read_again_without_running_anything(
-    swept: Swept, tiny_spec: PairSpec, prompts: Path
-) -> None:
+def test_the_result_is_saved_and_read_again_without_running_anything(swept, tiny_spec, prompts):
     result, folder, heard = swept
     assert SweepResult.load(folder.path) == result
     assert sorted(heard.finished) == sorted(t.id for t in result.trials)
@@ -147,9 +140,7 @@ def test_the_result_is_saved_and_read_again_without_running_anything(
     assert find_trial(folder.path.parent, result.trials[0].id[:6])[1] == result.trials[0]
 
 
-def test_a_result_of_other_weights_is_not_delivered(
-    swept: Swept, tiny_spec: PairSpec, prompts: Path, tmp_path: Path
-) -> None:
+def test_a_result_of_other_weights_is_not_delivered(swept, tiny_spec, prompts, tmp_path):
     _, folder, _ = swept
     copy = SweepFolder(tmp_path / "sweeps" / folder.name)
     shutil.copytree(folder.path, copy.path)
@@ -163,8 +154,8 @@ def test_a_result_of_other_weights_is_not_delivered(
 
 @pytest.mark.long
 def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
-    tiny_pair: Pair, prompts: Path, tmp_path: Path
-) -> None:
+    tiny_pair, prompts, tmp_path
+):
     record_prompts(tiny_pair, prompts, tmp_path / "traces" / "mine", 16)
     plan = plan_for(
         tiny_pair.spec,
@@ -198,9 +189,7 @@ def test_finalists_answer_a_workload_and_what_was_timed_is_not_timed_again(
 
 
 @pytest.mark.long
-def test_what_was_decoded_to_be_counted_competes_for_each_load(
-    tiny_pair: Pair, prompts: Path, tmp_path: Path
-) -> None:
+def test_what_was_decoded_to_be_counted_competes_for_each_load(tiny_pair, prompts, tmp_path):
     record_prompts(tiny_pair, prompts, tmp_path / "traces" / "mine", 16)
     one = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 1}}
     by_load = {"kind": "schedule", "ranges": {1: {**TREE, "keep": 8}, 2: one}}
@@ -224,8 +213,8 @@ def test_what_was_decoded_to_be_counted_competes_for_each_load(
 
 @pytest.mark.long
 def test_optuna_proposes_and_asha_stops_and_a_resumed_study_is_not_repeated(
-    tiny_spec: PairSpec, prompts: Path, tmp_path: Path
-) -> None:
+    tiny_spec, prompts, tmp_path
+):
     policy = {"kind": "fixed", "max_tokens": {"randint": [1, 30]}}
     search = [{"drafter": {"kind": "draft_model", "policy": policy}}]
     plan = plan_for(
@@ -254,9 +243,7 @@ def test_optuna_proposes_and_asha_stops_and_a_resumed_study_is_not_repeated(
 
 
 @pytest.mark.long
-def test_a_prompt_that_does_not_fit_is_named_before_anything_is_written(
-    tiny_spec: PairSpec, tmp_path: Path
-) -> None:
+def test_a_prompt_that_does_not_fit_is_named_before_anything_is_written(tiny_spec, tmp_path):
     prompts = prompts_file(tmp_path, ["x = 1\n" * 500], "long")
     with pytest.raises(UserError, match=r"prompt long/0: .*more than the 256 that the pair"):
         run_sweep(plan_for(tiny_spec, prompts), tmp_path)
@@ -282,7 +269,7 @@ CONFIDENT = Configuration(drafter=DraftModelSettings(policy=ConfidenceSettings()
 LOSSY = Configuration(drafter=TargetTreeSettings(branching=(2, 4)))
 
 
-def test_the_best_of_each_family_is_a_finalist_before_the_next_best_of_any() -> None:
+def test_the_best_of_each_family_is_a_finalist_before_the_next_best_of_any():
     trials = [trial(c, 2 + i / 10) for i, c in enumerate(FIXED)]
     trials += [trial(CONFIDENT, 1.5), trial(LOOKUP, 1.2), trial(AUTOREGRESSIVE, 9.0)]
     chosen = [t.configuration for t in choose_finalists(trials, 4)]
@@ -298,12 +285,12 @@ def test_the_best_of_each_family_is_a_finalist_before_the_next_best_of_any() -> 
     ],
     ids=["asynchronous", "stopped early", "lossy"],
 )
-def test_what_is_no_finalist_takes_no_place(other: Trial) -> None:
+def test_what_is_no_finalist_takes_no_place(other):
     trials = [other, trial(FIXED[1], 1.5), trial(FIXED[2], 1.0)]
     assert [t.configuration for t in choose_finalists(trials, 2)] == [FIXED[1], FIXED[2]]
 
 
-def test_who_may_be_faster_than_all_timed_within_the_error_of_estimates_is_a_challenger() -> None:
+def test_who_may_be_faster_than_all_timed_within_the_error_of_estimates_is_a_challenger():
     expected = {AUTOREGRESSIVE: 1.0, FIXED[0]: 0.6, FIXED[1]: 0.5, FIXED[2]: 0.51, FIXED[3]: 0.56,
                 FIXED[4]: 0.4, LOSSY: 0.3}  # fmt: skip
     trials = [trial(c, 1 / seconds, seconds=seconds) for c, seconds in expected.items()]
@@ -315,7 +302,7 @@ def test_who_may_be_faster_than_all_timed_within_the_error_of_estimates_is_a_cha
     assert choose_challengers(trials, noisy, ["target_tree"])[0] == LOSSY
 
 
-def test_a_lossy_method_that_is_allowed_by_name_may_be_a_finalist() -> None:
+def test_a_lossy_method_that_is_allowed_by_name_may_be_a_finalist():
     allowed = choose_finalists([trial(LOSSY, 3.0), trial(FIXED[1], 1.5)], 4, ["target_tree"])
     assert [t.configuration for t in allowed] == [LOSSY, FIXED[1]]
 
@@ -329,7 +316,7 @@ def begun(root: Path, name: str, digest: str) -> SweepFolder:
     return folder
 
 
-def test_an_unfinished_sweep_goes_on_and_a_finished_one_is_left_alone(tmp_path: Path) -> None:
+def test_an_unfinished_sweep_goes_on_and_a_finished_one_is_left_alone(tmp_path):
     assert SweepFolder.claim(tmp_path, "s", "d").name == "s"
     folder = begun(tmp_path, "s", "d")
     assert SweepFolder.claim(tmp_path, "s", "d") == folder
@@ -340,19 +327,19 @@ def test_an_unfinished_sweep_goes_on_and_a_finished_one_is_left_alone(tmp_path: 
     assert SweepFolder.claim(tmp_path, "s", "d").name == "s-2"
 
 
-def test_an_unfinished_sweep_of_that_name_with_other_settings_is_refused(tmp_path: Path) -> None:
+def test_an_unfinished_sweep_of_that_name_with_other_settings_is_refused(tmp_path):
     begun(tmp_path, "mine", "d")
     with pytest.raises(UserError, match="--fresh"):
         SweepFolder.claim(tmp_path, "mine", "other")
 
 
-def test_a_name_cannot_lead_out_of_the_workspace(tmp_path: Path) -> None:
+def test_a_name_cannot_lead_out_of_the_workspace(tmp_path):
     for name in ("../elsewhere", "a/b", ".."):
         with pytest.raises(UserError, match="expected a folder's name"):
             SweepFolder.claim(tmp_path, name, "d")
 
 
-def test_a_second_driver_is_kept_out_of_a_running_sweep(tmp_path: Path) -> None:
+def test_a_second_driver_is_kept_out_of_a_running_sweep(tmp_path):
     folder = begun(tmp_path, "s", "d")
     running = pytest.raises(UserError, match="running in another process")
     with folder.lock(), running, folder.lock():

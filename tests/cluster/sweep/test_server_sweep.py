@@ -1,8 +1,6 @@
 """A sweep of a server ranks by a recording of these weights, races, and writes what starts the
 champion. The server's modes run in this process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +99,8 @@ def in_process(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("in_process")
 def test_a_sweep_of_these_weights_is_ranked_raced_and_written_once(
-    plan: ResolvedPlan, times: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    plan, times, tmp_path, monkeypatch
+):
     home = tmp_path / "home"
 
     def sweep(fresh: bool = False) -> ServerSweep:
@@ -136,13 +134,10 @@ def test_a_sweep_of_these_weights_is_ranked_raced_and_written_once(
     assert [each.name for each in (home / "sweeps").iterdir()] == ["mine"]
 
 
-def test_what_cannot_be_swept_is_refused_before_anything_starts(
-    plan: ResolvedPlan, tmp_path: Path
-) -> None:
+def test_what_cannot_be_swept_is_refused_before_anything_starts(plan, tmp_path):
     home = tmp_path / "home"
     with pytest.raises(UserError, match="missing"):
         run_server_sweep(plan, OwnServer(), home, "", times=tmp_path / "missing.json")
-    assert plan.workload is not None
     workload = plan.workload.model_validate({"clients": [2], "slo": {"ttft": 1}})
     with pytest.raises(UserError, match="compared by their tokens a second"):
         run_server_sweep(plan.model_copy(update={"workload": workload}), OwnServer(), home, "")

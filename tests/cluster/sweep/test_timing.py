@@ -1,7 +1,5 @@
 """What is timed has its node to itself."""
 
-from __future__ import annotations
-
 import pytest
 import ray
 
@@ -38,7 +36,7 @@ def starts(seconds: float) -> bool:
     return bool(ready)
 
 
-def test_nobody_gets_a_core_of_the_node_meanwhile(bench: Remote) -> None:
+def test_nobody_gets_a_core_of_the_node_meanwhile(bench):
     heard = Heard()
     with alone(bench, 0, heard):
         assert not starts(1)
@@ -46,12 +44,12 @@ def test_nobody_gets_a_core_of_the_node_meanwhile(bench: Remote) -> None:
     assert (heard.stages, heard.warnings) == ([], [])
 
 
-def test_every_core_of_a_placements_nodes_is_reserved_that_it_does_not_hold() -> None:
+def test_every_core_of_a_placements_nodes_is_reserved_that_it_does_not_hold():
     nodes = [{"NodeID": name, "Resources": {"CPU": 4.0}} for name in "abcd"]
     assert left_cores(nodes, {"a": 0, "b": 1, "c": 4}) == {"a": 4, "b": 3}
 
 
-def test_what_the_caller_holds_of_the_node_is_not_waited_for(bench: Remote) -> None:
+def test_what_the_caller_holds_of_the_node_is_not_waited_for(bench):
     placed = place(Placement.model_validate({"draft": {"devices": 0}}))
     heard = Heard()
     try:
@@ -62,9 +60,7 @@ def test_what_the_caller_holds_of_the_node_is_not_waited_for(bench: Remote) -> N
     assert (heard.stages, heard.warnings) == ([], [])
 
 
-def test_others_on_the_node_are_waited_for_and_named_when_they_stay(
-    bench: Remote, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_on_the_node_are_waited_for_and_named_when_they_stay(bench, monkeypatch):
     monkeypatch.setattr(module, "ALONE_SECONDS", 0.5)
     monkeypatch.setattr(module, "AT_ONCE", 0.5)
     other = Other.remote()
@@ -77,16 +73,14 @@ def test_others_on_the_node_are_waited_for_and_named_when_they_stay(
     assert "beside other work" in heard.warnings[0]
 
 
-def test_a_policy_that_asks_what_the_target_costs_is_profiled_at_that_cost(
-    bench: Remote,
-) -> None:
+def test_a_policy_that_asks_what_the_target_costs_is_profiled_at_that_cost(bench):
     asking = Configuration(drafter=DraftModelSettings(policy=PreCutSettings()))
     assert asking.unpriced
     profile = bench.profile([asking], widths=(1, 2), contexts=(8,), batches=(1,), repeats=1)
     assert profile.policies.keys() == {"draft pre_cut"}
 
 
-def test_a_bench_whose_process_is_gone_is_known_to_be_lost(bench: Remote) -> None:
+def test_a_bench_whose_process_is_gone_is_known_to_be_lost(bench):
     assert not bench.lost
     bench.kill()
     wait_until(lambda: bench.lost, 30)

@@ -1,7 +1,5 @@
 """A table on a narrow console keeps its names and whole numbers."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 from rich.console import Console
@@ -28,7 +26,7 @@ def printed(width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [160, 80, 72, 60, 50])
-def test_names_and_numbers_are_whole_at_any_width(width: int) -> None:
+def test_names_and_numbers_are_whole_at_any_width(width):
     text = printed(width)
     assert "…" not in text
     assert "autoregressive" in text
@@ -36,7 +34,7 @@ def test_names_and_numbers_are_whole_at_any_width(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
 
 
-def test_intervals_and_then_columns_are_left_to_the_report() -> None:
+def test_intervals_and_then_columns_are_left_to_the_report():
     assert "(1.67–2.12)" in printed(100)
     assert "1.53×" in printed(72)
     assert "(1.67–2.12)" not in printed(72)

@@ -1,9 +1,5 @@
 """Figures in MLflow are pages that draw themselves, with their tables beside them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pandas as pd
 import pytest
 from mlflow import MlflowClient
@@ -25,12 +21,7 @@ def drawings(swept: Swept, with_heads: SweepResult) -> dict[str, Section]:
     return {section.key: section for section in sections}
 
 
-def test_each_figure_is_an_artifact_and_each_table_a_file(
-    swept: Swept,
-    with_heads: SweepResult,
-    drawings: dict[str, Section],
-    home: Path,
-):
+def test_each_figure_is_an_artifact_and_each_table_a_file(swept, with_heads, drawings, home):
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
     experiment = client.create_experiment("pair", artifact_location=str(home / "artifacts"))
     run_id = client.create_run(experiment).info.run_id
@@ -45,7 +36,7 @@ def test_each_figure_is_an_artifact_and_each_table_a_file(
     assert len(table) == 4
 
 
-def test_a_page_draws_itself_without_a_network(drawings: dict[str, Section], tmp_path: Path):
+def test_a_page_draws_itself_without_a_network(drawings, tmp_path):
     path = tmp_path / "heads.html"
     path.write_text(figure_page(drawings["heads"]))
     assert path.stat().st_size < 3e6

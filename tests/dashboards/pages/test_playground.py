@@ -1,7 +1,5 @@
 """The playground in a real browser: it asks a real server and shows what that says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,9 +70,7 @@ def ask(window: browser.Browser, prompt: str = PROMPT, **fields: Any) -> list[di
     return window.run(ANSWERS)
 
 
-def test_two_answers_race_to_the_engines_text(
-    opened: tuple[str, browser.Browser], chat_pair: Pair
-) -> None:
+def test_two_answers_race_to_the_engines_text(opened, chat_pair):
     kind, window = opened
     engine = Engine(chat_pair)
     expected = engine.generate([Request("", engine.encode(PROMPT), TOKENS)])[0]
@@ -116,7 +112,7 @@ in_light = pytest.mark.parametrize("opened", ["light"], indirect=True)
 
 
 @in_light
-def test_the_legend_has_the_meanings_that_the_command_prints(window: browser.Browser) -> None:
+def test_the_legend_has_the_meanings_that_the_command_prints(window):
     items = window.run(
         "return [...document.querySelectorAll('#legend li')].map(item => item.textContent)"
     )
@@ -124,7 +120,7 @@ def test_the_legend_has_the_meanings_that_the_command_prints(window: browser.Bro
 
 
 @in_light
-def test_a_token_tells_its_round_and_probabilities(window: browser.Browser) -> None:
+def test_a_token_tells_its_round_and_probabilities(window):
     ask(window, temperature=1, seed=3, race="none")
     window.run("""
         const token = document.querySelector(".answer .draft");
@@ -140,7 +136,7 @@ def test_a_token_tells_its_round_and_probabilities(window: browser.Browser) -> N
 
 
 @in_light
-def test_escape_stops_and_a_refusal_is_shown(window: browser.Browser) -> None:
+def test_escape_stops_and_a_refusal_is_shown(window):
     window.run("""
         const form = document.querySelector("#ask");
         form.elements.max_tokens.value = 200;
@@ -174,7 +170,7 @@ def spoiled(window: browser.Browser) -> Iterator[browser.Browser]:
 
 
 @in_light
-def test_the_first_answer_stays_when_the_second_fails(spoiled: browser.Browser) -> None:
+def test_the_first_answer_stays_when_the_second_fails(spoiled):
     [alone] = ask(spoiled, "hi", race="none")
     spoiled.run("document.querySelector('#clear').click()")
     first, second = ask(spoiled, "hi", race="alone")
@@ -192,9 +188,7 @@ def test_the_first_answer_stays_when_the_second_fails(spoiled: browser.Browser) 
 
 
 @in_light
-def test_a_model_without_a_chat_template_offers_no_chat(
-    window: browser.Browser, url: str, tiny_pair: Pair
-) -> None:
+def test_a_model_without_a_chat_template_offers_no_chat(window, url, tiny_pair):
     with running(engine_server(tiny_pair, CONFIGURATION, slots=2)) as plain:
         window.open(f"{plain}/")
         assert window.wait(READY)
@@ -205,7 +199,7 @@ def test_a_model_without_a_chat_template_offers_no_chat(
     assert window.wait(READY)
 
 
-def test_nothing_from_elsewhere_may_be_loaded(url: str) -> None:
+def test_nothing_from_elsewhere_may_be_loaded(url):
     page = httpx.get(f"{url}/")
     assert page.headers["content-security-policy"].startswith("default-src 'none';")
     assert "unsafe" not in page.headers["content-security-policy"]

@@ -1,9 +1,5 @@
 """A benchmark's report is whole: every table in Markdown, CSV and HTML, and its MLflow run."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pandas as pd
 import pytest
 from mlflow import MlflowClient
@@ -13,14 +9,11 @@ from dashboards.outputs.markdown import document, part
 from dashboards.outputs.mlflow_runs import log
 from dashboards.reports.bench import findings, report, sections
 from specdec_core.evidence.bench.result import BenchResult
-from specdec_core.prompts.prompt_sets import Prompt
 from tests.specdec_core.evidence.bench.test_result import result_of
 from tests.specdec_core.evidence.bench.test_result import row as row_of
 
 
-def test_the_report_has_every_row_and_says_who_wins(
-    bench_result: BenchResult, bench_prompts: list[Prompt], home: Path
-) -> None:
+def test_the_report_has_every_row_and_says_who_wins(bench_result, bench_prompts, home):
     whole = report(bench_result)
     shown = [section for section in whole.sections if section.frame is not None]
     folder = home / "bench" / "tiny"
@@ -72,7 +65,7 @@ def test_the_report_has_every_row_and_says_who_wins(
     assert artifacts >= {"report.md", "summary.csv", "figures"}
 
 
-def test_what_is_not_lossless_is_said(bench_result: BenchResult) -> None:
+def test_what_is_not_lossless_is_said(bench_result):
     broken = bench_result.model_copy(deep=True)
     chain = broken.at(0.0, "specdec")[1]
     chain.takes[1][2].outputs[0][4] += 1
@@ -82,9 +75,7 @@ def test_what_is_not_lossless_is_said(bench_result: BenchResult) -> None:
     assert "5 of 6, from 4" in document(report(broken))
 
 
-def test_every_prompt_set_has_its_speeds_ratios_and_accepted_lengths(
-    bench_result: BenchResult,
-) -> None:
+def test_every_prompt_set_has_its_speeds_ratios_and_accepted_lengths(bench_result):
     rows = [
         row_of("autoregressive", "specdec", [2.0] * 8, autoregressive=True),
         row_of("SVIP", "specdec", [0.5, 1.0, 0.8, 1.0] * 2),

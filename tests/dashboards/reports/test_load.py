@@ -1,9 +1,5 @@
 """The report of servers under load is whole: tables, figure, files and its MLflow run."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pandas as pd
 import pytest
 from mlflow import MlflowClient
@@ -18,7 +14,7 @@ from specdec_core.prompts.prompt_sets import Prompt
 from tests.load_result import REQUESTS, load_result, open_result
 
 
-def test_the_report_says_who_wins_and_how_it_was_measured() -> None:
+def test_the_report_says_who_wins_and_how_it_was_measured():
     result = load_result()
     first, second, *ours = findings(result)
     assert first.startswith("1 client: our best, chain, writes 0.87×")
@@ -31,7 +27,7 @@ def test_the_report_says_who_wins_and_how_it_was_measured() -> None:
     assert "## Errors" not in text
 
 
-def test_errors_and_other_texts_are_said() -> None:
+def test_errors_and_other_texts_are_said():
     result = load_result("float32")
     chain = result.rows[1]
     chain.runs["4"][1][3].text = "other"
@@ -41,7 +37,7 @@ def test_errors_and_other_texts_are_said() -> None:
     assert "status 429: full" in text
 
 
-def test_everybody_has_a_line_with_a_point_for_each_number_of_clients() -> None:
+def test_everybody_has_a_line_with_a_point_for_each_number_of_clients():
     result = load_result()
     figure = load_figure(summary_frame(result), "title")
     assert len(figure.data) == 2 * len(result.rows)
@@ -51,7 +47,7 @@ def test_everybody_has_a_line_with_a_point_for_each_number_of_clients() -> None:
     ]
 
 
-def test_goodput_at_rates_is_drawn_and_said() -> None:
+def test_goodput_at_rates_is_drawn_and_said():
     result = open_result()
     lines = findings(result)
     assert "2 requests/s: 100% of chain's requests keep latency ≤ 0.17 s" in lines
@@ -68,13 +64,13 @@ def test_goodput_at_rates_is_drawn_and_said() -> None:
     assert "rate_2.goodput" in whole.nested[0].metrics
 
 
-def test_what_drafts_is_shown_by_load() -> None:
+def test_what_drafts_is_shown_by_load():
     [drafting] = (each for each in report(open_result()).sections if each.key == "drafting")
     assert list(drafting.frame["candidates"]) == [2.5]
     assert drafting.lines == ["chain, 2 requests/s: 75% K=4, 25% nobody"]
 
 
-def test_it_is_written_and_logged(home: Path) -> None:
+def test_it_is_written_and_logged(home):
     result, folder = load_result(), home / "bench" / "tiny"
     whole = report(result)
     result.save(folder)

@@ -1,13 +1,8 @@
 """The sentences about the choice for each load."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from dashboards.reports.load_choice import findings, loads
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.models.pair import Pair
 from specdec_core.search.load.choice import choose_for_load
 from specdec_core.search.load.workload import LiveSettings, Slo, Workload
 from tests.load_timer import UP_TO_A_DOZEN, Machine, recorded
@@ -15,9 +10,7 @@ from tests.load_timer import UP_TO_A_DOZEN, Machine, recorded
 DRAFT = Configuration(drafter=DraftModelSettings(draft="draft"))
 
 
-def test_limits_that_no_configuration_meets_are_named_with_the_nearest(
-    tiny_pair: Pair, tmp_path: Path
-) -> None:
+def test_limits_that_no_configuration_meets_are_named_with_the_nearest(tiny_pair, tmp_path):
     replay = recorded(tiny_pair, tmp_path)
     workload = Workload(clients=(1, 8), requests=8, slo=Slo(tpot=0.009))  # a step takes 10 ms
     timer = Machine(replay, workload, UP_TO_A_DOZEN)

@@ -1,7 +1,5 @@
 """Reports say in words what the configurations do that they name, bandits' arms included."""
 
-from __future__ import annotations
-
 from dashboards.reports.sentences import sentences
 from specdec_core.config import Configuration
 
@@ -13,7 +11,7 @@ def configuration(drafter: object) -> Configuration:
     return Configuration.model_validate({"drafter": drafter})
 
 
-def test_a_bandits_arms_have_a_line_each_and_no_arm_has_two() -> None:
+def test_a_bandits_arms_have_a_line_each_and_no_arm_has_two():
     chain = configuration(CHAIN)
     bandits = [
         configuration({"kind": "bandit", "rule": rule, "arms": [CHAIN, LOOKUP]})
@@ -28,6 +26,6 @@ def test_a_bandits_arms_have_a_line_each_and_no_arm_has_two() -> None:
     ]
 
 
-def test_a_configuration_shown_twice_has_one_line() -> None:
+def test_a_configuration_shown_twice_has_one_line():
     chain = configuration(CHAIN)
     assert len(sentences([("K", chain), ("K", chain)]).lines) == 1

@@ -1,7 +1,5 @@
 """The report of a sweep of a server says what won at each load, and what failed."""
 
-from __future__ import annotations
-
 from dashboards.outputs.markdown import document
 from dashboards.reports.server_sweep import report
 from specdec_core.config import AUTOREGRESSIVE
@@ -43,7 +41,7 @@ def sweep() -> ServerSweep:
     )
 
 
-def test_it_names_the_champion_its_speeds_and_what_failed() -> None:
+def test_it_names_the_champion_its_speeds_and_what_failed():
     shown = report(sweep())
     champion, alone, together, *rest = shown.findings
     assert champion == "champion of vLLM: by load"
@@ -75,7 +73,7 @@ def test_it_names_the_champion_its_speeds_and_what_failed() -> None:
     assert set(requests[requests["contestant"] == "by load"]["race"]) == {"lengths by load"}
 
 
-def test_a_mode_of_the_server_may_win_and_float32_texts_must_be_equal() -> None:
+def test_a_mode_of_the_server_may_win_and_float32_texts_must_be_equal():
     result = sweep()
     result.table, result.best = None, dict.fromkeys(result.best, "vLLM n-gram K=4")
     own, chain = result.race.rows[1:]

@@ -1,13 +1,10 @@
 """The console's table tells measured from estimated and names the champion."""
 
-from __future__ import annotations
-
 from rich.console import Console
 
 from dashboards.outputs.console import table
 from dashboards.reports.standings import standings, timed_sentences
 from specdec_core.search.results import SweepResult
-from tests.dashboards.conftest import Swept
 
 
 def shown(result: SweepResult, most: int = 40) -> list[str]:
@@ -21,9 +18,7 @@ def row(lines: list[str], label: str) -> str:
     return next(line for line in lines if line.strip().startswith(f"{label} "))
 
 
-def test_measured_speedups_have_an_interval_and_estimated_ones_a_mark(
-    swept: Swept,
-) -> None:
+def test_measured_speedups_have_an_interval_and_estimated_ones_a_mark(swept):
     result = swept[0]
     lines = shown(result)
     timed = {timing.config_id: timing for timing in result.timings}
@@ -41,9 +36,7 @@ def test_measured_speedups_have_an_interval_and_estimated_ones_a_mark(
     assert f"={tied.speedup:.2f}×" in row(lines, result.trial(tied.config_id).configuration.label)
 
 
-def test_sentences_are_of_those_timed_and_begin_with_the_champion(
-    swept: Swept,
-) -> None:
+def test_sentences_are_of_those_timed_and_begin_with_the_champion(swept):
     result = swept[0]
     lines = timed_sentences(result).lines
     best = result.champion_trial.configuration
@@ -53,14 +46,14 @@ def test_sentences_are_of_those_timed_and_begin_with_the_champion(
     ]
 
 
-def test_a_long_table_is_cut_and_says_so(swept: Swept) -> None:
+def test_a_long_table_is_cut_and_says_so(swept):
     lines = shown(swept[0], most=4)
     assert sum("×" in line for line in lines) == 4
     text = " ".join(" ".join(lines).split())  # however the caption is wrapped
     assert f"{len(swept[0].trials) - 4} more in the report" in text
 
 
-def test_a_long_table_has_the_best_of_every_family(swept: Swept) -> None:
+def test_a_long_table_has_the_best_of_every_family(swept):
     result = swept[0].model_copy(update={"timings": [], "autoregressive": None}, deep=True)
     slow = next(t for t in result.trials if t.configuration.family == "svip")
     slow.metrics["estimated_speedup"] = 0.01
@@ -69,7 +62,7 @@ def test_a_long_table_has_the_best_of_every_family(swept: Swept) -> None:
     assert row(lines, slow.configuration.label)
 
 
-def test_estimates_for_another_machine_are_called_so(swept: Swept) -> None:
+def test_estimates_for_another_machine_are_called_so(swept):
     update = {"timings": [], "autoregressive": None, "hardware": "far away"}
     lines = shown(swept[0].model_copy(update=update))
     text = " ".join(" ".join(lines).split())

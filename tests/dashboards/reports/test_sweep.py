@@ -1,7 +1,5 @@
 """The report is one file that draws itself in a browser, asks for nothing and says the truth."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
@@ -243,9 +241,7 @@ def test_the_command_refuses_what_is_no_sweep_in_one_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_workload_says_what_is_served_and_how_well_the_simulation_does(
-    under_load: SweepResult, folder: Path
-) -> None:
+def test_a_workload_says_what_is_served_and_how_well_the_simulation_does(under_load, folder):
     made = of_folder(under_load, folder)
     assert made.title.startswith("2 ranges of load")
     sections = {section.key: section for section in made.sections}

@@ -1,7 +1,5 @@
 """A tracking server that is away gets a sweep by the same command, and keeps its password."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -21,7 +19,6 @@ from dashboards.outputs.mlflow_runs import Undelivered
 from dashboards.tracking.registry import load_champion
 from jobs.console import print_runs_page
 from tests.commands import wait_until
-from tests.dashboards.conftest import Swept
 from tests.dashboards.tracking.test_sweep_run import log
 
 
@@ -69,12 +66,8 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.mark.long
 def test_what_a_server_that_is_away_missed_is_logged_by_the_same_sweep_and_its_password_nowhere(
-    swept: Swept,
-    port: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    swept, port, tmp_path, monkeypatch, capfd
+):
     result, folder = swept[0].model_copy(deep=True), tmp_path / "sweep"
     shutil.copytree(swept[1], folder)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://bob:s3cret@127.0.0.1:{port}")

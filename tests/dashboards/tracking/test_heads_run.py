@@ -1,7 +1,5 @@
 """Heads are shown and logged as they were trained, and logged once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +46,7 @@ def log(heads: list[Finished[HeadCard]], out: Path, params: dict[str, Any] = PAR
     return log_heads(PairSpec(), "small", params, heads, out)
 
 
-def test_the_reliability_diagram_holds_the_bins(heads: list[Finished[HeadCard]]) -> None:
+def test_the_reliability_diagram_holds_the_bins(heads):
     figure = reliability_diagram({head.label: head.card for head in heads})
     traces = {trace.name: trace for trace in figure.data}
     for head in heads:
@@ -59,16 +57,14 @@ def test_the_reliability_diagram_holds_the_bins(heads: list[Finished[HeadCard]])
         assert sum(counts) == head.card.examples["test"]
 
 
-def test_the_table_marks_the_least_eval_kl(heads: list[Finished[HeadCard]]) -> None:
+def test_the_table_marks_the_least_eval_kl(heads):
     section = fits({head.label: head.card for head in heads})
     best = min(range(2), key=lambda i: heads[i].card.metrics["eval_kl"])
     assert section.best == [(best, list(FITS).index("eval/KL"))]
     assert section.shown["eval/KL"][best] == f"{heads[best].card.metrics['eval_kl']:.3f}"
 
 
-def test_each_head_is_one_run_with_its_curves_figures_and_files(
-    heads: list[Finished[HeadCard]], store: MlflowClient, home: Path, tmp_path: Path
-) -> None:
+def test_each_head_is_one_run_with_its_curves_figures_and_files(heads, store, home, tmp_path):
     first = log(heads[:1], tmp_path)
     again = log(heads, tmp_path)  # the same training, which was interrupted
     assert again != first
@@ -95,15 +91,15 @@ def test_each_head_is_one_run_with_its_curves_figures_and_files(
     assert pages == {"figures/heads.html", "figures/heads.csv"}
 
 
-def test_other_settings_are_another_run(home: Path, tmp_path: Path) -> None:
+def test_other_settings_are_another_run(home, tmp_path):
     first, second = (log([], tmp_path, {**PARAMS, **more}) for more in ({}, {"width": 8}))
     assert first != second
     assert len(runs_in(home)[1]) == 2
 
 
 def test_a_server_that_is_away_gets_everything_by_the_same_command(
-    heads: list[Finished[HeadCard]], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    heads, home, tmp_path, monkeypatch
+):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with monkeypatch.context() as away:
         away.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")

@@ -1,7 +1,5 @@
 """A workspace's store works wherever the workspace lies: moved, copied, or mounted elsewhere."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 from collections.abc import Callable
@@ -100,9 +98,7 @@ def go_on(result: SweepResult, folder: Path) -> str | None:
     return again.mlflow_run_id
 
 
-def test_a_moved_workspace_loads_its_champion_and_makes_no_old_folder_again(
-    made: tuple[Path, Path], moved: Path, swept: Swept
-) -> None:
+def test_a_moved_workspace_loads_its_champion_and_makes_no_old_folder_again(made, moved, swept):
     found = load_champion()
     assert found.configuration == swept[0].champion_trial.configuration
     assert all(str(moved) in address for address in addresses())
@@ -113,8 +109,8 @@ def test_a_moved_workspace_loads_its_champion_and_makes_no_old_folder_again(
 
 
 def test_a_moved_workspace_replaces_the_run_of_a_killed_sweep_on_another_machine_too(
-    moved: Path, swept: Swept, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    moved, swept, monkeypatch
+):
     connect()  # leads it
     assert sorted(run.info.status for run in runs_in(moved)[1]) == ["FINISHED", "RUNNING"]
     monkeypatch.setattr(platform, "node", lambda: "another-machine")
@@ -122,7 +118,7 @@ def test_a_moved_workspace_replaces_the_run_of_a_killed_sweep_on_another_machine
     assert [run.info.status for run in runs_in(moved)[1]] == ["FINISHED", "FINISHED"]
 
 
-def test_a_copy_writes_nothing_into_the_original(moved: Path, swept: Swept, opened: Open) -> None:
+def test_a_copy_writes_nothing_into_the_original(moved, swept, opened):
     connect()
     original = tree(moved)
     copy = shutil.copytree(moved, moved.with_name("third"))
@@ -135,9 +131,7 @@ def test_a_copy_writes_nothing_into_the_original(moved: Path, swept: Swept, open
     assert all(str(moved) in address for address in addresses())
 
 
-def test_a_workspace_in_a_folder_at_its_former_place_is_led_once(
-    made: tuple[Path, Path], opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workspace_in_a_folder_at_its_former_place_is_led_once(made, opened, monkeypatch):
     place, kept = made
     opened(shutil.copytree(kept, place / "inner"))
     led = addresses()
@@ -146,13 +140,13 @@ def test_a_workspace_in_a_folder_at_its_former_place_is_led_once(
     shutil.rmtree(place)
 
 
-def test_a_store_named_by_its_uri_is_led_too(moved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_named_by_its_uri_is_led_too(moved, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{moved / 'mlflow.db'}")
     assert own_store()
     load_champion()
 
 
-def test_a_champion_whose_artifacts_were_left_behind_is_one_line(moved: Path) -> None:
+def test_a_champion_whose_artifacts_were_left_behind_is_one_line(moved):
     shutil.rmtree(moved / "mlartifacts")
     with pytest.raises(UserError, match=r"version 1 of .*: no champion/champion\.yaml in .*second"):
         load_champion()

@@ -1,7 +1,5 @@
 """The registered champion is loaded unchanged, with the files that it needs."""
 
-from __future__ import annotations
-
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,15 +73,13 @@ def logged(workspace_with_runs: tuple[SweepResult, Path], home: Path) -> SweepRe
     return result.model_copy(deep=True)
 
 
-def test_the_champion_comes_back_as_it_was_registered(logged: SweepResult) -> None:
+def test_the_champion_comes_back_as_it_was_registered(logged):
     pair, configuration, version = load_champion()
     assert (pair, configuration, version) == (logged.pair, logged.champion_trial.configuration, 1)
     assert load_champion(logged.pair.name) == (pair, configuration, version)
 
 
-def test_promoting_moves_the_alias_and_promoting_again_makes_no_new_version(
-    home: Path, logged: SweepResult
-) -> None:
+def test_promoting_moves_the_alias_and_promoting_again_makes_no_new_version(home, logged):
     other = next(t for t in logged.trials if t.id != logged.champion)
     assert register(logged, other.id) == 2
     assert load_champion()[1:] == (other.configuration, 2)
@@ -92,9 +88,7 @@ def test_promoting_moves_the_alias_and_promoting_again_makes_no_new_version(
     assert load_champion()[1:] == (logged.champion_trial.configuration, 1)
 
 
-def test_a_version_says_whether_it_is_certified_and_its_certificate_comes_with_it(
-    home: Path, logged: SweepResult
-) -> None:
+def test_a_version_says_whether_it_is_certified_and_its_certificate_comes_with_it(home, logged):
     name, configuration = logged.pair.name, logged.champion_trial.configuration
     client = MlflowClient(tracking_uri())
     assert client.get_model_version(name, "1").tags["certified"] == "false"
@@ -118,9 +112,7 @@ def test_a_version_says_whether_it_is_certified_and_its_certificate_comes_with_i
     assert find_certificate(logged.pair, configuration) == certificate
 
 
-def test_the_champion_before_is_kept_as_previous_and_a_challenger_beside_it(
-    home: Path, logged: SweepResult
-) -> None:
+def test_the_champion_before_is_kept_as_previous_and_a_challenger_beside_it(home, logged):
     name = logged.pair.name
     other = next(t for t in logged.trials if t.id != logged.champion)
     assert register(logged, other.id, alias=CHALLENGER) == 2
@@ -159,7 +151,7 @@ def certificate_of(pair: PairSpec, configuration: Configuration) -> Certificate:
     )
 
 
-def test_without_a_name_the_pair_promoted_last_is_loaded(logged: SweepResult, folder: Path) -> None:
+def test_without_a_name_the_pair_promoted_last_is_loaded(logged, folder):
     other_pair = logged.pair.model_copy(update={"target": "elsewhere/other"})
     other = logged.model_copy(update={"pair": other_pair, "mlflow_run_id": None}, deep=True)
     log(other, folder)
@@ -169,9 +161,7 @@ def test_without_a_name_the_pair_promoted_last_is_loaded(logged: SweepResult, fo
     assert load_champion(other_pair.name)[0] == other_pair
 
 
-def test_champions_of_others_in_the_same_store_are_none_of_ours(
-    home: Path, swept: Swept, folder: Path
-) -> None:
+def test_champions_of_others_in_the_same_store_are_none_of_ours(home, swept, folder):
     """More models than a page of the registry holds come first, one with a champion."""
     client = MlflowClient(tracking_uri())
     for number in range(101):
@@ -184,9 +174,7 @@ def test_champions_of_others_in_the_same_store_are_none_of_ours(
     assert find_champion() == load_champion() == load_champion(result.pair.name)
 
 
-def test_the_files_of_a_champion_come_with_it_unless_they_are_given_by_path(
-    home: Path, logged: SweepResult
-) -> None:
+def test_the_files_of_a_champion_come_with_it_unless_they_are_given_by_path(home, logged):
     """Heads, datastores and what a bandit has learned, of a drafter in a drafter."""
     elsewhere = home / "elsewhere" / "theirs"
     folders = [home / "heads" / "one", home / "heads" / "two", home / "datastores" / "mine"]
@@ -232,9 +220,7 @@ def with_a_head(home: Path, logged: SweepResult) -> tuple[Path, Trial]:
     return head, trial
 
 
-def test_a_head_that_was_trained_anew_since_it_was_registered_is_told_of(
-    home: Path, logged: SweepResult, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_head_that_was_trained_anew_since_it_was_registered_is_told_of(home, logged, caplog):
     head, trial = with_a_head(home, logged)
     version = register(logged, trial.id)
     load_champion()
@@ -246,9 +232,7 @@ def test_a_head_that_was_trained_anew_since_it_was_registered_is_told_of(
     assert "weights of head mine than" in line
 
 
-def test_a_champion_registered_without_its_datastore_is_loaded(
-    home: Path, logged: SweepResult, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_champion_registered_without_its_datastore_is_loaded(home, logged, monkeypatch):
     trial = logged.trials[1]
     trial.configuration = Configuration(drafter=RetrievalSettings(datastore="mine"))
     with pytest.raises(UserError, match=r"datastores/mine: missing"):
@@ -260,9 +244,7 @@ def test_a_champion_registered_without_its_datastore_is_loaded(
     assert not (home / "datastores").exists()
 
 
-def test_no_champion_yet_is_one_line_and_creates_no_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_champion_yet_is_one_line_and_creates_no_store(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     with pytest.raises(UserError, match="`specdec sweep` finds one") as caught:
         load_champion()
@@ -270,14 +252,14 @@ def test_no_champion_yet_is_one_line_and_creates_no_store(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_models_champion_is_one_line(home: Path) -> None:
+def test_an_unknown_models_champion_is_one_line(home):
     with pytest.raises(UserError, match="no champion of nothing"):
         load_champion("nothing")
     with pytest.raises(UserError, match="no champion in"):
         load_champion()
 
 
-def test_a_copy_that_ends_half_way_leaves_nothing_to_be_taken_for_whole(tmp_path: Path) -> None:
+def test_a_copy_that_ends_half_way_leaves_nothing_to_be_taken_for_whole(tmp_path):
     source, head = tmp_path / "artifact", tmp_path / "heads" / "small"
     source.mkdir()
     (source / "head.json").write_text("{}")

@@ -1,7 +1,5 @@
 """MLflow shows a sweep completely and once, however often its logging was interrupted."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -38,9 +36,7 @@ def log(result: SweepResult, folder: Path) -> int | None:
     return tracking.finish(result, folder)
 
 
-def test_a_sweep_is_a_parent_run_with_a_nested_run_for_each_configuration(
-    home: Path, result: SweepResult, folder: Path
-) -> None:
+def test_a_sweep_is_a_parent_run_with_a_nested_run_for_each_configuration(home, result, folder):
     assert tracking_uri() == f"sqlite:///{home / 'mlflow.db'}"
     before = mlflow.get_tracking_uri()
     log(result, folder)
@@ -79,9 +75,7 @@ def test_a_sweep_is_a_parent_run_with_a_nested_run_for_each_configuration(
     assert len(runs_in(home)[1]) == 2  # run anew, it is another parent
 
 
-def test_runs_of_one_label_are_told_apart_by_their_ids(
-    home: Path, result: SweepResult, folder: Path
-) -> None:
+def test_runs_of_one_label_are_told_apart_by_their_ids(home, result, folder):
     hybrids = [
         Configuration(drafter=HybridSettings(otherwise=SuffixSettings(), min_match=n))
         for n in (2, 3)
@@ -96,9 +90,7 @@ def test_runs_of_one_label_are_told_apart_by_their_ids(
         assert names[hybrid.id] == f"suffix else suffix ({hybrid.id[:4]})"
 
 
-def test_a_logging_that_was_interrupted_is_replaced_by_the_same_sweep(
-    home: Path, result: SweepResult, folder: Path
-) -> None:
+def test_a_logging_that_was_interrupted_is_replaced_by_the_same_sweep(home, result, folder):
     """The process ended while it logged the second configuration: both runs stay open."""
     client = MlflowClient(tracking_uri())
     experiment_id = experiment_id_of(client, result.pair.name)
@@ -112,9 +104,7 @@ def test_a_logging_that_was_interrupted_is_replaced_by_the_same_sweep(
     assert len(nested) == len(result.trials)
 
 
-def test_a_sweep_that_is_logged_is_not_logged_again(
-    home: Path, result: SweepResult, folder: Path
-) -> None:
+def test_a_sweep_that_is_logged_is_not_logged_again(home, result, folder):
     """The process ended between the logging and the end of the command."""
     version = log(result, folder)
     known = SweepResult.load(folder)
@@ -123,9 +113,7 @@ def test_a_sweep_that_is_logged_is_not_logged_again(
     assert len(runs_in(home)[1]) == 1
 
 
-def test_a_store_that_cannot_be_used_is_one_line(
-    home: Path, result: SweepResult, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_cannot_be_used_is_one_line(home, result, folder, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://store")
     with pytest.raises(UserError, match="MLFLOW_TRACKING_URI"):
         log(result, folder)
@@ -150,8 +138,8 @@ def replayed(result: SweepResult, more: int) -> SweepResult:
 
 
 def test_of_many_replayed_configurations_the_notable_are_runs_and_all_are_in_a_table(
-    home: Path, result: SweepResult, folder: Path
-) -> None:
+    home, result, folder
+):
     result = replayed(result, more=60)
     log(result, folder)
     _, (parent,), nested = runs_in(home)
@@ -171,9 +159,7 @@ def test_of_many_replayed_configurations_the_notable_are_runs_and_all_are_in_a_t
     assert left.id in {run.data.tags["config_id"] for run in runs_in(home)[2]}
 
 
-def test_what_is_estimated_for_another_machine_is_not_registered(
-    home: Path, result: SweepResult, folder: Path
-) -> None:
+def test_what_is_estimated_for_another_machine_is_not_registered(home, result, folder):
     result = result.model_copy(
         update={"hardware": "far away", "timings": [], "autoregressive": None}
     )
@@ -185,9 +171,7 @@ def test_what_is_estimated_for_another_machine_is_not_registered(
         load_champion()
 
 
-def test_what_was_chosen_for_all_loads_is_registered(
-    home: Path, under_load: SweepResult, folder: Path
-) -> None:
+def test_what_was_chosen_for_all_loads_is_registered(home, under_load, folder):
     result = under_load.model_copy(deep=True)
     choice = result.under_load
     assert choice.chosen.family == "schedule"

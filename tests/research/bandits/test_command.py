@@ -1,7 +1,5 @@
 """`specdec lab bandits` compares bandits with their arms, live or by replay; bad input fails."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -16,7 +14,6 @@ from research.bandits.comparison import ArmsPlan
 from specdec_core.config import PairSpec, load_yaml, parse
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.find import FINISHED
 from tests.commands import Command, Done, assert_refused, prompts_file
 from tests.dashboards.conftest import REQUESTS
@@ -53,9 +50,7 @@ def compared(command: Command, home: Path) -> Callable[..., Done]:
     return call
 
 
-def test_prompts_of_several_sets_are_decoded_in_turn(
-    compared: Callable[..., Done], home: Path
-) -> None:
+def test_prompts_of_several_sets_are_decoded_in_turn(compared, home):
     done = compared(
         *("--prompts", home / "a.jsonl", "--prompts", home / "b.jsonl", "--limit", 2),
         *("--max-new-tokens", 16, "--repeats", 1, "--slots", 2, "--name", "mine"),
@@ -91,9 +86,7 @@ def test_prompts_of_several_sets_are_decoded_in_turn(
         assert sum(build_bandit(named).rounds) > 0
 
 
-def test_a_recording_is_replayed_with_the_times_of_other_hardware(
-    compared: Callable[..., Done], home: Path, tiny_pair: Pair
-) -> None:
+def test_a_recording_is_replayed_with_the_times_of_other_hardware(compared, home, tiny_pair):
     folder = home / "traces" / "known"
     recorded(tiny_pair, REQUESTS, folder)
     (folder / FINISHED).touch()
@@ -123,9 +116,7 @@ def test_a_recording_is_replayed_with_the_times_of_other_hardware(
         (["--traces", "x", "--hardware", "h", "--profile", "p"], "give one"),
     ],
 )
-def test_bad_input_is_one_line_with_exit_code_2(
-    compared: Callable[..., Done], home: Path, arguments: list[str], message: str
-) -> None:
+def test_bad_input_is_one_line_with_exit_code_2(compared, home, arguments, message):
     done = compared(*arguments)
     assert_refused(done, message)
     assert not (home / "bandits").exists()
@@ -138,16 +129,14 @@ def test_bad_input_is_one_line_with_exit_code_2(
         ({"bandits": [{"state": "nowhere"}]}, "no saved state can be read"),
     ],
 )
-def test_a_plan_that_cannot_be_is_one_line(
-    compared: Callable[..., Done], home: Path, changes: dict, message: str
-) -> None:
+def test_a_plan_that_cannot_be_is_one_line(compared, home, changes, message):
     path = home / "bad.yaml"
     path.write_text(yaml.safe_dump(load_yaml(home / "plan.yaml") | changes))
     done = compared("--config", path, "--prompts", home / "a.jsonl")
     assert_refused(done, message)
 
 
-def test_the_plans_that_come_along_are_read() -> None:
+def test_the_plans_that_come_along_are_read():
     for name in ("bandits.yaml", "lengths.yaml"):
         path = bandits.BANDITS.with_name(name)
         plan = parse(ArmsPlan, load_yaml(path), str(path))

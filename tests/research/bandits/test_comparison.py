@@ -1,9 +1,5 @@
 """Bandits and their arms are compared on the same prompts, decoded as alone or replayed."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -34,7 +30,7 @@ def raced(tiny_pair: Pair) -> ArmComparison:
     return race(tiny_pair, PLAN, PROMPTS, NEW_TOKENS, repeats=2)
 
 
-def test_everybody_decodes_as_the_engine_does(raced: ArmComparison, tiny_pair: Pair) -> None:
+def test_everybody_decodes_as_the_engine_does(raced, tiny_pair):
     kinds = [entrant.kind for entrant in raced.entrants]
     assert kinds == ["baseline", *["arm"] * 3, *["bandit"] * 3]
     [baseline] = raced.of("baseline")
@@ -50,7 +46,7 @@ def test_everybody_decodes_as_the_engine_does(raced: ArmComparison, tiny_pair: P
         assert entrant.tokens.tolist() == [len(output) for output in entrant.outputs]
 
 
-def test_a_bandit_goes_on_learning_and_its_state_is_the_first_repeats(raced, tiny_pair) -> None:
+def test_a_bandit_goes_on_learning_and_its_state_is_the_first_repeats(raced, tiny_pair):
     for entrant in raced.of("bandit"):
         told = [r for turn in entrant.turns for rounds in turn for r in rounds[1:-1]]
         assert sum(entrant.state["rounds"]) == len(told)
@@ -60,7 +56,7 @@ def test_a_bandit_goes_on_learning_and_its_state_is_the_first_repeats(raced, tin
     build_bandit(PLAN.bandits[1].drafter).restore(raced.of("bandit")[1].state)
 
 
-def test_the_table_is_what_the_rounds_say(raced: ArmComparison) -> None:
+def test_the_table_is_what_the_rounds_say(raced):
     table = raced.table().set_index("name")
     for entrant in raced.entrants:
         rounds = len(entrant.rounds)
@@ -85,7 +81,7 @@ def test_the_table_is_what_the_rounds_say(raced: ArmComparison) -> None:
     assert shares.groupby("bandit")["share"].sum().tolist() == pytest.approx([1, 1, 1])
 
 
-def test_turns_of_several_prompts_are_decoded_together(tiny_pair: Pair) -> None:
+def test_turns_of_several_prompts_are_decoded_together(tiny_pair):
     together = race(tiny_pair, PLAN, PROMPTS[:3], NEW_TOKENS, slots=2)
     alone = race(tiny_pair, PLAN, PROMPTS[:3], NEW_TOKENS)
     for entrant, same in zip(together.of("arm"), alone.of("arm"), strict=True):
@@ -98,9 +94,7 @@ def test_turns_of_several_prompts_are_decoded_together(tiny_pair: Pair) -> None:
         assert steps == [max(len(rounds) for rounds in turn) for turn in entrant.turns]
 
 
-def test_replayed_rounds_are_the_decoded_ones(
-    raced: ArmComparison, tiny_pair: Pair, tmp_path: Path
-) -> None:
+def test_replayed_rounds_are_the_decoded_ones(raced, tiny_pair, tmp_path):
     recording = recorded(tiny_pair, REQUESTS, tmp_path)
     profile = Hardware(name="other", target=0.1, drafts={"*": 0.01}).profile(["draft"])
     replayed = replay_all(Replay(recording, profile=profile), PLAN, profile)
@@ -122,7 +116,7 @@ def test_replayed_rounds_are_the_decoded_ones(
     assert np.isfinite(replayed.table()["tokens_per_second"]).all()
 
 
-def test_a_prompt_that_does_not_fit_is_refused(tiny_pair: Pair) -> None:
+def test_a_prompt_that_does_not_fit_is_refused(tiny_pair):
     with pytest.raises(UserError, match="the context holds"):
         race(tiny_pair, PLAN, [tuple(range(5, 105))], 250)
 
@@ -140,7 +134,7 @@ def test_a_prompt_that_does_not_fit_is_refused(tiny_pair: Pair) -> None:
         ({}, "bandits"),
     ],
 )
-def test_a_plan_that_makes_no_sense_is_one_line(plan: dict, message: str) -> None:
+def test_a_plan_that_makes_no_sense_is_one_line(plan, message):
     with pytest.raises(UserError, match=message) as caught:
         parse(ArmsPlan, plan, "plan.yaml")
     assert str(caught.value).startswith("plan.yaml: ")

@@ -1,7 +1,5 @@
 """Figures of regret show what the rounds say, with the paper's bound above the curve."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -27,7 +25,7 @@ def comparison(tiny_pair: Pair) -> ArmComparison:
     return race(tiny_pair, PLAN, [request.tokens for request in REQUESTS], NEW_TOKENS)
 
 
-def test_curves_end_where_the_rounds_do(comparison: ArmComparison) -> None:
+def test_curves_end_where_the_rounds_do(comparison):
     lines = {line.name: line for line in regret_lines(comparison)}
     best = comparison.best()
     for bandit in comparison.of("bandit")[:2]:
@@ -39,7 +37,7 @@ def test_curves_end_where_the_rounds_do(comparison: ArmComparison) -> None:
     assert [line.name for line in seconds] == [b.name for b in comparison.of("bandit")]
 
 
-def test_the_bound_stays_above_the_curve_and_touches_it(comparison: ArmComparison) -> None:
+def test_the_bound_stays_above_the_curve_and_touches_it(comparison):
     lines = regret_lines(comparison)
     for bandit in comparison.of("bandit")[:2]:
         bound = bound_of(comparison, bandit)
@@ -62,8 +60,6 @@ def test_the_bound_stays_above_the_curve_and_touches_it(comparison: ArmCompariso
     ("low", "high", "verdict"),
     [(0.9, 1.1, "tied with"), (1.05, 1.2, "faster than"), (0.7, 0.9, "slower than")],
 )
-def test_the_headline_knows_a_tie(
-    comparison: ArmComparison, low: float, high: float, verdict: str
-) -> None:
+def test_the_headline_knows_a_tie(comparison, low, high, verdict):
     table = comparison.table().assign(low=low, high=high)
     assert verdict in headline(table)

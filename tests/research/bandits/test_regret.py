@@ -1,7 +1,5 @@
 """Regret is counted against the best arm, and its bounds are the paper's."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -27,7 +25,7 @@ def course(*tokens: int, cost: Sequence[float] | None = None) -> RoundCosts:
     )
 
 
-def test_regret_is_the_rounds_beyond_those_of_the_reference() -> None:
+def test_regret_is_the_rounds_beyond_those_of_the_reference():
     slow, fast = [course(2, 2, 2, 2), course(1, 1)], [course(4, 4), course(2)]
     assert best_arm([slow, fast]) == 1
     found = regret(slow, fast)
@@ -39,14 +37,14 @@ def test_regret_is_the_rounds_beyond_those_of_the_reference() -> None:
     assert regret(fast, fast).regret.tolist() == [0, 0, 0]
 
 
-def test_the_best_arm_by_seconds_is_not_that_by_rounds() -> None:
+def test_the_best_arm_by_seconds_is_not_that_by_rounds():
     deep = [course(4, 4, cost=[0.4, 0.4])]
     flat = [course(2, 2, 2, 2, cost=[0.1] * 4)]
     assert best_arm([deep, flat]) == 1
     assert regret(deep, flat).regret.tolist() == pytest.approx([0.2, 0.4])
 
 
-def test_the_best_arm_for_each_prompt_may_be_another_one() -> None:
+def test_the_best_arm_for_each_prompt_may_be_another_one():
     first, second = [course(4, 4), course(1, 1, 1, 1)], [course(2, 2, 2, 2), course(2, 2)]
     best = best_of_each([first, second])
     assert best == [first[0], second[1]]
@@ -55,13 +53,13 @@ def test_the_best_arm_for_each_prompt_may_be_another_one() -> None:
     assert regret(best, best).total == 0
 
 
-def test_outputs_of_other_lengths_are_compared_at_the_mean() -> None:
+def test_outputs_of_other_lengths_are_compared_at_the_mean():
     assert regret([course(3, 3, 3)], [course(3, 3)]).regret.tolist() == [0, 0, 0]
     with pytest.raises(ValueError, match="2 requests against 1"):
         regret([course(1), course(1)], [course(1)])
 
 
-def test_a_course_is_read_from_rounds() -> None:
+def test_a_course_is_read_from_rounds():
     rounds = [Round(0, 3, 2, 3, 3, 0.1, 0.2, 0.3), Round(3, 3, 0, 1, 3, 0.1, 0.2, 0.1)]
     one = RoundCosts.of(rounds)
     assert one.spent.tolist() == [0, 1, 2]
@@ -70,7 +68,7 @@ def test_a_course_is_read_from_rounds() -> None:
     assert RoundCosts.of(rounds, timed=True).spent.tolist() == pytest.approx([0, 0.6, 1.0])
 
 
-def test_requests_of_a_batch_share_their_steps_and_seconds() -> None:
+def test_requests_of_a_batch_share_their_steps_and_seconds():
     long = [Round(0, 3, 2, 3, 3, 0.1, 0.2, 0.3), Round(3, 3, 0, 1, 3, 0.1, 0.2, 0.1)]
     short = [Round(0, 3, 1, 2, 3, 0.1, 0.2, 0.3)]
     assert RoundCosts.of(long, short).reached.tolist() == [0, 5, 6]
@@ -79,7 +77,7 @@ def test_requests_of_a_batch_share_their_steps_and_seconds() -> None:
     assert mean_tokens([RoundCosts.of(long, short)]) == 2
 
 
-def test_bounds_are_the_papers() -> None:
+def test_bounds_are_the_papers():
     means = [2.0, 3.0, 4.0]
     assert hardness(means) == pytest.approx(1 / (4 * 2) + 1 / (4 * 1))
     assert hardness([4.0, 4.0, 2.0]) == pytest.approx(1 / 8)

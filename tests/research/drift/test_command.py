@@ -1,20 +1,14 @@
 """`specdec lab drift` shows, writes and logs what target-initialised trees change."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
 from research.drift import __main__ as drift
-from tests.commands import Command, assert_refused, prompts_file
+from tests.commands import assert_refused, prompts_file
 from tests.registered import runs_in
 
 
-def test_drift_is_shown_written_and_logged_by_width(
-    command: Command, tiny_pair_folders: dict[str, Path], home: Path
-) -> None:
+def test_drift_is_shown_written_and_logged_by_width(command, tiny_pair_folders, home):
     prompts = prompts_file(home, (f"x{i} = {i} +" for i in range(3)), "sums")
     done = command(
         drift.main,
@@ -55,8 +49,6 @@ def test_drift_is_shown_written_and_logged_by_width(
         (("--temperature", "nan"), "--temperature: value: Input should be a finite number"),
     ],
 )
-def test_what_is_wrong_is_one_line(
-    command: Command, tmp_path: Path, options: tuple[str, ...], message: str
-) -> None:
+def test_what_is_wrong_is_one_line(command, tmp_path, options, message):
     done = command(drift.main, tmp_path, *options)
     assert_refused(done, message)

@@ -1,7 +1,5 @@
 """Measures of drift: right on distributions that are known, and 0 where nothing drifts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -22,7 +20,7 @@ def distributions(cells: int = 400) -> tuple[np.ndarray, np.ndarray]:
     return target, drifted / drifted.sum()
 
 
-def test_divergence_is_what_the_distributions_have() -> None:
+def test_divergence_is_what_the_distributions_have():
     target, drifted = distributions()
     kl = float((drifted * np.log(drifted / target)).sum())
     found = [
@@ -34,7 +32,7 @@ def test_divergence_is_what_the_distributions_have() -> None:
     assert max(f.p_value for f in found) < 1e-9
 
 
-def test_nothing_is_found_where_nothing_drifts() -> None:
+def test_nothing_is_found_where_nothing_drifts():
     target, _ = distributions()
     found = [
         divergence(np.random.default_rng(seed).multinomial(5_000, target), target)
@@ -46,7 +44,7 @@ def test_nothing_is_found_where_nothing_drifts() -> None:
     assert sum(f.p_value < 0.05 for f in found) <= 6
 
 
-def test_what_cannot_happen_must_not() -> None:
+def test_what_cannot_happen_must_not():
     target = np.array([0.5, 0.5, 0.0])
     found = divergence(np.array([500, 499, 1]), target)
     assert found.p_value == 0.0
@@ -55,7 +53,7 @@ def test_what_cannot_happen_must_not() -> None:
 
 
 @torch.inference_mode()
-def test_likelihoods_are_those_of_one_text_at_a_time(tiny_pair: Pair) -> None:
+def test_likelihoods_are_those_of_one_text_at_a_time(tiny_pair):
     generator = torch.Generator().manual_seed(0)
     texts = [
         (torch.randint(1, 300, (n,), generator=generator).tolist(), [7, 8, *range(9, 9 + n)])
@@ -84,7 +82,7 @@ def greedy(pair: Pair, prompt: list[int], new_tokens: int) -> list[int]:
     return generation.tokens
 
 
-def test_a_configuration_writes_texts_that_are_scored_by_prompt(tiny_pair: Pair) -> None:
+def test_a_configuration_writes_texts_that_are_scored_by_prompt(tiny_pair):
     prompts = [(5, 6, 7), tuple(range(9, 30))]
     configuration = Configuration(sampling=Sampling(temperature=0.7))
     written = write(tiny_pair, configuration, prompts, texts=3, max_new_tokens=6)
@@ -99,7 +97,7 @@ def test_a_configuration_writes_texts_that_are_scored_by_prompt(tiny_pair: Pair)
     assert written.mean == pytest.approx(sum(scores) / sum(map(len, outputs)), abs=1e-4)
 
 
-def test_prompts_are_compared_in_pairs() -> None:
+def test_prompts_are_compared_in_pairs():
     rng = np.random.default_rng(0)
     tokens = np.full(30, 64)
     hardness = rng.normal(-3, 1, 30)  # prompts differ more than methods do

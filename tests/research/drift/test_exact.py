@@ -1,7 +1,5 @@
 """What target-initialised trees write, enumerated: the target's distribution for width 1."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -36,8 +34,8 @@ def drift(pair: Pair, branching: tuple[int, ...], sampling: Sampling, **options:
 @pytest.mark.parametrize("sampling", WARPED)
 @pytest.mark.parametrize("replacement", [False, True])
 def test_width_one_is_the_targets_distribution_by_enumeration(
-    pair: Pair, branching: tuple[int, ...], sampling: str, replacement: bool
-) -> None:
+    pair, branching, sampling, replacement
+):
     options = {"draft": FAR, "replacement": replacement}
     kl, variation = drift(pair, branching, WARPED[sampling], **options)
     assert kl == pytest.approx(0, abs=1e-6)
@@ -45,15 +43,13 @@ def test_width_one_is_the_targets_distribution_by_enumeration(
 
 
 @pytest.mark.parametrize(("sampling", "draft"), [("plain", NEAR), ("top-k", FAR), ("top-p", FAR)])
-def test_it_drifts_further_with_every_token_to_begin_with(
-    pair: Pair, draft: str, sampling: str
-) -> None:
+def test_it_drifts_further_with_every_token_to_begin_with(pair, draft, sampling):
     by_width = [drift(pair, (w, 2, 2), WARPED[sampling], draft=draft) for w in (1, 2, 3)]
     assert by_width[0][0] + 0.02 < by_width[1][0] < by_width[2][0]
     assert by_width[0][1] + 0.05 < by_width[1][1] < by_width[2][1]
 
 
-def test_without_candidates_to_prefer_a_beginning_for_nothing_drifts(pair: Pair) -> None:
+def test_without_candidates_to_prefer_a_beginning_for_nothing_drifts(pair):
     assert drift(pair, (3,), PLAIN, draft=FAR) == pytest.approx((0, 0), abs=1e-6)
 
 
@@ -61,9 +57,7 @@ def test_without_candidates_to_prefer_a_beginning_for_nothing_drifts(pair: Pair)
     ("branching", "sampling", "replacement"),
     [((4, 2, 1), "plain", True), ((3, 3), "top-k", False)],
 )
-def test_the_engine_writes_what_was_enumerated(
-    pair: Pair, branching: tuple[int, ...], sampling: str, replacement: bool
-) -> None:
+def test_the_engine_writes_what_was_enumerated(pair, branching, sampling, replacement):
     drafter = TargetTreeSettings(draft=FAR, branching=branching, replacement=replacement)
     configuration = Configuration(drafter=drafter, sampling=WARPED[sampling])
     counts = sample_counts(pair, configuration, 3_000, 3)
@@ -71,13 +65,13 @@ def test_the_engine_writes_what_was_enumerated(
     assert goodness_of_fit(counts, exact_distribution(pair, WARPED[sampling], 3)) < 1e-9
 
 
-def test_what_is_not_enumerated_is_refused(pair: Pair) -> None:
+def test_what_is_not_enumerated_is_refused(pair):
     coupled = Sampling(temperature=1.0, coupling="gumbel")
     for sampling in (Sampling(), coupled):
         with pytest.raises(ValueError, match="only rejection sampling"):
             written_distribution(pair, TargetTreeSettings(draft=FAR), sampling, 2)
 
 
-def test_divergence_of_known_distributions() -> None:
+def test_divergence_of_known_distributions():
     target, written = np.array([0.5, 0.5, 0.0]), np.array([1.0, 0.0, 0.0])
     assert exact_divergence(written, target) == pytest.approx((np.log(2), 0.5))

@@ -1,9 +1,5 @@
 """Along a long text, every round is put down where its text stood."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -33,7 +29,7 @@ def long_form(tiny_pair: Pair) -> LongForm:
     return measure_long_form(tiny_pair, [chain], PROMPTS, EDGES, repeats=2)
 
 
-def test_every_configuration_writes_the_same_texts_to_their_end(long_form: LongForm) -> None:
+def test_every_configuration_writes_the_same_texts_to_their_end(long_form):
     rounds = long_form.rounds
     written = rounds.groupby(["configuration", "repeat", "text"])["generated"].sum()
     # A text's first token is read with its prompt.
@@ -43,7 +39,7 @@ def test_every_configuration_writes_the_same_texts_to_their_end(long_form: LongF
     assert (rounds["context"] >= [len(PROMPTS[text]) + 1 for text in rounds["text"]]).all()
 
 
-def test_a_range_has_the_rounds_that_begin_in_it(long_form: LongForm) -> None:
+def test_a_range_has_the_rounds_that_begin_in_it(long_form):
     table = long_form.table().set_index(["configuration", "up_to"])
     base, chain = long_form.labels
     tokens = table.loc[base, "tokens"]
@@ -80,9 +76,7 @@ class Interrupt(Observer):
             raise KeyboardInterrupt
 
 
-def test_an_interrupted_run_goes_on_with_the_texts_it_has(
-    tiny_pair: Pair, long_form: LongForm, tmp_path: Path
-) -> None:
+def test_an_interrupted_run_goes_on_with_the_texts_it_has(tiny_pair, long_form, tmp_path):
     chain = [c for c in long_form.configurations if c.drafter is not None]
     arguments = (tiny_pair, chain, PROMPTS, EDGES, 1.0, 2)
     with pytest.raises(KeyboardInterrupt):
@@ -102,9 +96,7 @@ def test_an_interrupted_run_goes_on_with_the_texts_it_has(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_text_of_a_head_that_was_trained_anew_is_not_gone_on_with(
-    tiny_pair: Pair, tmp_path: Path
-) -> None:
+def test_a_text_of_a_head_that_was_trained_anew_is_not_gone_on_with(tiny_pair, tmp_path):
     policy = SpecDecPlusPlusSettings(head=str(tmp_path / "head"))
     drafting = Configuration(drafter=DraftModelSettings(policy=policy))
     texts, request = LongTexts(tmp_path / "texts", tiny_pair), Request("r", PROMPTS[0], 8)
@@ -116,7 +108,7 @@ def test_a_text_of_a_head_that_was_trained_anew_is_not_gone_on_with(
     assert texts.get(drafting, request, 0) is None
 
 
-def test_ranges_end_with_what_the_pair_holds() -> None:
+def test_ranges_end_with_what_the_pair_holds():
     assert ranges_for(2000, [(1,) * 130, (1,)]) == (256, 512, 1024, 2000)
     assert ranges_for(512, [(1,)]) == (128, 256, 512)
 
@@ -125,6 +117,6 @@ def test_ranges_end_with_what_the_pair_holds() -> None:
     ("edges", "message"),
     [((8, 64), "a prompt has 10 tokens"), ((64, 10**6), "is more than the")],
 )
-def test_ranges_that_cannot_be(tiny_pair: Pair, edges: tuple[int, ...], message: str) -> None:
+def test_ranges_that_cannot_be(tiny_pair, edges, message):
     with pytest.raises(UserError, match=message):
         measure_long_form(tiny_pair, [], PROMPTS, edges)

@@ -1,7 +1,5 @@
 """SVIP's bounds lie below the acceptance rate, and the fit of γ finds the truth."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

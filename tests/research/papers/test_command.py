@@ -1,7 +1,5 @@
 """`specdec lab papers` writes every table, repeats no work when resumed, and refuses bad plans."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -31,9 +29,8 @@ from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.datastores.datastore import open_datastore
 from specdec_core.models.fingerprints import fingerprints, tokenizer_digest
 from specdec_core.models.loading import load_tokenizer
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.observer import RecordingObserver
-from tests.commands import Command, assert_refused, stopped
+from tests.commands import assert_refused, stopped
 from tests.conftest import chat_tokenizer, save_random_head
 from tests.observers import Heard
 
@@ -116,8 +113,8 @@ def unmeasured(asked: PaperPlan) -> PapersResult:
 
 @pytest.mark.long
 def test_tables_are_measured_and_written_and_an_interrupted_run_goes_on(
-    command: Command, ray_running: None, tiny_spec: PairSpec, tmp_path: Path
-) -> None:
+    command, ray_running, tiny_spec, tmp_path
+):
     config, home = tmp_path / "papers.yaml", tmp_path / "home"
     config.write_text(json.dumps(plan(tmp_path, tiny_spec)))  # JSON is YAML
     blocks = home / "papers" / "mine" / "blocks"
@@ -184,8 +181,8 @@ def test_tables_are_measured_and_written_and_an_interrupted_run_goes_on(
 
 @pytest.mark.long
 def test_the_page_records_what_its_sections_need_and_takes_what_is_there(
-    command: Command, ray_running: None, tiny_spec: PairSpec, tmp_path: Path
-) -> None:
+    command, ray_running, tiny_spec, tmp_path
+):
     config, home, page = tmp_path / "papers.yaml", tmp_path / "home", tmp_path / "page.md"
     content = plan(tmp_path, tiny_spec)
     content["tables"] = {"once": content["tables"]["once"]}
@@ -253,7 +250,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_bad_plan_is_one_line(case: str, tiny_spec: PairSpec, tmp_path: Path) -> None:
+def test_a_bad_plan_is_one_line(case, tiny_spec, tmp_path):
     (*path, last), value, message = BROKEN[case]
     content = plan(tmp_path, tiny_spec)
     place = content
@@ -280,15 +277,13 @@ def test_a_bad_plan_is_one_line(case: str, tiny_spec: PairSpec, tmp_path: Path) 
         (["--prompts", "x=y.jsonl"], r"--prompts x=y\.jsonl: .* has no such set"),
     ],
 )
-def test_bad_options_are_one_line_with_exit_code_2(
-    command: Command, arguments: list[str], message: str, tmp_path: Path
-) -> None:
+def test_bad_options_are_one_line_with_exit_code_2(command, arguments, message, tmp_path):
     done = command(papers.main, tmp_path, *arguments)
     assert_refused(done, message)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_papers_plan_holds_for_any_pair() -> None:
+def test_the_papers_plan_holds_for_any_pair():
     plan = load_paper_plan(PAPERS)
     assert set(plan.needs()) <= set(plan.datastores)
     other = load_paper_plan(PAPERS, pair={"target": "org/large", "drafts": {"mini": "org/mini"}})
@@ -308,7 +303,7 @@ def test_the_papers_plan_holds_for_any_pair() -> None:
     assert "Dynamic tree" not in names
 
 
-def test_a_plan_may_extend_another(tiny_spec: PairSpec, tmp_path: Path) -> None:
+def test_a_plan_may_extend_another(tiny_spec, tmp_path):
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(plan(tmp_path, tiny_spec)))
     config = tmp_path / "own.yaml"
     own = {
@@ -340,7 +335,7 @@ def test_a_plan_may_extend_another(tiny_spec: PairSpec, tmp_path: Path) -> None:
         ("missing.yaml", "missing.yaml: no such file"),
     ],
 )
-def test_a_plan_that_extends_nothing_is_refused(other: Any, message: str, tmp_path: Path) -> None:
+def test_a_plan_that_extends_nothing_is_refused(other, message, tmp_path):
     config = tmp_path / "own.yaml"
     config.write_text(yaml.safe_dump({"extends": other}))
     with pytest.raises(UserError) as caught:
@@ -348,7 +343,7 @@ def test_a_plan_that_extends_nothing_is_refused(other: Any, message: str, tmp_pa
     assert str(caught.value).endswith(message)
 
 
-def test_the_chat_models_plan_has_the_papers_tables_on_its_prompts() -> None:
+def test_the_chat_models_plan_has_the_papers_tables_on_its_prompts():
     chat = load_paper_plan(PAPERS.with_name("papers-llm.yaml"))
     assert set(chat.tables) < set(load_paper_plan(PAPERS).tables)
     asked = {name for table in chat.tables.values() for name in table.prompts}
@@ -357,9 +352,7 @@ def test_the_chat_models_plan_has_the_papers_tables_on_its_prompts() -> None:
     assert all(chat.prompts[name].chat_template == "always" for name in names)
 
 
-def test_tables_of_eagle_heads_are_for_pairs_that_have_one(
-    tiny_spec: PairSpec, tmp_path: Path
-) -> None:
+def test_tables_of_eagle_heads_are_for_pairs_that_have_one(tiny_spec, tmp_path):
     content = plan(tmp_path, tiny_spec)
     content["tables"]["methods"]["eagle"] = True
     observer = HeardRecording()
@@ -375,9 +368,7 @@ def test_tables_of_eagle_heads_are_for_pairs_that_have_one(
         with_own_heads(loaded(tmp_path, content))
 
 
-def test_sections_are_computed_from_recordings_of_draft_models(
-    tiny_spec: PairSpec, tmp_path: Path
-) -> None:
+def test_sections_are_computed_from_recordings_of_draft_models(tiny_spec, tmp_path):
     content = plan(tmp_path, tiny_spec)
     content["pair"]["drafts"]["eagle"] = "bundled:smollm2-eagle"
     name = next(iter(content["prompts"]))
@@ -389,7 +380,7 @@ def test_sections_are_computed_from_recordings_of_draft_models(
     assert wanted.mixing == 0.15  # without which there are no examples of SpecDec++'s head
 
 
-def test_a_result_of_other_weights_is_not_delivered(tiny_spec: PairSpec, tmp_path: Path) -> None:
+def test_a_result_of_other_weights_is_not_delivered(tiny_spec, tmp_path):
     """Interrupted between its last block and its end, a run has only to be delivered."""
     content = plan(tmp_path, tiny_spec)
     asked, weights = loaded(tmp_path, content), fingerprints(tiny_spec)
@@ -405,7 +396,7 @@ def test_a_result_of_other_weights_is_not_delivered(tiny_spec: PairSpec, tmp_pat
         run_papers(asked, tmp_path, "other")
 
 
-def test_other_words_are_no_other_measurement(tiny_spec: PairSpec, tmp_path: Path) -> None:
+def test_other_words_are_no_other_measurement(tiny_spec, tmp_path):
     content = plan(tmp_path, tiny_spec)
     asked = loaded(tmp_path, content)
     table = content["tables"]["methods"]
@@ -423,8 +414,8 @@ def test_other_words_are_no_other_measurement(tiny_spec: PairSpec, tmp_path: Pat
 
 
 def test_a_head_that_was_trained_since_has_its_rows_measured(
-    tiny_spec: PairSpec, tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tiny_spec, tiny_pair, tmp_path, monkeypatch
+):
     policy = {"kind": "specdecpp", "head": str(tmp_path / "head"), "threshold": 0.5}
     content = plan(tmp_path, tiny_spec)
     content["tables"]["methods"]["rows"].append(
@@ -445,9 +436,7 @@ def test_a_head_that_was_trained_since_has_its_rows_measured(
     assert looked_for[0] == looked_for[1] != looked_for[2]
 
 
-def test_sections_of_recordings_are_left_out_for_a_pair_without_draft_models(
-    tiny_spec: PairSpec, tmp_path: Path
-) -> None:
+def test_sections_of_recordings_are_left_out_for_a_pair_without_draft_models(tiny_spec, tmp_path):
     content = plan(tmp_path, tiny_spec)
     content["pair"]["drafts"] = {"eagle": "bundled:smollm2-eagle"}
     content["recordings"] = {"texts": {"prompts": ["sums"], "limit": 1}}
@@ -462,7 +451,7 @@ class HeardRecording(Heard, RecordingObserver):
     pass
 
 
-def test_bandits_choose_among_the_rows_of_their_table() -> None:
+def test_bandits_choose_among_the_rows_of_their_table():
     """The table can say how a bandit compares with its best arm."""
     plan = load_paper_plan(PAPERS)
     rows = [c for m in plan.methods("banditspec") for c in m.configurations]
@@ -472,7 +461,7 @@ def test_bandits_choose_among_the_rows_of_their_table() -> None:
         assert {Configuration(drafter=arm) for arm in bandit.arms} <= set(rows)
 
 
-def test_tables_and_prompts_can_be_fewer(tiny_spec: PairSpec, tmp_path: Path) -> None:
+def test_tables_and_prompts_can_be_fewer(tiny_spec, tmp_path):
     content = plan(tmp_path, tiny_spec)
     few = loaded(tmp_path, content, only=["lengths"], limit=1, repeats=1)
     assert list(few.tables) == ["lengths"]
@@ -484,7 +473,7 @@ def test_tables_and_prompts_can_be_fewer(tiny_spec: PairSpec, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("config", ["papers.yaml", "papers-llm.yaml"])
-def test_a_limit_leaves_enough_prompts_to_learn_from(config: str, tmp_path: Path) -> None:
+def test_a_limit_leaves_enough_prompts_to_learn_from(config, tmp_path):
     """A split into train, dev and test is not possible with four."""
     few = load_paper_plan(PAPERS.with_name(config), limit=4)
     limits = {
@@ -495,9 +484,7 @@ def test_a_limit_leaves_enough_prompts_to_learn_from(config: str, tmp_path: Path
     assert max(limits.values()) == 4
 
 
-def test_datastores_are_built_where_they_are_missing(
-    tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_datastores_are_built_where_they_are_missing(tiny_spec, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "for i in range(9): print(i)"}')
@@ -528,9 +515,7 @@ def test_datastores_are_built_where_they_are_missing(
         with_datastores(needing.renamed({"mine": "gone"}), other)
 
 
-def test_one_template_may_render_all_sets_and_a_mixture_keeps_its_parts(
-    tiny_spec: PairSpec, tmp_path: Path
-) -> None:
+def test_one_template_may_render_all_sets_and_a_mixture_keeps_its_parts(tiny_spec, tmp_path):
     content = plan(tmp_path, tiny_spec)
     tokenizer = chat_tokenizer()
     asked = loaded(tmp_path, content, chat_template="always", pair={"runner": {"max_length": 99}})

@@ -1,7 +1,5 @@
 """The parts of decoding are told apart, and are parts of its time."""
 
-from __future__ import annotations
-
 import pytest
 
 from research.papers.component_times import (
@@ -16,12 +14,11 @@ from research.papers.component_times import (
 from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from specdec_core.drafting.post_use.settings import PostUseSettings
 from specdec_core.engine import Request
-from specdec_core.models.pair import Pair
 
 METHOD = PostUseSettings(policy=PreCutSettings(max_tokens=8, target_cost=4))
 
 
-def test_components_are_counted_where_they_happen(tiny_pair: Pair) -> None:
+def test_components_are_counted_where_they_happen(tiny_pair):
     requests = [Request(str(i), (5, 9, 5, 9, 5), 40, ignore_eos=True) for i in range(2)]
     found = component_times(tiny_pair, requests, METHOD)
     table = found.table.set_index("component")

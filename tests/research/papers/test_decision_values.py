@@ -1,7 +1,5 @@
 """Decision models are judged on candidates that they have not seen, by what became of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -18,7 +16,7 @@ from tests.specdec_core.drafting.heads.examples import learnable
 SETTINGS = HeadTrainingSettings(learning_rate=3e-2, batch_size=128, epochs=4)
 
 
-def test_a_rule_that_can_be_learned_parts_the_outcomes_and_noise_does_not() -> None:
+def test_a_rule_that_can_be_learned_parts_the_outcomes_and_noise_does_not():
     examples = learnable("t2")
     shuffled = np.random.default_rng(0).permutation(examples.labels)
     learned = judged(examples, SETTINGS)
@@ -28,7 +26,7 @@ def test_a_rule_that_can_be_learned_parts_the_outcomes_and_noise_does_not() -> N
     assert learned.overlap < noise.overlap
 
 
-def test_shares_and_errors_follow_from_values_and_outcomes() -> None:
+def test_shares_and_errors_follow_from_values_and_outcomes():
     values, accepted = np.array([0.1, 0.3, 0.5, 0.96, 0.96]), np.array([0.0, 1.0, 0.0, 1.0, 1.0])
     found = DecisionValues("t1", "draft", 9, values, accepted)
     assert found.stopped == pytest.approx(1 / 3)
@@ -45,7 +43,7 @@ def test_shares_and_errors_follow_from_values_and_outcomes() -> None:
     assert half.overlap == pytest.approx(1)
 
 
-def test_the_section_has_the_first_models_overlap() -> None:
+def test_the_section_has_the_first_models_overlap():
     table = pd.DataFrame(
         {
             "kind": "t1", "draft": "small", "trained": 99,

@@ -1,7 +1,5 @@
 """A recording tells the best length of each round, and which phrases are drafted again."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -39,9 +37,7 @@ def decoding(pair: Pair, length: int) -> Engine:
     return Engine(pair, Configuration(drafter=DraftModelSettings(policy=policy)))
 
 
-def test_the_best_length_of_a_round_is_what_the_target_accepts(
-    tiny_pair: Pair, replay: Replay
-) -> None:
+def test_the_best_length_of_a_round_is_what_the_target_accepts(tiny_pair, replay):
     found = best_lengths(replay, COST)
     live = decoding(tiny_pair, found.fixed).generate(requests(PROMPTS))
     rounds = {(g.request_id, n): r for g in live for n, r in enumerate(g.rounds)}
@@ -55,9 +51,7 @@ def test_the_best_length_of_a_round_is_what_the_target_accepts(
     assert found.rounds["length"].max() > found.fixed  # not cut where the draft is
 
 
-def test_the_best_fixed_length_is_the_fastest_by_the_papers_equation(
-    tiny_pair: Pair, replay: Replay
-) -> None:
+def test_the_best_fixed_length_is_the_fastest_by_the_papers_equation(tiny_pair, replay):
     found = best_lengths(replay, COST)
     assert list(found.lengths["length"]) == list(range(1, 11))
     speeds = {}
@@ -100,7 +94,7 @@ def naive(pair: Pair, generations: list[Generation], rounds: list[tuple]) -> pd.
     return frame.groupby(["call", "tokens", "of"])["again"].agg(["size", "mean"]).reset_index()
 
 
-def test_phrases_that_come_again_are_those_of_decoding(tiny_pair: Pair, replay: Replay) -> None:
+def test_phrases_that_come_again_are_those_of_decoding(tiny_pair, replay):
     engine = decoding(tiny_pair, K)
     propose, observe = engine.drafter.propose, engine.drafter.observe
     rounds: list[tuple] = []

@@ -1,18 +1,13 @@
 """Improved MCSD's quality by width is that of texts written for the recorded prompts."""
 
-from __future__ import annotations
-
-import pytest
-
 from research.papers import mcsd
 from research.papers.sections.mcsd import MCSD
-from specdec_core.models.pair import Pair
 from tests.specdec_core.recordings.test_record import record
 
 
 def test_every_width_is_held_against_the_targets_own_texts(
-    tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tiny_pair, tmp_path_factory, monkeypatch
+):
     monkeypatch.setattr(mcsd, "LONGEST", 6)
     sets = {
         name: record(tiny_pair, tmp_path_factory.mktemp(name), prompts=prompts)

@@ -1,7 +1,5 @@
 """The page on the papers names what is there, and shows what was measured."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -44,7 +42,7 @@ EXHIBITS = {  # how many figures and tables the papers have
 }
 
 
-def test_every_method_has_its_code_its_test_and_its_row() -> None:
+def test_every_method_has_its_code_its_test_and_its_row():
     keys = [section.key for section in SECTIONS]
     papers = load_methods(METHODS, load_paper_plan(PAPERS), keys)
     assert len(papers) == 5
@@ -80,7 +78,7 @@ def test_every_method_has_its_code_its_test_and_its_row() -> None:
         ("{section: svip-t4}", "{section: svip-t9}", "no section 'svip-t9'"),
     ],
 )
-def test_a_method_of_no_table_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_a_method_of_no_table_is_refused(tmp_path, old, new, said):
     file = tmp_path / "methods.yaml"
     file.write_text(METHODS.read_text().replace(old, new))
     with pytest.raises(UserError, match=said):
@@ -121,7 +119,7 @@ PAPER = Paper.model_validate(
 )
 
 
-def test_the_page_has_both_numbers_and_every_figure(result: PapersResult) -> None:  # noqa: F811
+def test_the_page_has_both_numbers_and_every_figure(result):  # noqa: F811
     text, figures = papers_page(result, [PAPER], "specdec lab papers")
     low, high = measured_range(result, PAPER.methods[0].ours)
     assert low < high
@@ -161,7 +159,7 @@ def test_a_section_has_both_numbers_its_setting_and_its_figure(
     assert "lengths-2.svg" not in figures
 
 
-def test_rows_with_the_head_of_another_pair_are_left_out() -> None:
+def test_rows_with_the_head_of_another_pair_are_left_out():
     def rows(plan: PaperPlan) -> list[str]:
         return [row.name for row in plan.tables["specdecpp-1"].rows]
 
@@ -177,7 +175,7 @@ def test_rows_with_the_head_of_another_pair_are_left_out() -> None:
     assert "SpecDec++, h=0.1 is left out" in watching.warnings[0]
 
 
-def test_a_table_of_the_second_draft_uses_it_or_is_left_out(tmp_path: Path) -> None:
+def test_a_table_of_the_second_draft_uses_it_or_is_left_out(tmp_path):
     both = load_paper_plan(PAPERS, only=["specdecpp-4"])
     drafts = [m.configurations[0].draft for m in both.methods("specdecpp-4")]
     assert set(drafts) == {list(both.pair.drafts)[1]}

@@ -1,7 +1,5 @@
 """α of improved MCSD is the accepted path over the maximum depth."""
 
-from __future__ import annotations
-
 import pytest
 
 from research.papers.result import path_rate
@@ -22,7 +20,7 @@ def decoded(drafted: int | None = None, first_generates: int = 1) -> Generation:
     return whole
 
 
-def test_it_is_the_accepted_path_over_the_maximum_depth() -> None:
+def test_it_is_the_accepted_path_over_the_maximum_depth():
     # 6 of the 9 tokens were drafted, in the three rounds that could have drafted 4 each
     assert path_rate([decoded()], depth=4) == pytest.approx(6 / 12)
     assert path_rate([decoded(), decoded()], depth=6) == pytest.approx(12 / 36)
@@ -31,14 +29,14 @@ def test_it_is_the_accepted_path_over_the_maximum_depth() -> None:
     assert path_rate([], depth=4) == path_rate([decoded()], depth=0) == 0
 
 
-def test_the_end_of_a_request_leaves_less_room() -> None:
+def test_the_end_of_a_request_leaves_less_room():
     cut = decoded()
     cut.finish_reason = "length"
     # 7, 3 and 1 tokens could still be drafted
     assert path_rate([cut], depth=4) == pytest.approx(6 / (4 + 3 + 1))
 
 
-def test_tokens_that_the_target_began_with_count_on_neither_side() -> None:
+def test_tokens_that_the_target_began_with_count_on_neither_side():
     begun = decoded(first_generates=0)
     begun.origins = [TokenOrigin.TARGET, D, D, B, TokenOrigin.TARGET, C, TokenOrigin.TARGET, D]
     assert path_rate([begun], depth=4) == pytest.approx(3 / 12)

@@ -1,9 +1,6 @@
 """Post-use's tables are computed from recordings, for every set and draft."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -38,7 +35,7 @@ def greedy(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return {"texts": record(tiny_pair, folder, prompts=PROMPTS, max_draft=12)}
 
 
-def test_tables_are_those_of_each_set_and_draft(greedy: dict[str, Recording]) -> None:
+def test_tables_are_those_of_each_set_and_draft(greedy):
     replay = Replay(greedy["texts"])
     found, expected = rounds(greedy, PROFILE), best_lengths(replay, 3.0)
     assert list(found["length"]) == list(expected.rounds["length"])
@@ -51,7 +48,7 @@ def test_tables_are_those_of_each_set_and_draft(greedy: dict[str, Recording]) ->
     assert list(phrases(greedy)["share"]) == list(recycled(replay)["share"])
 
 
-def test_each_section_has_the_papers_finding_and_ours(greedy: dict[str, Recording]) -> None:
+def test_each_section_has_the_papers_finding_and_ours(greedy):
     inputs = {"greedy": greedy, TIMES: PROFILE}
     for section in POST_USE:
         table = section.study.measure(*(inputs[name] for name in section.study.needs))
@@ -67,7 +64,7 @@ def test_each_section_has_the_papers_finding_and_ours(greedy: dict[str, Recordin
     assert POST_USE[2].ours(confidences(greedy)).startswith("correlation ")
 
 
-def test_a_pair_of_heads_alone_has_no_such_tables(greedy: dict[str, Recording]) -> None:
+def test_a_pair_of_heads_alone_has_no_such_tables(greedy):
     header = greedy["texts"].header.model_copy(update={"eagle_heads": ("draft",)})
     headed = {"texts": replace(greedy["texts"], header=header)}
     for table in (phrases, confidences, values):
@@ -75,18 +72,14 @@ def test_a_pair_of_heads_alone_has_no_such_tables(greedy: dict[str, Recording]) 
             table(headed)
 
 
-def test_components_are_timed_on_the_recorded_prompts(
-    greedy: dict[str, Recording], tmp_path: Path
-) -> None:
+def test_components_are_timed_on_the_recorded_prompts(greedy, tmp_path):
     table = components(greedy)
     assert table["share"].sum() == pytest.approx(1)
     assert set(table["tokens"]) == {sum(map(len, greedy["texts"].prompts.outputs))}
     table.to_parquet(tmp_path / "components.parquet")
 
 
-def test_prefixes_are_what_the_draft_model_writes(
-    tiny_pair: Pair, greedy: dict[str, Recording]
-) -> None:
+def test_prefixes_are_what_the_draft_model_writes(tiny_pair, greedy):
     replay, longest = Replay(greedy["texts"]), 4
     track, prompts = replay.track(), replay.recording.prompts
     table = prefixes(track, longest)
@@ -108,7 +101,7 @@ def test_prefixes_are_what_the_draft_model_writes(
     assert np.allclose([r[1] for r in rows], [e[1] for e in expected], rtol=1e-4)
 
 
-def test_bins_of_confidence_hold_every_prefix_once() -> None:
+def test_bins_of_confidence_hold_every_prefix_once():
     rng = np.random.default_rng(0)
     product = np.append(rng.uniform(0, 1, 4000), [0.0, 1.0])
     accepted = rng.uniform(0, 1, len(product)) < product

@@ -1,10 +1,7 @@
 """Sections of several papers say what the studies behind them say of the same recordings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -38,7 +35,7 @@ def greedy(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Sets:
     return {"code": record(tiny_pair, tmp_path_factory.mktemp("greedy"), max_draft=40)}
 
 
-def test_no_policy_beats_the_oracle_and_heads_of_other_pairs_are_left_out(greedy: Sets) -> None:
+def test_no_policy_beats_the_oracle_and_heads_of_other_pairs_are_left_out(greedy):
     others = {"other": "bundled:small-specdecpp-d3-w1"}
     table = replayed.policies(greedy, PROFILE, others).set_index("family")
     assert set(table.index) == {"fixed", "confidence_product", "svip", "oracle"}
@@ -47,7 +44,7 @@ def test_no_policy_beats_the_oracle_and_heads_of_other_pairs_are_left_out(greedy
     assert table.loc["fixed", "over_fixed"] == 0
 
 
-def test_each_head_is_a_family_of_its_own(tiny_pair: Pair, tmp_path: Path) -> None:
+def test_each_head_is_a_family_of_its_own(tiny_pair, tmp_path):
     prints = dict(tiny_pair.fingerprints)
     sets = {"code": record(tiny_pair, tmp_path / "own", max_draft=40, fingerprints=prints)}
     heads = {}
@@ -64,7 +61,7 @@ def test_each_head_is_a_family_of_its_own(tiny_pair: Pair, tmp_path: Path) -> No
     assert table["over_fixed"].tolist() == pytest.approx(over.tolist())
 
 
-def test_regret_is_against_the_arm_with_the_fewest_rounds(greedy: Sets) -> None:
+def test_regret_is_against_the_arm_with_the_fewest_rounds(greedy):
     table = replayed.regret(greedy, PROFILE)
     assert list(table["kind"]) == ["arm"] * len(replayed.ARMS) + ["bandit"] * 4
     assert list(table["name"][-4:]) == list(replayed.BANDITS)
@@ -77,7 +74,7 @@ def test_regret_is_against_the_arm_with_the_fewest_rounds(greedy: Sets) -> None:
     assert arms.loc[best, "best_rounds"] == pytest.approx(tokens / arms.loc[best, "mat"])
 
 
-def test_bounds_add_up_over_prompts_for_bandits_that_the_theorems_cover(greedy: Sets) -> None:
+def test_bounds_add_up_over_prompts_for_bandits_that_the_theorems_cover(greedy):
     table = replayed.regret(greedy, PROFILE).set_index("name")
     assert list(table.index[table["bound"].notna()]) == ["EXP3Spec", "UCBSpec"]
     replay = Replay(greedy["code"], hidden=False)
@@ -100,9 +97,7 @@ def decoded(spec: PairSpec) -> DecodedPrompts:
     return DecodedPrompts(result, {})
 
 
-def test_setting_two_decodes_several_requests_at_once(
-    greedy: Sets, tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_setting_two_decodes_several_requests_at_once(greedy, tiny_spec, monkeypatch):
     batches, generate = [], Engine.generate
 
     def counted(self: Engine, requests: Sequence[Request]) -> list[Generation]:
@@ -116,7 +111,7 @@ def test_setting_two_decodes_several_requests_at_once(
     assert (table.loc[table["kind"] == "arm", "regret_rounds"] >= 0).all()
 
 
-def test_every_section_is_drawn_from_its_table(greedy: Sets, tiny_spec: PairSpec) -> None:
+def test_every_section_is_drawn_from_its_table(greedy, tiny_spec):
     inputs = {"greedy": greedy, TIMES: PROFILE, TABLES: decoded(tiny_spec), OWN_HEADS: {}}
     for section in REPLAYED:
         table = section.study.measure(*(inputs[name] for name in section.study.needs))

@@ -1,7 +1,5 @@
 """Thresholds of SpecDec++'s Table 3 are chosen on dev, and shown on what no head has seen."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -48,9 +46,7 @@ def table(mixed: Recording, judged: Recording) -> pd.DataFrame:
         return specdecpp.heads({"corpus": mixed}, {"more": judged, "same": mixed}, PROFILE)
 
 
-def test_every_set_is_of_prompts_that_no_head_has_seen(
-    table: pd.DataFrame, mixed: Recording, judged: Recording
-) -> None:
+def test_every_set_is_of_prompts_that_no_head_has_seen(table, mixed, judged):
     assert set(table["prompts"]) == {"dev", "test", "more"}  # of "same" all were learned from
     assert set(table["name"]) == {
         *("specdecpp-d0-w6", "specdecpp-d3-w6"),
@@ -71,7 +67,7 @@ def test_every_set_is_of_prompts_that_no_head_has_seen(
             assert row["speedup"] == pytest.approx(rounds.generated[mine].sum() / seconds)
 
 
-def test_what_is_fastest_on_dev_is_shown_beside_each_sets_own_best() -> None:
+def test_what_is_fastest_on_dev_is_shown_beside_each_sets_own_best():
     speeds = {"dev": (1.2, 1.5), "test": (1.4, 1.3), "code": (1.0, 1.1)}
     table = pd.DataFrame(
         {"name": "head", "prompts": prompts, "setting": h, "speedup": speedup}
@@ -86,10 +82,9 @@ def test_what_is_fastest_on_dev_is_shown_beside_each_sets_own_best() -> None:
     assert "dev" not in found.index
 
 
-def test_a_head_stands_beside_the_papers_numbers(table: pd.DataFrame) -> None:
+def test_a_head_stands_beside_the_papers_numbers(table):
     [section] = SPECDECPP
     shown = section.section(table).shown
-    assert shown is not None
     assert list(shown[""])[-2:] == [specdecpp.FIXED, specdecpp.PRODUCT]
     [row] = shown[(shown["w_rej"] == "6") & (shown["D"] == "3")].to_dict("records")
     assert row["paper: train / eval KL"] == "0.617 / 0.582"

@@ -1,10 +1,5 @@
 """A study's table is kept as soon as it is there, and computed again only for other inputs."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -30,7 +25,7 @@ def inputs(**numbers: int) -> dict[str, Input]:
     return {name: Input(f"is {n}", lambda n=n: n) for name, n in numbers.items()}
 
 
-def test_a_table_is_computed_once_for_the_same_inputs(tmp_path: Path) -> None:
+def test_a_table_is_computed_once_for_the_same_inputs(tmp_path):
     measure = Counted()
     study = Study("double", ("a",), measure)
     first = study_tables([study], inputs(a=3), tmp_path)["double"]
@@ -43,7 +38,7 @@ def test_a_table_is_computed_once_for_the_same_inputs(tmp_path: Path) -> None:
     assert measure.asked == [3, 4, 3, 3]
 
 
-def test_an_interrupted_run_keeps_the_tables_that_it_has(tmp_path: Path) -> None:
+def test_an_interrupted_run_keeps_the_tables_that_it_has(tmp_path):
     measure = Counted()
     studies = [Study("first", ("a",), measure), Study("second", ("b",), measure)]
     with pytest.raises(KeyboardInterrupt):
@@ -55,7 +50,7 @@ def test_an_interrupted_run_keeps_the_tables_that_it_has(tmp_path: Path) -> None
     assert measure.asked == [3, 5]
 
 
-def test_each_table_is_a_stage_after_those_of_its_inputs(tmp_path: Path) -> None:
+def test_each_table_is_a_stage_after_those_of_its_inputs(tmp_path):
     watching = Heard()
 
     def make() -> int:
@@ -81,9 +76,7 @@ def too_few(number: int) -> pd.DataFrame:
         (("a",), too_few, "1 prompts are too few"),
     ],
 )
-def test_what_cannot_be_computed_is_left_out_with_a_warning(
-    needs: tuple[str, ...], measure: Callable[..., pd.DataFrame], reason: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_computed_is_left_out_with_a_warning(needs, measure, reason, tmp_path):
     watching = Heard()
     studies = [Study("one", needs, measure), Study("double", ("a",), Counted())]
     for _ in range(2):

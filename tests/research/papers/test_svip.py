@@ -1,8 +1,5 @@
 """SVIP's figures and tables from recordings say what the recordings hold."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -70,7 +67,7 @@ def texts(sets: Sets) -> list[tuple[np.ndarray, Track]]:
     return [(np.flatnonzero(track.prompt == n), track) for n in np.unique(track.prompt)]
 
 
-def test_the_oracle_ends_a_round_at_each_rejection(sampled: Sets) -> None:
+def test_the_oracle_ends_a_round_at_each_rejection(sampled):
     runs = []
     for places, track in texts(sampled):
         rejected = np.flatnonzero(~track.trace.agrees[places][1:])
@@ -82,14 +79,14 @@ def test_the_oracle_ends_a_round_at_each_rejection(sampled: Sets) -> None:
     assert (table["variance_low"] <= table["variance_high"]).all()
 
 
-def test_long_texts_have_rows_and_a_line_of_their_own(greedy: Sets, sampled: Sets) -> None:
+def test_long_texts_have_rows_and_a_line_of_their_own(greedy, sampled):
     table = svip.oracle_lengths(greedy, sampled, sampled)
     assert not table.duplicated(["prompts", "sampling", "up_to"]).any()
     figure = SVIP[0].section(table).svg
     assert all(name in figure for name in ("code, greedy", "code, T=1", "code, long, T=1"))
 
 
-def test_divergence_is_of_the_rejected_token_and_of_those_before_it(sampled: Sets) -> None:
+def test_divergence_is_of_the_rejected_token_and_of_those_before_it(sampled):
     expected: dict[int, list[float]] = {offset: [] for offset in range(-4, 1)}
     for places, track in texts(sampled):
         trace = track.trace
@@ -108,7 +105,7 @@ def test_divergence_is_of_the_rejected_token_and_of_those_before_it(sampled: Set
         )
 
 
-def test_lengths_are_those_of_replay_held_against_the_oracle(sampled: Sets) -> None:
+def test_lengths_are_those_of_replay_held_against_the_oracle(sampled):
     [recording] = sampled.values()
     most = recording.header.max_draft
     policies = {"one": {"kind": "fixed", "max_tokens": 1}}
@@ -120,7 +117,7 @@ def test_lengths_are_those_of_replay_held_against_the_oracle(sampled: Sets) -> N
     assert (delta == 1 - np.minimum(track.agreeing[start[free]], most)).all()
 
 
-def test_a_speedup_is_that_of_the_rounds_counts(sampled: Sets) -> None:
+def test_a_speedup_is_that_of_the_rounds_counts(sampled):
     table = svip.speedups(sampled, sampled, PROFILE)
     assert list(dict.fromkeys(table["prompts"])) == ["code", "code, long"]
     [(_, rounds), *_] = svip._replayed(sampled["code"], svip.POLICIES)
@@ -130,13 +127,10 @@ def test_a_speedup_is_that_of_the_rounds_counts(sampled: Sets) -> None:
     assert table["tokens"][0] == np.mean([len(o) for o in sampled["code"].prompts.outputs])
 
 
-def test_every_section_is_drawn_from_its_table(
-    greedy: Sets, sampled: Sets, long_form: LongForm, tmp_path: Path
-) -> None:
+def test_every_section_is_drawn_from_its_table(greedy, sampled, long_form, tmp_path):
     inputs = all_inputs(greedy, sampled, long_form)
     for section in SVIP:
         table = section.study.measure(*(inputs[name] for name in section.study.needs))
-        assert isinstance(table, pd.DataFrame)
         assert len(table), section.key
         shown = section.section(table)
         assert shown.shown is not None

@@ -1,7 +1,5 @@
 """The papers' tables say what was measured: cells, bold, ties, lossy marks, CSV, page, MLflow."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -129,7 +127,7 @@ def rows(sheet: Section) -> dict[str, list[str]]:
     return {row[0].strip("* "): row[1:] for row in cells}
 
 
-def test_rows_are_compared_with_the_row_that_a_table_names(result: PapersResult) -> None:
+def test_rows_are_compared_with_the_row_that_a_table_names(result):
     table = PLAN.tables["methods"].model_copy(update={"against": "Chain"})
     plan = PLAN.model_copy(update={"tables": {"methods": table}})
     [section] = tables(result.model_copy(update={"plan": plan}))
@@ -141,7 +139,7 @@ def test_rows_are_compared_with_the_row_that_a_table_names(result: PapersResult)
     assert tables(result)[0].lines == PLAN.tables["methods"].notes
 
 
-def test_a_column_is_a_prompt_set_and_a_quantity(result: PapersResult) -> None:
+def test_a_column_is_a_prompt_set_and_a_quantity(result):
     methods, _ = tables(result)
     cells = rows(methods)
     assert cells["method"] == [
@@ -153,9 +151,7 @@ def test_a_column_is_a_prompt_set_and_a_quantity(result: PapersResult) -> None:
     assert cells["PLD"][3:] == ["–", "–", "–"]
 
 
-def test_the_best_lossless_method_is_bold_and_what_ties_with_it_is_marked(
-    result: PapersResult,
-) -> None:
+def test_the_best_lossless_method_is_bold_and_what_ties_with_it_is_marked(result):
     cells = rows(tables(result)[0])
     assert cells["PLD"][1].startswith("**2.00×") or cells["UCBSpec"][1].startswith("**2.00×")
     assert cells["UCBSpec"][4].startswith("**2.00×")
@@ -166,7 +162,7 @@ def test_the_best_lossless_method_is_bold_and_what_ties_with_it_is_marked(
     assert cells["UCBSpec"][5] == "**0.500**"
 
 
-def test_csv_has_every_number_of_every_cell(result: PapersResult, tmp_path: Path) -> None:
+def test_csv_has_every_number_of_every_cell(result, tmp_path):
     written(result, tmp_path)
     table = pd.read_csv(tmp_path / "methods.csv").set_index(["method", "prompts"])
     assert len(table) == 9
@@ -179,9 +175,7 @@ def test_csv_has_every_number_of_every_cell(result: PapersResult, tmp_path: Path
     assert list(lengths["λ"]) == [4, 8]
 
 
-def test_the_page_has_every_table_the_findings_and_what_differs(
-    result: PapersResult, tmp_path: Path
-) -> None:
+def test_the_page_has_every_table_the_findings_and_what_differs(result, tmp_path):
     files = written(result, tmp_path)
     assert {file.name for file in files} == {
         *(f"{table}.{kind}" for table in ("methods", "lengths") for kind in ("md", "csv", "svg")),
@@ -199,9 +193,7 @@ def test_the_page_has_every_table_the_findings_and_what_differs(
     assert "<b>0.500</b>" in html
 
 
-def test_findings_compare_with_the_best_chain_and_bandits_with_their_best_arm(
-    result: PapersResult,
-) -> None:
+def test_findings_compare_with_the_best_chain_and_bandits_with_their_best_arm(result):
     lines = findings(result)
     (best,) = [line for line in lines if line.startswith("sums: fastest")]
     assert "fastest is UCBSpec, " in best  # not the lossy one
@@ -214,9 +206,7 @@ def test_findings_compare_with_the_best_chain_and_bandits_with_their_best_arm(
     assert lines[-1] == "code: λ of the highest ratio: Chain at 4 (1.95×)."
 
 
-def test_an_mlflow_run_has_tables_as_artifacts_and_numbers_as_metrics(
-    result: PapersResult, home: Path
-) -> None:
+def test_an_mlflow_run_has_tables_as_artifacts_and_numbers_as_metrics(result, home):
     folder = home / "papers"
     files = [*written(result, folder), result.save(folder)]
     run_id = log(report(result), files, resume=folder)
@@ -283,13 +273,13 @@ def frontier() -> PapersResult:
     )
 
 
-def test_the_papers_sampling_is_decoded(frontier: PapersResult) -> None:
+def test_the_papers_sampling_is_decoded(frontier):
     for method in frontier.plan.methods("rates"):
         assert method.configurations[0].sampling == Sampling(temperature=1.0, top_k=50)
     assert "temperature 1 and top-k 50" in tables(frontier)[0].note
 
 
-def test_forward_times_follow_from_the_decodings(frontier: PapersResult) -> None:
+def test_forward_times_follow_from_the_decodings(frontier):
     times = frontier.forward_times("rates").set_index("setting")
     assert times["t_target"].tolist() == pytest.approx([0.01] * 3, rel=1e-6)
     assert np.isnan(times.loc["autoregressive", "t_draft"])
@@ -301,7 +291,7 @@ def test_forward_times_follow_from_the_decodings(frontier: PapersResult) -> None
     assert shown[0].shown["t_target, ms"].tolist() == ["10.00"] * 3
 
 
-def test_times_that_decodings_do_not_determine_are_left_out(frontier: PapersResult) -> None:
+def test_times_that_decodings_do_not_determine_are_left_out(frontier):
     alone, *_, product = frontier.measured
     alone.forwards["n_target"] = [60] * 5  # a forward's time and the constant cannot be told apart
     product.forwards |= {name: counts[:3] for name, counts in product.forwards.items()}
@@ -309,7 +299,7 @@ def test_times_that_decodings_do_not_determine_are_left_out(frontier: PapersResu
     assert frontier.forward_times("rates")["setting"].tolist() == ["fixed"]
 
 
-def test_the_best_of_a_family_is_held_against_the_best_chain(frontier: PapersResult) -> None:
+def test_the_best_of_a_family_is_held_against_the_best_chain(frontier):
     (line,) = [line for line in findings(frontier) if "against the best fixed K" in line]
     product, chains = frontier.measured[-1], frontier.measured[1:-1]
     best = max(chains, key=lambda m: m.timing.tokens_per_second)

@@ -1,7 +1,5 @@
 """The planner finds the tree that trying all of them finds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
@@ -58,7 +56,7 @@ def branchings(nodes: int, depth: int, most: int) -> Iterator[tuple[int, ...]]:
 
 @pytest.mark.parametrize("acceptance", RATES)
 @pytest.mark.parametrize("depth", [1, 2, 3, 7])
-def test_no_tree_is_better_than_the_planned_one(acceptance: list[float], depth: int) -> None:
+def test_no_tree_is_better_than_the_planned_one(acceptance, depth):
     trees = StaticTrees(acceptance, 7, depth)
     for nodes in range(1, 8):
         best = max(
@@ -75,9 +73,7 @@ def test_no_tree_is_better_than_the_planned_one(acceptance: list[float], depth: 
 
 @pytest.mark.parametrize("acceptance", RATES)
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_no_k_configuration_is_better_than_the_planned_one(
-    acceptance: list[float], depth: int
-) -> None:
+def test_no_k_configuration_is_better_than_the_planned_one(acceptance, depth):
     trees = KConfigurations(acceptance, 14, depth)
     for nodes in (1, 2, 5, 9, 14):
         best = max(
@@ -92,7 +88,7 @@ def test_no_k_configuration_is_better_than_the_planned_one(
         assert planned.depth <= depth
 
 
-def test_a_k_configuration_is_the_tree_that_its_numbers_say() -> None:
+def test_a_k_configuration_is_the_tree_that_its_numbers_say():
     tree = uniform_tree([0.5, 0.2, 0.1, 0.05], (4, 2, 2, 1))
     assert tree.children == ((4,), (2,) * 4, (2,) * 8, (1,) * 16)
     assert (tree.nodes, tree.depth, tree.draft_tokens) == (44, 4, 29)
@@ -101,19 +97,19 @@ def test_a_k_configuration_is_the_tree_that_its_numbers_say() -> None:
     assert tree.expected == pytest.approx(0.85 * (1 + 0.7 * (1 + 0.7 * (1 + 0.5))))
 
 
-def test_the_grid_has_every_configuration_within_its_bounds_once() -> None:
+def test_the_grid_has_every_configuration_within_its_bounds_once():
     assert sorted(k_configurations(14, 4)) == sorted(branchings(14, 4, 14))
     assert sorted(k_configurations(20, 5, most=2)) == sorted(branchings(20, 5, 2))
 
 
 @pytest.mark.parametrize("acceptance", [[], [0.8, 0.4], [0.5, -0.1], [[0.5]]])
-def test_rates_that_are_none_are_refused(acceptance: list[float]) -> None:
+def test_rates_that_are_none_are_refused(acceptance):
     for trees in (KConfigurations, StaticTrees):
         with pytest.raises(ValueError, match="acceptance rates"):
             trees(acceptance, 4, 2)
 
 
-def test_an_uneven_tree_has_no_branching() -> None:
+def test_an_uneven_tree_has_no_branching():
     children = ((2,), (2, 0), (1, 1))
     tree = PlannedTree(children, expected_accepted([0.5, 0.2], children))
     assert tree.branching is None

@@ -1,18 +1,11 @@
 """What is kept of the code that measured."""
 
-from __future__ import annotations
-
 import subprocess
-from pathlib import Path
-
-import pytest
 
 from specdec_core.base import environment
 
 
-def test_changed_code_is_told_and_prompts_beside_it_are_no_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_code_is_told_and_prompts_beside_it_are_no_change(tmp_path, monkeypatch):
     source = tmp_path / "code.py"
     source.write_text("x = 1\n")
     who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]

@@ -1,12 +1,10 @@
 """Files are written whole or not at all."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,10 +21,9 @@ from specdec_core.base.files import (
     remove_leftovers,
     write_atomically,
 )
-from tests.full_disk import SmallDisk
 
 
-def test_an_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path):
     path = write_atomically(tmp_path / "deep" / "file.txt", "old")
 
     def interrupted() -> None:
@@ -40,9 +37,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path: Path) 
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_a_killed_process_leaves_is_not_taken_for_a_file_and_is_removed(
-    tmp_path: Path,
-) -> None:
+def test_what_a_killed_process_leaves_is_not_taken_for_a_file_and_is_removed(tmp_path):
     program = (
         "import os, signal, sys; from pathlib import Path\n"
         "from specdec_core.base.files import atomic_path\n"
@@ -58,9 +53,7 @@ def test_what_a_killed_process_leaves_is_not_taken_for_a_file_and_is_removed(
     assert list(whole.parent.iterdir()) == [whole]
 
 
-def test_a_full_disk_is_one_line_and_leaves_the_old_file_and_no_litter(
-    small_disk: SmallDisk,
-) -> None:
+def test_a_full_disk_is_one_line_and_leaves_the_old_file_and_no_litter(small_disk):
     path = write_atomically(small_disk.folder / "file.txt", "old")
     small_disk.fill()
     with pytest.raises(UserError, match=f"^{path}: cannot be written, {small_disk.reason}; make"):
@@ -71,7 +64,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file_and_no_litter(
     assert write_atomically(path, "x" * 10_000).stat().st_size == 10_000
 
 
-def test_a_full_disk_is_found_behind_what_libraries_make_of_it(small_disk: SmallDisk) -> None:
+def test_a_full_disk_is_found_behind_what_libraries_make_of_it(small_disk):
     small_disk.fill()
 
     def wrapped() -> None:
@@ -99,7 +92,7 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o7777
 
 
-def test_new_files_have_the_permissions_that_the_umask_leaves(umask: None, tmp_path: Path) -> None:
+def test_new_files_have_the_permissions_that_the_umask_leaves(umask, tmp_path):
     assert mode(write_atomically(tmp_path / "file.txt", "text")) == 0o644
     with atomic_path(tmp_path / "weights") as path:
         path.touch(mode=0o600)  # as libraries do
@@ -117,7 +110,7 @@ def test_new_files_have_the_permissions_that_the_umask_leaves(umask: None, tmp_p
     assert mode(tmp_path / "secret") == 0o600
 
 
-def test_replaced_files_keep_their_permissions(umask: None, tmp_path: Path) -> None:
+def test_replaced_files_keep_their_permissions(umask, tmp_path):
     file = write_atomically(tmp_path / "file.txt", "old")
     file.chmod(0o640)
     assert mode(write_atomically(file, "new")) == 0o640
@@ -133,9 +126,7 @@ def test_replaced_files_keep_their_permissions(umask: None, tmp_path: Path) -> N
     assert modes == [0o2770, 0o600, 0o644]
 
 
-def test_what_is_renamed_is_on_the_disk_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_renamed_is_on_the_disk_before(tmp_path, monkeypatch):
     """Else a power cut may leave the new name with nothing in it."""
     synced: dict[int, bool] = {}  # by inode, whether it was in place
     fsync, places = os.fsync, (tmp_path / "file", tmp_path / "folder")
@@ -157,7 +148,7 @@ def test_what_is_renamed_is_on_the_disk_before(
             assert synced[path.stat().st_ino] is False
 
 
-def test_a_folder_takes_its_place_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_folder_takes_its_place_whole_or_not_at_all(tmp_path):
     path = tmp_path / "deep" / "folder"
     with atomic_folder(path) as new:
         write_atomically(new / "file", "old")
@@ -177,9 +168,7 @@ def test_a_folder_takes_its_place_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plant", [os.mkfifo, os.mkdir, lambda path: os.symlink("elsewhere", path)])
-def test_what_lies_where_a_lock_should_is_refused_and_not_waited_for(
-    tmp_path: Path, plant: Callable[[Path], None]
-) -> None:
+def test_what_lies_where_a_lock_should_is_refused_and_not_waited_for(tmp_path, plant):
     plant(tmp_path / ".lock")
     with pytest.raises(UserError, match="expected an ordinary file"), locked(tmp_path, "sweep"):
         pass
@@ -189,7 +178,7 @@ def test_what_lies_where_a_lock_should_is_refused_and_not_waited_for(
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_there_is_always_one_of_two_folders(tmp_path: Path) -> None:
+def test_there_is_always_one_of_two_folders(tmp_path):
     path = tmp_path / "folder"
 
     def replace() -> None:
@@ -200,7 +189,6 @@ def test_there_is_always_one_of_two_folders(tmp_path: Path) -> None:
     look = "import os, sys\nprint(flush=True)\nwhile os.path.exists(sys.argv[1]): pass"
     command = [sys.executable, "-c", look, path / "file"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as reader:
-        assert reader.stdout is not None
         reader.stdout.readline()
         for _ in range(200):
             replace()
@@ -231,9 +219,7 @@ with files.atomic_folder(Path(sys.argv[1])) as new:
 
 
 @pytest.mark.parametrize(("renames", "found"), [(0, "old"), (1, "old"), (2, "new"), (3, "new")])
-def test_where_folders_cannot_be_exchanged_a_kill_keeps_one_of_them(
-    tmp_path: Path, renames: int, found: str
-) -> None:
+def test_where_folders_cannot_be_exchanged_a_kill_keeps_one_of_them(tmp_path, renames, found):
     path = tmp_path / "folder"
     with atomic_folder(path) as new:
         (new / "file").write_text("old")
@@ -248,9 +234,7 @@ def test_where_folders_cannot_be_exchanged_a_kill_keeps_one_of_them(
     assert (path / "file").read_text() == found
 
 
-def test_where_folders_cannot_be_exchanged_an_interruption_keeps_one_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_folders_cannot_be_exchanged_an_interruption_keeps_one_of_them(tmp_path, monkeypatch):
     path, rename = tmp_path / "folder", Path.rename
     with atomic_folder(path) as new:
         (new / "file").write_text("old")

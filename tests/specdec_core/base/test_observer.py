@@ -1,7 +1,5 @@
 """Several observers hear as one what each would hear alone."""
 
-from __future__ import annotations
-
 from specdec_core.base.observer import Observer, together
 
 
@@ -24,7 +22,7 @@ class Heard(Cooking):
         self.calls.append(("served", dish, guests))
 
 
-def test_every_member_hears_every_hook_those_of_the_kind_among_them() -> None:
+def test_every_member_hears_every_hook_those_of_the_kind_among_them():
     first, second = Heard(), Heard()
     all_of_them = together(Cooking, [first, second, Cooking()])
     all_of_them.stage("soup", 3, done=1)
@@ -36,5 +34,5 @@ def test_every_member_hears_every_hook_those_of_the_kind_among_them() -> None:
     assert first.calls == [("stage", "soup", 3, 1), ("warned", "hot"), ("served", "soup", 2)]
 
 
-def test_no_observer_is_needed() -> None:
+def test_no_observer_is_needed():
     together(Cooking, []).served("soup")

@@ -1,7 +1,5 @@
 """Messages arrive whole and unchanged, from processes that know the key and from no other."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
@@ -32,7 +30,7 @@ def ends(listener: WireListener) -> Iterator[tuple[Wire, Wire]]:
         yield here, there
 
 
-def test_messages_come_whole_and_in_order(ends: tuple[Wire, Wire]) -> None:
+def test_messages_come_whole_and_in_order(ends):
     """Also those that a socket cannot hold, and several at once."""
     here, there = ends
     sent = [b"1", bytes(range(256)) * (1 << 14), b"", b"last"]
@@ -46,7 +44,7 @@ def test_messages_come_whole_and_in_order(ends: tuple[Wire, Wire]) -> None:
     assert here.receive() == []
 
 
-def test_what_was_said_is_heard_before_the_end_is(ends: tuple[Wire, Wire]) -> None:
+def test_what_was_said_is_heard_before_the_end_is(ends):
     here, there = ends
     there.send(b"goodbye")
     there.close()
@@ -55,13 +53,13 @@ def test_what_was_said_is_heard_before_the_end_is(ends: tuple[Wire, Wire]) -> No
         here.receive(10)
 
 
-def test_another_key_opens_nothing(listener: WireListener) -> None:
+def test_another_key_opens_nothing(listener):
     with pytest.raises(LinkLost, match=f"127.0.0.1:{listener.port}: it closed the connection"):
         connect("127.0.0.1", listener.port, b"guessed")
     assert listener.accept(0.2) is None
 
 
-def test_a_listener_without_the_key_is_not_believed() -> None:
+def test_a_listener_without_the_key_is_not_believed():
     """Another process may have taken the port."""
     with socket.create_server(("127.0.0.1", 0)) as impostor:
 
@@ -88,9 +86,7 @@ def drip(stranger: socket.socket) -> None:
         time.sleep(0.05)
 
 
-def test_strangers_keep_no_process_waiting_and_are_dropped(
-    listener: WireListener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strangers_keep_no_process_waiting_and_are_dropped(listener, monkeypatch):
     """Silent ones, ones that send a byte now and then, and more than may be greeted at a time."""
     monkeypatch.setattr(module, "GREETING", 1.0)
     with ExitStack() as stack:
@@ -140,25 +136,22 @@ def between(listener: WireListener, change: Callable[[bytes], bytes], stack: Exi
     ],
     ids=["a byte", "sent twice", "its length"],
 )
-def test_a_message_that_was_changed_on_its_way_is_not_read(
-    listener: WireListener, change: Callable[[bytes], bytes], reason: str
-) -> None:
+def test_a_message_that_was_changed_on_its_way_is_not_read(listener, change, reason):
     with ExitStack() as stack:
         port = between(listener, change, stack)
         there = stack.enter_context(closing(connect("127.0.0.1", port, listener.key)))
         here = listener.accept(10)
-        assert here is not None
         stack.enter_context(closing(here))
         there.send(b"accept this")
         with pytest.raises(LinkLost, match=reason):
             here.receive(10)
 
 
-def test_a_message_that_is_too_long_is_not_sent(ends: tuple[Wire, Wire]) -> None:
+def test_a_message_that_is_too_long_is_not_sent(ends):
     with pytest.raises(ValueError, match=f"at most {LIMIT}"):
         ends[0].send(bytes(LIMIT + 1))
 
 
-def test_it_listens_at_its_own_address_alone(listener: WireListener) -> None:
+def test_it_listens_at_its_own_address_alone(listener):
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", listener.port), timeout=5)

@@ -1,7 +1,5 @@
 """A mistake in a file is named by its path in the file, with what would be right."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -53,7 +51,7 @@ SVIP = {"kind": "svip"}
         ({"kind": "tree", "branching": [2, "x"]}, "drafter.branching.1: Input should be a valid"),
     ],
 )
-def test_a_mistake_in_a_drafter(drafter: Any, message: str) -> None:
+def test_a_mistake_in_a_drafter(drafter, message):
     with pytest.raises(UserError) as caught:
         parse(Configuration, {"drafter": drafter}, "here")
     assert str(caught.value).startswith(f"here: {message}")
@@ -106,7 +104,7 @@ WARM, COLD = ({"drafter": {"kind": "suffix"}, "sampling": {"temperature": t}} fo
         (AHEAD | {"window": 3, "wait": 4}, "pearl"),
     ],
 )
-def test_settings_that_make_no_sense_together(drafter: Any, message: str) -> None:
+def test_settings_that_make_no_sense_together(drafter, message):
     with pytest.raises(UserError) as caught:
         parse(Configuration, {"drafter": drafter}, "here")
     assert str(caught.value).startswith("here: ")
@@ -114,7 +112,7 @@ def test_settings_that_make_no_sense_together(drafter: Any, message: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_a_key_of_a_configuration_itself() -> None:
+def test_a_key_of_a_configuration_itself():
     for value in ({"sampling": {"temprature": 1}}, {"drafter": None, "colour": 1}):
         with pytest.raises(UserError, match=r"here: (sampling\.temprature|colour): unknown key; "):
             parse(Configuration, value, "here")

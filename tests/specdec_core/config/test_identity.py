@@ -1,7 +1,5 @@
 """A configuration's id is its identity in sweeps, MLflow and on disk: it never changes."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -62,24 +60,24 @@ COUPLED = {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "coupling": "gumbel"}
 
 
 @pytest.mark.parametrize(("known", "drafter"), IDS, ids=[known for known, _ in IDS])
-def test_ids_are_those_of_the_versions_before(known: str, drafter: dict[str, Any] | None) -> None:
+def test_ids_are_those_of_the_versions_before(known, drafter):
     configuration = Configuration.model_validate({"drafter": drafter})
     assert configuration.id == known
     assert Configuration.model_validate_json(configuration.model_dump_json()).id == known
 
 
-def test_the_sampling_is_part_of_the_id() -> None:
+def test_the_sampling_is_part_of_the_id():
     value = {"drafter": IDS[2][1], "sampling": COUPLED}
     assert Configuration.model_validate(value).id == "5744315680"
 
 
-def test_every_kind_is_among_them() -> None:
+def test_every_kind_is_among_them():
     found = [Configuration.model_validate({"drafter": drafter}) for _, drafter in IDS]
     assert {part.kind for own in found for part in own.parts} == set(DRAFTERS)
     assert {policy.kind for own in found for _, policy in own.policies} == set(POLICIES)
 
 
-def test_an_arms_id_depends_on_what_it_says_alone() -> None:
+def test_an_arms_id_depends_on_what_it_says_alone():
     [one, other] = Configuration.model_validate(
         {"drafter": {"kind": "bandit", "arms": [1, 4]}}
     ).drafter.arms
@@ -87,7 +85,7 @@ def test_an_arms_id_depends_on_what_it_says_alone() -> None:
     assert identity(one) != identity(other)
 
 
-def test_later_ways_to_sample_are_written_only_where_they_are_used() -> None:
+def test_later_ways_to_sample_are_written_only_where_they_are_used():
     assert Sampling().model_dump().keys() == {"temperature", "top_k", "top_p", "coupling"}
     given = {"repetition_penalty": 1.1, "min_p": 0.1, "logit_bias": {"7": -100, "3": 2}}
     sampling = parse(Sampling, given, "test")
@@ -109,6 +107,6 @@ def test_later_ways_to_sample_are_written_only_where_they_are_used() -> None:
         ({"min_p": float("nan")}, "min_p"),
     ],
 )
-def test_sampling_that_makes_no_sense_is_refused(given: dict[str, Any], wrong: str) -> None:
+def test_sampling_that_makes_no_sense_is_refused(given, wrong):
     with pytest.raises(UserError, match=wrong):
         parse(Sampling, given, "test")

@@ -1,8 +1,6 @@
 """Every kind is one place and one line of the table, says all that it has to, and loads without
 torch; a kind of one's own is as good."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -68,7 +66,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_every_drafter_has_settings_and_a_run_time_of_the_same_name(kind: str) -> None:
+def test_every_drafter_has_settings_and_a_run_time_of_the_same_name(kind):
     settings = kinds_of(DRAFTERS, DrafterSettings)[kind]
     assert settings.__name__.lower() == kind.replace("_", "") + "settings"
     decodes = run_time(settings)
@@ -80,7 +78,7 @@ def test_every_drafter_has_settings_and_a_run_time_of_the_same_name(kind: str) -
 
 
 @pytest.mark.parametrize("kind", POLICIES)
-def test_every_policy_has_settings_and_a_run_time_of_the_same_name(kind: str) -> None:
+def test_every_policy_has_settings_and_a_run_time_of_the_same_name(kind):
     settings = kinds_of(POLICIES, PolicySettings)[kind]
     decodes = run_time(settings)
     assert decodes.__name__ == settings.__name__.removesuffix("Settings") + "Policy"
@@ -90,7 +88,7 @@ def test_every_policy_has_settings_and_a_run_time_of_the_same_name(kind: str) ->
     assert policy(kind).max_tokens >= 1
 
 
-def test_all_settings_load_without_torch() -> None:
+def test_all_settings_load_without_torch():
     """So that `specdec --help` is quick, and a bad sweep is refused at once."""
     script = """
         import sys
@@ -106,7 +104,7 @@ def test_all_settings_load_without_torch() -> None:
     run(script)
 
 
-def test_a_bad_sweep_is_refused_without_torch(tmp_path: Path) -> None:
+def test_a_bad_sweep_is_refused_without_torch(tmp_path):
     """What is wrong lies in a drafter of a drafter, so all kinds were looked at."""
     sweep = {"search": [{"drafter": {"kind": "hybrid", "otherwise": {"kind": "no such"}}}]}
     (tmp_path / "sweep.yaml").write_text(json.dumps(sweep))
@@ -125,7 +123,7 @@ def test_a_bad_sweep_is_refused_without_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_pearl_drafts_chains_ahead_and_nothing_else(kind: str) -> None:
+def test_pearl_drafts_chains_ahead_and_nothing_else(kind):
     value = {"drafter": {"kind": "pearl", "drafter": drafter(kind).model_dump()}}
     if isinstance(drafter(kind), ChainSettings):
         inner = parse(Configuration, value, "here").drafter.drafter
@@ -139,7 +137,7 @@ def test_pearl_drafts_chains_ahead_and_nothing_else(kind: str) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_the_json_schema_has_every_kind_and_no_reference_to_nowhere() -> None:
+def test_the_json_schema_has_every_kind_and_no_reference_to_nowhere():
     for mode in ("validation", "serialization"):
         schema = Configuration.model_json_schema(mode=mode)
         text = json.dumps(schema)
@@ -162,16 +160,14 @@ LABEL = '    @property\n    def label(self):\n        return f"eager {self.max_t
         ("other", EAGER, "no settings with kind: Literal\\['other'\\]"),
     ],
 )
-def test_a_kind_that_says_too_little_is_refused_when_it_is_added(
-    own: Path, kind: str, code: str, message: str
-) -> None:
+def test_a_kind_that_says_too_little_is_refused_when_it_is_added(own, kind, code, message):
     (own / "mine.py").write_text(code)
     with pytest.raises(TypeError, match=f"mine: {message}"):
         add_policy(kind, "mine")
     assert kind not in POLICIES
 
 
-def test_a_drafter_must_say_what_a_recording_knows_of_it(own: Path) -> None:
+def test_a_drafter_must_say_what_a_recording_knows_of_it(own):
     (own / "silent.py").write_text(
         textwrap.dedent("""
             from typing import Literal
@@ -188,7 +184,7 @@ def test_a_drafter_must_say_what_a_recording_knows_of_it(own: Path) -> None:
         add_drafter("nothing", "silent")
 
 
-def test_a_kind_of_ones_own_is_known_everywhere_at_once(own: Path) -> None:
+def test_a_kind_of_ones_own_is_known_everywhere_at_once(own):
     value = {"drafter": {"kind": "fork", "policy": {"kind": "eager", "max_tokens": 2}}}
     with pytest.raises(UserError, match="no length policy 'eager'; there are fixed, "):
         parse(Configuration, value, "here")
@@ -207,7 +203,7 @@ def test_a_kind_of_ones_own_is_known_everywhere_at_once(own: Path) -> None:
         add_policy("svip", "eager_policy")
 
 
-def test_kinds_that_the_environment_names_are_there_in_every_process(tmp_path: Path) -> None:
+def test_kinds_that_the_environment_names_are_there_in_every_process(tmp_path):
     added = EAGER + (
         "\n\nfrom specdec_core.config import add_policy\nadd_policy('eager', __name__)\n"
     )
@@ -238,13 +234,13 @@ def run(script: str, check: bool = True, **environment: str) -> subprocess.Compl
     return done
 
 
-def test_settings_of_a_base_are_those_of_its_kinds() -> None:
+def test_settings_of_a_base_are_those_of_its_kinds():
     assert kinds_of(DRAFTERS, ChainSettings).keys() == {"draft_model", "cascade"}
     lookups = {"prompt_lookup", "suffix", "retrieval", "token_cache"}
     assert kinds_of(DRAFTERS, LookupSettings).keys() == lookups
 
 
-def test_every_part_without_a_draft_gets_one() -> None:
+def test_every_part_without_a_draft_gets_one():
     chain = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 2}}
     ranges = {1: {"kind": "hybrid", "lookup": {"kind": "suffix"}, "otherwise": chain}, 9: None}
     bandit = {"kind": "bandit", "rule": "ucb", "arms": [chain, {**chain, "draft": "large"}]}

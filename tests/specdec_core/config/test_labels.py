@@ -1,7 +1,5 @@
 """What configurations are called, and the sentences beside."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -64,11 +62,11 @@ def configuration(drafter: dict[str, Any] | None, **sampling: Any) -> Configurat
         ),
     ],
 )
-def test_labels_are_short(drafter: dict[str, Any] | None, label: str) -> None:
+def test_labels_are_short(drafter, label):
     assert configuration(drafter).label == label
 
 
-def test_a_sentence_describes_the_parts_and_their_numbers() -> None:
+def test_a_sentence_describes_the_parts_and_their_numbers():
     hybrid = configuration({"kind": "hybrid", "min_match": 3, "merge": True, "otherwise": CASCADE})
     lookup, otherwise = hybrid.drafter.parts
     assert hybrid.sentence.endswith(
@@ -87,7 +85,7 @@ def test_a_sentence_describes_the_parts_and_their_numbers() -> None:
     assert lossy.sentence.endswith("The output does not keep the target's distribution.")
 
 
-def test_sampling_is_said_behind() -> None:
+def test_sampling_is_said_behind():
     sampled = configuration(None, temperature=0.8, top_k=40, top_p=0.9, coupling="gumbel")
     assert sampled.label == "autoregressive (T=0.8, top-k=40, top-p=0.9, coupled)"
     assert sampled.sentence == (
@@ -97,7 +95,7 @@ def test_sampling_is_said_behind() -> None:
 
 
 @pytest.mark.parametrize(("make", "kind"), KINDS, ids=[kind for _, kind in KINDS])
-def test_labels_are_plain_and_sentences_end(make: Any, kind: str) -> None:
+def test_labels_are_plain_and_sentences_end(make, kind):
     own: KindSettings = make(kind)
     assert own.label.isascii()
     assert len(own.label) <= 36
@@ -119,7 +117,7 @@ BESIDE = {("target_fork", "spread"): {"width": 4}, ("pearl", "least"): {"width":
 @pytest.mark.parametrize(
     ("make", "kind", "name"), NUMBERS, ids=[f"{kind}-{name}" for _, kind, name in NUMBERS]
 )
-def test_a_sentence_says_every_number_that_is_not_default(make: Any, kind: str, name: str) -> None:
+def test_a_sentence_says_every_number_that_is_not_default(make, kind, name):
     own: KindSettings = make(kind, **BESIDE.get((kind, name), {}))
     value = getattr(own, name)
     if isinstance(value, bool):
@@ -130,7 +128,7 @@ def test_a_sentence_says_every_number_that_is_not_default(make: Any, kind: str, 
     assert other.sentence != own.sentence
 
 
-def test_those_of_the_same_label_get_the_beginning_of_their_ids() -> None:
+def test_those_of_the_same_label_get_the_beginning_of_their_ids():
     hybrids = [
         configuration({"kind": "hybrid", "min_match": n, "otherwise": CASCADE}) for n in range(2, 9)
     ]
@@ -141,7 +139,7 @@ def test_those_of_the_same_label_get_the_beginning_of_their_ids() -> None:
     assert len(set(labels.values())) == len(labels)
 
 
-def test_those_that_differ_in_their_heads_are_told_by_these() -> None:
+def test_those_that_differ_in_their_heads_are_told_by_these():
     policies = [{"kind": "decision", "head": f"heads/llm/small-{kind}"} for kind in ("t1", "t2")]
     chains = [configuration({"kind": "draft_model", "policy": policy}) for policy in policies]
     for shown in (chains, [own.drafter for own in chains]):
@@ -150,7 +148,7 @@ def test_those_that_differ_in_their_heads_are_told_by_these() -> None:
         assert names == ["small-t1)", "small-t2)"]
 
 
-def test_ids_that_begin_alike_are_shown_longer() -> None:
+def test_ids_that_begin_alike_are_shown_longer():
     many = [
         configuration({"kind": "hybrid", "min_match": n, "otherwise": CASCADE})
         for n in range(2, 900)
@@ -160,7 +158,7 @@ def test_ids_that_begin_alike_are_shown_longer() -> None:
     assert len(set(labels.values())) == len(labels)
 
 
-def test_the_sampling_is_in_the_label_where_it_distinguishes() -> None:
+def test_the_sampling_is_in_the_label_where_it_distinguishes():
     warm = Configuration(sampling=Sampling(temperature=0.8))
     assert distinct_labels([warm]) == {warm.id: "autoregressive"}
     assert distinct_labels([warm, AUTOREGRESSIVE]) == {

@@ -1,7 +1,5 @@
 """A profile that the tests of costs share."""
 
-from __future__ import annotations
-
 import pytest
 
 from specdec_core.cost import ForwardCost, Measurement, Profile

@@ -1,7 +1,5 @@
 """Costs and counts that the tests know the truth of."""
 
-from __future__ import annotations
-
 import itertools
 
 from specdec_core.cost import ForwardKind, ForwardTerms, Measurement, Work

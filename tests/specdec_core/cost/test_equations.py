@@ -1,7 +1,5 @@
 """The oracle needs a verification for each disagreement (SpecDec++, Thm 4.1)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Forward costs: fits find the truth and never promise that more work is faster."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

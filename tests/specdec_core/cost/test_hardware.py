@@ -1,7 +1,5 @@
 """Another machine's forward times re-rank configurations, and bad ones are told in one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Lemma 3.1 holds on what the engine really counts: N_draft + N_target = N + N_discarded."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -32,9 +30,7 @@ def decode(pair: Pair, policy: str, temperature: float, **options: bool) -> list
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_identity_holds_whatever_ends_a_request(
-    tiny_pair: Pair, policy: str, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_identity_holds_whatever_ends_a_request(tiny_pair, policy, temperature, monkeypatch):
     generations = decode(tiny_pair, policy, temperature, ignore_eos=True)
     for c in [Counts.of(generations), *(g.counts for g in generations)]:
         assert c.n_draft > 0

@@ -1,7 +1,5 @@
 """A profile turns counts into seconds by the papers' equations."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The time of a step is a function of sums over its rows, and is fitted from measured forwards."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -23,7 +21,7 @@ TRUE = ForwardTerms(
 )
 
 
-def test_work_is_the_sum_over_rows() -> None:
+def test_work_is_the_sum_over_rows():
     work = Work.of([(1, 100), (3, 10)])
     # The second row's tokens see 10, 11 and 12 before them.
     assert work == Work(rows=2, tokens=4, cached=110, pairs=100 + 33, few_pairs=133)
@@ -32,7 +30,7 @@ def test_work_is_the_sum_over_rows() -> None:
     assert (chunk.pairs, chunk.few_pairs) == (100 + FEW * (FEW - 1) / 2, 100)
 
 
-def test_a_fit_finds_terms_and_knee_again() -> None:
+def test_a_fit_finds_terms_and_knee_again():
     rng = random.Random(0)
     works = [
         Work.of((rng.randint(1, 40), rng.randint(0, 500)) for _ in range(rng.randint(1, 24)))
@@ -43,7 +41,7 @@ def test_a_fit_finds_terms_and_knee_again() -> None:
     assert fitted.model_dump() == pytest.approx(TRUE.model_dump(), rel=1e-4)
 
 
-def test_no_term_is_negative_where_forwards_get_faster_with_more_work() -> None:
+def test_no_term_is_negative_where_forwards_get_faster_with_more_work():
     works = [Work.of([(1, 0)] * n) for n in range(1, 9)]
     fitted = ForwardTerms.fit(works, [1 / (1 + work.rows) for work in works])
     assert min(fitted.model_dump().values()) >= 0
@@ -51,7 +49,7 @@ def test_no_term_is_negative_where_forwards_get_faster_with_more_work() -> None:
         ForwardTerms.fit([], [])
 
 
-def test_a_profile_tells_step_times() -> None:
+def test_a_profile_tells_step_times():
     measurements = [
         Measurement(
             width=width,
@@ -82,7 +80,7 @@ def test_a_profile_tells_step_times() -> None:
     assert (times.per_step, times.per_row) == pytest.approx((9e-4, 1e-4))
 
 
-def test_another_machines_forward_times_are_constant() -> None:
+def test_another_machines_forward_times_are_constant():
     hardware = {"name": "A100", "target": {"speculative": 0.2, "alone": 0.1}, "drafts": {"*": 0.01}}
     times = StepTimes.of(Hardware.model_validate(hardware).profile(["small"]))
     for rows in (1, 64):
@@ -92,6 +90,6 @@ def test_another_machines_forward_times_are_constant() -> None:
         assert times.verifying(candidates=False).seconds(work) == pytest.approx(0.1)
 
 
-def test_a_draft_without_times_is_named() -> None:
+def test_a_draft_without_times_is_named():
     with pytest.raises(UserError, match=r"draft huge \(there are: none\)"):
         StepTimes(target=TRUE).draft("huge")

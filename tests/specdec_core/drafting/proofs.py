@@ -1,7 +1,5 @@
 """Prompts and sequences that the tests of drafters share, and what every lossless drafter shows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

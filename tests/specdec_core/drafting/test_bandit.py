@@ -1,8 +1,6 @@
 """A bandit chooses the drafter of each round, never changes the output, and learns from each
 round."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -44,8 +42,8 @@ def decode(
 
 
 def test_every_request_of_a_batch_has_its_own_length_and_one_pass_drafts_them_all(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tiny_pair, monkeypatch
+):
     """The paper's second setting: arms K ∈ {1, …, 4} in one batch."""
     drafter = BanditSettings(rule="exp3", arms=LENGTHS, seed=4)
     engine = Engine(tiny_pair, Configuration(drafter=drafter), 4)
@@ -75,7 +73,7 @@ def test_every_request_of_a_batch_has_its_own_length_and_one_pass_drafts_them_al
     assert mixed
 
 
-def test_the_bandit_learns_what_the_rounds_added(tiny_pair: Pair) -> None:
+def test_the_bandit_learns_what_the_rounds_added(tiny_pair):
     drafter = BanditSettings(arms=MIXED)
     engine, generations = decode(tiny_pair, drafter)
     assert isinstance(engine.drafter, BanditDrafter)
@@ -92,7 +90,7 @@ def test_the_bandit_learns_what_the_rounds_added(tiny_pair: Pair) -> None:
         assert target <= bandit.seconds[arm] <= whole
 
 
-def test_one_slot_chooses_as_the_bandit_alone_would(tiny_pair: Pair) -> None:
+def test_one_slot_chooses_as_the_bandit_alone_would(tiny_pair):
     """What replay relies on: select for every round but a request's first, update for every such
     round but its last."""
     for rule in ("ucb", "exp3", "thompson"):
@@ -108,7 +106,7 @@ def test_one_slot_chooses_as_the_bandit_alone_would(tiny_pair: Pair) -> None:
                     bandit.update(r.arm, r.generated)
 
 
-def test_memory_of_a_request_ends_with_it(tiny_pair: Pair) -> None:
+def test_memory_of_a_request_ends_with_it(tiny_pair):
     drafter = BanditSettings(arms=MIXED, memory="request")
     engine, generations = decode(tiny_pair, drafter, slots=2)
     for generation in generations:
@@ -119,7 +117,7 @@ def test_memory_of_a_request_ends_with_it(tiny_pair: Pair) -> None:
     assert [r.arm for r in generations[1].rounds[1 : 1 + len(MIXED)]] != list(range(len(MIXED)))
 
 
-def test_a_saved_state_goes_on_in_another_engine(tiny_pair: Pair, tmp_path) -> None:
+def test_a_saved_state_goes_on_in_another_engine(tiny_pair, tmp_path):
     drafter = BanditSettings(rule="exp3", arms=MIXED)
     engine, _ = decode(tiny_pair, drafter, slots=1)
     path = save_state(engine.learned.state(), tmp_path / "state.json")
@@ -132,7 +130,7 @@ def test_a_saved_state_goes_on_in_another_engine(tiny_pair: Pair, tmp_path) -> N
     assert found == expected
 
 
-def test_a_saved_state_goes_on_where_a_target_forward_costs_something_else(tmp_path) -> None:
+def test_a_saved_state_goes_on_where_a_target_forward_costs_something_else(tmp_path):
     def bandit(cost: float | str, **more: str) -> BanditSettings:
         return BanditSettings(arms=(1, chain("break_even", target_cost=cost)), **more)
 
@@ -145,7 +143,7 @@ def test_a_saved_state_goes_on_where_a_target_forward_costs_something_else(tmp_p
     assert len(set(build_bandit(BanditSettings(arms=both)).ids)) == 2
 
 
-def test_a_saved_state_goes_on_where_a_head_lies_elsewhere(tmp_path) -> None:
+def test_a_saved_state_goes_on_where_a_head_lies_elsewhere(tmp_path):
     """As in a plug-in: its file has paths where a workspace has names."""
 
     def bandit(head: str, **more: str) -> BanditSettings:
@@ -159,7 +157,7 @@ def test_a_saved_state_goes_on_where_a_head_lies_elsewhere(tmp_path) -> None:
         build_bandit(bandit("another", state=path))
 
 
-def test_the_keys_that_name_what_is_read_are_those_that_are_placed() -> None:
+def test_the_keys_that_name_what_is_read_are_those_that_are_placed():
     assert set(READ) == set(model_files.READ_AT)
 
 
@@ -168,7 +166,7 @@ def decode_again(engine: Engine) -> tuple[Engine, list[list[int]]]:
     return engine, [[r.arm for r in g.rounds] for g in generations]
 
 
-def test_a_cancelled_request_teaches_nothing(tiny_pair: Pair) -> None:
+def test_a_cancelled_request_teaches_nothing(tiny_pair):
     engine = Engine(tiny_pair, Configuration(drafter=BanditSettings(rule="exp3", arms=MIXED)), 2)
     engine.add(Request("a", PROMPTS[1], 40, ignore_eos=True))
     engine.add(Request("b", PROMPTS[2], 40, ignore_eos=True))
@@ -184,7 +182,7 @@ def test_a_cancelled_request_teaches_nothing(tiny_pair: Pair) -> None:
     assert len(generation.tokens) == 20
 
 
-def test_nothing_random_is_drawn_from_a_requests_stream_to_choose(tiny_pair: Pair) -> None:
+def test_nothing_random_is_drawn_from_a_requests_stream_to_choose(tiny_pair):
     """All rules leave a sampled request the numbers that its tokens are made from."""
     same = (CHAIN, chain("confidence", threshold=0.0, max_tokens=4))
     asked = [Request(str(i), p, 30, seed=i, ignore_eos=True) for i, p in enumerate(PROMPTS)]
@@ -199,7 +197,7 @@ def test_nothing_random_is_drawn_from_a_requests_stream_to_choose(tiny_pair: Pai
     assert np.isfinite(engine.drafter.bandit.losses).all()
 
 
-def test_a_draft_model_that_is_not_asked_reads_nothing(tiny_pair: Pair) -> None:
+def test_a_draft_model_that_is_not_asked_reads_nothing(tiny_pair):
     lookups = (LOOKUP, SUFFIX, CHAIN)
     engine = Engine(tiny_pair, Configuration(drafter=BanditSettings(arms=lookups)))
     engine.add(Request("0", PROMPTS[3], 20, ignore_eos=True))
@@ -219,7 +217,7 @@ def test_a_draft_model_that_is_not_asked_reads_nothing(tiny_pair: Pair) -> None:
     assert not draft.lazy
 
 
-def test_drafters_made_of_others_can_be_arms_and_have_them(tiny_pair: Pair) -> None:
+def test_drafters_made_of_others_can_be_arms_and_have_them(tiny_pair):
     inner = BanditSettings(arms=(1, CHAIN, LOOKUP), rule="exp3")
     chain_lookup = {"kind": "hybrid", "lookup": SUFFIX, "otherwise": inner, "min_match": 1}
     extended = {"kind": "hybrid", "otherwise": CHAIN, "extend": True, "min_match": 9}
@@ -228,6 +226,5 @@ def test_drafters_made_of_others_can_be_arms_and_have_them(tiny_pair: Pair) -> N
     told = [r for g in generations for r in g.rounds[:-1]]
     assert engine.drafter.bandit.rounds == [sum(r.arm == arm for r in told) for arm in range(4)]
     nested = engine.drafter.arms[0]
-    assert isinstance(nested, BanditDrafter)
     assert sum(nested.bandit.rounds) == sum(r.arm == 0 for r in told)
     assert sum(n > 0 for n in nested.bandit.rounds) > 1  # its own choices, not the outer's

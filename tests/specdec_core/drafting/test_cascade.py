@@ -1,20 +1,15 @@
 """A cascade writes the draft model's own chain in fewer forwards, and the target's own output."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 
-from specdec_core.config import PolicySettings, Sampling
+from specdec_core.config import Sampling
 from specdec_core.drafting import chain
 from specdec_core.drafting.chain import ChainDrafter
 from specdec_core.drafting.draft_model.settings import CascadeSettings, DraftModelSettings
 from specdec_core.drafting.drafter import Resources, SlotState
 from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from specdec_core.tokens.acceptance import VerifierOutput, rule_of
 from specdec_core.tokens.sampling import RandomStream, draw, warp
 from specdec_core.tokens.statistics import Counts, Generation, TokenOrigin
@@ -45,8 +40,8 @@ def rounds(generations: list[Generation]) -> list[tuple[int, int, int]]:
     ids=["svip", "heuristic", "dynamic confidence"],
 )
 def test_the_chain_is_the_draft_models_own_and_ends_where_the_policy_says(
-    tiny_pair: Pair, length: PolicySettings, sampling: Sampling
-) -> None:
+    tiny_pair, length, sampling
+):
     plain = generate(tiny_pair, DraftModelSettings(policy=length), 1, sampling)
     cascade = CascadeSettings(policy=length, proposer=TokenCacheSettings())
     guessed = generate(tiny_pair, cascade, 1, sampling)
@@ -54,7 +49,7 @@ def test_the_chain_is_the_draft_models_own_and_ends_where_the_policy_says(
     assert Counts.of(guessed).n_draft < Counts.of(plain).n_draft
 
 
-def test_a_head_reads_each_tokens_own_hidden_state(tiny_pair: Pair, tmp_path: Path) -> None:
+def test_a_head_reads_each_tokens_own_hidden_state(tiny_pair, tmp_path):
     save_random_head(tiny_pair, "specdecpp", tmp_path / "head")
     length = policy("specdecpp", head=str(tmp_path / "head"), threshold=0.8)
     plain = generate(tiny_pair, DraftModelSettings(policy=length), slots=3)
@@ -65,7 +60,7 @@ def test_a_head_reads_each_tokens_own_hidden_state(tiny_pair: Pair, tmp_path: Pa
 
 
 @torch.inference_mode()
-def test_every_sampled_token_carries_the_draft_models_distribution(tiny_pair: Pair) -> None:
+def test_every_sampled_token_carries_the_draft_models_distribution(tiny_pair):
     sampling = Sampling(temperature=0.4, top_k=8)
     drafter = CascadeSettings(proposer=CACHE, policy=policy("fixed", max_tokens=6))
     engine = Engine(tiny_pair, configured(drafter, sampling), slots=2)
@@ -89,7 +84,7 @@ SHORT = CascadeSettings(
 )
 
 
-class AnyPossibleGuess(type(rule_of(Sampling(temperature=1.0)))):  # type: ignore[misc]
+class AnyPossibleGuess(type(rule_of(Sampling(temperature=1.0)))):
     """A wrong rule for what a draft model draws: a guess wherever it is possible at all."""
 
     def verify(self, reading: VerifierOutput, choices: list[int]) -> Verdict:
@@ -100,9 +95,7 @@ class AnyPossibleGuess(type(rule_of(Sampling(temperature=1.0)))):  # type: ignor
         return Verdict([], tree.tokens[possible[0]] if possible else own, corrected=False)
 
 
-def test_the_fit_notices_chains_that_were_not_drawn_from_the_distribution_they_carry(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_fit_notices_chains_that_were_not_drawn_from_the_distribution_they_carry(monkeypatch):
     monkeypatch.setattr(chain, "rule_of", lambda sampling: AnyPossibleGuess())
     assert fit(SHORT, Sampling(temperature=1.0)) < 1e-9
 
@@ -120,7 +113,7 @@ class Foreseeing(ChainDrafter):
 
 
 @torch.inference_mode()
-def test_a_perfect_guess_takes_one_forward_and_leaves_the_cache_in_step(tiny_pair: Pair) -> None:
+def test_a_perfect_guess_takes_one_forward_and_leaves_the_cache_in_step(tiny_pair):
     seven = policy("fixed", max_tokens=7)
     engine = Engine(tiny_pair, configured(DraftModelSettings(policy=seven)), slots=2)
     sequences = [

@@ -1,7 +1,5 @@
 """Dynamic trees: what is expanded and kept, and that the output stays the target's."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -9,13 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec_core.config import PolicySettings
 from specdec_core.drafting.dynamic_tree.drafter import rerank
 from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
 from specdec_core.drafting.policies.confidence import SvipSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine import Engine
-from specdec_core.models.pair import Pair
 from specdec_core.tokens.token_tree import ROOT
 from tests.specdec_core.drafting.proofs import COUNTING, paths, proposed, requests
 from tests.specdec_core.kinds import configured
@@ -23,7 +19,7 @@ from tests.specdec_core.kinds import configured
 FIXED, SVIP = FixedSettings(max_tokens=5), SvipSettings(threshold=2.25, max_tokens=6)
 
 
-def test_candidates_beside_the_most_likely_are_accepted(tiny_pair: Pair) -> None:
+def test_candidates_beside_the_most_likely_are_accepted(tiny_pair):
     def mat(children: int) -> float:
         drafter = DynamicTreeSettings(expand=children, children=children, keep=24)
         generations = Engine(tiny_pair, configured(drafter), 5).generate(requests(48, COUNTING))
@@ -61,9 +57,7 @@ def grown_plainly(
 
 
 @pytest.mark.parametrize(("policy", "least"), [(FIXED, 0.002), (SVIP, 0.0)])
-def test_trees_are_those_of_a_plain_expansion(
-    tiny_pair: Pair, policy: PolicySettings, least: float
-) -> None:
+def test_trees_are_those_of_a_plain_expansion(tiny_pair, policy, least):
     drafter = DynamicTreeSettings(expand=2, children=3, keep=12, least=least, policy=policy)
     seen = proposed(tiny_pair, drafter)
     model, shapes = tiny_pair.drafts["draft"], set()
@@ -89,9 +83,7 @@ def scored_trees(draw: st.DrawFn) -> tuple[list[int], list[float]]:
 
 
 @given(scored_trees(), st.integers(1, 45), st.sampled_from([-math.inf, -5.0, -0.3, 0.0]))
-def test_what_is_kept_is_connected_most_confident_and_within_the_limit(
-    tree: tuple[list[int], list[float]], limit: int, least: float
-) -> None:
+def test_what_is_kept_is_connected_most_confident_and_within_the_limit(tree, limit, least):
     parents, scores = tree
     kept = rerank(scores, limit, least)
     assert kept == sorted(set(kept))

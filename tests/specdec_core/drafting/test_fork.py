@@ -1,9 +1,6 @@
 """Forks: they end when the policy would stop every branch, and tell it what became of each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -45,8 +42,8 @@ def endless(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Pair:
     [*((name, GREEDY) for name in POLICIES), ("product", SAMPLED), ("fixed", FEW)],
 )
 def test_a_fork_and_a_tree_of_width_one_are_the_chain(
-    endless: Pair, name: str, sampling: Sampling, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    endless, name, sampling, tmp_path, monkeypatch
+):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     save_random_head(endless, "joint", tmp_path / "heads" / "joint")
     policy, outcomes = POLICIES[name], []
@@ -76,9 +73,7 @@ def confidences(model: torch.nn.Module, text: list[int], sampling: Sampling) -> 
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "T"])
-def test_a_fork_ends_when_all_its_branches_are_below_the_threshold(
-    tiny_pair: Pair, sampling: Sampling
-) -> None:
+def test_a_fork_ends_when_all_its_branches_are_below_the_threshold(tiny_pair, sampling):
     """The rule of improved MCSD, §3.3, worked out again with a plain model."""
     threshold, most, width = 0.11, 7, 3
     stops = policy("confidence", threshold=threshold, max_tokens=most)
@@ -130,7 +125,7 @@ class Told:
         policy.go_on, policy.observe = watched_go_on, watched_observe
 
 
-def test_a_policy_that_learns_is_told_what_became_of_each_branch(tiny_pair: Pair) -> None:
+def test_a_policy_that_learns_is_told_what_became_of_each_branch(tiny_pair):
     learns = policy("dynamic_confidence", start=0.05, max_tokens=4)
     engine = Engine(tiny_pair, configured(ForkSettings(width=3, policy=learns)), 2)
     told = Told(engine.drafter)
@@ -155,7 +150,7 @@ def test_a_policy_that_learns_is_told_what_became_of_each_branch(tiny_pair: Pair
     assert winners > 0, "the first branch always won"
 
 
-def test_a_policy_that_follows_rounds_grows_with_the_fork(tiny_pair: Pair) -> None:
+def test_a_policy_that_follows_rounds_grows_with_the_fork(tiny_pair):
     """K follows the accepted path, whichever branch it is in."""
     drafter = ForkSettings(width=3, policy=POLICIES["heuristic"])
     [generation] = Engine(tiny_pair, configured(drafter)).generate(requests(60, COUNTING[:1]))

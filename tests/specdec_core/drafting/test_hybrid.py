@@ -1,7 +1,5 @@
 """Hybrids: the lookup where it finds enough, the other drafter elsewhere, or both in one tree."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest
@@ -13,7 +11,6 @@ from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.drafting.hybrid import HybridSettings, merged
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from tests.specdec_core.drafting.proofs import paths, proposals, requests, sequence
@@ -33,7 +30,7 @@ def trees(draw: st.DrawFn, origin: TokenOrigin) -> TokenTree:
 
 
 @given(trees(TokenOrigin.DRAFT), trees(TokenOrigin.LOOKUP))
-def test_a_merged_tree_has_the_paths_of_both_once(drafted: TokenTree, found: TokenTree) -> None:
+def test_a_merged_tree_has_the_paths_of_both_once(drafted, found):
     tree = merged(drafted, (ROOT, found))
     assert set(paths(tree)) == {*paths(drafted), *paths(found)}
     assert len(set(paths(tree))) == len(tree)
@@ -56,7 +53,7 @@ def watch(engine: Engine) -> list[tuple[SlotState, Outcome]]:
 
 
 @pytest.mark.parametrize("merge", [False, True])
-def test_the_other_drafter_learns_its_own_part_of_the_rounds(tiny_pair: Pair, merge: bool) -> None:
+def test_the_other_drafter_learns_its_own_part_of_the_rounds(tiny_pair, merge):
     hybrid = HybridSettings(otherwise=CHAIN, merge=merge, min_match=2, extend=True)
     engine = Engine(tiny_pair, configured(hybrid), slots=3)
     seen = watch(engine)
@@ -79,7 +76,7 @@ def test_the_other_drafter_learns_its_own_part_of_the_rounds(tiny_pair: Pair, me
     assert cut > 0
 
 
-def test_the_draft_models_cache_stays_a_prefix_of_the_text(tiny_pair: Pair) -> None:
+def test_the_draft_models_cache_stays_a_prefix_of_the_text(tiny_pair):
     """What it drafts after lookups is what it drafts on a fresh cache."""
     hybrid = HybridSettings(otherwise=CHAIN, merge=True, min_match=2, extend=True)
     engine, fresh = Engine(tiny_pair, configured(hybrid), 3), Engine(tiny_pair, configured(CHAIN))
@@ -94,7 +91,7 @@ def test_the_draft_models_cache_stays_a_prefix_of_the_text(tiny_pair: Pair) -> N
     assert sum(len(own.tree) for own in seen) > 50
 
 
-def test_a_draft_goes_on_with_what_is_found_behind_it(tiny_pair: Pair) -> None:
+def test_a_draft_goes_on_with_what_is_found_behind_it(tiny_pair):
     # The lookup finds nothing after the target's first token, but it does after the draft.
     text = (*range(10, 30), 5)
     extended = HybridSettings(otherwise=CHAIN, min_match=4, extend=True)
@@ -113,7 +110,7 @@ def test_a_draft_goes_on_with_what_is_found_behind_it(tiny_pair: Pair) -> None:
     assert tree.is_chain
 
 
-def test_slots_without_a_hit_are_drafted_together(tiny_pair: Pair) -> None:
+def test_slots_without_a_hit_are_drafted_together(tiny_pair):
     engine = Engine(tiny_pair, configured(HybridSettings(otherwise=CHAIN)), slots=3)
     hybrid, sizes = engine.drafter, []
     propose = hybrid.otherwise.propose

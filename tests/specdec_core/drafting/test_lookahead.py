@@ -1,8 +1,6 @@
 """Lookahead decoding: the window's tokens and places, the n-grams that come out of it, and that the
 output stays the target's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -13,7 +11,6 @@ from specdec_core.config import Configuration
 from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.drafting.lookahead import LookaheadDrafter, LookaheadSettings, LookaheadWindow
 from specdec_core.engine import Engine
-from specdec_core.models.pair import Pair
 from specdec_core.tokens.token_tree import TokenTree
 from tests.specdec_core.drafting.proofs import (
     paths,
@@ -32,7 +29,7 @@ def last_plus_ten(path: tuple[int, ...]) -> int:
     return path[-1] + 10 if path else 10
 
 
-def test_a_window_of_three_columns_by_hand() -> None:
+def test_a_window_of_three_columns_by_hand():
     window = LookaheadWindow(columns=3, ngram=4, text=[9])
     assert window.levels == [[9, 9, 9]]
     window.levels = [[0, 1, 2]]  # level 0; its first token is the text's last
@@ -65,9 +62,7 @@ def test_a_window_of_three_columns_by_hand() -> None:
 
 
 @given(st.integers(1, 6), st.integers(2, 5), st.lists(st.integers(0, 3), min_size=1, max_size=9))
-def test_the_guess_of_level_i_and_column_j_is_read_i_plus_j_places_on(
-    columns: int, ngram: int, text: list[int]
-) -> None:
+def test_the_guess_of_level_i_and_column_j_is_read_i_plus_j_places_on(columns, ngram, text):
     window = LookaheadWindow(columns, ngram, text)
     for _ in range(2 * ngram):
         tree, levels = TokenTree(), [list(level) for level in window.levels]
@@ -92,7 +87,7 @@ def opened(settings: LookaheadSettings, text: list[int]) -> tuple[LookaheadDraft
     return drafter, own
 
 
-def test_ngrams_of_the_last_token_are_the_first_candidates() -> None:
+def test_ngrams_of_the_last_token_are_the_first_candidates():
     settings = LookaheadSettings(window=1, ngram=3, guesses=2)
     drafter, own = opened(settings, [1, 2, 3, 1, 4, 5, 1, 6, 7, 1])
     [tree] = drafter.propose([own])
@@ -103,7 +98,7 @@ def test_ngrams_of_the_last_token_are_the_first_candidates() -> None:
     assert paths(tree)[4:] == [(1,)] or paths(tree)[4:] == [(8,)]
 
 
-def test_nothing_reaches_beyond_the_request() -> None:
+def test_nothing_reaches_beyond_the_request():
     drafter, own = opened(LookaheadSettings(window=3, ngram=3, guesses=2), [1, 2, 3, 4, 1])
     for room, depth in ((0, 0), (1, 1), (2, 2), (9, 3)):
         own.room = room
@@ -115,7 +110,7 @@ def test_nothing_reaches_beyond_the_request() -> None:
 
 
 @torch.inference_mode()
-def test_ngrams_in_the_pool_are_what_the_target_chose(tiny_pair: Pair) -> None:
+def test_ngrams_in_the_pool_are_what_the_target_chose(tiny_pair):
     """The last token of every n-gram of the window is the target's choice behind what the column
     saw, recomputed without a cache or a mask."""
     drafter = LookaheadSettings(window=4, ngram=3, from_prompt=False)

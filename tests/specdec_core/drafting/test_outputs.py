@@ -1,8 +1,6 @@
 """No lossless drafter changes what is written: a fixed output stays the target's own, and samples
 have the target's joint distribution."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +97,12 @@ def head(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("head")
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_greedy_output_is_the_targets_own(tiny_pair: Pair, name: str) -> None:
+def test_greedy_output_is_the_targets_own(tiny_pair, name):
     assert_the_targets_own(tiny_pair, DRAFTERS[name])
 
 
 @pytest.mark.parametrize("name", ALSO_COUPLED)
-def test_coupled_output_is_the_targets_own(tiny_pair: Pair, name: str) -> None:
+def test_coupled_output_is_the_targets_own(tiny_pair, name):
     assert_the_targets_own(tiny_pair, DRAFTERS[name], COUPLED)
 
 
@@ -177,7 +175,7 @@ LONG |= {"post-use that stops"}
     "name",
     [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in SAMPLED],
 )
-def test_samples_have_the_targets_joint_distribution(name: str) -> None:
+def test_samples_have_the_targets_joint_distribution(name):
     assert fit(*SAMPLED[name]) > 1e-3
 
 
@@ -192,7 +190,7 @@ def test_samples_have_the_targets_joint_distribution(name: str) -> None:
     ],
     ids=["target tree", "target fork"],
 )
-def test_samples_of_lossy_drafters_do_not(drafter: dict[str, Any]) -> None:
+def test_samples_of_lossy_drafters_do_not(drafter):
     """Two tokens of the target begin a tree, and the tokens after them decide between the two."""
     assert not configured(drafter).lossless
     assert fit(drafter, PLAIN) < 1e-9

@@ -1,7 +1,5 @@
 """The phrase pool keeps its limits, forgets in the right order and makes nothing up."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,9 +43,7 @@ class SlowPool:
 
 
 @given(OPERATIONS, st.integers(1, 4), st.integers(1, 4))
-def test_the_pool_does_what_the_slow_one_does(
-    operations: list[tuple[int, object]], keys: int, per_key: int
-) -> None:
+def test_the_pool_does_what_the_slow_one_does(operations, keys, per_key):
     pool, slow = PhrasePool(keys, per_key), SlowPool(keys, per_key)
     for key, what in operations:
         if isinstance(what, tuple):

@@ -1,8 +1,5 @@
 """Post-use and Ouroboros reuse phrases at the draft model and at the target, and change no text."""
 
-from __future__ import annotations
-
-import pytest
 import torch
 
 from specdec_core.config import Configuration, Sampling
@@ -22,7 +19,7 @@ from tests.specdec_core.fits import fit
 SIX = FixedSettings(max_tokens=6)
 
 
-def test_each_side_saves_its_own_forwards(tiny_pair: Pair) -> None:
+def test_each_side_saves_its_own_forwards(tiny_pair):
     """Table 3's steps: the draft model's forwards at the draft, the target's at the target."""
     plain = Counts.of(generate(tiny_pair, DraftModelSettings(policy=SIX)))
     at_draft = Counts.of(generate(tiny_pair, PostUseSettings(policy=SIX, at_target=0)))
@@ -42,7 +39,7 @@ NEAR = PostUseSettings(
 )
 
 
-def test_the_fit_notices_phrases_that_pass_for_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fit_notices_phrases_that_pass_for_drafted(monkeypatch):
     """Phrases after an anchor carry the distribution of the draft model's token after it."""
     propose = PostUseDrafter.propose
 
@@ -76,7 +73,7 @@ def drafting(pair: Pair, **settings: object) -> tuple[PostUseDrafter, SlotState]
     return engine.drafter, active.state
 
 
-def test_phrases_follow_the_last_anchors_as_far_as_there_is_room(tiny_pair: Pair) -> None:
+def test_phrases_follow_the_last_anchors_as_far_as_there_is_room(tiny_pair):
     drafter, sequence = drafting(tiny_pair, at_draft=0, anchors=2)
     [plain] = drafter.propose([sequence])
     assert plain.is_chain
@@ -94,7 +91,7 @@ def test_phrases_follow_the_last_anchors_as_far_as_there_is_room(tiny_pair: Pair
     assert tree.depth == sequence.room
 
 
-def test_of_a_short_chain_the_text_is_an_anchor_too(tiny_pair: Pair) -> None:
+def test_of_a_short_chain_the_text_is_an_anchor_too(tiny_pair):
     drafter, sequence = drafting(tiny_pair, at_draft=0, anchors=3)
     drafter.policy.settings = FixedSettings(max_tokens=1)
     drafter.cache.learn(sequence, sequence.tokens[-1], (301, 302))
@@ -104,7 +101,7 @@ def test_of_a_short_chain_the_text_is_an_anchor_too(tiny_pair: Pair) -> None:
 
 
 @torch.inference_mode()
-def test_what_the_draft_model_confirms_returns_to_the_cache(tiny_pair: Pair) -> None:
+def test_what_the_draft_model_confirms_returns_to_the_cache(tiny_pair):
     drafter, sequence = drafting(tiny_pair, at_target=0)
     [plain] = drafter.propose([sequence])
     drafter.model.runner.truncate(0, 2)
@@ -119,7 +116,7 @@ def test_what_the_draft_model_confirms_returns_to_the_cache(tiny_pair: Pair) -> 
     ]  # fmt: skip
 
 
-def test_the_line_of_guesses_alone_saves_forwards(tiny_pair: Pair) -> None:
+def test_the_line_of_guesses_alone_saves_forwards(tiny_pair):
     """Jacobi iteration: with no phrase ever found again, guesses still come true."""
     settings = OuroborosSettings(max_tokens=8, pool=1, per_key=1, phrase_length=1)
     guessed = Counts.of(generate(tiny_pair, settings))
@@ -128,7 +125,7 @@ def test_the_line_of_guesses_alone_saves_forwards(tiny_pair: Pair) -> None:
     assert guessed.n_draft / guessed.n_target < 0.9 * plain.n_draft / plain.n_target
 
 
-def test_the_pool_is_warm_for_the_next_request(tiny_pair: Pair) -> None:
+def test_the_pool_is_warm_for_the_next_request(tiny_pair):
     engine = Engine(tiny_pair, Configuration(drafter=OuroborosSettings(max_tokens=2)))
     prompt = engine.encode("x = 1\ny = 2\n")
     first, second = (
@@ -139,7 +136,7 @@ def test_the_pool_is_warm_for_the_next_request(tiny_pair: Pair) -> None:
     assert second.counts.n_draft < first.counts.n_draft
 
 
-def test_the_next_line_is_what_the_draft_model_said_behind_the_last_one(tiny_pair: Pair) -> None:
+def test_the_next_line_is_what_the_draft_model_said_behind_the_last_one(tiny_pair):
     engine = Engine(tiny_pair, Configuration(drafter=OuroborosSettings(window=4)))
     drafter, checked = engine.drafter, 0
     learn = drafter.learn

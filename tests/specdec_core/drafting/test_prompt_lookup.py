@@ -1,8 +1,6 @@
 """Prompt lookup copies after the latest occurrence of an n-gram, or after the earliest as vLLM and
 transformers do."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess
@@ -30,14 +28,12 @@ def copied(settings: PromptLookupSettings, text: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize(("occurrence", "expected"), [("latest", [6, 7]), ("earliest", [3, 4])])
-def test_of_two_continuations_the_chosen_one_is_copied(
-    occurrence: str, expected: list[int]
-) -> None:
+def test_of_two_continuations_the_chosen_one_is_copied(occurrence, expected):
     assert copied(PromptLookupSettings(max_tokens=2, occurrence=occurrence), TWICE) == expected
 
 
 @given(st.lists(st.lists(few_tokens, min_size=1, max_size=8), min_size=1, max_size=5))
-def test_a_text_read_bit_by_bit_is_the_text_read_at_once(parts: list[list[int]]) -> None:
+def test_a_text_read_bit_by_bit_is_the_text_read_at_once(parts):
     growing, own = PromptLookupDrafter(EARLIEST), sequence(parts[0])
     growing.open([own])
     for part in parts[1:]:
@@ -47,7 +43,7 @@ def test_a_text_read_bit_by_bit_is_the_text_read_at_once(parts: list[list[int]])
 
 
 @given(st.lists(few_tokens, min_size=2, max_size=24))
-def test_the_earliest_is_what_transformers_copies(text: list[int]) -> None:
+def test_the_earliest_is_what_transformers_copies(text):
     theirs = PromptLookupCandidateGenerator(
         num_output_tokens=EARLIEST.max_tokens,
         max_matching_ngram_size=EARLIEST.max_ngram,
@@ -61,7 +57,7 @@ def test_the_earliest_is_what_transformers_copies(text: list[int]) -> None:
     not (VENV / "bin" / "python").exists(), reason="vLLM is not installed; `make bench-peers` does"
 )
 @pytest.mark.parametrize("shortest", [1, 2])
-def test_the_earliest_is_what_vllm_copies(shortest: int) -> None:
+def test_the_earliest_is_what_vllm_copies(shortest):
     settings = EARLIEST.model_copy(update={"min_ngram": shortest})
     chance = random.Random(0)
     texts = [[chance.randrange(3) for _ in range(n % 24 + 2)] for n in range(200)]

@@ -1,7 +1,5 @@
 """The retrieval drafter proposes the most frequent continuations in its datastore, as a tree."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 
@@ -33,9 +31,7 @@ def columns(texts: list[list[int]], depth: int) -> list[list[int]]:
 
 
 @given(continuations, st.integers(1, 8), st.integers(1, 5))
-def test_the_tree_holds_the_most_frequent_branches(
-    texts: list[list[int]], nodes: int, depth: int
-) -> None:
+def test_the_tree_holds_the_most_frequent_branches(texts, nodes, depth):
     tree = most_frequent(columns(texts, depth), nodes, END)
     shares = Counter(tuple(text[:n]) for text in texts for n in range(1, min(len(text), depth) + 1))
     chosen = paths(tree)
@@ -50,7 +46,7 @@ def lookup_in(folder: Path, documents: list[list[int]], **settings: int) -> Retr
     return RetrievalDrafter(drafter, Resources(None, None, 5, frozenset()))
 
 
-def test_the_longest_match_decides(tmp_path: Path) -> None:
+def test_the_longest_match_decides(tmp_path):
     documents = [[0, 1, 2, 3]] + [[2, 2, 1]] * 3
     lookup = lookup_in(tmp_path / "store", documents)
     found = found_in(lookup, [3, 1], drafted=[2])
@@ -59,7 +55,7 @@ def test_the_longest_match_decides(tmp_path: Path) -> None:
     assert (found.match, paths(found.tree)[:2]) == (1, [(1,), (2,)])  # by how often
 
 
-def test_matches_are_bounded_on_both_sides(tmp_path: Path) -> None:
+def test_matches_are_bounded_on_both_sides(tmp_path):
     lookup = lookup_in(tmp_path / "store", [[0, 1, 2, 3]], min_match=2, max_match=2)
     assert found_in(lookup, [0, 1, 2]).match == 2
     found = found_in(lookup, [0, 0, 2])
@@ -78,14 +74,14 @@ def store(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_greedy_output_is_the_targets_own(tiny_pair: Pair, store: str) -> None:
+def test_greedy_output_is_the_targets_own(tiny_pair, store):
     generations = assert_the_targets_own(tiny_pair, RetrievalSettings(datastore=store))
     rounds = [r for g in generations for r in g.rounds[1:]]  # the first has no candidates
     assert sum(r.generated for r in rounds) / len(rounds) > 4
     assert {o.value for g in generations for o in g.origins} >= {"retrieval"}
 
 
-def test_samples_have_the_targets_joint_distribution(tmp_path: Path) -> None:
+def test_samples_have_the_targets_joint_distribution(tmp_path):
     tokenizer = toy_pair().tokenizer
     documents = [[1, 2, 1, a, b, a] for a in range(6) for b in range(0, 6, 2)]
     write_datastore(documents, ["test"], tokenizer, tmp_path / "toy")

@@ -1,7 +1,5 @@
 """A schedule changes the drafter with the load, and harms no request's output or drafter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
@@ -49,9 +47,7 @@ def decoded(pair: Pair, configuration: Configuration, slots: int = 3) -> list[Ge
         *(("tree", "gumbel"), ("post-use", "gumbel")),
     ],
 )
-def test_outputs_do_not_depend_on_which_drafter_proposes(
-    tiny_pair: Pair, part: str, coupling: str
-) -> None:
+def test_outputs_do_not_depend_on_which_drafter_proposes(tiny_pair, part, coupling):
     """The load falls from three requests to one while they are decoded."""
     sampling = {} if coupling == "none" else {"temperature": 0.8, "coupling": coupling}
     target = AUTOREGRESSIVE.model_copy(update={"sampling": Sampling(**sampling)})
@@ -79,7 +75,7 @@ def assert_as_if_new(
 
 
 @pytest.mark.parametrize("part", ["cascade", "tree", "suffix", "lookahead"])
-def test_a_drafter_that_rested_is_as_good_when_it_resumes(tiny_pair: Pair, part: str) -> None:
+def test_a_drafter_that_rested_is_as_good_when_it_resumes(tiny_pair, part):
     """While two requests run, no drafter proposes. It proposes for the one that remains."""
     short, long = requests(2, 12)
     found = Engine(tiny_pair, schedule({1: PARTS[part], 2: None}), 2).generate([short, long])[1]
@@ -92,9 +88,7 @@ def test_a_drafter_that_rested_is_as_good_when_it_resumes(tiny_pair: Pair, part:
 
 # The other kinds remember what was drafted or accepted before.
 @pytest.mark.parametrize("part", ["fork", "suffix", "merged"])
-def test_a_drafter_that_rested_in_between_drafts_as_if_it_had_not_drafted_before(
-    tiny_pair: Pair, part: str
-) -> None:
+def test_a_drafter_that_rested_in_between_drafts_as_if_it_had_not_drafted_before(tiny_pair, part):
     """Another request comes and leaves: it drafts, rests and drafts again, what it would draft
     after that text anew."""
     short, long = Request("short", (7, 8, 9), 6, ignore_eos=True), requests(1, 48)[0]
@@ -115,7 +109,7 @@ def _chunks(engine: Engine) -> Iterator[Chunk]:
         yield from engine.step()
 
 
-def test_whole_configurations_as_ranges_sample_alike() -> None:
+def test_whole_configurations_as_ranges_sample_alike():
     warm = {"drafter": {"kind": "suffix"}, "sampling": {"temperature": 0.7}}
     given = {"drafter": {"kind": "schedule", "ranges": {1: warm, 3: 2}}}
     assert parse(Configuration, given, "test").sampling.temperature == 0.7

@@ -1,8 +1,6 @@
 """The suffix drafter finds the longest suffix that was there before and proposes what most often
 followed it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest
@@ -54,9 +52,7 @@ def most_frequent(texts: Texts, phrase: Sequence[int], count: int) -> list[int]:
 
 
 @given(texts, st.lists(st.integers(0, 3), max_size=8))
-def test_the_automaton_knows_every_phrase_its_count_and_its_followers(
-    texts: Texts, query: list[int]
-) -> None:
+def test_the_automaton_knows_every_phrase_its_count_and_its_followers(texts, query):
     automaton = SuffixAutomaton()
     for text in texts:
         automaton.begin()
@@ -76,9 +72,7 @@ def test_the_automaton_knows_every_phrase_its_count_and_its_followers(
 
 
 @given(st.lists(few_tokens, min_size=1, max_size=30), st.lists(few_tokens, max_size=4))
-def test_found_is_the_longest_suffix_that_was_there_before(
-    text: list[int], drafted: list[int]
-) -> None:
+def test_found_is_the_longest_suffix_that_was_there_before(text, drafted):
     lookup = SuffixDrafter(SuffixSettings(max_tokens=5, per_match=0))
     found = found_in(lookup, text, drafted)
     end = [*text, *drafted]
@@ -94,7 +88,7 @@ def test_found_is_the_longest_suffix_that_was_there_before(
     st.integers(1, 8),
     st.integers(1, 5),
 )
-def test_a_tree_holds_the_likeliest_continuations(text: list[int], nodes: int, room: int) -> None:
+def test_a_tree_holds_the_likeliest_continuations(text, nodes, room):
     lookup = SuffixDrafter(SuffixSettings(max_tokens=nodes, per_match=0, tree=True))
     own = sequence(text, room=room)
     lookup.open([own])
@@ -120,7 +114,7 @@ def test_a_tree_holds_the_likeliest_continuations(text: list[int], nodes: int, r
 
 
 @given(st.lists(st.lists(few_tokens, min_size=2, max_size=12), min_size=1, max_size=5))
-def test_a_text_read_bit_by_bit_is_the_text_read_at_once(parts: Texts) -> None:
+def test_a_text_read_bit_by_bit_is_the_text_read_at_once(parts):
     settings = SuffixSettings(per_match=0)
     growing, own = SuffixDrafter(settings), sequence(parts[0])
     growing.open([own])
@@ -135,9 +129,7 @@ def test_a_text_read_bit_by_bit_is_the_text_read_at_once(parts: Texts) -> None:
     st.lists(few_tokens, min_size=1, max_size=10),
     st.lists(few_tokens, max_size=6),
 )
-def test_outputs_of_earlier_requests_are_found_but_not_their_prompts(
-    outputs: Texts, text: list[int], later: list[int]
-) -> None:
+def test_outputs_of_earlier_requests_are_found_but_not_their_prompts(outputs, text, later):
     lookup = SuffixDrafter(SuffixSettings(per_match=0, memory="all"))
     beside = sequence(text, slot=1)
     lookup.open([beside])
@@ -157,7 +149,7 @@ def test_outputs_of_earlier_requests_are_found_but_not_their_prompts(
     assert found.tree.tokens == (most_frequent(where, phrase, 10) if found.match else [])
 
 
-def test_only_the_latest_outputs_are_remembered() -> None:
+def test_only_the_latest_outputs_are_remembered():
     earlier = EarlierOutputs(most=100)
     for number in range(40):
         earlier.learn([number] * 10)
@@ -169,14 +161,14 @@ def test_only_the_latest_outputs_are_remembered() -> None:
 @pytest.mark.parametrize(
     ("per_match", "expected"), [(0.0, 10), (0.3, 1), (1.0, 3), (2.5, 7), (9.0, 10)]
 )
-def test_candidates_are_bounded_by_what_was_matched(per_match: float, expected: int) -> None:
+def test_candidates_are_bounded_by_what_was_matched(per_match, expected):
     text = [1, 2, 3, *range(10, 30), 1, 2, 3]
     found = found_in(SuffixDrafter(SuffixSettings(per_match=per_match)), text)
     assert found.match == 3
     assert found.tree.tokens == list(range(10, 10 + expected))
 
 
-def test_too_short_a_match_proposes_nothing() -> None:
+def test_too_short_a_match_proposes_nothing():
     lookup = SuffixDrafter(SuffixSettings(min_match=3))
     assert found_in(lookup, [1, 2, 3, 4, 9, 2, 3, 4]).match == 3
     found = found_in(lookup, [1, 2, 3, 4, 9, 3, 4])

@@ -1,7 +1,5 @@
 """Trees and forks that the target begins: what they hold, and that they say that they are lossy."""
 
-from __future__ import annotations
-
 import pytest
 
 from research.drift.toy_pair import NEAR, toy_pair
@@ -21,7 +19,7 @@ def generate(pair: Pair, settings: object, slots: int = 1, **sampling: object) -
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9}], ids=["greedy", "T"])
-def test_of_a_fixed_depth_it_is_the_static_tree(tiny_pair: Pair, sampling: dict) -> None:
+def test_of_a_fixed_depth_it_is_the_static_tree(tiny_pair, sampling):
     forked = TargetForkSettings(width=2, spread=2, policy=policy("fixed", max_tokens=3))
     static = TargetTreeSettings(branching=(2, 2, 1, 1))
     outcomes = [
@@ -34,7 +32,7 @@ def test_of_a_fixed_depth_it_is_the_static_tree(tiny_pair: Pair, sampling: dict)
     assert outcomes[0] == outcomes[1]
 
 
-def test_a_policy_that_learns_is_told_what_became_of_each_branch(tiny_pair: Pair) -> None:
+def test_a_policy_that_learns_is_told_what_became_of_each_branch(tiny_pair):
     learns = policy("dynamic_confidence", start=0.05, max_tokens=3)
     settings = TargetForkSettings(width=3, policy=learns)
     engine = Engine(tiny_pair, configured(settings))
@@ -56,7 +54,7 @@ def test_a_policy_that_learns_is_told_what_became_of_each_branch(tiny_pair: Pair
         assert sum(accepted for _, _, accepted in branches) == round_.accepted
 
 
-def test_every_round_but_the_first_has_one_token_of_the_targets(tiny_pair: Pair) -> None:
+def test_every_round_but_the_first_has_one_token_of_the_targets(tiny_pair):
     for generation in generate(tiny_pair, TargetTreeSettings(branching=(2, 2, 1)), temperature=0.7):
         assert generation.rounds[0].generated == generation.rounds[0].drafted == 0
         assert generation.origins.count(TokenOrigin.TARGET) == len(generation.rounds) - 1
@@ -66,7 +64,7 @@ def test_every_round_but_the_first_has_one_token_of_the_targets(tiny_pair: Pair)
             assert round_.drafted <= 2 * 2 + 2 * 2 * 1
 
 
-def test_it_says_that_it_is_lossy() -> None:
+def test_it_says_that_it_is_lossy():
     lossy = Configuration(drafter=TargetTreeSettings(branching=(2, 4)))
     exact = Configuration(drafter=TargetTreeSettings(branching=(1, 4)))
     assert (lossy.lossless, exact.lossless) == (False, True)
@@ -76,7 +74,7 @@ def test_it_says_that_it_is_lossy() -> None:
     assert not exact.lossy_methods
 
 
-def test_a_token_whose_logit_is_0_may_begin_a_tree() -> None:
+def test_a_token_whose_logit_is_0_may_begin_a_tree():
     pair = toy_pair()
     pair.target.get_output_embeddings().weight.data.zero_()
     engine = Engine(pair, configured(TargetTreeSettings(draft=NEAR, branching=(3, 1))))
@@ -85,7 +83,7 @@ def test_a_token_whose_logit_is_0_may_begin_a_tree() -> None:
     assert seen[0].tree.begun == 3
 
 
-def test_it_ends_when_the_policy_would_stop_every_branch(tiny_pair: Pair) -> None:
+def test_it_ends_when_the_policy_would_stop_every_branch(tiny_pair):
     threshold = 0.08
     stops = policy("confidence", threshold=threshold, max_tokens=6)
     settings = TargetForkSettings(width=3, spread=2, policy=stops, replacement=True)

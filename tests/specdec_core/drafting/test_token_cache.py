@@ -1,8 +1,5 @@
 """The token cache learns USEFUL tokens, looks them up behind the last one, and stays lossless."""
 
-from __future__ import annotations
-
-import pytest
 import torch
 
 from specdec_core.config import Configuration, Sampling
@@ -11,7 +8,6 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.post_use.settings import PostUseSettings
 from specdec_core.drafting.token_cache import TokenCacheDrafter, TokenCacheSettings, useful_phrases
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from specdec_core.tokens import verification as verify
 from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import ROOT
@@ -21,15 +17,13 @@ from tests.specdec_core.fits import fit
 SHORT = TokenCacheSettings(phrases=3, phrase_length=2, memory="all")
 
 
-def test_the_fit_notices_rejected_phrases_that_stay_possible(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_fit_notices_rejected_phrases_that_stay_possible(monkeypatch):
     monkeypatch.setattr(verify, "residual", lambda p, token, q: p)
     assert fit(SHORT, Sampling(temperature=1.0)) < 1e-9
 
 
 @torch.inference_mode()
-def test_useful_tokens_are_those_that_the_target_itself_would_write(tiny_pair: Pair) -> None:
+def test_useful_tokens_are_those_that_the_target_itself_would_write(tiny_pair):
     """Eq. 7, with the target's choices computed one sequence at a time, without a cache. The cache
     learns them (the paper's Figure 1)."""
     target = tiny_pair.target
@@ -79,7 +73,7 @@ def test_useful_tokens_are_those_that_the_target_itself_would_write(tiny_pair: P
     assert all(learned[-20:])
 
 
-def test_the_output_is_read_from_the_prompts_last_token_on() -> None:
+def test_the_output_is_read_from_the_prompts_last_token_on():
     cache = TokenCacheDrafter(TokenCacheSettings(phrase_length=2, learn_from="output"))
     own = sequence([1, 2, 3])
     cache.open([own])
@@ -93,7 +87,7 @@ def test_the_output_is_read_from_the_prompts_last_token_on() -> None:
     ]
 
 
-def test_the_prompt_is_read_where_it_is_asked_for() -> None:
+def test_the_prompt_is_read_where_it_is_asked_for():
     cache = TokenCacheDrafter(TokenCacheSettings(phrase_length=2, from_prompt=True))
     own = sequence([1, 2, 3])
     cache.open([own])
@@ -101,7 +95,7 @@ def test_the_prompt_is_read_where_it_is_asked_for() -> None:
     assert [cache.phrases(own, key, 9) for key in (1, 2, 3)] == [[(2, 3)], [(3, 4)], []]
 
 
-def test_phrases_behind_a_draft_share_their_beginnings_in_the_tree() -> None:
+def test_phrases_behind_a_draft_share_their_beginnings_in_the_tree():
     cache = TokenCacheDrafter(TokenCacheSettings(phrase_length=3))
     own = sequence([1])
     cache.open([own])
@@ -115,7 +109,7 @@ def test_phrases_behind_a_draft_share_their_beginnings_in_the_tree() -> None:
     assert len(cache.find(own, [2, 4], room=2).tree) == 0
 
 
-def test_what_a_request_learned_serves_others_only_with_memory_for_all() -> None:
+def test_what_a_request_learned_serves_others_only_with_memory_for_all():
     for memory, kept in (("request", []), ("all", [(2, 3), (5, 6)])):
         cache = TokenCacheDrafter(TokenCacheSettings(phrase_length=4, memory=memory))
         first = sequence([1])

@@ -1,7 +1,5 @@
 """Static trees: which tokens they hold, how they were drawn, what the caches hold afterwards."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -57,7 +55,7 @@ def path(tree: TokenTree, node: int) -> list[int]:
     return [] if node == ROOT else list(paths(tree)[node])
 
 
-def test_a_greedy_tree_holds_the_most_likely_tokens_of_every_node(tiny_pair: Pair) -> None:
+def test_a_greedy_tree_holds_the_most_likely_tokens_of_every_node(tiny_pair):
     draft = tiny_pair.drafts["draft"]
     seen = decoded(tiny_pair, TreeSettings(branching=(3, (2, 0, 1), 2)))
     for text, room, _, tree in seen[:12]:
@@ -73,9 +71,7 @@ def test_a_greedy_tree_holds_the_most_likely_tokens_of_every_node(tiny_pair: Pai
 
 @pytest.mark.parametrize("replacement", [False, True])
 @pytest.mark.parametrize("sampling", ["sampled", "top-k"])
-def test_a_sampled_tree_carries_what_its_tokens_were_drawn_from(
-    tiny_pair: Pair, sampling: str, replacement: bool
-) -> None:
+def test_a_sampled_tree_carries_what_its_tokens_were_drawn_from(tiny_pair, sampling, replacement):
     drafter = TreeSettings(branching=(3, 2, 1), replacement=replacement)
     draft, sizes = tiny_pair.drafts["draft"], set()
     for text, _, _, tree in decoded(tiny_pair, drafter, sampling)[:12]:
@@ -93,7 +89,7 @@ def test_a_sampled_tree_carries_what_its_tokens_were_drawn_from(
 
 
 @pytest.mark.parametrize("top_k", [0, 2])
-def test_a_coupled_tree_holds_the_winners_of_the_shared_race(tiny_pair: Pair, top_k: int) -> None:
+def test_a_coupled_tree_holds_the_winners_of_the_shared_race(tiny_pair, top_k):
     sampling = SAMPLINGS["coupled"].model_copy(update={"top_k": top_k})
     engine = Engine(tiny_pair, configured(TreeSettings(branching=(3, 2)), sampling))
     seen = proposals(engine.drafter)
@@ -110,7 +106,7 @@ def test_a_coupled_tree_holds_the_winners_of_the_shared_race(tiny_pair: Pair, to
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_tree_costs_a_forward_a_level_and_is_cut_at_the_end(tiny_pair: Pair, shape: str) -> None:
+def test_a_tree_costs_a_forward_a_level_and_is_cut_at_the_end(tiny_pair, shape):
     drafter = SHAPES[shape]
     levels = {
         "4x2x2x1": k_configuration((4, 2, 2, 1)),
@@ -134,9 +130,7 @@ def test_a_tree_costs_a_forward_a_level_and_is_cut_at_the_end(tiny_pair: Pair, s
 @pytest.mark.parametrize(
     ("shape", "sampling"), [("4x2x2x1", "greedy"), ("uneven", "sampled"), ("fork", "greedy")]
 )
-def test_both_caches_hold_the_committed_text_as_if_just_read(
-    tiny_pair: Pair, shape: str, sampling: str
-) -> None:
+def test_both_caches_hold_the_committed_text_as_if_just_read(tiny_pair, shape, sampling):
     """After every round, whichever path of the tree was accepted."""
     engine = Engine(tiny_pair, configured(SHAPES[shape], SAMPLINGS[sampling]), 3)
     for request in requests(24, COUNTING):

@@ -1,7 +1,5 @@
 """The policies taken from transformers draft what its own assisted generation drafts."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import dataclass, field
@@ -36,7 +34,7 @@ def of_sklearn(probabilities: list[float], accepted: list[bool]) -> float:
 
 
 @pytest.mark.parametrize("values", [3, 10, 10**6], ids=["many ties", "some ties", "no ties"])
-def test_the_best_threshold_is_that_of_sklearns_roc_curve(values: int) -> None:
+def test_the_best_threshold_is_that_of_sklearns_roc_curve(values):
     rng = random.Random(values)
     compared = 0
     for _ in range(400):
@@ -51,7 +49,7 @@ def test_the_best_threshold_is_that_of_sklearns_roc_curve(values: int) -> None:
     assert compared > 300
 
 
-def test_of_points_of_equal_cost_the_same_one_is_taken_as_in_sklearn() -> None:
+def test_of_points_of_equal_cost_the_same_one_is_taken_as_in_sklearn():
     # The curve rises (sure and accepted), runs along a line of equal cost in steps of `hits` and
     # `misses`, then stays flat: rounding chooses among the steps.
     compared = 0
@@ -138,9 +136,7 @@ def begun(pair: Pair, prompts: list[Prompt]) -> list[Prompt]:
     return [(*p, *g.tokens) for p, g in zip(prompts, generations, strict=True)]
 
 
-def test_dynamic_confidence_drafts_as_transformers_does(
-    tiny_pair: Pair, tiny_pair_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dynamic_confidence_drafts_as_transformers_does(tiny_pair, tiny_pair_folders, monkeypatch):
     start, most = 0.05, 3
     expected = theirs(
         tiny_pair_folders,
@@ -162,12 +158,8 @@ def test_dynamic_confidence_drafts_as_transformers_does(
 
 @pytest.mark.parametrize(("transient", "prompts"), [(True, PROMPTS), (False, PROMPTS[2:])])
 def test_the_heuristic_drafts_as_transformers_does(
-    tiny_pair: Pair,
-    tiny_pair_folders: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    transient: bool,
-    prompts: list[Prompt],
-) -> None:
+    tiny_pair, tiny_pair_folders, monkeypatch, transient, prompts
+):
     """A lasting one within a sequence: over several, transformers counts otherwise."""
     expected = theirs(
         tiny_pair_folders,

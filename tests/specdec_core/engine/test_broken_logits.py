@@ -1,7 +1,5 @@
 """A request with logits that are NaN or infinite ends with an error, and harms no other request."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -86,8 +84,8 @@ def served(engine: Engine, requests: list[Request]) -> dict[str, Generation]:
     ],
 )
 def test_a_broken_request_ends_with_an_error_and_harms_no_other(
-    pair: Pair, tiny_pair: Pair, sampling: int, kind: str | None, pooled: bool
-) -> None:
+    pair, tiny_pair, sampling, kind, pooled
+):
     sampling = SAMPLINGS[sampling]
     changes = {"branching": [1, 2]} if kind == "target_tree" else {}
     own = AUTOREGRESSIVE if kind is None else Configuration(drafter=drafter(kind, **changes))
@@ -111,7 +109,7 @@ def test_a_broken_request_ends_with_an_error_and_harms_no_other(
     assert all(found[r.id].finish_reason == "length" for r in healthy)
 
 
-def test_offline_a_broken_request_is_named_and_the_engine_goes_on(pair: Pair) -> None:
+def test_offline_a_broken_request_is_named_and_the_engine_goes_on(pair):
     engine = Engine(pair, slots=2)
     with pytest.raises(UserError, match=r"^broken: after 4 tokens of this sequence"):
         engine.generate(asked(Sampling()))
@@ -123,9 +121,7 @@ def test_offline_a_broken_request_is_named_and_the_engine_goes_on(pair: Pair) ->
 
 
 @pytest.mark.parametrize(("packs", "pooled"), [(False, False), (True, False), (True, True)])
-def test_a_candidate_that_breaks_its_row_costs_a_round(
-    pair: Pair, tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, packs: bool, pooled: bool
-) -> None:
+def test_a_candidate_that_breaks_its_row_costs_a_round(pair, tiny_pair, monkeypatch, packs, pooled):
     configuration = Configuration(drafter=drafter("draft_model"))
     requests = [Request(str(n), text, 24, ignore_eos=True) for n, text in enumerate(PROMPTS)]
     expected = [g.tokens for g in Engine(tiny_pair).generate(requests)]
@@ -161,7 +157,7 @@ CASES += [("no", "draft_model", 0), ("no", "tree", 0)]
 
 
 @pytest.mark.parametrize(("drafted", "kind", "sampling"), CASES, indirect=["drafted"])
-def test_a_broken_draft_costs_candidates_alone(drafted: Pair, kind: str, sampling: int) -> None:
+def test_a_broken_draft_costs_candidates_alone(drafted, kind, sampling):
     sampling = SAMPLINGS[sampling]
     texts = [(5, 6, NAN, 7), PROMPTS[1]]
     requests = [Request(str(n), text, 8, sampling) for n, text in enumerate(texts)]
@@ -176,7 +172,7 @@ def test_a_broken_draft_costs_candidates_alone(drafted: Pair, kind: str, samplin
 
 @pytest.mark.parametrize("drafted", ["some"], indirect=True)
 @pytest.mark.parametrize("kind", [k for k in POLICIES if policy(k).decodes and not policy(k).heads])
-def test_a_broken_draft_stops_no_policy(drafted: Pair, kind: str) -> None:
+def test_a_broken_draft_stops_no_policy(drafted, kind):
     configuration = Configuration(drafter=DraftModelSettings(policy=policy(kind)))
     requests = [Request(str(n), (*text, NAN), 8) for n, text in enumerate(PROMPTS[:2])]
     expected = [g.tokens for g in Engine(drafted).generate(requests)]
@@ -185,9 +181,7 @@ def test_a_broken_draft_stops_no_policy(drafted: Pair, kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sampling", SAMPLINGS[1:3], ids=["top-k", "top-p"])
-def test_rows_that_are_no_numbers_spoil_no_other_row(
-    dtype: torch.dtype, sampling: Sampling
-) -> None:
+def test_rows_that_are_no_numbers_spoil_no_other_row(dtype, sampling):
     torch.manual_seed(0)
     logits = torch.randn(6, 999).to(dtype)
     expected = warp(logits, sampling)

@@ -1,7 +1,5 @@
 """An EAGLE head drafts under every drafter, and the output stays the target's."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -50,7 +48,7 @@ def expected(pair: Pair) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_greedy_output_is_the_targets_own(pair: Pair, kind: str, expected: list[list[int]]) -> None:
+def test_greedy_output_is_the_targets_own(pair, kind, expected):
     engine = Engine(pair, configured({**DRAFTERS[kind], "draft": HEAD}), 3)
     generations = engine.generate(requests())
     assert [g.tokens for g in generations] == expected
@@ -70,7 +68,7 @@ def taught(tiny_pair: Pair) -> Pair:
 
 
 @pytest.mark.parametrize("kind", ["chain", "dynamic tree"])
-def test_drafts_stay_as_good_in_chunks_and_after_preemption(taught: Pair, kind: str) -> None:
+def test_drafts_stay_as_good_in_chunks_and_after_preemption(taught, kind):
     def rounds(limits: Limits) -> list[list[tuple[int, int]]]:
         engine = Engine(taught, configured({**DRAFTERS[kind], "draft": HEAD}), limits=limits)
         found = [[(r.drafted, r.accepted) for r in g.rounds] for g in engine.generate(WRITTEN)]
@@ -82,7 +80,7 @@ def test_drafts_stay_as_good_in_chunks_and_after_preemption(taught: Pair, kind: 
     assert rounds(Limits(3, step_tokens=16, cache_tokens=384)) == alone
 
 
-def test_a_head_shares_the_round_with_other_drafts(pair: Pair, expected: list[list[int]]) -> None:
+def test_a_head_shares_the_round_with_other_drafts(pair, expected):
     head, model = ({"kind": "draft_model", "draft": name} for name in (HEAD, "draft"))
     for drafter in (
         {"kind": "bandit", "arms": [head, model, {"kind": "suffix"}]},
@@ -104,12 +102,12 @@ def test_a_head_shares_the_round_with_other_drafts(pair: Pair, expected: list[li
     ],
     ids=["chain", "coupled", "dynamic tree"],
 )
-def test_samples_have_the_targets_joint_distribution(drafter: dict, sampling: Sampling) -> None:
+def test_samples_have_the_targets_joint_distribution(drafter, sampling):
     pair = pair_with_head(toy_pair(), tokens=3)  # every second one
     assert fit({**drafter, "draft": HEAD}, sampling, pair=pair) > 1e-3
 
 
-def test_numbers_of_the_wrong_vocabulary_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_the_wrong_vocabulary_would_be_found(monkeypatch):
     propose = Engine._draft
 
     def by_draft_numbers(engine: Engine, active: list) -> list[TokenTree]:
@@ -124,7 +122,7 @@ def test_numbers_of_the_wrong_vocabulary_would_be_found(monkeypatch: pytest.Monk
 
 
 @torch.inference_mode()
-def test_a_head_proposes_tokens_of_its_own_vocabulary_alone(pair: Pair) -> None:
+def test_a_head_proposes_tokens_of_its_own_vocabulary_alone(pair):
     head = pair.drafts[HEAD]
     configuration = configured({"kind": "draft_model", "draft": HEAD}, Sampling(temperature=2.0))
     engine, proposed = Engine(pair, configuration, 3), set()

@@ -1,17 +1,15 @@
 """What the engine promises about a request: its end, its text, its randomness, its accounts."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, PairSpec, Sampling
+from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import Pair, check_pair, load_pair
+from specdec_core.models.pair import check_pair, load_pair
 from specdec_core.models.runner import Batch, CacheLost, Output
 from specdec_core.tokens.statistics import TokenOrigin
 from tests.specdec_core.kinds import chain, configured
@@ -37,22 +35,22 @@ def losing(engine: Engine, lost: Callable[[int], bool]) -> Engine:
             target.truncate(slot, 0)
         raise CacheLost("a test")
 
-    target.forward = step  # type: ignore[method-assign]
+    target.forward = step
     return engine
 
 
-def test_lost_rows_cost_no_token(tiny_pair: Pair) -> None:
+def test_lost_rows_cost_no_token(tiny_pair):
     expected = Engine(tiny_pair, CHAIN, 2).generate(requests())
     engine = losing(Engine(tiny_pair, CHAIN, 2), lambda n: n in (0, 3, 4, 9))
     assert [g.tokens for g in engine.generate(requests())] == [g.tokens for g in expected]
 
 
-def test_a_target_that_loses_its_rows_at_every_step_is_given_up(tiny_pair: Pair) -> None:
+def test_a_target_that_loses_its_rows_at_every_step_is_given_up(tiny_pair):
     with pytest.raises(CacheLost):
         losing(Engine(tiny_pair, CHAIN, 2), lambda n: True).generate(requests())
 
 
-def test_long_prompts_do_not_hold_up_those_that_are_answered(tiny_pair: Pair) -> None:
+def test_long_prompts_do_not_hold_up_those_that_are_answered(tiny_pair):
     sizes = (20, 220, 200, 30, 230)
     asked = [
         Request(str(i), tuple(range(5, 5 + size)), 12, seed=i, ignore_eos=True)
@@ -80,7 +78,7 @@ def test_long_prompts_do_not_hold_up_those_that_are_answered(tiny_pair: Pair) ->
     assert [answered[request.id] for request in asked] == expected
 
 
-def test_a_request_that_can_never_fit_in_the_cache_is_refused(tiny_pair: Pair) -> None:
+def test_a_request_that_can_never_fit_in_the_cache_is_refused(tiny_pair):
     engine = Engine(tiny_pair, CHAIN, limits=Limits(2, cache_tokens=192))
     with pytest.raises(UserError, match="take 140 tokens, but the cache holds 192"):
         engine.add(Request("r", tuple(range(5, 105)), 40))
@@ -89,7 +87,7 @@ def test_a_request_that_can_never_fit_in_the_cache_is_refused(tiny_pair: Pair) -
         engine.add(Request("r", (5,), 2))
 
 
-def test_the_cache_has_room_for_all_that_a_round_verifies(tiny_pair: Pair) -> None:
+def test_the_cache_has_room_for_all_that_a_round_verifies(tiny_pair):
     wide = configured({"kind": "prompt_lookup", "max_tokens": 128})
     limits, held = Limits(3, cache_tokens=512), []
     engine = Engine(tiny_pair, limits=limits)
@@ -102,7 +100,7 @@ def test_the_cache_has_room_for_all_that_a_round_verifies(tiny_pair: Pair) -> No
         held.append(sum(engine.target.lengths[row] + new.get(row, 0) for row in running))
         return forward(batch)
 
-    engine.target.forward = counted  # type: ignore[method-assign]
+    engine.target.forward = counted
     repeating = [Request(str(n), tuple(range(5, 45)) * 2, 170, ignore_eos=True) for n in range(3)]
     expected = engine.generate(repeating)
     engine.configure(wide)
@@ -113,7 +111,7 @@ def test_the_cache_has_room_for_all_that_a_round_verifies(tiny_pair: Pair) -> No
     assert max(held) <= 512, "candidates pass the limit"
 
 
-def test_a_stop_string_cuts_text_and_tokens_alike_in_every_configuration(tiny_pair: Pair) -> None:
+def test_a_stop_string_cuts_text_and_tokens_alike_in_every_configuration(tiny_pair):
     whole = Engine(tiny_pair).generate(requests(ignore_eos=True))[1]
     stop = whole.text[6:9]
     outcomes = [
@@ -129,12 +127,11 @@ def test_a_stop_string_cuts_text_and_tokens_alike_in_every_configuration(tiny_pa
     assert outcomes[0].tokens == outcomes[1].tokens
 
 
-def test_streamed_text_is_the_text(tiny_pair: Pair) -> None:
+def test_streamed_text_is_the_text(tiny_pair):
     engine = Engine(tiny_pair, SAMPLED)
     request = Request("r", PROMPTS[2], 40, seed=3)
     chunks = list(engine.stream(request))
     finished = chunks[-1].finished
-    assert finished is not None
     assert "".join(chunk.text for chunk in chunks) == finished.text
     assert [t for chunk in chunks for t in chunk.tokens] == finished.tokens
     assert len(finished.token_seconds) == len(finished.tokens)
@@ -143,7 +140,7 @@ def test_streamed_text_is_the_text(tiny_pair: Pair) -> None:
     assert at_the_end.text == finished.text
 
 
-def test_text_can_wait_for_the_last_chunk(tiny_pair: Pair) -> None:
+def test_text_can_wait_for_the_last_chunk(tiny_pair):
     engine = Engine(tiny_pair, CHAIN)
     engine.add(Request("r", PROMPTS[0], 24, ignore_eos=True))
     chunks = engine.step(texts=False)
@@ -155,7 +152,7 @@ def test_text_can_wait_for_the_last_chunk(tiny_pair: Pair) -> None:
     assert late + chunks[-1].text == chunks[-1].finished.text
 
 
-def test_requests_join_and_leave_between_rounds(tiny_pair: Pair) -> None:
+def test_requests_join_and_leave_between_rounds(tiny_pair):
     expected = {g.request_id: g.tokens for g in Engine(tiny_pair, CHAIN).generate(requests())}
     engine = Engine(tiny_pair, CHAIN, 2)
     waiting, done = requests(), {}
@@ -168,7 +165,7 @@ def test_requests_join_and_leave_between_rounds(tiny_pair: Pair) -> None:
     assert done == expected
 
 
-def test_the_drafter_closes_every_slot_that_it_opened(tiny_pair: Pair) -> None:
+def test_the_drafter_closes_every_slot_that_it_opened(tiny_pair):
     engine, slots = Engine(tiny_pair, CHAIN, 2), []
     opened, closed = engine.drafter.open, engine.drafter.close
     engine.drafter.open = lambda own: (slots.extend(s.slot for s in own), opened(own))
@@ -187,7 +184,7 @@ def test_the_drafter_closes_every_slot_that_it_opened(tiny_pair: Pair) -> None:
     assert slots == []
 
 
-def test_every_token_carries_its_origin(tiny_pair: Pair) -> None:
+def test_every_token_carries_its_origin(tiny_pair):
     for configuration, drafted in (
         (AUTOREGRESSIVE, None),
         (CHAIN, TokenOrigin.DRAFT),
@@ -206,7 +203,7 @@ def test_every_token_carries_its_origin(tiny_pair: Pair) -> None:
             assert start == len(generation.tokens)
 
 
-def test_the_configuration_is_swapped_without_loading_again(tiny_pair: Pair) -> None:
+def test_the_configuration_is_swapped_without_loading_again(tiny_pair):
     engine = Engine(tiny_pair, CHAIN, 2)
     chain = engine.generate(requests())
     engine.configure(AUTOREGRESSIVE)
@@ -217,9 +214,7 @@ def test_the_configuration_is_swapped_without_loading_again(tiny_pair: Pair) -> 
     assert [g.counts for g in chain] == [g.counts for g in again]
 
 
-def test_a_pair_with_different_vocabularies_is_refused_before_loading(
-    tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_pair_with_different_vocabularies_is_refused_before_loading(tiny_spec, tmp_path_factory):
     folder = tmp_path_factory.mktemp("other")
     pair = load_pair(tiny_spec)
     pair.tokenizer.add_tokens(["extra"])
@@ -231,9 +226,7 @@ def test_a_pair_with_different_vocabularies_is_refused_before_loading(
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_model_folder_is_one_line(
-    tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_model_folder_is_one_line(tiny_spec, monkeypatch):
     # Without a network the hub is tried again for 20 seconds.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for name in ("./nowhere", "/nowhere/at/all", "bundled:nothing"):

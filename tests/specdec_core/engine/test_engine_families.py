@@ -1,9 +1,6 @@
 """The engine is token-identical to `generate` for every family of decoder-only models."""
 
-from __future__ import annotations
-
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -82,7 +79,7 @@ def noisy_copy(model: torch.nn.Module, config: PretrainedConfig) -> torch.nn.Mod
 
 # Every other test decodes a Llama, and Qwen2 is here with windows.
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f not in ("llama", "qwen2")])
-def test_greedy_output_is_token_identical_to_generate(family: str) -> None:
+def test_greedy_output_is_token_identical_to_generate(family):
     torch.manual_seed(0)
     config = FAMILIES[family]
     target = AutoModelForCausalLM.from_config(config).float().eval()
@@ -128,9 +125,7 @@ def test_greedy_output_is_token_identical_to_generate(family: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
-def test_compiled_graphs_write_what_eager_forwards_do(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_graphs_write_what_eager_forwards_do(family, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     # On a GPU kernels are captured unfused: fusing the kernels of every family takes too long.
     monkeypatch.setattr(captured, "fused", lambda step, *_: step)
@@ -156,7 +151,7 @@ def test_compiled_graphs_write_what_eager_forwards_do(
 
 
 @pytest.mark.parametrize("family", ["qwen2-mixed-window", "gemma2-window", "opt"])
-def test_a_folder_loads_with_measured_data_types(family: str, tmp_path: Path) -> None:
+def test_a_folder_loads_with_measured_data_types(family, tmp_path):
     """Choosing the data type runs a shortened model of the family."""
     model = AutoModelForCausalLM.from_config(FAMILIES[family])
     model.save_pretrained(tmp_path)

@@ -1,10 +1,7 @@
 """A request's first round prefills its whole prompt and has no candidates, with every drafter; its
 first token waits for no draft, and drafts follow the target."""
 
-from __future__ import annotations
-
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +11,6 @@ from specdec_core.config.kinds import DRAFTERS
 from specdec_core.drafting.drafter import SlotState
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
 from specdec_core.training.datastores.build import write_datastore
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
@@ -47,14 +43,11 @@ def calls(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Ba
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_no_drafter_is_asked_in_the_first_round(
-    tiny_pair: Pair, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_drafter_is_asked_in_the_first_round(tiny_pair, kind, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     write_datastore(PROMPTS, ["prompts"], tiny_pair.tokenizer, tmp_path / "datastores" / "own")
     link = InTurns(tiny_pair, seed=1)  # to PEARL's draft
     engine = Engine(tiny_pair, Configuration(drafter=drafter(kind)), 3, lambda: link)
-    assert engine.drafter is not None
     asked, missed = Counter[int](), Counter[int]()
     propose, miss = engine.drafter.propose, engine.drafter.missed
 
@@ -86,9 +79,7 @@ def test_no_drafter_is_asked_in_the_first_round(
         assert generations[0].tokens == expected.tokens
 
 
-def test_the_first_token_waits_for_no_draft(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_token_waits_for_no_draft(tiny_pair, monkeypatch):
     engine = Engine(tiny_pair, configured(CHAIN))
     made = calls(engine, monkeypatch)
     prompt = tuple(range(5, 35))
@@ -108,9 +99,7 @@ def test_the_first_token_waits_for_no_draft(
 
 
 @pytest.mark.parametrize("given", FOLLOWING.values(), ids=FOLLOWING)
-def test_drafts_read_what_the_target_has_read(
-    tiny_pair: Pair, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafts_read_what_the_target_has_read(tiny_pair, given, monkeypatch):
     """Of a text all tokens before the one that a draft reads are in the target's cache: also while
     prompts are read in chunks, after a request was preempted, and where prompts begin alike."""
     asked = [
@@ -119,7 +108,6 @@ def test_drafts_read_what_the_target_has_read(
     alone = Engine(tiny_pair).generate(asked)
     limits = Limits(4, step_tokens=40, cache_tokens=512, share_prefixes=True)
     engine = Engine(tiny_pair, configured(given), limits=limits)
-    assert engine.drafter is not None
     forward, read, missed = ModelRunner.forward, 0, Counter[int]()
     miss = engine.drafter.missed
 
@@ -144,9 +132,7 @@ def test_drafts_read_what_the_target_has_read(
     assert [g.tokens for g in generations] == [g.tokens for g in alone]
 
 
-def test_a_request_of_one_token_needs_no_draft_at_all(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_of_one_token_needs_no_draft_at_all(tiny_pair, monkeypatch):
     engine = Engine(tiny_pair, configured(CHAIN), 2)
     made = calls(engine, monkeypatch)
     engine.generate([Request(str(n), PROMPTS[n], 1) for n in range(4)])

@@ -1,25 +1,19 @@
 """What a target forward costs in steps of a draft model."""
 
-from __future__ import annotations
-
 import pytest
 
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.break_even import BreakEvenSettings
 from specdec_core.engine import Engine, forward_costs
-from specdec_core.models.pair import Pair
 from specdec_core.models.runner import ModelRunner
 
 EVEN = Configuration(drafter=DraftModelSettings(policy=BreakEvenSettings()))
 
 
-def test_it_is_measured_once_for_all_engines_of_a_pair(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path
-) -> None:
+def test_it_is_measured_once_for_all_engines_of_a_pair(tiny_pair, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = Engine(tiny_pair).priced(EVEN)
-    assert first.drafter is not None
     assert not first.unpriced
     monkeypatch.setattr(forward_costs, "time_forward", lambda *_: pytest.fail("measured again"))
     assert Engine(tiny_pair).priced(EVEN) == first
@@ -31,8 +25,8 @@ def test_it_is_measured_once_for_all_engines_of_a_pair(
 
 
 def test_a_candidate_takes_a_call_and_a_place_in_the_targets_forward(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path
-) -> None:
+    tiny_pair, monkeypatch, tmp_path
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     engine = Engine(tiny_pair)
     took = {(True, 1): 10.0, (True, 5): 14.0, (False, 1): 2.0}
@@ -45,9 +39,7 @@ def test_a_candidate_takes_a_call_and_a_place_in_the_targets_forward(
     assert engine.costs.target_in_candidates() == 3.33  # of 2 and (14 - 10) / 4
 
 
-def test_a_cache_that_cannot_be_written_costs_a_warning(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cache_that_cannot_be_written_costs_a_warning(tiny_pair, monkeypatch, tmp_path, caplog):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert Engine(tiny_pair).costs.target_cost() > 0

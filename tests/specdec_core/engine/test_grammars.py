@@ -1,8 +1,6 @@
 """Output follows its grammar, and speculation leaves it what it was: the mask is applied at every
 node of a tree, alike at target and draft."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
@@ -62,7 +60,6 @@ def masked(pair: Pair, request: Request) -> list[int]:
     from llguidance import LLMatcher
     from llguidance.hf import from_tokenizer
 
-    assert request.grammar is not None
     matcher = LLMatcher(from_tokenizer(pair.tokenizer), request.grammar.compiled())
     output: list[int] = []
     while len(output) < NEW and output[-1:] != [0]:
@@ -80,17 +77,13 @@ def expected(tiny_pair: Pair) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("drafter", [None, "chain", "tree", "target tree", "lookup", "cascade"])
-def test_greedy_output_is_that_of_masked_decoding(
-    tiny_pair: Pair, expected: list[list[int]], drafter: str | None
-) -> None:
+def test_greedy_output_is_that_of_masked_decoding(tiny_pair, expected, drafter):
     generations = Engine(tiny_pair, under(drafter, Sampling()), 4).generate(requests())
     assert [g.tokens for g in generations] == expected
     assert {g.finish_reason for g in generations} == {"stop", "length"}
 
 
-def test_an_asynchronous_draft_follows_the_grammar(
-    tiny_pair: Pair, expected: list[list[int]]
-) -> None:
+def test_an_asynchronous_draft_follows_the_grammar(tiny_pair, expected):
     link = InTurns(tiny_pair, seed=1)
     configuration = under(None, Sampling()).model_copy(update={"drafter": PearlSettings()})
     engine = Engine(tiny_pair, configuration, 2, open_link=lambda: link)
@@ -99,7 +92,7 @@ def test_an_asynchronous_draft_follows_the_grammar(
     assert sum(r.accepted for g in generations for r in g.rounds) > 3
 
 
-def test_what_ends_by_itself_parses(tiny_pair: Pair) -> None:
+def test_what_ends_by_itself_parses(tiny_pair):
     engine = Engine(tiny_pair, under("hybrid", Sampling(temperature=1.5)), 4)
     ended = 0
     asked = [replace(r, id=f"{r.id}/{n}", seed=n) for n in range(3) for r in requests()]
@@ -118,7 +111,7 @@ def test_what_ends_by_itself_parses(tiny_pair: Pair) -> None:
     assert ended > 5
 
 
-def test_a_draft_like_its_target_is_always_right(tiny_pair: Pair) -> None:
+def test_a_draft_like_its_target_is_always_right(tiny_pair):
     twins = replace(tiny_pair, drafts={"draft": tiny_pair.target})
     engine = Engine(twins, under("chain", Sampling(temperature=1.2)), 4)
     rounds = [r for g in engine.generate(requests()) for r in g.rounds]
@@ -199,13 +192,11 @@ def p_value(
 
 
 @pytest.mark.parametrize("drafter", ["chain", "tree"])
-def test_samples_have_the_masked_targets_distribution(tiny_pair: Pair, drafter: str) -> None:
+def test_samples_have_the_masked_targets_distribution(tiny_pair, drafter):
     assert p_value(tiny_pair, drafter, 600) > 1e-3
 
 
-def test_tokens_that_the_grammar_forces_are_free_and_harmless(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_that_the_grammar_forces_are_free_and_harmless(tiny_pair, monkeypatch):
     """They are always accepted, no model drafts them, and wrong ones would change nothing."""
     rounds = []
     account = ActiveRequest.account
@@ -225,9 +216,7 @@ def test_tokens_that_the_grammar_forces_are_free_and_harmless(
     assert set(rounds) == {(2, 0, 0)}
 
 
-def test_that_notices_masks_of_other_nodes(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_that_notices_masks_of_other_nodes(tiny_pair, monkeypatch):
     whole = Matcher.allowed
     monkeypatch.setattr(
         Matcher,
@@ -247,9 +236,7 @@ def test_that_notices_masks_of_other_nodes(
         (Grammar("regex", "("), "regex: .*unclosed group"),
     ],
 )
-def test_a_wrong_grammar_is_refused_in_one_line(
-    tiny_pair: Pair, grammar: Grammar, wrong: str
-) -> None:
+def test_a_wrong_grammar_is_refused_in_one_line(tiny_pair, grammar, wrong):
     engine = Engine(tiny_pair, AUTOREGRESSIVE)
     with pytest.raises(UserError, match=wrong) as refused:
         engine.add(Request("r", PROMPTS[0], 4, grammar=grammar))

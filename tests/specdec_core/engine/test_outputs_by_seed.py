@@ -1,7 +1,5 @@
 """What a seed writes, token by token: a change of the code must not change a user's samples."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -171,7 +169,7 @@ def expected(rule: str, drafter: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("rule", SAMPLINGS)
-def test_a_seed_writes_what_it_has_always_written(tiny_pair: Pair, rule: str, drafter: str) -> None:
+def test_a_seed_writes_what_it_has_always_written(tiny_pair, rule, drafter):
     configuration = parse(Configuration, {"drafter": DRAFTERS[drafter]}, "test")
     generations = Engine(tiny_pair, configuration, slots=2).generate(requests(rule))
     counts = Counts.of(generations)
@@ -185,9 +183,7 @@ def test_a_seed_writes_what_it_has_always_written(tiny_pair: Pair, rule: str, dr
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_it_writes_the_same_beside_requests_that_sample_otherwise(
-    tiny_pair: Pair, drafter: str
-) -> None:
+def test_it_writes_the_same_beside_requests_that_sample_otherwise(tiny_pair, drafter):
     configuration = parse(Configuration, {"drafter": DRAFTERS[drafter]}, "test")
     mixed = [request for rule in SAMPLINGS for request in requests(rule)]
     found = Engine(tiny_pair, configuration, slots=len(mixed)).generate(mixed)
@@ -204,9 +200,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("drafter", "rule"), CASES)
-def test_preempted_requests_write_what_they_would_have(
-    pair: Pair, folder: Path, rule: str, drafter: str
-) -> None:
+def test_preempted_requests_write_what_they_would_have(pair, folder, rule, drafter):
     """Their sequences are prefilled again; random stream, drafter and policy resume unchanged, so
     that every round is the same."""
     configuration = configured(drafter, folder)
@@ -224,9 +218,7 @@ def test_preempted_requests_write_what_they_would_have(
 
 
 @pytest.mark.parametrize(("drafter", "rule"), CASES)
-def test_requests_that_begin_alike_write_what_they_would_have(
-    pair: Pair, folder: Path, rule: str, drafter: str
-) -> None:
+def test_requests_that_begin_alike_write_what_they_would_have(pair, folder, rule, drafter):
     configuration = configured(drafter, folder)
     engine = Engine(pair, configuration, limits=Limits(3, share_prefixes=True))
 
@@ -262,9 +254,7 @@ def test_requests_that_begin_alike_write_what_they_would_have(
 
 
 @pytest.mark.parametrize("drafter", ALL)
-def test_a_cache_in_a_pool_of_blocks_changes_nothing(
-    pair: Pair, folder: Path, drafter: str
-) -> None:
+def test_a_cache_in_a_pool_of_blocks_changes_nothing(pair, folder, drafter):
     """With requests that begin alike and preemptions."""
     configuration = configured(drafter, folder)
     header = tuple(range(5, 185))
@@ -278,7 +268,7 @@ def test_a_cache_in_a_pool_of_blocks_changes_nothing(
         limits = Limits(3, step_tokens=64, cache_tokens=8 * BLOCK, share_prefixes=True)
         engine = Engine(opened, configuration, limits=limits)
         for runner in (engine.target, *engine.drafts._runners.values()):
-            assert isinstance(runner.cache, PooledCache) == pooled  # type: ignore[attr-defined]
+            assert isinstance(runner.cache, PooledCache) == pooled
         generations = engine.generate(asked)
         found.append([(g.tokens, g.cached_tokens, rounds(g)) for g in generations])
         assert engine.scheduler.preemptions

@@ -1,7 +1,5 @@
 """Texts with tokens that a draft lacks, because its target's output is padded further."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -38,7 +36,7 @@ def pair() -> Pair:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_a_text_with_tokens_that_the_draft_lacks_is_the_targets(pair: Pair, drafter: str) -> None:
+def test_a_text_with_tokens_that_the_draft_lacks_is_the_targets(pair, drafter):
     size = len(pair.tokenizer)
     lacking = size + 3
     asked: list[dict[str, Any]] = [

@@ -1,8 +1,6 @@
 """What a request may ask for beside its sampling: an end, no early end, log-probabilities, less
 speculation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -45,9 +43,7 @@ def requests(**options: Any) -> list[Request]:
         ("target tree", "rejection"),
     ],
 )
-def test_log_probabilities_are_those_of_one_forward_over_the_text(
-    tiny_pair: Pair, drafter: str, sampling: str
-) -> None:
+def test_log_probabilities_are_those_of_one_forward_over_the_text(tiny_pair, drafter, sampling):
     engine = Engine(tiny_pair, under(drafter, SAMPLINGS[sampling]), 2)
     stop = Engine(tiny_pair, engine.configuration).generate(requests(ignore_eos=True))[1].text[9:12]
     for request in requests(logprobs=3, ignore_eos=True, stop=(stop,)):
@@ -93,9 +89,7 @@ LIMITS = {
 @pytest.mark.parametrize(
     ("drafter", "limits"), [*(("chain", limits) for limits in LIMITS), ("target tree", "preempted")]
 )
-def test_a_prompts_log_probabilities_are_those_of_one_forward(
-    tiny_pair: Pair, drafter: str, limits: str
-) -> None:
+def test_a_prompts_log_probabilities_are_those_of_one_forward(tiny_pair, drafter, limits):
     engine = Engine(tiny_pair, under(drafter), limits=LIMITS[limits])
     engine.generate([Request("before", SHORT, 2), Request("also before", LONG, 2)])
     plain = Request("plain", LONG, NEW, ignore_eos=True)
@@ -113,7 +107,7 @@ def test_a_prompts_log_probabilities_are_those_of_one_forward(
     assert (again.cached_tokens > 0) == (limits == "with prefixes in the cache")
 
 
-def test_a_prompt_that_is_measured_takes_no_other_text_from_the_cache(tiny_pair: Pair) -> None:
+def test_a_prompt_that_is_measured_takes_no_other_text_from_the_cache(tiny_pair):
     """It enters the slot that holds the same sequence, not the one that was left first. A sequence
     that is like no other takes an empty slot."""
     engine = Engine(tiny_pair, limits=Limits(2, share_prefixes=True))
@@ -132,7 +126,7 @@ def test_a_prompt_that_is_measured_takes_no_other_text_from_the_cache(tiny_pair:
 
 
 @pytest.mark.parametrize("drafter", ["chain", "target tree"])
-def test_a_request_for_no_tokens_reads_its_prompt_alone(tiny_pair: Pair, drafter: str) -> None:
+def test_a_request_for_no_tokens_reads_its_prompt_alone(tiny_pair, drafter):
     engine = Engine(tiny_pair, under(drafter), 3)
     asked = requests(max_new_tokens=0, logprobs=3, prompt_logprobs=True)
     asked.append(replace(asked[0], id="beside", max_new_tokens=NEW))
@@ -144,7 +138,7 @@ def test_a_request_for_no_tokens_reads_its_prompt_alone(tiny_pair: Pair, drafter
     assert_measured(tiny_pair, some, PROMPTS[0], also_prompt=True)
 
 
-def test_no_log_probabilities_unless_asked_for(tiny_pair: Pair) -> None:
+def test_no_log_probabilities_unless_asked_for(tiny_pair):
     [bare] = Engine(tiny_pair).generate(requests()[:1])
     [own] = Engine(tiny_pair).generate(requests(logprobs=0)[:1])
     assert bare.logprobs is None
@@ -160,8 +154,8 @@ def free(tiny_pair: Pair) -> list[Generation]:
 
 @pytest.mark.parametrize("kind", ["stop token", "EOS"])
 def test_a_token_that_ends_the_text_is_the_last_one_and_has_no_text(
-    tiny_pair: Pair, free: list[Generation], monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+    tiny_pair, free, monkeypatch, kind
+):
     token = free[0].tokens[6]
     asked = requests(stop_tokens=frozenset({token}), ignore_eos=True)
     if kind == "EOS":
@@ -179,7 +173,7 @@ def test_a_token_that_ends_the_text_is_the_last_one_and_has_no_text(
             assert generation.tokens == whole.tokens
 
 
-def test_no_text_ends_before_its_least_length(tiny_pair: Pair, free: list[Generation]) -> None:
+def test_no_text_ends_before_its_least_length(tiny_pair, free):
     token = free[0].tokens[6]
     asked = requests(stop_tokens=frozenset({token}), min_tokens=9)
     for generation in Engine(tiny_pair, under("tree"), 3).generate(asked):
@@ -188,9 +182,7 @@ def test_no_text_ends_before_its_least_length(tiny_pair: Pair, free: list[Genera
 
 
 @pytest.mark.parametrize("drafter", ["chain", "tree", "target tree", "hybrid"])
-def test_requests_of_one_batch_speculate_as_they_like(
-    tiny_pair: Pair, free: list[Generation], drafter: str
-) -> None:
+def test_requests_of_one_batch_speculate_as_they_like(tiny_pair, free, drafter):
     limits = (0, 1, None)
     asked = [
         replace(request, speculate=most)
@@ -229,9 +221,7 @@ def test_requests_of_one_batch_speculate_as_they_like(
         ),
     ],
 )
-def test_what_cannot_be_met_is_refused(
-    tiny_pair: Pair, options: dict[str, Any], wrong: str
-) -> None:
+def test_what_cannot_be_met_is_refused(tiny_pair, options, wrong):
     engine = Engine(tiny_pair)
     with pytest.raises(UserError, match=wrong):
         engine.add(replace(requests()[0], **options))

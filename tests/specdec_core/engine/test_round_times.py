@@ -1,7 +1,5 @@
 """The parts of a round add up to its time, and the host reads from the device once a token."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -9,7 +7,6 @@ from specdec_core.config import Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.evidence.bench.result import PARTS_OF_A_ROUND
 from specdec_core.models.eager import EagerRunner
-from specdec_core.models.pair import Pair
 from tests.specdec_core.kinds import chain, configured
 
 CHAIN = chain("confidence_product", threshold=0.3, max_tokens=5)
@@ -28,9 +25,7 @@ def requests(tokens: int = 20) -> list[Request]:
     [(None, 1.0), (CHAIN, 0.0), (TREE, 1.0), (BOTH, 0.0)],
     ids=["none", "chain", "tree", "hybrid"],
 )
-def test_the_parts_of_a_round_are_its_time(
-    tiny_pair: Pair, drafter: dict | None, temperature: float
-) -> None:
+def test_the_parts_of_a_round_are_its_time(tiny_pair, drafter, temperature):
     configuration = configured(drafter, Sampling(temperature=temperature))
     generations = Engine(tiny_pair, configuration, slots=2).generate(requests())
     for r in (r for g in generations for r in g.rounds):
@@ -88,8 +83,8 @@ class Copies:
     ids=lambda given: given["policy"]["kind"] if isinstance(given, dict) else given,
 )
 def test_a_round_waits_once_for_each_drafted_token_and_once_for_the_verification(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch, drafter: dict, slots: int
-) -> None:
+    tiny_pair, monkeypatch, drafter, slots
+):
     """Greedily. What a policy reads comes with the token: to_host copies once from a GPU."""
     engine = Engine(tiny_pair, configured(drafter), slots)
     for request in requests(12):
@@ -114,7 +109,7 @@ def test_a_round_waits_once_for_each_drafted_token_and_once_for_the_verification
     assert longest == 4
 
 
-def test_the_test_notices_a_further_wait(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_test_notices_a_further_wait(tiny_pair, monkeypatch):
     copies = Copies(monkeypatch)
     probabilities = torch.tensor([0.5, 0.5])
     assert float(probabilities[0]) == probabilities.tolist()[1] == probabilities[0].item()

@@ -1,7 +1,5 @@
 """What a step does: which requests are prefilled, decoded and preempted."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import given
@@ -22,7 +20,7 @@ def decoded(scheduler: Scheduler, step: StepPlan, left: Counter[str]) -> None:
                 scheduler.leave(request.name)
 
 
-def test_a_long_prompt_is_read_in_chunks_beside_those_that_decode() -> None:
+def test_a_long_prompt_is_read_in_chunks_beside_those_that_decode():
     scheduler = Scheduler(Limits(2, step_tokens=100))
     scheduler.add("short", 11)
     assert scheduler.plan() == StepPlan([0], {0: 11}, [], {0: "short"})
@@ -38,7 +36,7 @@ def test_a_long_prompt_is_read_in_chunks_beside_those_that_decode() -> None:
     assert all(0 in step.decoding for step in steps)
 
 
-def test_a_short_prompt_overtakes_a_long_one_which_goes_on() -> None:
+def test_a_short_prompt_overtakes_a_long_one_which_goes_on():
     scheduler = Scheduler(Limits(3, step_tokens=100))
     scheduler.add("long", 1001)
     scheduler.plan()
@@ -47,7 +45,7 @@ def test_a_short_prompt_overtakes_a_long_one_which_goes_on() -> None:
     assert scheduler.plan() == StepPlan([2], {0: 50, 1: 29, 2: 21}, [], {1: "middle", 2: "short"})
 
 
-def test_beside_a_prompt_that_ends_others_are_read_whole_or_not_at_all() -> None:
+def test_beside_a_prompt_that_ends_others_are_read_whole_or_not_at_all():
     scheduler = Scheduler(Limits(4, step_tokens=100))
     for name, tokens in (("first", 61), ("second", 61), ("short", 11), ("third", 39)):
         scheduler.add(name, tokens)
@@ -60,7 +58,7 @@ def test_beside_a_prompt_that_ends_others_are_read_whole_or_not_at_all() -> None
     assert (step.decoding, step.reading) == ([1, 3], {1: 61, 3: 39})
 
 
-def test_a_prompt_is_read_also_where_those_that_decode_fill_a_small_step() -> None:
+def test_a_prompt_is_read_also_where_those_that_decode_fill_a_small_step():
     scheduler = Scheduler(Limits(4, step_tokens=3))
     for name in ("first", "second", "third"):
         scheduler.add(name, 1)
@@ -72,13 +70,13 @@ def test_a_prompt_is_read_also_where_those_that_decode_fill_a_small_step() -> No
         assert scheduler.plan().reading == {3: 1}
 
 
-def test_alone_a_prompt_is_read_at_once() -> None:
+def test_alone_a_prompt_is_read_at_once():
     scheduler = Scheduler(Limits(1))
     scheduler.add("only", 5001)
     assert scheduler.plan() == StepPlan([0], {0: 5001}, [], {0: "only"})
 
 
-def test_no_request_enters_before_one_that_waits_longer() -> None:
+def test_no_request_enters_before_one_that_waits_longer():
     limits = Limits(3, cache_tokens=BLOCK * (Limits(3).blocks_of(400) + 2))
     scheduler = Scheduler(limits)
     for name, tokens in (("first", 400), ("second", 400), ("third", 10)):
@@ -89,7 +87,7 @@ def test_no_request_enters_before_one_that_waits_longer() -> None:
     assert list(scheduler.plan().entering.values()) == ["second", "third"]
 
 
-def test_each_keeps_room_for_what_a_round_verifies() -> None:
+def test_each_keeps_room_for_what_a_round_verifies():
     limits = Limits(3, cache_tokens=BLOCK * 6)
     assert [limits.verifying(n).ahead for n in (0, 4, BLOCK, 128)] == [BLOCK, BLOCK, BLOCK, 128]
     assert [limits.verifying(n).most for n in (4, 128)] == [BLOCK * 5, BLOCK * 4]
@@ -102,7 +100,7 @@ def test_each_keeps_room_for_what_a_round_verifies() -> None:
     assert entering == [3, 2]
 
 
-def test_the_youngest_makes_room_and_is_the_first_to_come_back() -> None:
+def test_the_youngest_makes_room_and_is_the_first_to_come_back():
     scheduler = Scheduler(Limits(4, cache_tokens=BLOCK * 6))
     for name in "abc":
         scheduler.add(name, 40)
@@ -130,9 +128,7 @@ REQUESTS = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 90)), min_size
 
 
 @given(REQUESTS, st.integers(1, 4), st.integers(8, 20), st.integers(16, 200))
-def test_every_request_finishes_within_the_cache_and_the_budget(
-    sizes: list[tuple[int, int]], slots: int, blocks: int, step_tokens: int
-) -> None:
+def test_every_request_finishes_within_the_cache_and_the_budget(sizes, slots, blocks, step_tokens):
     limits = Limits(slots, step_tokens, blocks * BLOCK)
     scheduler, left = Scheduler(limits), Counter()
     for number, (tokens, new) in enumerate(sizes):

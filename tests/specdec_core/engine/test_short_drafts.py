@@ -1,13 +1,11 @@
 """A draft with fewer positions than the target limits no text: where it cannot read on, nothing is
 drafted from it, and the output stays the target's."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest
 
-from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
+from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.config.kinds import DRAFTERS
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.engine import Engine, Request
@@ -55,9 +53,7 @@ def assert_drafts_as_far_as_it_reads(found: list[Generation], expected: list[lis
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("kind", sorted({*DRAFTERS} - {"pearl"}))
-def test_greedy_output_goes_on_where_no_draft_model_can(
-    pair: Pair, expected: list[list[int]], kind: str
-) -> None:
+def test_greedy_output_goes_on_where_no_draft_model_can(pair, expected, kind):
     configuration = Configuration(drafter=drafter(kind, **LOSSLESS.get(kind, {})))
     found = Engine(pair, configuration, 3).generate(requests())
     if kind not in FROM_TEXTS:
@@ -68,26 +64,20 @@ def test_greedy_output_goes_on_where_no_draft_model_can(
 
 
 @pytest.mark.parametrize("kind", ["draft_model", "dynamic_tree", "cascade"])
-def test_a_head_drafts_as_far_as_it_has_positions(
-    pair: Pair, expected: list[list[int]], kind: str
-) -> None:
+def test_a_head_drafts_as_far_as_it_has_positions(pair, expected, kind):
     configuration = Configuration(drafter=drafter(kind, draft=HEAD))
     found = Engine(pair, configuration, 3).generate(requests())
     assert_drafts_as_far_as_it_reads(found, expected)
 
 
-def test_an_asynchronous_draft_drafts_as_far_as_it_reads(
-    pair: Pair, expected: list[list[int]]
-) -> None:
+def test_an_asynchronous_draft_drafts_as_far_as_it_reads(pair, expected):
     configuration = Configuration(drafter=PearlSettings(window=4, wait=2))
     link = InTurns(pair, 0)
     engine = Engine(pair, configuration, 3, open_link=lambda: link)
     assert_drafts_as_far_as_it_reads(engine.generate(requests()), expected)
 
 
-def test_a_short_draft_limits_no_request_and_is_named_once(
-    tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_short_draft_limits_no_request_and_is_named_once(tiny_spec, tmp_path_factory, caplog):
     spec = short_spec(tiny_spec, tmp_path_factory.mktemp("named"))
     with caplog.at_level(logging.WARNING):
         assert pairs.max_length_of(spec) == 256
@@ -99,9 +89,7 @@ def test_a_short_draft_limits_no_request_and_is_named_once(
     assert pairs.short_drafts(tiny_spec) == {}
 
 
-def test_a_draft_whose_longrope_changes_drafts_before_that(
-    longrope_folder: str, tiny_spec: PairSpec
-) -> None:
+def test_a_draft_whose_longrope_changes_drafts_before_that(longrope_folder, tiny_spec):
     """As a target it would be refused."""
     drafts = {"draft": str(longrope_folder)}
     check_pair(tiny_spec.model_copy(update={"drafts": drafts}))

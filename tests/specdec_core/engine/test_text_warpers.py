@@ -1,8 +1,6 @@
 """Penalties, bias, min-p, tokens that cannot come yet: target and drafts are warped alike at every
 node of a tree, by the tokens of the node's path."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -100,9 +98,7 @@ def requests(**options: Any) -> list[Request]:
 
 
 @pytest.mark.parametrize("drafter", [None, *DRAFTERS, *HEAD])
-def test_greedy_output_is_what_transformers_generates(
-    tiny_pair: Pair, expected: dict[str, list[list[int]]], drafter: str | None
-) -> None:
+def test_greedy_output_is_what_transformers_generates(tiny_pair, expected, drafter):
     """All requests share the batch, each with its own penalties."""
     asked = [
         replace(request, id=f"{name} {request.id}", sampling=sampling)
@@ -121,9 +117,7 @@ def test_greedy_output_is_what_transformers_generates(
         assert sum(r.accepted for g in generations for r in g.rounds) > 0
 
 
-def test_an_asynchronous_draft_is_warped_too(
-    tiny_pair: Pair, expected: dict[str, list[list[int]]]
-) -> None:
+def test_an_asynchronous_draft_is_warped_too(tiny_pair, expected):
     link = InTurns(tiny_pair, seed=1, dies=0.01)
     configuration = configured({"kind": "pearl"}, EDITED["all"])
     engine = Engine(tiny_pair, configuration, 2, open_link=lambda: link)
@@ -143,9 +137,7 @@ def twins(tiny_pair: Pair) -> Pair:
 @pytest.mark.parametrize(
     ("drafter", "temperature"), [("chain", 0.0), ("cascade", 0.8), ("target tree", 0.8)]
 )
-def test_a_draft_like_its_target_is_always_right(
-    twins: Pair, drafter: str, temperature: float
-) -> None:
+def test_a_draft_like_its_target_is_always_right(twins, drafter, temperature):
     chain = {**DRAFTERS[drafter], "branching": [1, 1, 1, 1]}
     if drafter != "target tree":
         del chain["branching"]
@@ -157,9 +149,7 @@ def test_a_draft_like_its_target_is_always_right(
     assert sum(r.drafted - r.accepted for r in rounds) <= 1
 
 
-def test_that_notices_a_draft_that_is_not_warped(
-    twins: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_that_notices_a_draft_that_is_not_warped(twins, monkeypatch):
     from specdec_core.drafting import chain
 
     monkeypatch.setattr(chain, "warped", lambda output, *_: output)
@@ -252,7 +242,7 @@ def p_value(case: str, drafter: str, samples: int) -> float:
         *(("bias", "tree"), ("min-tokens", "tree"), ("coupled", "chain")),
     ],
 )
-def test_samples_have_the_targets_warped_distribution(case: str, drafter: str) -> None:
+def test_samples_have_the_targets_warped_distribution(case, drafter):
     assert p_value(case, drafter, 800) > 1e-3
 
 
@@ -284,8 +274,6 @@ def of_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
     ("drafter", "bug"),
     [("chain", none_at_the_target), ("chain", without_paths), ("tree", of_another_node)],
 )
-def test_the_test_notices_wrong_warping(
-    monkeypatch: pytest.MonkeyPatch, drafter: str, bug: Any
-) -> None:
+def test_the_test_notices_wrong_warping(monkeypatch, drafter, bug):
     bug(monkeypatch)
     assert p_value("counts", drafter, 800) < 1e-9

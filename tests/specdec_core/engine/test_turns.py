@@ -1,7 +1,5 @@
 """A conversation's turns are asked behind the target's own answers, a plain prompt as ever."""
 
-from __future__ import annotations
-
 import pytest
 
 from specdec_core.base.errors import UserError
@@ -19,7 +17,7 @@ def asked(pair: Pair, *prompts: Prompt) -> list[Prompt]:
     return rendered(prompts, pair.tokenizer, "auto", "set")
 
 
-def test_every_turn_comes_after_the_targets_greedy_answers(chat_pair: Pair) -> None:
+def test_every_turn_comes_after_the_targets_greedy_answers(chat_pair):
     tokenizer = chat_pair.tokenizer
     prompts = asked(
         chat_pair, Prompt("0", "x = 1"), Prompt("7", "Why?", None, ("Why?", "And?", "So?"))
@@ -37,7 +35,7 @@ def test_every_turn_comes_after_the_targets_greedy_answers(chat_pair: Pair) -> N
         history += f"{text}\n[user]{question}\n[assistant]"
 
 
-def test_how_the_engine_decodes_does_not_change_what_is_asked(chat_pair: Pair) -> None:
+def test_how_the_engine_decodes_does_not_change_what_is_asked(chat_pair):
     prompts = asked(chat_pair, Prompt("7", "Why?", None, ("Why?", "And?")))
     sampled = Configuration(sampling=Sampling(temperature=1))
     engine = Engine(chat_pair, sampled, slots=4)
@@ -47,7 +45,7 @@ def test_how_the_engine_decodes_does_not_change_what_is_asked(chat_pair: Pair) -
     assert engine.configuration == sampled
 
 
-def test_plain_prompts_open_no_engine(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_prompts_open_no_engine(tiny_pair, monkeypatch):
     monkeypatch.setattr("specdec_core.engine.turns.Engine", None)
     prompts = asked(tiny_pair, Prompt("0", "def main("), Prompt("7", "Why?", None, ("Why?", "So?")))
     tokens = [tuple(tiny_pair.tokenizer(text)["input_ids"]) for text in ("def main(", "Why?")]
@@ -57,7 +55,7 @@ def test_plain_prompts_open_no_engine(tiny_pair: Pair, monkeypatch: pytest.Monke
     ]
 
 
-def test_a_conversation_that_may_not_fit_is_refused_before_it_is_asked(chat_pair: Pair) -> None:
+def test_a_conversation_that_may_not_fit_is_refused_before_it_is_asked(chat_pair):
     prompts = asked(chat_pair, Prompt("7", "Why?", None, ("Why?", "And?")))
     message = (
         r"prompt 7: \d+ tokens and 2 × 120 new ones are more than the 256 that the pair holds"

@@ -1,7 +1,5 @@
 """A sequence that one engine has begun is continued by another as the first would have."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -9,7 +7,6 @@ import pytest
 from specdec_core.config import Sampling
 from specdec_core.engine import Chunk, Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import RandomStream
 from tests.specdec_core.kinds import chain, configured
 
@@ -35,7 +32,7 @@ def behind(request: Request, chunks: list[Chunk]) -> Request:
 
 @pytest.mark.parametrize("rule", FIXED)
 @pytest.mark.parametrize("rounds", [1, 4])
-def test_a_fixed_text_goes_on_as_it_would_have(tiny_pair: Pair, rule: str, rounds: int) -> None:
+def test_a_fixed_text_goes_on_as_it_would_have(tiny_pair, rule, rounds):
     request = Request("r", tuple(range(5, 40)), 24, FIXED[rule], seed=3, ignore_eos=True)
     [whole] = Engine(tiny_pair, CHAIN).generate([request])
     first = begun(Engine(tiny_pair, CHAIN), request, rounds)
@@ -50,7 +47,7 @@ def test_a_fixed_text_goes_on_as_it_would_have(tiny_pair: Pair, rule: str, round
     assert "".join(chunk.text for chunk in chunks) == whole.text
 
 
-def test_a_stop_string_over_the_border_ends_the_text(tiny_pair: Pair) -> None:
+def test_a_stop_string_over_the_border_ends_the_text(tiny_pair):
     request = Request("r", tuple(range(5, 40)), 24, ignore_eos=True)
     chunks = list(Engine(tiny_pair, CHAIN).stream(request))
     before, after = chunks[1].text, chunks[2].text
@@ -83,9 +80,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[set[float]]:
     return streams
 
 
-def test_a_sampled_continuation_draws_other_numbers(
-    tiny_pair: Pair, drawn: list[set[float]]
-) -> None:
+def test_a_sampled_continuation_draws_other_numbers(tiny_pair, drawn):
     """The tokens that it continues depend on the first engine's numbers."""
     sampled = CHAIN.model_copy(update={"sampling": WARM})
     request = Request("r", tuple(range(5, 40)), 24, seed=3, ignore_eos=True)
@@ -97,9 +92,7 @@ def test_a_sampled_continuation_draws_other_numbers(
 
 
 @pytest.mark.parametrize("memory", ["all", "request"])
-def test_a_seed_draws_other_numbers_where_earlier_outputs_are_proposed(
-    tiny_pair: Pair, drawn: list[set[float]], memory: str
-) -> None:
+def test_a_seed_draws_other_numbers_where_earlier_outputs_are_proposed(tiny_pair, drawn, memory):
     """The numbers that drew an output do not judge it as a candidate. Where a drafter remembers
     nothing of earlier requests, a seed has one output."""
     configuration = configured({"kind": "suffix", "memory": memory}, WARM)

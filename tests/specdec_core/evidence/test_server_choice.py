@@ -1,7 +1,5 @@
 """What a sweep of a server compares, and what it is started with after the race."""
 
-from __future__ import annotations
-
 import pytest
 
 from specdec_core.base.errors import UserError
@@ -46,7 +44,7 @@ LONG, SHORT = row("long", 0.05, 0.25), row("short", 0.07, 0.18)
 CONFIGURATIONS = {"plain": AUTOREGRESSIVE, "long": chain(6), "short": chain(2)}
 
 
-def test_configurations_become_modes_once_and_the_rest_is_named() -> None:
+def test_configurations_become_modes_once_and_the_rest_is_named():
     lookup = {"kind": "prompt_lookup", "min_ngram": 2}
     asked = [
         chain(3),
@@ -67,33 +65,29 @@ def test_configurations_become_modes_once_and_the_rest_is_named() -> None:
     assert joined(modes[:1], modes) == modes
 
 
-def test_a_server_with_settings_for_both_occurrences_keeps_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_server_with_settings_for_both_occurrences_keeps_them(monkeypatch):
     monkeypatch.setattr(OwnServer, "both_occurrences", True)
     lookup = {"kind": "prompt_lookup", "min_ngram": 2}
     asked = [of(lookup | {"occurrence": each}) for each in ("latest", "earliest")]
     assert len(express(SERVER, MODELS, asked).modes) == 2
 
 
-def test_the_best_at_each_load_is_joined_in_a_table_of_lengths() -> None:
+def test_the_best_at_each_load_is_joined_in_a_table_of_lengths():
     best = best_by_load([PLAIN, LONG, SHORT], LOADS)
     assert [each.name for each in best.values()] == ["long", "short"]
     table = by_load(SERVER, MODELS, best, CONFIGURATIONS)
-    assert table is not None
-    assert table.configuration is not None
     drafter = table.configuration.drafter
     assert [drafter.at(n) for n in (1, 2, 4, 9)] == [chain(k).drafter for k in (6, 2, 2, 2)]
     same = dict.fromkeys(best, SHORT)
     assert by_load(SERVER, MODELS, same, CONFIGURATIONS) is None
 
 
-def test_what_loses_to_no_speculation_at_a_load_is_no_champion() -> None:
+def test_what_loses_to_no_speculation_at_a_load_is_no_champion():
     assert best_of_all([PLAIN, LONG, SHORT], LOADS) is SHORT
     assert best_of_all([PLAIN, LONG], LOADS) is PLAIN
 
 
-def test_the_champion_is_chosen_on_every_other_request() -> None:
+def test_the_champion_is_chosen_on_every_other_request():
     lucky = row("lucky", 0.05, 0.05)
     for runs in lucky.runs.values():
         for run in runs:
@@ -106,7 +100,7 @@ def test_the_champion_is_chosen_on_every_other_request() -> None:
     assert best_of_all([PLAIN, lucky], LOADS) is lucky
 
 
-def test_nothing_is_compared_with_what_failed() -> None:
+def test_nothing_is_compared_with_what_failed():
     failed = PLAIN.model_copy(deep=True)
     failed.runs["4"][0][3].error = "the answer broke off"
     with pytest.raises(UserError, match="plain: requests failed with 4 clients, so nothing can be"):
@@ -114,7 +108,7 @@ def test_nothing_is_compared_with_what_failed() -> None:
 
 
 @pytest.mark.parametrize("load", ["1", "4"])
-def test_what_failed_a_request_is_no_champion(load: str) -> None:
+def test_what_failed_a_request_is_no_champion(load):
     failed = SHORT.model_copy(deep=True)
     failed.runs[load][0][3].error = "the answer broke off"
     assert best_of_all([PLAIN, failed], LOADS) is PLAIN

@@ -1,7 +1,5 @@
 """Each pair has separate forward times, also where drafts of two pairs have the same name."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +11,10 @@ from research.bandits.runs import replay_recording
 from specdec_core.base import environment as module
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.config import PairSpec, parse
+from specdec_core.config import parse
 from specdec_core.cost import ForwardCost, Profile
 from specdec_core.measure.forward_times import forward_times, workspace_profile
 from specdec_core.models.fingerprints import fingerprints
-from specdec_core.models.pair import Pair
 from tests.specdec_core.recordings.test_record import record
 
 
@@ -33,9 +30,7 @@ def profile_of(*drafts: str) -> Profile:
     return Profile(target=ForwardCost.constant(0.5), drafts=costs, device="known", **types)
 
 
-def test_a_pairs_times_are_found_again_and_another_pairs_measured(
-    home: Path, tiny_spec: PairSpec
-) -> None:
+def test_a_pairs_times_are_found_again_and_another_pairs_measured(home, tiny_spec):
     kept = profile_of(*tiny_spec.drafts)
     kept.save(workspace_profile(tiny_spec))
     assert forward_times(tiny_spec, [], None, None) == kept
@@ -47,9 +42,7 @@ def test_a_pairs_times_are_found_again_and_another_pairs_measured(
     assert len(list(home.glob("profiles/*.json"))) == 2
 
 
-def test_times_of_a_recorded_pair_are_found_without_its_models(
-    home: Path, tiny_spec: PairSpec, tiny_pair: Pair
-) -> None:
+def test_times_of_a_recorded_pair_are_found_without_its_models(home, tiny_spec, tiny_pair):
     models = shutil.copytree(Path(tiny_spec.target).parent, home / "models")
     names = {"target": str(models / "target"), "drafts": {"draft": str(models / "draft")}}
     pair = tiny_spec.model_copy(update=names)
@@ -68,9 +61,7 @@ def test_times_of_a_recorded_pair_are_found_without_its_models(
     assert "known" in replay_recording(recording, plan, None, None, Observer())[1]
 
 
-def test_how_a_pair_is_run_names_its_times_and_what_it_holds_does_not(
-    home: Path, tiny_spec: PairSpec
-) -> None:
+def test_how_a_pair_is_run_names_its_times_and_what_it_holds_does_not(home, tiny_spec):
     def run(**settings: object) -> Path:
         runner = tiny_spec.runner.model_copy(update=settings)
         return workspace_profile(tiny_spec.model_copy(update={"runner": runner}))
@@ -79,9 +70,7 @@ def test_how_a_pair_is_run_names_its_times_and_what_it_holds_does_not(
     assert len({run(), run(compile=True), run(threads=2), run(target_dtype="bfloat16")}) == 4
 
 
-def test_times_of_another_kind_of_machine_are_not_this_ones(
-    home: Path, tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_of_another_kind_of_machine_are_not_this_ones(home, tiny_spec, monkeypatch):
     """Workspaces may be shared, and copied."""
 
     def on(**facts: str) -> Path:
@@ -92,7 +81,7 @@ def test_times_of_another_kind_of_machine_are_not_this_ones(
     assert len({on(), on(cpu="B × 2"), on(gpu="G × 1"), on(torch="3")}) == 4
 
 
-def test_a_file_that_lacks_a_draft_is_refused(home: Path, tiny_spec: PairSpec) -> None:
+def test_a_file_that_lacks_a_draft_is_refused(home, tiny_spec):
     file = profile_of("other").save(home / "given.json")
     with pytest.raises(UserError, match="no forward time of draft"):
         forward_times(tiny_spec, [], None, file)

@@ -1,7 +1,5 @@
 """Measuring a pair covers every model and shape, and refuses sizes that make no sense."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

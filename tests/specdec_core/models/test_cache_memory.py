@@ -1,7 +1,5 @@
 """A cache takes the memory of what it holds, however long its slots may become."""
 
-from __future__ import annotations
-
 import gc
 import mmap
 import sys
@@ -17,7 +15,6 @@ from specdec_core.config import Configuration
 from specdec_core.config.kinds import DRAFTERS
 from specdec_core.engine import Engine, Request
 from specdec_core.models.cache import PooledCache, SlotCache, Store
-from specdec_core.models.pair import Pair
 from specdec_core.training.datastores.build import write_datastore
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.drafting.proofs import PROMPTS
@@ -40,7 +37,7 @@ def filled(cache: SlotCache, row: int, states: torch.Tensor) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's count of its memory")
-def test_memory_follows_the_tokens_held() -> None:
+def test_memory_follows_the_tokens_held():
     states = torch.randn(1, HEADS, TOKENS, SIZE)
     cache = SlotCache(LAYERS, SLOTS, 4096, torch.float32)
     filled(SlotCache(LAYERS, 1, TOKENS, torch.float32), 0, states)  # what the first time takes
@@ -58,7 +55,7 @@ def test_memory_follows_the_tokens_held() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's count of its memory")
-def test_memory_that_holds_nothing_is_kept_up_to_a_bound_over_all_rows() -> None:
+def test_memory_that_holds_nothing_is_kept_up_to_a_bound_over_all_rows():
     states = torch.randn(1, HEADS, 1000, SIZE)
     cache = SlotCache(LAYERS, 8, 4096, torch.float32)
     filled(SlotCache(LAYERS, 1, 1000, torch.float32), 0, states)  # what the first time takes
@@ -74,7 +71,7 @@ def test_memory_that_holds_nothing_is_kept_up_to_a_bound_over_all_rows() -> None
     assert resident() - empty <= 1.02 * bound / 8000 * taken
 
 
-def test_a_pool_takes_the_memory_of_the_tokens_it_is_for() -> None:
+def test_a_pool_takes_the_memory_of_the_tokens_it_is_for():
     # As many as sixteen requests of 1,000 tokens hold, which might come to have 2,048.
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     states = torch.randn(1, HEADS, 1000, SIZE, device=device)
@@ -87,7 +84,7 @@ def test_a_pool_takes_the_memory_of_the_tokens_it_is_for() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_pool_that_does_not_fit_is_one_line() -> None:
+def test_a_pool_that_does_not_fit_is_one_line():
     cache = PooledCache(1, 64, 1 << 24, torch.device("cuda"), torch.float32)
     states = torch.zeros(1, 1, 1, 256, device="cuda")
     with pytest.raises(UserError, match="does not fit on cuda:0: fewer slots"):
@@ -104,20 +101,14 @@ def uncollected() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_the_caches_of_an_engine_go_with_it(
-    tiny_pair: Pair,
-    kind: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    uncollected: None,
-) -> None:
+def test_the_caches_of_an_engine_go_with_it(tiny_pair, kind, tmp_path, monkeypatch, uncollected):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     write_datastore(PROMPTS, ["prompts"], tiny_pair.tokenizer, tmp_path / "datastores" / "own")
     made: list[weakref.ref[Store]] = []
     make = Store.__init__
 
     def counted(store: Store, *args: object) -> None:
-        make(store, *args)  # type: ignore[arg-type]
+        make(store, *args)
         made.append(weakref.ref(store))
 
     monkeypatch.setattr(Store, "__init__", counted)

@@ -3,8 +3,6 @@
 Without a GPU what a graph would replay is run at once, on the same padded inputs.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
@@ -83,7 +81,7 @@ def assert_alike(runners: list[EagerRunner], *arguments: object) -> None:
         torch.testing.assert_close(found.hidden, expected.hidden, atol=2e-5, rtol=0)
 
 
-def test_rows_prompts_and_trees_of_any_size(runners: list[EagerRunner]) -> None:
+def test_rows_prompts_and_trees_of_any_size(runners):
     for runner in runners:
         runner.watch_hidden(True)
         runner.prefill([0, 1, 2], PROMPTS)
@@ -105,7 +103,7 @@ def test_rows_prompts_and_trees_of_any_size(runners: list[EagerRunner]) -> None:
     assert runners[0].lengths == runners[1].lengths
 
 
-def test_an_output_stays_what_it_was_after_further_forwards(runners: list[EagerRunner]) -> None:
+def test_an_output_stays_what_it_was_after_further_forwards(runners):
     _, captured = runners
     captured.prefill([0, 1], PROMPTS[:2])
     first = captured.forward(Batch([0], [[9]]))
@@ -114,7 +112,7 @@ def test_an_output_stays_what_it_was_after_further_forwards(runners: list[EagerR
     assert torch.equal(first.logits, logits)
 
 
-def test_padding_never_touches_a_text_that_fills_its_slot(runners: list[EagerRunner]) -> None:
+def test_padding_never_touches_a_text_that_fills_its_slot(runners):
     text = [3 + n % 300 for n in range(runners[0].max_length)]
     for runner in runners:
         runner.prefill([0], [text])
@@ -128,7 +126,7 @@ def test_padding_never_touches_a_text_that_fills_its_slot(runners: list[EagerRun
 
 
 @NEEDS_GPU
-def test_a_model_that_no_graph_can_hold_is_one_warning_and_the_eager_logits() -> None:
+def test_a_model_that_no_graph_can_hold_is_one_warning_and_the_eager_logits():
     model = tiny_llama(0, hidden=32, layers=2, vocab=320).to(DEVICE)
     inner = model.model.layers[0].mlp.forward
 

@@ -1,7 +1,5 @@
 """Compiled forwards: the same tokens, few graphs for all sizes, found again on disk."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import shutil
@@ -10,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -100,9 +97,7 @@ def assert_close(found: Output, expected: Output, atol: float) -> None:
     torch.testing.assert_close(found.confidence, sure, atol=max(atol, 1e-6), rtol=0)
 
 
-def test_compiled_engines_write_the_eager_engines_tokens(
-    tiny_pair: Pair, compiled_pair: Pair, graphs: Path
-) -> None:
+def test_compiled_engines_write_the_eager_engines_tokens(tiny_pair, compiled_pair, graphs):
     expected = decoded(tiny_pair, None, 1)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="running without")
@@ -112,9 +107,7 @@ def test_compiled_engines_write_the_eager_engines_tokens(
 
 
 @pytest.mark.long
-def test_a_second_start_compiles_nothing(
-    compiled_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_start_compiles_nothing(compiled_pair, monkeypatch):
     both(compiled_pair)
 
     def refuse(*args: object, **kwargs: object) -> None:
@@ -144,9 +137,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("changed", [attention, features, model, operator, plans, step])
-def test_graphs_of_other_code_are_not_loaded(
-    changed: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_of_other_code_are_not_loaded(changed, monkeypatch):
     """Also of a model of this library's own, as a reduced draft is."""
     traced = PackedStep.__new__(PackedStep)
     nn.Module.__init__(traced)
@@ -159,8 +150,8 @@ def test_graphs_of_other_code_are_not_loaded(
 
 @pytest.mark.long
 def test_processes_share_one_copy_and_leave_nothing_behind_even_killed(
-    compiled_pair: Pair, graphs: Path, tmp_path: Path
-) -> None:
+    compiled_pair, graphs, tmp_path
+):
     both(compiled_pair)
     kept = set(graphs.glob("*/*"))
     # The probes of what the processor can do lie where torch keeps them.
@@ -183,7 +174,7 @@ def test_processes_share_one_copy_and_leave_nothing_behind_even_killed(
 
 
 @pytest.mark.long
-def test_weights_of_a_graph_lie_in_huge_pages(graphs: Path, tmp_path: Path) -> None:
+def test_weights_of_a_graph_lie_in_huge_pages(graphs, tmp_path):
     def in_huge_pages() -> int:
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages"))
@@ -205,9 +196,7 @@ def test_weights_of_a_graph_lie_in_huge_pages(graphs: Path, tmp_path: Path) -> N
     assert in_huge_pages() - before > 0.8 * weights
 
 
-def test_rows_between_and_trees_leave_every_text_alone(
-    runners: tuple[EagerRunner, CompiledRunner],
-) -> None:
+def test_rows_between_and_trees_leave_every_text_alone(runners):
     for runner in runners:
         runner.prefill([0, 1, 2], PROMPTS)
         runner.watch_hidden(True)
@@ -224,7 +213,7 @@ def test_rows_between_and_trees_leave_every_text_alone(
     assert runners[0].lengths == runners[1].lengths
 
 
-def test_forwards_have_few_widths(compiled_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forwards_have_few_widths(compiled_pair, monkeypatch):
     """Each one costs kernels."""
     _, compiled = both(compiled_pair)
     graphs, widths = compiled._graphs, []
@@ -238,7 +227,7 @@ def test_forwards_have_few_widths(compiled_pair: Pair, monkeypatch: pytest.Monke
     assert widths == [1, 2, 16, 20, 20, 24, 64, 80, 80]
 
 
-def test_padding_leaves_every_text_alone(runners: tuple[EagerRunner, CompiledRunner]) -> None:
+def test_padding_leaves_every_text_alone(runners):
     """Forwards of more than 16 tokens are padded, but for the last ones that fit."""
     for runner in runners:
         runner.prefill([0, 1, 2], PROMPTS)
@@ -256,9 +245,7 @@ def test_padding_leaves_every_text_alone(runners: tuple[EagerRunner, CompiledRun
     assert runners[0].lengths == runners[1].lengths
 
 
-def test_without_a_compiler_one_warning_and_the_eager_tokens(
-    compiled_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_compiler_one_warning_and_the_eager_tokens(compiled_pair, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with (
         torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
@@ -275,8 +262,8 @@ def test_without_a_compiler_one_warning_and_the_eager_tokens(
 
 @pytest.mark.parametrize("broken", ["folder", "graph"])
 def test_where_graphs_cannot_be_kept_or_read_one_warning_and_the_eager_tokens(
-    compiled_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
+    compiled_pair, tmp_path, monkeypatch, broken
+):
     place = tmp_path / "place"
     if broken == "folder":
         place.touch()
@@ -288,9 +275,7 @@ def test_where_graphs_cannot_be_kept_or_read_one_warning_and_the_eager_tokens(
     assert_close(found, expected, atol=0)
 
 
-def test_a_model_whose_rows_are_run_one_by_one_runs_eagerly_after_a_warning(
-    compiled_pair: Pair,
-) -> None:
+def test_a_model_whose_rows_are_run_one_by_one_runs_eagerly_after_a_warning(compiled_pair):
     eager = EagerRunner(compiled_pair.target, 2, 64, packs=False)
     with pytest.warns(match="running without compiled graphs: graphs are of packed rows"):
         compiled = CompiledRunner(eager, "alone")

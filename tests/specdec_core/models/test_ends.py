@@ -1,7 +1,5 @@
 """What ends a sequence is the same wherever it is decoded: the template's end of turn, too."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -27,7 +25,7 @@ def pair(tiny_spec: PairSpec, tiny_pair_folders: dict[str, Path], tmp_path: Path
     return load_pair(tiny_spec.model_copy(update=models))
 
 
-def test_an_answer_ends_with_the_templates_end_of_turn(pair: Pair) -> None:
+def test_an_answer_ends_with_the_templates_end_of_turn(pair):
     end = pair.tokenizer.convert_tokens_to_ids("draft")
     assert pair.eos_token_ids == {pair.tokenizer.eos_token_id, end}
     likely = Sampling(logit_bias=((end, 100.0),))

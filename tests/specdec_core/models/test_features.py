@@ -1,9 +1,5 @@
 """What is kept of layers is what transformers calls their hidden states, in any family."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import (
@@ -20,7 +16,6 @@ from specdec_core.base.errors import UserError
 from specdec_core.models.compiled import CompiledRunner
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.features import LayerInputs
-from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch
 
 SIZES = {
@@ -40,9 +35,7 @@ LAYERS = (0, 2, 3)
 @torch.inference_mode()
 @pytest.mark.parametrize("operator", [False, True], ids=["torch", "operator"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_features_are_the_hidden_states_of_the_text_that_was_kept(
-    family: str, operator: bool
-) -> None:
+def test_features_are_the_hidden_states_of_the_text_that_was_kept(family, operator):
     torch.manual_seed(0)
     config: PretrainedConfig = FAMILIES[family]
     model = AutoModelForCausalLM.from_config(config).eval()
@@ -57,16 +50,14 @@ def test_features_are_the_hidden_states_of_the_text_that_was_kept(
     torch.testing.assert_close(kept, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_a_layer_that_the_model_lacks_is_refused() -> None:
+def test_a_layer_that_the_model_lacks_is_refused():
     model = AutoModelForCausalLM.from_config(FAMILIES["llama"])
     with pytest.raises(UserError, match="features of layer 4, but the model has 3"):
         LayerInputs(model, (1, 4))
 
 
 @pytest.mark.long
-def test_a_compiled_forward_touches_features_of_its_tokens_alone(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_forward_touches_features_of_its_tokens_alone(tiny_pair, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     eager = EagerRunner(tiny_pair.target, 32, 4096, compact=True, features=(0, 1, 2))
     target = CompiledRunner(eager, "0")

@@ -1,7 +1,5 @@
 """A fingerprint names the weights, wherever they lie, and notices when they change."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -14,7 +12,6 @@ from specdec_core.base.bundled import bundled_path
 from specdec_core.base.errors import UserError
 from specdec_core.models import digests as module
 from specdec_core.models.fingerprints import fingerprint
-from specdec_core.models.pair import Pair
 
 WEIGHTS = "model.safetensors"
 
@@ -32,21 +29,21 @@ def model(
     return Path(shutil.copytree(tiny_pair_folders["target"], tmp_path / "model"))
 
 
-def test_a_copy_elsewhere_has_the_same_fingerprint(model: Path, tmp_path: Path) -> None:
+def test_a_copy_elsewhere_has_the_same_fingerprint(model, tmp_path):
     copy = shutil.copytree(model, tmp_path / "deep" / "other")
     assert fingerprint(str(copy)) == fingerprint(str(model))
     (copy / "README.md").write_text("new")
     assert fingerprint(str(copy)) == fingerprint(str(model))
 
 
-def test_a_pairs_models_have_different_ones(tiny_pair: Pair) -> None:
+def test_a_pairs_models_have_different_ones(tiny_pair):
     found = tiny_pair.fingerprints
     assert list(found) == ["target", "draft"]
     assert found["target"] != found["draft"]
     assert all(len(value) == 16 and int(value, 16) >= 0 for value in found.values())
 
 
-def test_noise_and_another_header_or_size_or_shape_change_it(model: Path) -> None:
+def test_noise_and_another_header_or_size_or_shape_change_it(model):
     seen = {fingerprint(str(model))}
     tensors = load_file(model / WEIGHTS)
     name = max(tensors, key=lambda name: tensors[name].numel())
@@ -64,7 +61,7 @@ def test_noise_and_another_header_or_size_or_shape_change_it(model: Path) -> Non
     assert len(seen) == 5
 
 
-def test_a_model_that_is_saved_again_is_the_same(model: Path) -> None:
+def test_a_model_that_is_saved_again_is_the_same(model):
     before = fingerprint(str(model))
     config = json.loads((model / "config.json").read_text())
     config = {**dict(reversed(config.items())), "transformers_version": "9", "_name_or_path": "x"}
@@ -72,7 +69,7 @@ def test_a_model_that_is_saved_again_is_the_same(model: Path) -> None:
     assert fingerprint(str(model)) == before
 
 
-def test_every_shard_of_a_model_counts(model: Path) -> None:
+def test_every_shard_of_a_model_counts(model):
     tensors = list(load_file(model / WEIGHTS).items())
     half = len(tensors) // 2
     (model / WEIGHTS).unlink()
@@ -89,7 +86,7 @@ def test_every_shard_of_a_model_counts(model: Path) -> None:
         fingerprint(str(model))
 
 
-def test_large_files_are_not_read_whole(tmp_path: Path) -> None:
+def test_large_files_are_not_read_whole(tmp_path):
     shutil.copy(bundled_path("target") / "config.json", tmp_path)
     with (tmp_path / WEIGHTS).open("wb") as weights:
         weights.truncate(2**40)  # sparse; hashing a terabyte would take half an hour
@@ -104,13 +101,13 @@ def test_large_files_are_not_read_whole(tmp_path: Path) -> None:
         ("{}", "config.json: no such file"),
     ],
 )
-def test_missing_models_are_one_line(tmp_path: Path, name: str, message: str) -> None:
+def test_missing_models_are_one_line(tmp_path, name, message):
     with pytest.raises(UserError, match=message) as caught:
         fingerprint(name.format(tmp_path))
     assert "\n" not in str(caught.value)
 
 
-def test_missing_weights_are_one_line(model: Path) -> None:
+def test_missing_weights_are_one_line(model):
     (model / WEIGHTS).unlink()
     with pytest.raises(UserError, match=r"no weights in .* \(model\.safetensors or"):
         fingerprint(str(model))

@@ -1,8 +1,6 @@
 """What a checkpoint's generation_config asks for beyond what is supported is left out, with a line
 that says so, here and in peers alike."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import logging
@@ -45,9 +43,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name.startswith("specdec_core")]
 
 
-def test_what_is_not_supported_is_said_once(
-    asking: PairSpec, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_not_supported_is_said_once(asking, caplog):
     with caplog.at_level(logging.WARNING):
         pair = load_pair(asking)
         [transformers, *_] = peers_of(pair, "transformers")
@@ -61,9 +57,7 @@ def test_what_is_not_supported_is_said_once(
     assert len(said) < 300
 
 
-def test_what_changes_nothing_is_not_mentioned(
-    asking: PairSpec, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_changes_nothing_is_not_mentioned(asking, caplog):
     neutral = {k: v for k, v in NEUTRAL.items() if v is not None} | {"suppress_tokens": []}
     (Path(asking.target) / "generation_config.json").write_text(json.dumps(neutral | SUPPORTED))
     with caplog.at_level(logging.WARNING):
@@ -71,9 +65,7 @@ def test_what_changes_nothing_is_not_mentioned(
     assert warnings(caplog) == []
 
 
-def test_what_a_configuration_asks_for_is_said_too(
-    asking: PairSpec, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_configuration_asks_for_is_said_too(asking, caplog):
     """Old checkpoints have no generation_config.json; transformers reads their config.json."""
     folder = Path(asking.target)
     (folder / "generation_config.json").unlink()
@@ -87,7 +79,7 @@ def test_what_a_configuration_asks_for_is_said_too(
     assert skeleton.to_dict() == pair.target.generation_config.to_dict()
 
 
-def test_all_that_transformers_would_heed_is_known() -> None:
+def test_all_that_transformers_would_heed_is_known():
     ours = {"do_sample", "temperature", "top_k", "top_p", "max_length"}
     neither = {"use_cache", "renormalize_logits", "remove_invalid_values"}  # nor changes the text
     drafting = {"is_assistant", "assistant_confidence_threshold"}
@@ -99,9 +91,7 @@ def test_all_that_transformers_would_heed_is_known() -> None:
     assert read - ours - neither - drafting <= set(NEUTRAL)
 
 
-def test_transformers_samples_as_the_engine_does(
-    asking: PairSpec, tiny_spec: PairSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transformers_samples_as_the_engine_does(asking, tiny_spec, monkeypatch):
     # The data type of transformers' drafts is measured: on a busy machine it may be another one.
     monkeypatch.setattr("specdec_core.models.pair._faster_dtype", lambda *_: "float32")
     pair, plain = load_pair(asking), load_pair(tiny_spec)
@@ -116,6 +106,6 @@ def test_transformers_samples_as_the_engine_does(
                 assert peer.decode(PROMPT, NEW, 1.0, seed) == drawn, peer.name
 
 
-def test_vllm_does_not_read_what_a_checkpoint_asks_for(asking: PairSpec) -> None:
+def test_vllm_does_not_read_what_a_checkpoint_asks_for(asking):
     for peer in peers_of(load_pair(asking), "vllm"):
         assert peer.settings["engine"]["generation_config"] == "vllm"

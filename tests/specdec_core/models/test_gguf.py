@@ -1,7 +1,5 @@
 """A GGUF file is the model that was written to it."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -96,9 +94,7 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
     return model(torch.tensor([[5, 60, 7, 81]], device=model.device)).logits[0].float().cpu()
 
 
-def test_unquantised_weights_give_the_logits_bit_for_bit(
-    model: PreTrainedModel, tmp_path: Path
-) -> None:
+def test_unquantised_weights_give_the_logits_bit_for_bit(model, tmp_path):
     file = written(model, tmp_path / "tiny.gguf", WHOLE)
     runner = RunnerSettings(target_dtype="float32", device="cpu", pack=False)
     pair = load_pair(PairSpec(target=str(file), drafts={}, runner=runner))
@@ -111,9 +107,7 @@ def test_unquantised_weights_give_the_logits_bit_for_bit(
     assert len(pair.fingerprints["target"]) == 16
 
 
-def test_quantised_weights_are_those_of_the_file_and_unpacked_once(
-    model: PreTrainedModel, tmp_path: Path, kept: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_quantised_weights_are_those_of_the_file_and_unpacked_once(model, tmp_path, kept, caplog):
     file = written(model, tmp_path / "tiny.Q8_0.gguf", QUANTISED)
     folder = Path(located(str(file)))
     assert folder.parent == kept
@@ -134,9 +128,7 @@ def test_quantised_weights_are_those_of_the_file_and_unpacked_once(
     assert "unpacking" not in caplog.text
 
 
-def test_an_edit_of_a_large_files_metadata_unpacks_it_anew(
-    model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edit_of_a_large_files_metadata_unpacks_it_anew(model, tmp_path, monkeypatch):
     monkeypatch.setattr(digests, "WHOLE", 0)
     monkeypatch.setattr(digests, "BLOCK", 8)  # and between the blocks lies what is edited
     file = written(model, tmp_path / "tiny.gguf", WHOLE)
@@ -149,9 +141,7 @@ def test_an_edit_of_a_large_files_metadata_unpacks_it_anew(
     assert check_pair(PairSpec(target=str(file), drafts={})).eos_token_id == 3
 
 
-def test_a_folder_may_have_a_hash_sign_in_its_name(
-    model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_may_have_a_hash_sign_in_its_name(model, tmp_path, monkeypatch):
     folder = tmp_path / "v#2"
     folder.mkdir()
     file = written(model, folder / "tiny.gguf", WHOLE)
@@ -161,9 +151,7 @@ def test_a_folder_may_have_a_hash_sign_in_its_name(
         located(str(tmp_path / "v#3" / "tiny.gguf"))
 
 
-def test_a_model_in_a_package_is_found_by_the_packages_name(
-    model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_in_a_package_is_found_by_the_packages_name(model, tmp_path, monkeypatch):
     site = tmp_path / "site"
     facts = site / "tiny_model-1.0.dist-info"
     facts.mkdir(parents=True)
@@ -179,9 +167,7 @@ def test_a_model_in_a_package_is_found_by_the_packages_name(
         located("package:pytest")
 
 
-def test_what_cannot_be_read_is_one_line(
-    model: PreTrainedModel, tmp_path: Path, kept: Path
-) -> None:
+def test_what_cannot_be_read_is_one_line(model, tmp_path, kept):
     whole = written(model, tmp_path / "tiny.gguf", WHOLE).read_bytes()
     cut, other = tmp_path / "cut.gguf", tmp_path / "other.gguf"
     cut.write_bytes(whole[: len(whole) * 2 // 3])
@@ -198,8 +184,8 @@ def test_what_cannot_be_read_is_one_line(
 
 
 def test_without_the_package_that_reads_them_one_line_says_what_to_install(
-    model: PreTrainedModel, tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    model, tmp_path, kept, monkeypatch
+):
     file = written(model, tmp_path / "tiny.gguf", WHOLE)
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(UserError, match=r"tiny\.gguf: to read GGUF files, install gguf"):

@@ -4,8 +4,6 @@ finds what it should. On a machine with a GPU the operator's own tests run it.
 Triton is no requirement on a machine without a GPU; `pip install triton` has these tests run.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -36,7 +34,7 @@ for heads, key_heads, size in [(6, 2, 64), (4, 1, 40), (8, 2, 128), (3, 3, 16)]:
 """
 
 
-def test_the_interpreter_finds_the_attention_of_whole_matrices() -> None:
+def test_the_interpreter_finds_the_attention_of_whole_matrices():
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-c", _INTERPRETED]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -46,7 +44,7 @@ def test_the_interpreter_finds_the_attention_of_whole_matrices() -> None:
 @pytest.mark.parametrize("pool_block", [0, BLOCK])
 @pytest.mark.parametrize("size", [64, 80, 128])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-def test_it_can_be_compiled_for_a_gpu(dtype: str, size: int, pool_block: int) -> None:
+def test_it_can_be_compiled_for_a_gpu(dtype, size, pool_block):
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -1,7 +1,5 @@
 """Memory that is all in use moves into huge pages, unchanged, and takes no more room for it."""
 
-from __future__ import annotations
-
 import mmap
 from pathlib import Path
 
@@ -35,7 +33,7 @@ def mapped() -> Path:
     return file
 
 
-def test_full_memory_moves_and_keeps_its_content(mapped: Path) -> None:
+def test_full_memory_moves_and_keeps_its_content(mapped):
     enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if enabled.exists() and "[always]" in enabled.read_text():
         pytest.skip("this system gives huge pages to all, so there are none to move")
@@ -50,7 +48,7 @@ def test_full_memory_moves_and_keeps_its_content(mapped: Path) -> None:
     assert huge_pages.settle() >= settled - 4 * MIB  # what is there already is not moved again
 
 
-def test_memory_in_which_little_is_written_stays_small(mapped: Path) -> None:
+def test_memory_in_which_little_is_written_stays_small(mapped):
     hollow = mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     huge_pages.settle()
     for start in range(0, len(hollow), huge_pages.SIZE):

@@ -1,7 +1,5 @@
 """A checkpoint that cannot be decoded exactly is refused in one line with the reason."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -19,7 +17,6 @@ from transformers import (
     ElectraForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
-    LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     PreTrainedModel,
@@ -97,19 +94,17 @@ def change_tensors(folder: Path, change: Callable[[dict[str, Any]], dict[str, An
     ],
     ids=["a layer", "a prefix", "one more"],
 )
-def test_tensors_that_do_not_fit_are_refused(
-    folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]], message: str
-) -> None:
+def test_tensors_that_do_not_fit_are_refused(folder, change, message):
     change_tensors(folder, change)
     refused(folder, message)
 
 
-def test_tensors_of_other_shapes_are_refused(folder: Path) -> None:
+def test_tensors_of_other_shapes_are_refused(folder):
     configure(folder, intermediate_size=48)
     refused(folder, r"mlp\.down_proj\.weight has the shape \(32, 64\), not \(32, 48\).*6 in all")
 
 
-def test_a_lost_expert_is_refused(tmp_path: Path) -> None:
+def test_a_lost_expert_is_refused(tmp_path):
     MixtralForCausalLM(
         MixtralConfig(**SHAPE, num_key_value_heads=2, num_local_experts=4)
     ).save_pretrained(tmp_path)
@@ -119,7 +114,7 @@ def test_a_lost_expert_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, "do not fit its configuration: model.layers.0.mlp.experts")
 
 
-def test_tied_and_computed_tensors_are_neither_missing_nor_unknown(folder: Path) -> None:
+def test_tied_and_computed_tensors_are_neither_missing_nor_unknown(folder):
     old = {
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4),
         "model.layers.0.self_attn.masked_bias": torch.zeros(1),
@@ -152,9 +147,7 @@ def test_tied_and_computed_tensors_are_neither_missing_nor_unknown(folder: Path)
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_is_wrong_in_a_configuration_is_one_line(
-    folder: Path, values: dict[str, Any], message: str
-) -> None:
+def test_what_is_wrong_in_a_configuration_is_one_line(folder, values, message):
     configure(folder, **values)
     refused(folder, message)
 
@@ -174,9 +167,7 @@ def test_what_is_wrong_in_a_configuration_is_one_line(
     ],
     ids=lambda value: value.get("quant_method", "none") if isinstance(value, dict) else "",
 )
-def test_a_quantised_checkpoint_that_cannot_be_run_says_its_format(
-    folder: Path, method: dict[str, Any], message: str
-) -> None:
+def test_a_quantised_checkpoint_that_cannot_be_run_says_its_format(folder, method, message):
     configure(folder, quantization_config=method)
     refused(folder, message)
 
@@ -195,14 +186,14 @@ def test_a_quantised_checkpoint_that_cannot_be_run_says_its_format(
         ("generation_config.json", b"{", "its generation settings: .*not a valid JSON file"),
     ],
 )
-def test_a_damaged_file_is_one_line(folder: Path, file: str, content: bytes, message: str) -> None:
+def test_a_damaged_file_is_one_line(folder, file, content, message):
     if file == BIN:
         (folder / WEIGHTS).unlink()
     (folder / file).write_bytes(content)
     refused(folder, message)
 
 
-def test_a_truncated_pickle_is_one_line(folder: Path) -> None:
+def test_a_truncated_pickle_is_one_line(folder):
     torch.save(load_file(folder / WEIGHTS), folder / BIN)
     (folder / WEIGHTS).unlink()
     load_pair(spec_of(folder))
@@ -210,13 +201,13 @@ def test_a_truncated_pickle_is_one_line(folder: Path) -> None:
     refused(folder, "cannot load its weights: .*fetch it again")
 
 
-def test_a_missing_tokenizer_is_said_to_be_missing(folder: Path) -> None:
+def test_a_missing_tokenizer_is_said_to_be_missing(folder):
     for file in folder.glob("tokenizer*"):
         file.unlink()
     refused(folder, "there is no tokenizer.json in the folder")
 
 
-def test_added_tokens_that_a_model_of_text_lacks_are_no_reason(folder: Path) -> None:
+def test_added_tokens_that_a_model_of_text_lacks_are_no_reason(folder):
     """As Gemma 3's token for images."""
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens([f"<image {n}>" for n in range(9)])
@@ -224,7 +215,7 @@ def test_added_tokens_that_a_model_of_text_lacks_are_no_reason(folder: Path) -> 
     assert len(load_pair(spec_of(folder)).tokenizer) > SHAPE["vocab_size"]
 
 
-def test_a_reason_is_the_last_line_that_says_what_is_wrong() -> None:
+def test_a_reason_is_the_last_line_that_says_what_is_wrong():
     nested = "Validation error for field 'x':\n    TypeError: expected float, got int\n"
     assert reason(ValueError(nested)) == "expected float, got int"
     advice = "some/model is not a valid model\nIf this is a private one, pass a token\n"
@@ -251,9 +242,7 @@ def gemma(causal: bool) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("build", [bert, electra, gemma])
-def test_a_model_is_refused_where_it_is_not_causal(
-    build: Callable[[bool], PreTrainedModel], tmp_path: Path
-) -> None:
+def test_a_model_is_refused_where_it_is_not_causal(build, tmp_path):
     torch.manual_seed(0)
     build(False).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
@@ -263,7 +252,7 @@ def test_a_model_is_refused_where_it_is_not_causal(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_experts_that_are_as_good_as_each_other_are_no_reason(dtype: torch.dtype) -> None:
+def test_experts_that_are_as_good_as_each_other_are_no_reason(dtype):
     torch.manual_seed(0)
     config = MixtralConfig(**SHAPE, num_key_value_heads=2, num_local_experts=8, sliding_window=4)
     model = MixtralForCausalLM(config).to(dtype).eval()
@@ -276,14 +265,13 @@ def test_experts_that_are_as_good_as_each_other_are_no_reason(dtype: torch.dtype
 # One door
 
 
-def test_a_skeleton_has_the_settings_and_shapes_of_its_model(folder: Path) -> None:
+def test_a_skeleton_has_the_settings_and_shapes_of_its_model(folder):
     skeleton, model = load_skeleton(str(folder)), load_weights(str(folder), torch.float32)
-    assert isinstance(model, LlamaForCausalLM)
     assert skeleton.num_parameters() == model.num_parameters()
     assert skeleton.generation_config.to_dict() == model.generation_config.to_dict()
 
 
-def test_models_are_loaded_through_one_door() -> None:
+def test_models_are_loaded_through_one_door():
     doors = {"specdec_core/models/loading.py", "specdec_core/models/reading.py"}
     # A GGUF file has no separate name; settings and tables are no models.
     doors |= {"specdec_core/models/gguf_files.py", "specdec_core/models/generation_settings.py"}

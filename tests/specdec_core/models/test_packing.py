@@ -1,12 +1,9 @@
 """Packed weights compute what the plain ones do."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
 
-from specdec_core.config import PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.models.packing import PackedLinear, pack_linear_layers
 from specdec_core.models.pair import load_pair
@@ -18,9 +15,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("bias", "shape"), [(True, (1, 1)), (False, (2, 300))])
-def test_a_packed_layer_gives_the_layers_output(
-    dtype: torch.dtype, bias: bool, shape: tuple[int, int]
-) -> None:
+def test_a_packed_layer_gives_the_layers_output(dtype, bias, shape):
     torch.manual_seed(0)
     linear = nn.Linear(24, 40, bias=bias).to(dtype)
     x = torch.randn(*shape, 24).to(dtype)
@@ -33,7 +28,7 @@ def test_a_packed_layer_gives_the_layers_output(
     torch.testing.assert_close(found, expected, atol=atol, rtol=0)
 
 
-def test_only_plain_linear_layers_are_replaced() -> None:
+def test_only_plain_linear_layers_are_replaced():
     class Special(nn.Linear):
         pass
 
@@ -45,7 +40,7 @@ def test_only_plain_linear_layers_are_replaced() -> None:
     assert kinds == {"plain": PackedLinear, "special": Special, "wide": nn.Linear}
 
 
-def test_a_pair_decodes_the_same_tokens_packed_and_plain(tiny_spec: PairSpec) -> None:
+def test_a_pair_decodes_the_same_tokens_packed_and_plain(tiny_spec):
     outputs = []
     for pack in (True, False):
         runner = tiny_spec.runner.model_copy(update={"pack": pack, "device": "cpu"})

@@ -1,9 +1,6 @@
 """Products by the project's operator, and graphs that use it."""
 
-from __future__ import annotations
-
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec_core.config import PairSpec
 from specdec_core.models.cache import SlotCache
 from specdec_core.models.compiled.packaged import PackagedPacked
 from specdec_core.models.compiled.packages import Packages
@@ -36,7 +32,7 @@ def random(*shape: int) -> Tensor:
 @needs_operator
 @pytest.mark.parametrize("rows", [1, 2, 12, 13, 14, 27, 100])
 @pytest.mark.parametrize(("columns", "dimensions"), [(32, 2), (64, 96), (160, 30)])
-def test_a_product_is_rounded_once(rows: int, columns: int, dimensions: int) -> None:
+def test_a_product_is_rounded_once(rows, columns, dimensions):
     x, weight = random(rows, dimensions), random(columns, dimensions)
     wanted = x.double() @ weight.double().T
     found = operator.multiply(x, operator.panels(weight))
@@ -44,7 +40,7 @@ def test_a_product_is_rounded_once(rows: int, columns: int, dimensions: int) -> 
 
 
 @needs_operator
-def test_a_row_is_bit_for_bit_what_it_is_alone() -> None:
+def test_a_row_is_bit_for_bit_what_it_is_alone():
     x, panels = random(40, 64), operator.panels(random(96, 64))
     together = operator.multiply(x, panels)
     assert all(torch.equal(operator.multiply(row[None], panels)[0], own)
@@ -52,7 +48,7 @@ def test_a_row_is_bit_for_bit_what_it_is_alone() -> None:
 
 
 @needs_operator
-def test_layers_that_read_the_same_rows_become_one_product_and_others_stay() -> None:
+def test_layers_that_read_the_same_rows_become_one_product_and_others_stay():
     class Layers(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -79,9 +75,7 @@ def test_layers_that_read_the_same_rows_become_one_product_and_others_stay() -> 
 
 @pytest.mark.long
 @needs_operator
-def test_a_compiled_model_in_bfloat16_multiplies_by_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_model_in_bfloat16_multiplies_by_it(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -103,7 +97,7 @@ def test_a_compiled_model_in_bfloat16_multiplies_by_it(
 
 @needs_operator
 @pytest.mark.parametrize("bias", [False, True])
-def test_forwards_are_padded_only_where_another_library_multiplies(bias: bool) -> None:
+def test_forwards_are_padded_only_where_another_library_multiplies(bias):
     config = LlamaConfig(attn_implementation="eager")
     packages = Packages(nn.Linear(16, 32, bias=bias).bfloat16(), config, [])
     packed: Any = PackagedPacked(packages, SlotCache(1, 1, 64))
@@ -123,7 +117,7 @@ def test_forwards_are_padded_only_where_another_library_multiplies(bias: bool) -
 
 
 @needs_operator
-def test_what_the_operator_multiplies_is_in_its_data_type(tiny_spec: PairSpec) -> None:
+def test_what_the_operator_multiplies_is_in_its_data_type(tiny_spec):
     """Not what a few eager forwards measured: near a tie they say another type each time."""
     auto = {"device": "cpu", "compile": True, "target_dtype": "auto", "draft_dtype": "auto"}
     runner = tiny_spec.runner.model_copy(update=auto)

@@ -1,12 +1,9 @@
 """The operator attends to what each token sees, and to nothing else."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -80,9 +77,7 @@ def case(
     ("heads", "key_heads", "size"),
     [(9, 3, 64), (4, 1, 40), (20, 1, 48), (8, 2, 128), (3, 3, 16), (70, 1, 8)],
 )
-def test_it_is_the_attention_of_whole_matrices(
-    heads: int, key_heads: int, size: int, window: int | None
-) -> None:
+def test_it_is_the_attention_of_whole_matrices(heads, key_heads, size, window):
     query, keys, values = case(heads, key_heads, size, torch.float32, torch.float32)
     rows = fed(ROWS)
     found = attended(query, keys, values, rows, window)
@@ -109,9 +104,7 @@ def scattered(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, .
 @pytest.mark.parametrize("window", [None, 3, 50])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("heads", "key_heads", "size"), [(6, 2, 64), (4, 1, 40), (8, 2, 128)])
-def test_a_pool_of_blocks_is_attended_to_as_slots_are(
-    heads: int, key_heads: int, size: int, dtype: torch.dtype, window: int | None
-) -> None:
+def test_a_pool_of_blocks_is_attended_to_as_slots_are(heads, key_heads, size, dtype, window):
     query, keys, values = case(heads, key_heads, size, dtype, dtype)
     blocks, *pools = scattered(keys, values)
     tables = SeenPlaces(fed(ROWS), window).tables(DEVICE)
@@ -123,9 +116,7 @@ def test_a_pool_of_blocks_is_attended_to_as_slots_are(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("heads", "key_heads", "size"), [(6, 2, 64), (4, 1, 40), (3, 3, 96)])
-def test_it_rounds_its_output_alone(
-    heads: int, key_heads: int, size: int, dtype: torch.dtype, kept: torch.dtype
-) -> None:
+def test_it_rounds_its_output_alone(heads, key_heads, size, dtype, kept):
     query, keys, values = case(heads, key_heads, size, dtype, kept)
     found, rows = attended(query, keys, values, fed(ROWS)), fed(ROWS)
     assert found.dtype == dtype
@@ -134,7 +125,7 @@ def test_it_rounds_its_output_alone(
     torch.testing.assert_close(found.cpu().double(), wanted, atol=tolerance, rtol=tolerance)
 
 
-def test_a_row_is_bit_for_bit_what_it_is_alone() -> None:
+def test_a_row_is_bit_for_bit_what_it_is_alone():
     query, keys, values = case(6, 2, 64, torch.bfloat16, torch.bfloat16)
     together = attended(query, keys, values, fed(ROWS))
     bounds = [0]
@@ -148,7 +139,7 @@ def test_a_row_is_bit_for_bit_what_it_is_alone() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("count", [2, 7, 63, 64, 65, 130])
 @pytest.mark.parametrize("end", [192, 257])
-def test_rows_of_any_length_end_where_they_end(end: int, count: int, dtype: torch.dtype) -> None:
+def test_rows_of_any_length_end_where_they_end(end, count, dtype):
     rows = fed([(2, end, count, None), (4, 1 + end // 2, 1, None)])
     generator = torch.Generator().manual_seed(end * count)
     shapes = [(count + 1, 4, 64), *2 * [(6, 2, POSITIONS, 64)]]
@@ -160,7 +151,7 @@ def test_rows_of_any_length_end_where_they_end(end: int, count: int, dtype: torc
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_token_that_sees_nothing_gets_zeros_alone_and_beside_others(dtype: torch.dtype) -> None:
+def test_a_token_that_sees_nothing_gets_zeros_alone_and_beside_others(dtype):
     query, keys, values = case(6, 2, 64, dtype, dtype)
     sees = [[0, 0, 0, 0, 0], [0, 0, 80, 0, 0], [0, 70, 70, 0, 0], [3, 0, 0, 0, 0]]
     tokens = torch.tensor(sees, dtype=torch.int32, device=DEVICE)
@@ -172,7 +163,7 @@ def test_a_token_that_sees_nothing_gets_zeros_alone_and_beside_others(dtype: tor
 
 
 @pytest.mark.parametrize("window", [None, 30, 75])
-def test_a_path_of_a_tree_may_be_longer_than_a_block(window: int | None) -> None:
+def test_a_path_of_a_tree_may_be_longer_than_a_block(window):
     query, keys, values = case(6, 2, 64, torch.float32, torch.float32)
     deep = [*range(-1, 79), 5, 70]
     rows = fed([(0, 200, 4, deep), (1, 90, 2, deep)])
@@ -182,7 +173,7 @@ def test_a_path_of_a_tree_may_be_longer_than_a_block(window: int | None) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_token_is_what_it_is_beside_later_ones_whatever_these_are(dtype: torch.dtype) -> None:
+def test_a_token_is_what_it_is_beside_later_ones_whatever_these_are(dtype):
     query, keys, values = case(6, 2, 64, dtype, dtype)
     rows = fed([(2, 200, 40, None)])
     before = attended(query[:40], keys, values, rows)
@@ -194,7 +185,7 @@ def test_a_token_is_what_it_is_beside_later_ones_whatever_these_are(dtype: torch
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_what_a_token_does_not_see_may_be_anything(dtype: torch.dtype) -> None:
+def test_what_a_token_does_not_see_may_be_anything(dtype):
     query, keys, values = case(6, 2, 64, dtype, dtype)
     rows = fed(ROWS)
     before = attended(query, keys, values, rows)
@@ -205,7 +196,7 @@ def test_what_a_token_does_not_see_may_be_anything(dtype: torch.dtype) -> None:
     assert torch.equal(attended(query, keys, values, rows), before)
 
 
-def test_large_scores_overflow_nothing() -> None:
+def test_large_scores_overflow_nothing():
     query, keys, values = case(6, 2, 64, torch.float32, torch.float32)
     rows = fed(ROWS)
     found = attended(100 * query, 10 * keys, values, rows)
@@ -213,7 +204,7 @@ def test_large_scores_overflow_nothing() -> None:
     torch.testing.assert_close(found.cpu().double(), wanted, atol=2e-3, rtol=2e-3)
 
 
-def test_a_machine_without_a_compiler_goes_without_it(tmp_path: Path) -> None:
+def test_a_machine_without_a_compiler_goes_without_it(tmp_path):
     program = (
         "import torch\nfrom specdec_core.models.row_attention import operator\n"
         "print(*[operator.available(torch.device('cpu'))] * 2)"

@@ -1,7 +1,5 @@
 """The slot cache under trees, rollback and compaction gives the logits of a plain forward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -70,9 +68,7 @@ def opened(request: pytest.FixtureRequest, model: torch.nn.Module) -> Callable[[
     return open_runner
 
 
-def test_rows_in_any_order_and_subset_keep_apart(
-    model: torch.nn.Module, opened: Callable[[int], EagerRunner]
-) -> None:
+def test_rows_in_any_order_and_subset_keep_apart(model, opened):
     runner = opened(4)
     texts = {2: [3, 4, 5], 0: [9, 8, 7, 6], 3: [1, 2]}
     output = runner.forward(Batch(list(texts), list(texts.values())))
@@ -84,7 +80,7 @@ def test_rows_in_any_order_and_subset_keep_apart(
         runner.truncate(1, 1)
 
 
-def test_a_long_prompt_prefilled_in_chunks_equals_one_forward(tiny_pair: Pair) -> None:
+def test_a_long_prompt_prefilled_in_chunks_equals_one_forward(tiny_pair):
     text = [(7 * i) % 300 for i in range(400)]
     runner = EagerRunner(tiny_pair.target, slots=1, max_length=500)
     runner.prefill_chunk = 128
@@ -93,9 +89,7 @@ def test_a_long_prompt_prefilled_in_chunks_equals_one_forward(tiny_pair: Pair) -
     torch.testing.assert_close(logits[0], plain(tiny_pair.target, text)[-1], atol=1e-4, rtol=0)
 
 
-def test_only_wanted_logits_are_computed(
-    model: torch.nn.Module, opened: Callable[[int], EagerRunner]
-) -> None:
+def test_only_wanted_logits_are_computed(model, opened):
     runner, computed = opened(2), []
     head = model.get_output_embeddings()
     watch = head.register_forward_pre_hook(lambda _, given: computed.append(given[0].shape[1]))
@@ -113,9 +107,7 @@ def test_only_wanted_logits_are_computed(
     torch.testing.assert_close(two.of_row(1), plain(model, text)[-5:], atol=2e-5, rtol=0)
 
 
-def test_prompts_trees_and_next_tokens_share_a_forward(
-    model: torch.nn.Module, opened: Callable[[int], EagerRunner]
-) -> None:
+def test_prompts_trees_and_next_tokens_share_a_forward(model, opened):
     """A chunk of a prompt without logits, a tree after its sequence, and a single token: each row
     gets what it asks for, as if it had been alone."""
     runner = opened(3)
@@ -136,9 +128,7 @@ def test_prompts_trees_and_next_tokens_share_a_forward(
     torch.testing.assert_close(last, plain(model, prompt)[-1:], atol=2e-5, rtol=0)
 
 
-def test_a_forward_that_raises_has_appended_nothing(
-    model: torch.nn.Module, opened: Callable[[int], EagerRunner]
-) -> None:
+def test_a_forward_that_raises_has_appended_nothing(model, opened):
     runner = opened(2)
     runner.prefill([0, 1], PREFIXES)
     with pytest.raises(ValueError, match="do not fit"):
@@ -154,7 +144,7 @@ def reads_its_mask(module: torch.nn.Module, args: tuple, options: dict) -> tuple
 
 
 @pytest.mark.parametrize("compact", [False, True])
-def test_a_model_that_packing_would_change_is_run_row_by_row(compact: bool) -> None:
+def test_a_model_that_packing_would_change_is_run_row_by_row(compact):
     model = tiny_llama(0, hidden=32, layers=2, vocab=320)
     expected = [plain(model, prefix) for prefix in PREFIXES]
     for layer in model.model.layers:

@@ -1,7 +1,5 @@
 """Rows of the cache that begin alike hold that beginning once, and never change one another."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
@@ -48,9 +46,7 @@ def saved(cache: SlotCache) -> int:
 @pytest.mark.parametrize(
     ("kind", "amount"), [*(("rows", n) for n in (0, 1024)), *(("pool", n) for n in (None, 320, 1))]
 )
-def test_rows_that_share_a_beginning_never_change_one_another(
-    kind: str, amount: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_share_a_beginning_never_change_one_another(kind, amount, monkeypatch):
     # Against copies, through any forks, cuts and writes; rows give back more or less memory.
     chance = random.Random(0)
     if kind == "rows":
@@ -98,7 +94,7 @@ def test_rows_that_share_a_beginning_never_change_one_another(
         assert cache.blocks.free == cache.blocks.size
 
 
-def test_a_pool_holds_a_common_beginning_once_and_grows_for_what_is_written_after_it() -> None:
+def test_a_pool_holds_a_common_beginning_once_and_grows_for_what_is_written_after_it():
     cache = pooled(6 * BLOCK, slots=3)
     write(cache, 0, torch.randn(6 * BLOCK, HEADS, SIZE))
     cache.fork(0, [1, 2], [6 * BLOCK, 5 * BLOCK])
@@ -112,7 +108,7 @@ def test_a_pool_holds_a_common_beginning_once_and_grows_for_what_is_written_afte
     assert all(map(torch.equal, before, held(cache, 0, 7 * BLOCK)))
 
 
-def test_a_pool_that_cannot_grow_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_that_cannot_grow_loses_nothing(monkeypatch):
     cache = pooled(BLOCK, slots=2)
     write(cache, 0, torch.randn(2 * BLOCK, HEADS, SIZE))
     before, zeros, room = held(cache, 0, 2 * BLOCK), pool_cache._zeros, [True, False]
@@ -134,7 +130,7 @@ def test_a_pool_that_cannot_grow_loses_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(held(cache, 1, 3 * BLOCK)[0][BLOCK:], text)
 
 
-def test_the_table_says_where_the_blocks_of_rows_are_when_a_forward_begins() -> None:
+def test_the_table_says_where_the_blocks_of_rows_are_when_a_forward_begins():
     cache = pooled(None)
     write(cache, 2, torch.randn(3 * BLOCK, HEADS, SIZE))
     cache.fork(2, [0], [2 * BLOCK])
@@ -146,7 +142,7 @@ def test_the_table_says_where_the_blocks_of_rows_are_when_a_forward_begins() -> 
     assert cache.table.tolist() == [[*row, *[0] * (8 - len(row))] for row in rows]
 
 
-def test_a_free_block_of_a_pool_is_taken_again() -> None:
+def test_a_free_block_of_a_pool_is_taken_again():
     blocks = PooledBlocks(rows=3, size=4)
     assert blocks.own(0, 0, 3) == []
     blocks.share(0, 1, 2)

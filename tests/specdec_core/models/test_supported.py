@@ -1,9 +1,5 @@
 """Models that the slot cache cannot serve exactly are refused in one line, at once."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import (
@@ -11,7 +7,6 @@ from transformers import (
     BloomConfig,
     GPTNeoConfig,
     OpenAIGPTConfig,
-    PreTrainedConfig,
     RwkvConfig,
     xLSTMConfig,
 )
@@ -26,7 +21,7 @@ from specdec_core.models.supported import check_supported
 SHORT = 64  # positions of the Phi-3 with longrope
 
 
-def test_an_alibi_model_is_refused_by_name() -> None:
+def test_an_alibi_model_is_refused_by_name():
     with pytest.raises(UserError, match="bloom uses ALiBi positions"):
         check_supported(BloomConfig(), "some/model")
 
@@ -34,20 +29,20 @@ def test_an_alibi_model_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     "config", [RwkvConfig(), xLSTMConfig(), OpenAIGPTConfig()], ids=lambda config: config.model_type
 )
-def test_a_model_whose_forward_takes_no_cache_is_refused_by_name(config: PreTrainedConfig) -> None:
+def test_a_model_whose_forward_takes_no_cache_is_refused_by_name(config):
     with pytest.raises(UserError, match=f"{config.model_type} takes no past_key_values") as error:
         check_supported(config, "some/model")
     assert "\n" not in str(error.value)
 
 
-def test_local_attention_that_counts_columns_is_refused_by_name() -> None:
+def test_local_attention_that_counts_columns_is_refused_by_name():
     with pytest.raises(UserError, match="gpt_neo has local attention layers"):
         check_supported(GPTNeoConfig(), "some/model")
     alike = GPTNeoConfig(num_layers=2, attention_types=[[["global"], 2]])
     check_supported(alike, "some/model")
 
 
-def test_slots_in_which_longrope_would_change_positions_are_refused(longrope_folder: Path) -> None:
+def test_slots_in_which_longrope_would_change_positions_are_refused(longrope_folder):
     runner = RunnerSettings(max_length=SHORT + 1)
     spec = PairSpec(target=str(longrope_folder), drafts={}, runner=runner)
     assert max_length_of(spec) == SHORT
@@ -59,9 +54,7 @@ def test_slots_in_which_longrope_would_change_positions_are_refused(longrope_fol
 
 @pytest.mark.parametrize("packs", [True, False])
 @torch.inference_mode()
-def test_longrope_rows_change_no_positions_of_one_another(
-    longrope_folder: Path, packs: bool
-) -> None:
+def test_longrope_rows_change_no_positions_of_one_another(longrope_folder, packs):
     """Padding and candidates may lie past what a slot holds."""
     model = AutoModelForCausalLM.from_pretrained(longrope_folder).eval()
     long, short = [5 + 3 * n % 300 for n in range(SHORT)], [9, 8, 7]

@@ -1,8 +1,6 @@
 """Whatever tree is fed, in whatever steps, and whatever path of it is kept: the slot cache holds
 what a plain forward of the kept text leaves behind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -111,11 +109,7 @@ def ancestors(parents: list[int], node: int) -> list[int]:
 
 @settings(max_examples=10)
 @given(rounds=st.lists(slot_round(), min_size=1, max_size=3), data=st.data())
-def test_the_cache_holds_the_kept_path(
-    run: tuple[torch.nn.Module, Callable[[int], EagerRunner]],
-    rounds: list[tuple],
-    data: st.DataObject,
-) -> None:
+def test_the_cache_holds_the_kept_path(run, rounds, data):
     model, opened = run
     runner = opened(4)
     slots = data.draw(st.permutations(range(4)))[: len(rounds)]

@@ -1,7 +1,5 @@
 """Chats are rendered once, by the template that was asked for, and are told from plain texts."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path
@@ -201,7 +199,7 @@ class TestDocuments:
         assert PromptSource.model_validate(asked.model_dump()) == asked
 
 
-def test_the_templates_end_of_a_turn_is_the_special_token_behind_an_answer() -> None:
+def test_the_templates_end_of_a_turn_is_the_special_token_behind_an_answer():
     turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>\n{% endfor %}"
     tokenizer = chat_tokenizer(turns)
     assert end_of_turn(tokenizer) == frozenset()  # no separate token, but text

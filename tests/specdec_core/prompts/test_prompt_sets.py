@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -404,7 +402,7 @@ def test_forms_with_more_keys_come_first():
         assert not any(set(form.keys) <= set(later.keys) for later in FORMATS[i + 1 :])
 
 
-def test_spec_bench_questions_keep_their_category_and_turns(tmp_path: Path) -> None:
+def test_spec_bench_questions_keep_their_category_and_turns(tmp_path):
     path = tmp_path / "question.jsonl"
     path.write_text(
         json.dumps({"question_id": 81, "category": "writing", "turns": ["One.", "Two."]})

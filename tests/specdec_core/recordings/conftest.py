@@ -1,7 +1,5 @@
 """Requests that the tests of recordings share."""
 
-from __future__ import annotations
-
 import pytest
 
 from specdec_core.engine import Request

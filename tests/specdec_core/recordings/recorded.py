@@ -1,7 +1,5 @@
 """Recordings that are made in the tests' own process."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

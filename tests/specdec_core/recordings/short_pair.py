@@ -1,7 +1,5 @@
 """The tiny pair with drafts that have fewer positions than their target."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,9 +1,6 @@
 """The rounds of a head are replayed as they are decoded, and what was not recorded is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,17 +58,13 @@ def decoding(drafter: dict, replay: Replay) -> Configuration:
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy["kind"])
-def test_chains_are_replayed_as_they_are_decoded(
-    pair: Pair, replay: Replay, requests: list[Request], policy: dict
-) -> None:
+def test_chains_are_replayed_as_they_are_decoded(pair, replay, requests, policy):
     configuration = decoding({**CHAIN, "policy": policy}, replay)
     assert_replayed(replay, pair, configuration, requests)
     assert replay.run(configuration).counts.n_accepted > 20  # or nothing was compared
 
 
-def test_so_are_drafters_that_a_head_is_part_of(
-    pair: Pair, replay: Replay, requests: list[Request]
-) -> None:
+def test_so_are_drafters_that_a_head_is_part_of(pair, replay, requests):
     other = {"kind": "draft_model", "draft": "draft"}
     for drafter in (
         {"kind": "hybrid", "otherwise": CHAIN},
@@ -80,7 +73,7 @@ def test_so_are_drafters_that_a_head_is_part_of(
         assert_replayed(replay, pair, decoding(drafter, replay), requests)
 
 
-def test_what_a_head_drafts_depends_on_where_the_draft_begins(replay: Replay) -> None:
+def test_what_a_head_drafts_depends_on_where_the_draft_begins(replay):
     """Or the recording of a draft model would do."""
     track = replay.track(HEAD)
     starts = np.flatnonzero((track.agreeing > 0) & (track.left > 4))
@@ -90,7 +83,7 @@ def test_what_a_head_drafts_depends_on_where_the_draft_begins(replay: Replay) ->
 
 
 @pytest.mark.parametrize("kind", ["tree", "fork", "cascade", "post_use"])
-def test_trees_and_guesses_are_not_known(replay: Replay, kind: str) -> None:
+def test_trees_and_guesses_are_not_known(replay, kind):
     known = KNOWN.get(kind, {})
     configuration = decoding({"kind": kind, "draft": HEAD, **known}, replay)
     with pytest.raises(UserError, match=r"of a head|a head would|greedy decoding only"):
@@ -99,7 +92,7 @@ def test_trees_and_guesses_are_not_known(replay: Replay, kind: str) -> None:
     assert replay.can(other) == (kind not in ("tree", "fork") or replay.header.sampling.greedy)
 
 
-def test_what_follows_a_candidate_does_not_tell_whether_it_was_accepted(replay: Replay) -> None:
+def test_what_follows_a_candidate_does_not_tell_whether_it_was_accepted(replay):
     """Or an acceptance head would learn to tell the target's features from the head's states."""
     track = replay.track(HEAD)
     candidates, after = rows_after(track.trace, HEAD)
@@ -112,15 +105,13 @@ def test_what_follows_a_candidate_does_not_tell_whether_it_was_accepted(replay: 
     assert (track.trace.step[after] == 1).all()
 
 
-def test_examples_of_mixed_texts_are_refused(replay: Replay) -> None:
+def test_examples_of_mixed_texts_are_refused(replay):
     assert len(replay.recording.examples("draft"))
     with pytest.raises(UserError, match="is an EAGLE head"):
         replay.recording.examples(HEAD)
 
 
-def test_of_a_recording_with_rejection_sampling_other_drafts_are_replayed(
-    pair: Pair, requests: list[Request], tmp_path: Path
-) -> None:
+def test_of_a_recording_with_rejection_sampling_other_drafts_are_replayed(pair, requests, tmp_path):
     facts = {"sampling": Sampling(temperature=1.0), "eagle_heads": (HEAD,)}
     drawn = Replay(recorded(pair, requests, tmp_path, **facts), drawn=True)
     assert drawn.can(decoding({"kind": "draft_model"}, drawn))

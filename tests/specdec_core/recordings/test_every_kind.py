@@ -1,8 +1,6 @@
 """Every kind says whether a recording knows what it would do; where it does, its replay has the
 very rounds that decoding takes. What a kind forgets to say is found here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -43,9 +41,7 @@ def home(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_every_drafter_is_replayed_as_it_decodes_or_says_why_not(
-    tiny_pair: Pair, replay: Replay, requests: list[Request], kind: str
-) -> None:
+def test_every_drafter_is_replayed_as_it_decodes_or_says_why_not(tiny_pair, replay, requests, kind):
     configuration = Configuration(drafter=drafter(kind, **KNOWN.get(kind, {})))
     reason = configuration.unsupported_reason(replay.facts)
     assert (reason is not None) == (kind in UNKNOWN)
@@ -58,9 +54,7 @@ def test_every_drafter_is_replayed_as_it_decodes_or_says_why_not(
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("kind", POLICIES)
-def test_every_policy_is_replayed_as_it_decodes(
-    tiny_pair: Pair, replay: Replay, requests: list[Request], kind: str
-) -> None:
+def test_every_policy_is_replayed_as_it_decodes(tiny_pair, replay, requests, kind):
     settings = policy(kind)
     configuration = Configuration(drafter=DraftModelSettings(policy=settings))
     assert settings.replayed
@@ -72,7 +66,7 @@ def test_every_policy_is_replayed_as_it_decodes(
             Engine(tiny_pair, configuration)
 
 
-def test_a_policy_that_asks_for_more_than_was_recorded_is_not_replayed(replay: Replay) -> None:
+def test_a_policy_that_asks_for_more_than_was_recorded_is_not_replayed(replay):
     class Unrecorded(type(policy("svip"))):
         replayed = False
 

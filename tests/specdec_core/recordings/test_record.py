@@ -1,7 +1,5 @@
 """Recordings say what the models do, and bad ones are refused."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +39,7 @@ def recording(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Reco
 
 
 @torch.inference_mode()
-def test_the_trajectory_is_the_targets_greedy_text(tiny_pair: Pair, recording: Recording) -> None:
+def test_the_trajectory_is_the_targets_greedy_text(tiny_pair, recording):
     for request, output in zip(requests(6), recording.prompts.outputs, strict=True):
         text = tiny_pair.target.generate(
             torch.tensor([request.tokens]), max_new_tokens=N, do_sample=False, pad_token_id=0
@@ -50,9 +48,7 @@ def test_the_trajectory_is_the_targets_greedy_text(tiny_pair: Pair, recording: R
 
 
 @torch.inference_mode()
-def test_columns_are_those_of_both_models_along_the_text(
-    tiny_pair: Pair, recording: Recording
-) -> None:
+def test_columns_are_those_of_both_models_along_the_text(tiny_pair, recording):
     trace = recording.trace()
     for number in range(6):
         prompt, output = recording.prompts.tokens[number], recording.prompts.outputs[number]
@@ -96,9 +92,7 @@ def every_warning_an_error() -> Iterator[None]:
         torch.set_warn_always(always)
 
 
-def test_recorded_signals_are_read_without_a_warning_and_states_without_a_copy(
-    recording: Recording,
-) -> None:
+def test_recorded_signals_are_read_without_a_warning_and_states_without_a_copy(recording):
     trace = recording.trace()
     with every_warning_an_error():
         signals = RuleSignals(trace)
@@ -114,9 +108,7 @@ def test_recorded_signals_are_read_without_a_warning_and_states_without_a_copy(
 
 
 @torch.inference_mode()
-def test_a_continuation_is_what_the_draft_writes_behind_its_own_token(
-    tiny_pair: Pair, recording: Recording
-) -> None:
+def test_a_continuation_is_what_the_draft_writes_behind_its_own_token(tiny_pair, recording):
     trace = recording.trace()
     draft = tiny_pair.drafts["draft"]
     rows = trace.trajectory
@@ -138,9 +130,7 @@ def test_a_continuation_is_what_the_draft_writes_behind_its_own_token(
 
 
 @torch.inference_mode()
-def test_examples_hold_the_state_of_each_token_of_the_mixed_text(
-    tiny_pair: Pair, recording: Recording
-) -> None:
+def test_examples_hold_the_state_of_each_token_of_the_mixed_text(tiny_pair, recording):
     trace, table = recording.trace(), recording.examples().to_pandas()
     assert 0.15 < 1 - table.from_draft.mean() < 0.45
     for number, own in table.groupby("prompt"):
@@ -154,7 +144,7 @@ def test_examples_hold_the_state_of_each_token_of_the_mixed_text(
         np.testing.assert_allclose(np.stack(own.hidden), hidden, rtol=1e-3, atol=1e-4)
 
 
-def test_sampled_examples_carry_the_acceptance_probability(tiny_pair: Pair, tmp_path: Path) -> None:
+def test_sampled_examples_carry_the_acceptance_probability(tiny_pair, tmp_path):
     sampled = record(tiny_pair, tmp_path, 2, sampling=Sampling(temperature=1), continuations=False)
     trace, table = sampled.trace(), sampled.examples().to_pandas()
     ratio = trace.draft_token_target_probability / trace.probability
@@ -164,7 +154,7 @@ def test_sampled_examples_carry_the_acceptance_probability(tiny_pair: Pair, tmp_
         Replay(sampled)
 
 
-def test_prompts_with_gaps_are_counted_from_0(tiny_pair: Pair, tmp_path: Path) -> None:
+def test_prompts_with_gaps_are_counted_from_0(tiny_pair, tmp_path):
     recording = record(tiny_pair, tmp_path, 2)
     recorder = Recorder(tiny_pair, recording.header)
     write_shard(recorder.record([(7, requests(8)[7])]), tmp_path, 5)
@@ -174,7 +164,7 @@ def test_prompts_with_gaps_are_counted_from_0(tiny_pair: Pair, tmp_path: Path) -
     assert again.trace().lengths.tolist() == [len(own) for own in again.prompts.outputs]
 
 
-def test_a_truncated_file_is_one_line(tiny_pair: Pair, tmp_path: Path) -> None:
+def test_a_truncated_file_is_one_line(tiny_pair, tmp_path):
     recording = record(tiny_pair, tmp_path, 2)
     file = tmp_path / "drafts/draft/shard-00000.parquet"
     file.write_bytes(file.read_bytes()[:-100])
@@ -194,22 +184,20 @@ def test_a_truncated_file_is_one_line(tiny_pair: Pair, tmp_path: Path) -> None:
         ("not json", "not a recording's header"),
     ],
 )
-def test_a_folder_without_a_readable_header_is_refused(
-    tmp_path: Path, content: str | None, message: str
-) -> None:
+def test_a_folder_without_a_readable_header_is_refused(tmp_path, content, message):
     if content is not None:
         (tmp_path / "recording.json").write_text(content)
     with pytest.raises(UserError, match=message):
         Recording.open(tmp_path)
 
 
-def test_a_recording_of_another_version_is_refused(recording: Recording, tmp_path: Path) -> None:
+def test_a_recording_of_another_version_is_refused(recording, tmp_path):
     save_header(recording.header.model_copy(update={"version": 99}), tmp_path)
     with pytest.raises(UserError, match="version 99"):
         Recording.open(tmp_path)
 
 
-def test_what_was_not_recorded_is_one_line(recording: Recording) -> None:
+def test_what_was_not_recorded_is_one_line(recording):
     with pytest.raises(UserError, match="no draft 'other' was recorded"):
         recording.trace("other")
     bare = replace(recording, header=recording.header.model_copy(update={"mixing": 0}))
@@ -217,7 +205,7 @@ def test_what_was_not_recorded_is_one_line(recording: Recording) -> None:
         bare.examples()
 
 
-def test_what_depends_on_the_text_cannot_be_recorded(tiny_pair: Pair, tmp_path: Path) -> None:
+def test_what_depends_on_the_text_cannot_be_recorded(tiny_pair, tmp_path):
     for sampling in (Sampling(frequency_penalty=0.5), Sampling(logit_bias={3: 1})):
         with pytest.raises(ValueError, match=r"cannot be recorded.*are run live"):
             record(tiny_pair, tmp_path, sampling=sampling)

@@ -1,14 +1,11 @@
 """A draft with a reduced vocabulary is recorded, replayed, and run by PEARL like any other."""
 
-from __future__ import annotations
-
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-from specdec_core.config import PairSpec, Sampling
-from specdec_core.engine import Engine, Request
+from specdec_core.config import PairSpec
+from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
@@ -27,9 +24,7 @@ def pair(
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-def test_its_rounds_are_replayed_as_they_are_decoded(
-    pair: Pair, requests: list[Request], tmp_path: Path, sampling: Sampling
-) -> None:
+def test_its_rounds_are_replayed_as_they_are_decoded(pair, requests, tmp_path, sampling):
     replay = Replay(recorded(pair, requests, tmp_path, sampling=sampling))
     drafters = [chain("svip", threshold=2.0, max_tokens=10)]
     if sampling.greedy:
@@ -40,7 +35,7 @@ def test_its_rounds_are_replayed_as_they_are_decoded(
         assert replay.run(configuration).counts.n_accepted > 20  # or nothing was compared
 
 
-def test_pearl_writes_the_targets_own_tokens(pair: Pair, requests: list[Request]) -> None:
+def test_pearl_writes_the_targets_own_tokens(pair, requests):
     pearl = configured({"kind": "pearl", "drafter": chain(max_tokens=4)})
     expected = Engine(pair).generate(requests)
     found = Engine(pair, pearl, 3, open_link=partial(InTurns, pair, 0)).generate(requests)

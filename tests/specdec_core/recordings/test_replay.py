@@ -1,7 +1,5 @@
 """Replayed rounds are the live engine's, for every policy and drafter that replay can follow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -134,22 +132,20 @@ def head(recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("head")
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_replayed_rounds_equal_live_rounds(recorded: Recorded, short: Replay, name: str) -> None:
+def test_replayed_rounds_equal_live_rounds(recorded, short, name):
     configuration = configured(DRAFTERS[name])
     assert_same(short, configuration, recorded.live(configuration, slots=8))
 
 
 @pytest.mark.parametrize("name", LASTING)
-def test_replay_carries_over_what_was_learned(recorded: Recorded, short: Replay, name: str) -> None:
+def test_replay_carries_over_what_was_learned(recorded, short, name):
     configuration = configured(LASTING[name])
     assert_same(short, configuration, recorded.live(configuration, slots=1))
 
 
 @pytest.mark.usefixtures("head")
 @pytest.mark.parametrize("name", ["chain", "chain by a head", "cascade", "reuse at both", "merged"])
-def test_coupled_sampling_is_replayed_exactly(
-    recorded: Recorded, coupled: Replay, name: str
-) -> None:
+def test_coupled_sampling_is_replayed_exactly(recorded, coupled, name):
     configuration = configured(DRAFTERS[name], COUPLED)
     assert_same(coupled, configuration, recorded.live(configuration, slots=8))
 
@@ -163,9 +159,7 @@ def test_coupled_sampling_is_replayed_exactly(
     ],
     ids=lambda drafter: drafter["kind"],
 )
-def test_a_replayed_policy_observes_what_the_live_one_does(
-    recorded: Recorded, short: Replay, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replayed_policy_observes_what_the_live_one_does(recorded, short, drafter, monkeypatch):
     """Draft calls too: a forward of a cascade yields several candidates."""
     told: list[PolicyOutcome] = []
     observe = HeuristicPolicy.observe
@@ -189,7 +183,7 @@ def test_a_replayed_policy_observes_what_the_live_one_does(
     assert fewer == any(part.kind in ("cascade", "post_use") for part in configuration.parts)
 
 
-def test_every_arm_is_pulled_and_told_of(recorded: Recorded, short: Replay) -> None:
+def test_every_arm_is_pulled_and_told_of(recorded, short):
     """Else a bandit's replay would be one of a single drafter."""
     for name in ("ucb", "exp3", "thompson"):
         rounds = short.run(configured(LASTING[name]))
@@ -197,9 +191,7 @@ def test_every_arm_is_pulled_and_told_of(recorded: Recorded, short: Replay) -> N
         assert set(arms) == set(range(len(LASTING[name]["arms"])))
 
 
-def test_a_bandit_rewarded_in_time_is_modelled_by_a_profile(
-    recorded: Recorded, short: Replay
-) -> None:
+def test_a_bandit_rewarded_in_time_is_modelled_by_a_profile(recorded, short):
     """Where drafting costs nothing it comes to prefer the longer arm, where it is expensive the
     shorter one."""
     configuration = configured({"kind": "bandit", "arms": (1, 8), "reward": "time"})
@@ -217,7 +209,7 @@ def test_a_bandit_rewarded_in_time_is_modelled_by_a_profile(
     assert preferred(0.5) == 0
 
 
-def test_the_replayed_oracle_is_theorem_4_1s(short: Replay) -> None:
+def test_the_replayed_oracle_is_theorem_4_1s(short):
     track = short.track()
     per_prompt = np.bincount(track.prompt, weights=~track.trace.agrees).astype(int)
     rounds = short.run(configured(chain("oracle")))
@@ -234,13 +226,13 @@ def test_the_replayed_oracle_is_theorem_4_1s(short: Replay) -> None:
     assert rounds.drafted.max() > 20  # without a bound
 
 
-def test_trees_are_not_known_when_sampling_is_coupled(coupled: Replay) -> None:
+def test_trees_are_not_known_when_sampling_is_coupled(coupled):
     """Ranks are recorded of the distribution; coupled candidates are chosen by noise."""
     for drafter in (UNEVEN, DRAFTERS["fork"], {"kind": "hybrid", "otherwise": UNEVEN}):
         assert not coupled.can(configured(drafter, COUPLED))
 
 
-def test_what_the_recording_does_not_know_is_one_line(short: Replay) -> None:
+def test_what_the_recording_does_not_know_is_one_line(short):
     drafters: tuple[Drafter, ...] = (
         chain(max_tokens=30),
         {"kind": "draft_model", "draft": "medium"},
@@ -260,7 +252,7 @@ def test_what_the_recording_does_not_know_is_one_line(short: Replay) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_the_test_notices_a_wrong_branching(recorded: Recorded, short: Replay) -> None:
+def test_the_test_notices_a_wrong_branching(recorded, short):
     live = configured(DRAFTERS["deep tree"])
     rounds = recorded.live(live, slots=8)
     wrong = ((3, 1, 2, 1, 1, 1), (2, 1, 2, 1, 1, 1, 1), (3, (1, 1, 2), 2, 1, 1, 1, 1))

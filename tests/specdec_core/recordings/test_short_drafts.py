@@ -1,8 +1,6 @@
 """Where a text has more tokens than a draft has positions, replays have the engine's rounds, and
 nothing is learned from what a draft cannot read."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -48,9 +46,7 @@ def recording(
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize("kind", sorted({*DRAFTERS} - UNKNOWN))
-def test_every_drafter_is_replayed_as_it_decodes(
-    pair: Pair, recording: Recording, requests: list[Request], kind: str
-) -> None:
+def test_every_drafter_is_replayed_as_it_decodes(pair, recording, requests, kind):
     sampling = recording.header.sampling
     configuration = Configuration(drafter=drafter(kind, **KNOWN.get(kind, {})), sampling=sampling)
     if (replay := Replay(recording)).can(configuration):
@@ -60,21 +56,17 @@ def test_every_drafter_is_replayed_as_it_decodes(
 
 
 @pytest.mark.parametrize("kind", ["svip", "pre_cut"])
-def test_policies_are_replayed_as_they_decode(
-    pair: Pair, recording: Recording, requests: list[Request], kind: str
-) -> None:
+def test_policies_are_replayed_as_they_decode(pair, recording, requests, kind):
     configuration = configured(chain(kind), recording.header.sampling)
     assert_replayed(Replay(recording), pair, configuration, requests)
 
 
-def test_a_head_is_replayed_as_it_decodes(
-    pair: Pair, recording: Recording, requests: list[Request]
-) -> None:
+def test_a_head_is_replayed_as_it_decodes(pair, recording, requests):
     configuration = configured({"kind": "draft_model", "draft": HEAD}, recording.header.sampling)
     assert_replayed(Replay(recording), pair, configuration, requests)
 
 
-def test_nothing_is_learned_from_behind_the_drafts_end(recording: Recording) -> None:
+def test_nothing_is_learned_from_behind_the_drafts_end(recording):
     prompts = np.array([len(tokens) for tokens in recording.prompts.tokens])
     for name in ("draft", HEAD):
         trace = recording.trace(name)

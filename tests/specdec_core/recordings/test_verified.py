@@ -1,15 +1,12 @@
 """Recordings of rejection sampling replay as drafts are accepted when they are decoded."""
 
-from __future__ import annotations
-
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PolicySettings, Sampling
+from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.policy import build_policy
@@ -103,9 +100,7 @@ class Chains:
     "policy", [FixedSettings(max_tokens=4), ConfidenceSettings(threshold=0.4, max_tokens=6)]
 )
 @pytest.mark.parametrize("top_k", [TOKENS, 2])
-def test_rounds_are_as_long_as_those_of_speculative_sampling(
-    policy: PolicySettings, top_k: int, sampled: Recording
-) -> None:
+def test_rounds_are_as_long_as_those_of_speculative_sampling(policy, top_k, sampled):
     chains = Chains()
     recorded = chains.recorded(sampled.header, top_k)
     rule = build_policy(policy, lambda head: None)
@@ -122,7 +117,7 @@ def test_rounds_are_as_long_as_those_of_speculative_sampling(
     assert replayed(recorded)[0] < 0.9 * decoded[0]  # tokens drawn apart agree too seldom
 
 
-def test_candidates_are_accepted_as_often_as_the_distributions_overlap(sampled: Recording) -> None:
+def test_candidates_are_accepted_as_often_as_the_distributions_overlap(sampled):
     trace = sampled.trace(hidden=False)
     rows = trace.trajectory
     agreeing = np.mean([verified(trace, seed).agrees for seed in range(8)], axis=0)
@@ -131,9 +126,7 @@ def test_candidates_are_accepted_as_often_as_the_distributions_overlap(sampled: 
     assert abs(apart.mean()) < 4 * apart.std() / np.sqrt(len(rows))
 
 
-def test_a_token_of_the_targets_whose_probability_was_too_small_to_record_is_accepted(
-    sampled: Recording,
-) -> None:
+def test_a_token_of_the_targets_whose_probability_was_too_small_to_record_is_accepted(sampled):
     recorded = Chains().recorded(sampled.header, TOKENS)
     rare = recorded.columns["target_probability"].copy()
     rare[:50] = 0
@@ -144,9 +137,7 @@ def test_a_token_of_the_targets_whose_probability_was_too_small_to_record_is_acc
     assert found.agrees[places].mean() > verified(recorded).agrees[places].mean()
 
 
-def test_what_is_not_recorded_of_rejection_sampling_is_refused(
-    sampled: Recording, tiny_pair: Pair, tmp_path: Path
-) -> None:
+def test_what_is_not_recorded_of_rejection_sampling_is_refused(sampled, tiny_pair, tmp_path):
     replay = Replay(sampled, hidden=False, drawn=True)
     assert not replay.can(Configuration(drafter=PromptLookupSettings(), sampling=SAMPLING))
     with pytest.raises(UserError, match=r"greedy decoding or sampling\.coupling gumbel"):

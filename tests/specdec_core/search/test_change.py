@@ -1,8 +1,6 @@
 """A change that matters is found, and a false alarm is as rare as is promised, whatever the values
 are."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest
@@ -35,20 +33,18 @@ def false_alarms(kind: str) -> float:
 
 
 @pytest.mark.parametrize("kind", ["two", "skewed"])
-def test_false_alarms_are_as_rare_as_promised(kind: str) -> None:
+def test_false_alarms_are_as_rare_as_promised(kind):
     """At most 100 / 500 = 0.2 a run, plus 3 standard errors of 300 runs (0.08)."""
     assert false_alarms(kind) <= LENGTH / BETWEEN + 0.08
 
 
-def test_ranks_that_favour_small_values_would_be_found_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_that_favour_small_values_would_be_found_out(monkeypatch):
     """The bug: ties are not broken at random."""
     monkeypatch.setattr(Random, "random", lambda _: 0.0)
     assert alarms(ChangeDetector(0, 1, 0.0), [0.5] * LENGTH, 1 / BETWEEN)
 
 
-def test_expected_evidence_is_the_share_of_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expected_evidence_is_the_share_of_each_value(monkeypatch):
     for bet in change.BETS:
         assert quad(bet, 0, 1)[0] == pytest.approx(1, rel=1e-4)
     monkeypatch.setattr(change, "BETS", change.BETS[:2])  # the variance of the rest has no end
@@ -61,7 +57,7 @@ def test_expected_evidence_is_the_share_of_each_value(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("mean", [0.35, 0.75])
-def test_a_change_is_found_soon(mean: float) -> None:
+def test_a_change_is_found_soon(mean):
     """From a mean of 0.55 (standard deviation 0.05) after 300 values."""
     delays = []
     for seed in range(20):
@@ -76,14 +72,14 @@ def test_a_change_is_found_soon(mean: float) -> None:
     assert sorted(delays)[10] < 30
 
 
-def test_it_begins_anew_after_an_alarm() -> None:
+def test_it_begins_anew_after_an_alarm():
     random = Random(3)
     stream = [random.gauss(level, 0.05) for level in (0.2, 0.8, 0.2) for _ in range(200)]
     assert len(alarms(ChangeDetector(0, 1, 0.1), stream, 1e-3)) == 2
 
 
 @pytest.mark.parametrize("before", [12, 40])
-def test_an_alarm_says_what_changed_however_few_values_came_before(before: int) -> None:
+def test_an_alarm_says_what_changed_however_few_values_came_before(before):
     for seed in range(3):
         stream = [0.1] * before + [0.9] * 100
         (count, alarm), *_ = alarms(ChangeDetector(0, 1, 0.05, seed), stream, 1e-3)
@@ -91,7 +87,7 @@ def test_an_alarm_says_what_changed_however_few_values_came_before(before: int) 
         assert (alarm.before, alarm.after) == (pytest.approx(0.1), pytest.approx(0.9))
 
 
-def test_changes_too_small_to_matter_raise_no_alarm_until_they_add_up() -> None:
+def test_changes_too_small_to_matter_raise_no_alarm_until_they_add_up():
     detector, random = ChangeDetector(0, 1, 0.05), Random(0)
 
     def at(mean: float) -> list[tuple[int, Change]]:

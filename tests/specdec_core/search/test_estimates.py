@@ -1,7 +1,5 @@
 """Estimates learn from what was timed, and never from a configuration's own time."""
 
-from __future__ import annotations
-
 import pytest
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration
@@ -35,7 +33,7 @@ def trial(configuration: Configuration, rounds: int, drafts: int = 0) -> Trial:
     return Trial.of(configuration, counts, PROFILE, 64, PROMPTS)
 
 
-def test_an_estimate_includes_what_reading_the_prompts_takes() -> None:
+def test_an_estimate_includes_what_reading_the_prompts_takes():
     alone, lookup, drafted = (
         trial(AUTOREGRESSIVE, 100),
         trial(LOOKUPS[0], 40),
@@ -47,7 +45,7 @@ def test_an_estimate_includes_what_reading_the_prompts_takes() -> None:
     assert lookup.metrics[METRIC] == pytest.approx(1.3 / 0.7)
 
 
-def test_what_a_family_takes_beyond_its_forwards_is_expected_of_its_others() -> None:
+def test_what_a_family_takes_beyond_its_forwards_is_expected_of_its_others():
     trials = [
         trial(AUTOREGRESSIVE, 100),
         trial(LOOKUPS[0], 40),
@@ -69,7 +67,7 @@ def test_what_a_family_takes_beyond_its_forwards_is_expected_of_its_others() -> 
     )
 
 
-def test_a_configurations_own_time_does_not_enter_its_estimate() -> None:
+def test_a_configurations_own_time_does_not_enter_its_estimate():
     trials = [trial(AUTOREGRESSIVE, 100), trial(FIXED[0], 40, 80), trial(FIXED[1], 30, 120)]
     taken = {AUTOREGRESSIVE.id: 1.3, FIXED[0].id: 0.9, FIXED[1].id: 0.8}
     before = corrected(trials, taken)
@@ -78,7 +76,7 @@ def test_a_configurations_own_time_does_not_enter_its_estimate() -> None:
     assert after[FIXED[1].id] > before[FIXED[1].id]
 
 
-def test_a_family_of_which_none_was_timed_takes_after_all_others() -> None:
+def test_a_family_of_which_none_was_timed_takes_after_all_others():
     trials = [
         trial(AUTOREGRESSIVE, 100),
         trial(LOOKUPS[0], 40),
@@ -90,7 +88,7 @@ def test_a_family_of_which_none_was_timed_takes_after_all_others() -> None:
     assert corrected(trials, taken)[CONFIDENT.id] == pytest.approx(forwards + 40 * 2e-3)
 
 
-def test_nothing_is_corrected_without_the_time_of_autoregressive_decoding() -> None:
+def test_nothing_is_corrected_without_the_time_of_autoregressive_decoding():
     trials = [trial(AUTOREGRESSIVE, 100), trial(LOOKUPS[0], 40)]
     assert corrected(trials, {LOOKUPS[0].id: 2.0}) == {}
     before = trials[1].metrics[METRIC]

@@ -1,9 +1,5 @@
 """A sweep's folder resumes from what it holds only where that is of the same weights."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from specdec_core.base.errors import UserError
@@ -12,13 +8,12 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.heads import SpecDecPlusPlusSettings
 from specdec_core.drafting.states import save_state
 from specdec_core.drafting.trained import trained_digests
-from specdec_core.models.pair import Pair
 from specdec_core.search.folder import SweepFolder
 from tests.conftest import save_random_head
 from tests.specdec_core.kinds import configured
 
 
-def test_results_of_other_weights_are_not_gone_on_with(tmp_path: Path) -> None:
+def test_results_of_other_weights_are_not_gone_on_with(tmp_path):
     folder, weights = SweepFolder(tmp_path / "sweep"), {"target": "a", "small": "b"}
     assert folder.weights() is None
     for _ in range(2):
@@ -29,7 +24,7 @@ def test_results_of_other_weights_are_not_gone_on_with(tmp_path: Path) -> None:
     assert folder.weights() == weights
 
 
-def test_a_head_that_was_trained_anew_is_another_one(tiny_pair: Pair, tmp_path: Path) -> None:
+def test_a_head_that_was_trained_anew_is_another_one(tiny_pair, tmp_path):
     policy = SpecDecPlusPlusSettings(head=str(tmp_path / "head"))
     asked = [Configuration(drafter=DraftModelSettings(policy=policy)), Configuration()]
     [missing] = trained_digests(asked).values()
@@ -42,7 +37,7 @@ def test_a_head_that_was_trained_anew_is_another_one(tiny_pair: Pair, tmp_path: 
     assert trained_digests(asked) != before
 
 
-def test_a_saved_state_that_has_learned_on_is_another_one(tmp_path: Path) -> None:
+def test_a_saved_state_that_has_learned_on_is_another_one(tmp_path):
     state = tmp_path / "learned.json"
     arms = {"kind": "bandit", "arms": [1, 4], "state": str(state)}
     asked = [configured(arms)]

@@ -1,7 +1,5 @@
 """What comes nearest, also to a schedule; what another engine drafts beyond this one is counted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -18,9 +16,7 @@ from tests.specdec_core.recordings.test_record import record
 
 
 @pytest.mark.parametrize("tokens", [1, 6])
-def test_chains_are_drafted_in_full_behind_prompts_and_at_the_end(
-    replay: Replay, tokens: int
-) -> None:
+def test_chains_are_drafted_in_full_behind_prompts_and_at_the_end(replay, tokens):
     """Chains drafted from the prompt are verified in the next round."""
     policy = {"kind": "fixed", "max_tokens": tokens}
     drafter = {"kind": "draft_model", "policy": policy}
@@ -33,13 +29,13 @@ def test_chains_are_drafted_in_full_behind_prompts_and_at_the_end(
     assert (full.n, full.n_target) == (counts.n, counts.n_target)
 
 
-def test_lookups_find_what_they_find(replay: Replay) -> None:
+def test_lookups_find_what_they_find(replay):
     option = parse(Configuration, {"drafter": {"kind": "suffix"}}, "test")
     rounds = replay.run(option)
     assert whole_chains(option, rounds) is rounds
 
 
-def test_rounds_are_priced_by_the_candidates_that_each_verifies(replay: Replay) -> None:
+def test_rounds_are_priced_by_the_candidates_that_each_verifies(replay):
     """Not by their mean: two tokens take as long as a whole block of four, one takes less."""
     widths = [1.0, 4.0, 4.0, 4.0, 9.0, 9.0, 9.0, 9.0, 16.0]
     taken = [Measurement(width=w, context=64, batch=1, seconds=s) for w, s in enumerate(widths, 1)]
@@ -72,9 +68,7 @@ def nearest(server: str, drafter: dict[str, Any], replay: Replay, draft: float) 
     return find_nearest(SERVERS[server], MODELS, option, replay, profile(draft))
 
 
-def test_a_schedule_is_replaced_by_what_is_nearest_for_one_request_and_rests_where_it_does(
-    replay: Replay,
-) -> None:
+def test_a_schedule_is_replaced_by_what_is_nearest_for_one_request_and_rests_where_it_does(replay):
     alone = nearest("vllm", SVIP, replay, 0.001)
     most = alone.drafter.policy.max_tokens
     ranked = rank(SERVERS["vllm"], MODELS, replay, profile(0.001))
@@ -90,7 +84,7 @@ def test_a_schedule_is_replaced_by_what_is_nearest_for_one_request_and_rests_whe
     assert nearest("sglang", resting, replay, 0.001) == nearest("sglang", SVIP, replay, 0.001)
 
 
-def test_lookups_rest_where_a_server_can_be_told(replay: Replay) -> None:
+def test_lookups_rest_where_a_server_can_be_told(replay):
     resting = {"kind": "schedule", "ranges": {1: SVIP, 8: None}}
     for server in ("vllm", "trtllm"):
         alone = nearest(server, SVIP, replay, 9.0).drafter  # no draft model pays

@@ -1,7 +1,5 @@
 """A sweep file is checked in full, and every mistake is one line that names file and key."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,6 @@ import yaml
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, Sampling, identity
-from specdec_core.models.pair import Pair
 from specdec_core.search.plan import Plan, load_plan
 from tests.conftest import save_random_head
 
@@ -39,7 +36,7 @@ COPIES, MIXED = {"prompt_lookup", "suffix"}, {"tree", "cascade", "hybrid"}
         ("policies", 1000, POLICIES | {"oracle"}),
     ],
 )
-def test_a_shipped_sweep_tries_what_it_is_for(file: str, least: int, families: set[str]) -> None:
+def test_a_shipped_sweep_tries_what_it_is_for(file, least, families):
     plan = load_plan(SWEEPS / f"{file}.yaml", cluster={"draft": {"devices": 1}})
     assert plan.configurations is not None
     assert len(plan.configurations) >= least
@@ -50,11 +47,11 @@ def test_a_shipped_sweep_tries_what_it_is_for(file: str, least: int, families: s
 
 
 @pytest.mark.parametrize("file", sorted(SWEEPS.glob("*.yaml")), ids=lambda file: file.stem)
-def test_every_shipped_sweep_is_valid(file: Path) -> None:
+def test_every_shipped_sweep_is_valid(file):
     assert load_plan(file, cluster={"draft": {"devices": 1}}).samples
 
 
-def test_a_pattern_names_the_heads_to_try() -> None:
+def test_a_pattern_names_the_heads_to_try():
     policy = {"kind": "decision", "head": "bundled:small-*", "cumulative": True}
     entry = {"drafter": {"kind": "draft_model", "policy": policy}}
     configurations = Plan(search=(entry,)).resolve().configurations
@@ -65,12 +62,12 @@ def test_a_pattern_names_the_heads_to_try() -> None:
     ]
 
 
-def test_an_entry_without_a_draft_is_tried_with_each_of_the_pairs() -> None:
+def test_an_entry_without_a_draft_is_tried_with_each_of_the_pairs():
     plan = Plan.model_validate({"pair": {"drafts": {"a": "x", "b": "y"}}, "search": [FIXED]})
     assert [c.drafter.draft for c in plan.resolve().configurations] == ["a", "a", "b", "b"]
 
 
-def test_another_target_has_no_drafts_but_those_that_are_named() -> None:
+def test_another_target_has_no_drafts_but_those_that_are_named():
     assert list(PairSpec.model_validate({"target": "x"}).drafts) == []
     for bundled in ({}, {"target": "bundled:target"}):
         assert list(PairSpec.model_validate(bundled).drafts) == ["medium", "small"]
@@ -79,16 +76,14 @@ def test_another_target_has_no_drafts_but_those_that_are_named() -> None:
     assert [c.family for c in plan.resolve().configurations or []] == ["prompt_lookup"]
 
 
-def test_a_file_with_one_configuration_is_no_sweep_file(tmp_path: Path) -> None:
+def test_a_file_with_one_configuration_is_no_sweep_file(tmp_path):
     path = tmp_path / "one.yaml"
     path.write_text(yaml.safe_dump({"configuration": LOOKUP}))
     with pytest.raises(UserError, match=r"one\.yaml: one configuration, .* a sweep file has"):
         load_plan(path)
 
 
-def test_a_star_stands_for_every_head_trained_for_the_draft(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_star_stands_for_every_head_trained_for_the_draft(tiny_pair, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     for name, kind in (("a", "specdecpp"), ("b", "specdecpp"), ("c", "t2")):
         save_random_head(tiny_pair, kind, tmp_path / "heads" / name)
@@ -112,7 +107,7 @@ def test_a_star_stands_for_every_head_trained_for_the_draft(
             plan.model_copy(update=changes).resolve()
 
 
-def test_another_machine_is_a_file_or_its_content_and_part_of_the_digest(tmp_path: Path) -> None:
+def test_another_machine_is_a_file_or_its_content_and_part_of_the_digest(tmp_path):
     file = tmp_path / "h.yaml"
     file.write_text('{name: far, target: 0.1, drafts: {"*": 0.02}}')
     here = load_plan(write(tmp_path))
@@ -126,7 +121,7 @@ def test_another_machine_is_a_file_or_its_content_and_part_of_the_digest(tmp_pat
         load_plan(write(tmp_path), hardware=str(file))
 
 
-def test_lossy_methods_are_allowed_by_name_alone(tmp_path: Path) -> None:
+def test_lossy_methods_are_allowed_by_name_alone(tmp_path):
     lossy = {"drafter": {"kind": "target_tree", "branching": [2, 2]}}
     exact = {"drafter": {"kind": "target_tree", "branching": [1, 2]}}
     far = {"name": "far", "target": 0.1, "drafts": {"*": 0.02}}
@@ -141,19 +136,19 @@ def test_lossy_methods_are_allowed_by_name_alone(tmp_path: Path) -> None:
         load_plan(write(tmp_path, search=[lossy], hardware=far))
 
 
-def test_counting_by_replay_or_live_is_the_same_sweep() -> None:
+def test_counting_by_replay_or_live_is_the_same_sweep():
     plan = Plan.model_validate({"search": [FIXED]})
     for changes in ({"replay": False}, {"traces": "recorded"}):
         assert plan.model_copy(update=changes).resolve().digest("p") == plan.resolve().digest("p")
 
 
-def test_options_override_the_file_key_by_key(tmp_path: Path) -> None:
+def test_options_override_the_file_key_by_key(tmp_path):
     path = write(tmp_path, prompts={"source": "a.jsonl", "limit": 3}, max_new_tokens=5)
     plan = load_plan(path, prompts={"source": "b.jsonl"}, max_new_tokens=7)
     assert (plan.prompts.source, plan.prompts.limit, plan.max_new_tokens) == ("b.jsonl", 3, 7)
 
 
-def test_a_grid_larger_than_trials_is_sampled_alike_each_time() -> None:
+def test_a_grid_larger_than_trials_is_sampled_alike_each_time():
     many = [{"drafter": {"kind": "prompt_lookup", "max_tokens": list(range(1, 21))}}]
     plan = Plan.model_validate({"search": many, "trials": 5})
     chosen = plan.resolve().configurations
@@ -161,7 +156,7 @@ def test_a_grid_larger_than_trials_is_sampled_alike_each_time() -> None:
     assert chosen == plan.resolve().configurations
 
 
-def test_the_digest_follows_settings_and_prompts() -> None:
+def test_the_digest_follows_settings_and_prompts():
     plan = Plan.model_validate({"search": [FIXED]})
     longer = plan.model_copy(update={"max_new_tokens": 65}).resolve()
     again, plan = plan.resolve(), plan.resolve()
@@ -211,9 +206,7 @@ def test_the_digest_follows_settings_and_prompts() -> None:
         ({"search": "all"}, "search: "),
     ],
 )
-def test_a_mistake_is_one_line_with_file_and_key(
-    tmp_path: Path, content: dict[str, Any], message: str
-) -> None:
+def test_a_mistake_is_one_line_with_file_and_key(tmp_path, content, message):
     path = write(tmp_path, **content)
     with pytest.raises(UserError) as caught:
         load_plan(path)
@@ -222,12 +215,12 @@ def test_a_mistake_is_one_line_with_file_and_key(
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         load_plan(tmp_path / "none.yaml")
 
 
-def test_nested_drafters_take_every_draft_of_the_pair(tmp_path: Path) -> None:
+def test_nested_drafters_take_every_draft_of_the_pair(tmp_path):
     path = tmp_path / "sweep.yaml"
     path.write_text(
         "search:\n"
@@ -245,7 +238,7 @@ def test_nested_drafters_take_every_draft_of_the_pair(tmp_path: Path) -> None:
     ]
 
 
-def test_a_runner_is_overridden_key_by_key_and_drafts_as_a_whole(tmp_path: Path) -> None:
+def test_a_runner_is_overridden_key_by_key_and_drafts_as_a_whole(tmp_path):
     pair = {"target": "a", "drafts": {"x": "b"}, "runner": {"threads": 3, "max_length": 64}}
     path = write(tmp_path, pair=pair)
     change = {"drafts": {"y": "c"}, "runner": {"max_length": 4096}}
@@ -254,7 +247,7 @@ def test_a_runner_is_overridden_key_by_key_and_drafts_as_a_whole(tmp_path: Path)
     assert (plan.pair.runner.threads, plan.pair.runner.max_length) == (3, 4096)
 
 
-def test_a_template_that_is_left_open_does_not_change_which_sweep_it_is(tmp_path: Path) -> None:
+def test_a_template_that_is_left_open_does_not_change_which_sweep_it_is(tmp_path):
     def digest(**prompts: str) -> str:
         return load_plan(write(tmp_path, prompts={"source": "a.jsonl", **prompts})).digest("0")
 

@@ -1,7 +1,5 @@
 """A race keeps its promises while it is looked at, and its choice costs little."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -30,17 +28,17 @@ def ever_wrong(seed: int) -> bool:
     return False
 
 
-def test_intervals_hold_at_every_lap_at_once() -> None:
+def test_intervals_hold_at_every_lap_at_once():
     assert np.mean([ever_wrong(seed) for seed in range(100)]) <= 0.08
 
 
-def test_intervals_for_one_look_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intervals_for_one_look_would_not(monkeypatch):
     fixed = lambda prompts, alpha: np.inf if prompts < 6 else 1.96 / np.sqrt(prompts)  # noqa: E731
     monkeypatch.setattr(module, "width", fixed)
     assert np.mean([ever_wrong(seed) for seed in range(100)]) > 0.15
 
 
-def test_a_few_prompts_show_nothing_and_many_tell_the_slow_from_the_fast() -> None:
+def test_a_few_prompts_show_nothing_and_many_tell_the_slow_from_the_fast():
     rng = np.random.default_rng(1)
     race = Race(["alone", "one", "two"])
     means = {"alone": 1.4, "one": 1.0, "two": 1.01}
@@ -58,7 +56,7 @@ def test_a_few_prompts_show_nothing_and_many_tell_the_slow_from_the_fast() -> No
     assert 0 < standing.loss < standing.at_most < 0.2
 
 
-def test_a_slower_contestant_leaves_and_the_rest_are_compared_on_shared_prompts() -> None:
+def test_a_slower_contestant_leaves_and_the_rest_are_compared_on_shared_prompts():
     rng = np.random.default_rng(2)
     race = Race(["fast", "near", "slow"])
     for prompt in range(30):
@@ -70,7 +68,7 @@ def test_a_slower_contestant_leaves_and_the_rest_are_compared_on_shared_prompts(
     assert len(race._times["slow"]) < 30
 
 
-def test_a_text_that_ends_at_once_is_not_charged_its_prompt_for_every_token() -> None:
+def test_a_text_that_ends_at_once_is_not_charged_its_prompt_for_every_token():
     """Reading takes 1 s and a token 0.1; every tenth text of the second ends after its first."""
     race = Race(["a", "b"])
     for prompt in range(20):
@@ -80,7 +78,7 @@ def test_a_text_that_ends_at_once_is_not_charged_its_prompt_for_every_token() ->
     assert race.ratio("b", "a").value == pytest.approx(1.0)
 
 
-def test_only_what_was_timed_in_the_same_turn_is_compared() -> None:
+def test_only_what_was_timed_in_the_same_turn_is_compared():
     """The machine takes twice as long in the second turn."""
     race = Race(["a", "b"], newcomers=1)
     for prompt in range(30):
@@ -97,7 +95,7 @@ def test_only_what_was_timed_in_the_same_turn_is_compared() -> None:
     assert race.standing().champion == "c"
 
 
-def test_the_choice_costs_as_little_as_it_says() -> None:
+def test_the_choice_costs_as_little_as_it_says():
     losses, said = [], []
     for seed in range(6):
         rng = np.random.default_rng(seed)

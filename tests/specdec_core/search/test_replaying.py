@@ -1,7 +1,5 @@
 """A sweep that replays a recording counts what decoding would; what it cannot, it decodes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -116,7 +114,7 @@ def replayed(recorded: tuple[Path, Recording], tiny_spec: PairSpec, prompts_file
     return *run_sweep(plan, recorded[0], observers=[heard]), heard
 
 
-def test_replayed_counts_are_the_live_ones(replayed: Swept, tiny_pair: Pair) -> None:
+def test_replayed_counts_are_the_live_ones(replayed, tiny_pair):
     engine = Engine(tiny_pair)
     requests = [Request(str(i), engine.encode(text), TOKENS) for i, text in enumerate(PROMPTS)]
     families = set()
@@ -135,10 +133,9 @@ def test_replayed_counts_are_the_live_ones(replayed: Swept, tiny_pair: Pair) -> 
     assert families >= {"oracle", "lookahead", "ucb", "tree"}
 
 
-def test_the_result_says_what_the_replay_saved(replayed: Swept, recorded: tuple) -> None:
+def test_the_result_says_what_the_replay_saved(replayed, recorded):
     result = replayed[0]
     told = [t for t in result.trials if t.replayed]
-    assert result.replay is not None
     assert result.replay.recording == str(recorded[1].folder)
     assert result.replay.configurations == len(told)
     saved = sum(t.counts["n_draft"] + t.counts["n_target"] for t in told)
@@ -146,7 +143,7 @@ def test_the_result_says_what_the_replay_saved(replayed: Swept, recorded: tuple)
     assert result.replay.per_second > 0
 
 
-def test_finalists_are_decoded_and_find_the_replayed_counts(replayed: Swept) -> None:
+def test_finalists_are_decoded_and_find_the_replayed_counts(replayed):
     result, folder, heard = replayed
     assert result.replay.checked >= 2
     assert result.replay.equal == result.replay.checked
@@ -164,8 +161,8 @@ def test_finalists_are_decoded_and_find_the_replayed_counts(replayed: Swept) -> 
 
 @pytest.mark.long
 def test_a_replay_that_was_interrupted_goes_on(
-    replayed: Swept, recorded: tuple, tiny_spec: PairSpec, prompts_file: Path, tmp_path: Path
-) -> None:
+    replayed, recorded, tiny_spec, prompts_file, tmp_path
+):
     shutil.copytree(recorded[0], tmp_path, dirs_exist_ok=True)
     folder = SweepFolder(tmp_path / "sweeps" / replayed[1].name)
     (folder.path / "sweep.json").unlink()
@@ -183,8 +180,8 @@ def test_a_replay_that_was_interrupted_goes_on(
 
 @pytest.mark.long
 def test_a_recording_of_the_other_kind_of_forwards_is_replayed_and_that_is_said(
-    recorded: tuple, tiny_spec: PairSpec, prompts_file: Path, tmp_path: Path
-) -> None:
+    recorded, tiny_spec, prompts_file, tmp_path
+):
     shutil.copytree(recorded[0] / "traces", tmp_path / "traces")
     (file,) = tmp_path.glob("traces/*/recording.json")
     header = json.loads(file.read_text())
@@ -200,9 +197,7 @@ def test_a_recording_of_the_other_kind_of_forwards_is_replayed_and_that_is_said(
 
 
 @pytest.mark.long
-def test_optuna_is_answered_by_replay_too(
-    recorded: tuple, tiny_spec: PairSpec, prompts_file: Path
-) -> None:
+def test_optuna_is_answered_by_replay_too(recorded, tiny_spec, prompts_file):
     search = [drafting(kind="fixed", max_tokens={"randint": [1, 12]})]
     plan = plan_for(
         tiny_spec, prompts_file, search=search, method="optuna", trials=5, early_stopping=True
@@ -214,9 +209,7 @@ def test_optuna_is_answered_by_replay_too(
 
 
 @pytest.mark.long
-def test_another_machine_ranks_without_timing_anything(
-    recorded: tuple, tiny_spec: PairSpec, prompts_file: Path
-) -> None:
+def test_another_machine_ranks_without_timing_anything(recorded, tiny_spec, prompts_file):
     def ranked_for(draft_seconds: float) -> SweepResult:
         hardware = {"name": "far", "target": 0.1, "drafts": {"*": draft_seconds}}
         plan = plan_for(tiny_spec, prompts_file, search=SEARCH[1:-1], hardware=hardware)
@@ -254,12 +247,8 @@ def test_another_machine_ranks_without_timing_anything(
     ],
 )
 def test_a_recording_of_something_else_is_refused(
-    recorded: tuple,
-    tiny_spec: PairSpec,
-    prompts_file: Path,
-    changes: dict[str, object],
-    message: str,
-) -> None:
+    recorded, tiny_spec, prompts_file, changes, message
+):
     home, recording = recorded
     plan = plan_for(tiny_spec, prompts_file, **{"traces": recording.folder.name, **changes})
     digest = "0" * 64 if "prompts" in changes else recording.header.prompts.digest
@@ -268,9 +257,7 @@ def test_a_recording_of_something_else_is_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_it_is_refused_before_anything_is_written(
-    recorded: tuple, tiny_spec: PairSpec, prompts_file: Path
-) -> None:
+def test_it_is_refused_before_anything_is_written(recorded, tiny_spec, prompts_file):
     plan = plan_for(tiny_spec, prompts_file, traces="nothing")
     with pytest.raises(UserError, match="nothing: no such folder"):
         run_sweep(plan, recorded[0], name="refused")
@@ -278,15 +265,14 @@ def test_it_is_refused_before_anything_is_written(
 
 
 def test_a_sweep_is_timed_in_the_data_types_of_the_recording_that_fits(
-    prompts_file: Path, recorded: tuple[Path, Recording], tiny_spec: PairSpec
-) -> None:
+    prompts_file, recorded, tiny_spec
+):
     """Measured anew, a near-tie of data types would hide the recording from its own sweep."""
     home, recording = recorded
     digest = recording.header.prompts.digest
 
     plan = plan_for(typed(tiny_spec, "auto"), prompts_file)
     found = fitting_recording(plan, home, digest)
-    assert found is not None
     assert found.folder == recording.folder
     assert with_types_of(found, plan.pair).runner.draft_dtype == "float32"
     assert (
@@ -297,8 +283,8 @@ def test_a_sweep_is_timed_in_the_data_types_of_the_recording_that_fits(
 
 @pytest.mark.long
 def test_auto_means_the_types_of_the_recording_and_not_what_is_faster_today(
-    prompts_file: Path, tiny_spec: PairSpec, tmp_path: Path
-) -> None:
+    prompts_file, tiny_spec, tmp_path
+):
     """bfloat16 is no faster for so small a pair, but the recording is in it."""
 
     recording_plan = RecordingPlan.model_validate(
@@ -312,13 +298,10 @@ def test_auto_means_the_types_of_the_recording_and_not_what_is_faster_today(
     small = [drafting(kind="fixed", max_tokens=[2, 3])]
     result, _ = run_sweep(plan_for(typed(tiny_spec, "auto"), prompts_file, search=small), tmp_path)
     assert result.pair.runner.target_dtype == result.pair.runner.draft_dtype == "bfloat16"
-    assert result.replay is not None
     assert result.replay.recording == str(recording.folder)
 
 
-def test_a_recording_of_other_weights_is_refused_and_never_found(
-    recorded: tuple, tiny_spec: PairSpec, prompts_file: Path
-) -> None:
+def test_a_recording_of_other_weights_is_refused_and_never_found(recorded, tiny_spec, prompts_file):
     home, recording = recorded
     # The target drafts for itself.
     swapped = tiny_spec.model_copy(update={"drafts": {"draft": tiny_spec.target}})
@@ -336,9 +319,7 @@ def test_a_recording_of_other_weights_is_refused_and_never_found(
     assert opened(tiny_spec, None) is not None
 
 
-def test_a_head_of_another_pair_is_refused(
-    recorded: tuple, tiny_pair: Pair, prompts_file: Path, tmp_path: Path
-) -> None:
+def test_a_head_of_another_pair_is_refused(recorded, tiny_pair, prompts_file, tmp_path):
     save_random_head(tiny_pair, "t1", tmp_path / "head")
     swapped = tiny_pair.spec.model_copy(update={"drafts": {"draft": tiny_pair.spec.target}})
     search = [drafting(kind="decision", head=str(tmp_path / "head"))]

@@ -1,7 +1,5 @@
 """A configuration with several draft models costs what each of them does in its own rounds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -61,7 +59,7 @@ def drafting(rounds: ReplayedRounds) -> float:
     return 0.1 * forwards[0] + 0.001 * forwards[1]
 
 
-def test_a_bandits_estimate_is_the_sum_over_its_arms(replay: Replay, pair: Pair) -> None:
+def test_a_bandits_estimate_is_the_sum_over_its_arms(replay, pair):
     rounds = replay.run(BANDIT)
     first = int((rounds.position == 0).sum())  # without candidates
     verified = 0.02 * (len(rounds.prompt) - first) + 0.01 * first
@@ -80,7 +78,7 @@ def test_a_bandits_estimate_is_the_sum_over_its_arms(replay: Replay, pair: Pair)
     assert live.metrics[SECONDS] == pytest.approx(expected)
 
 
-def test_a_simulated_bandit_takes_what_its_arms_take(replay: Replay) -> None:
+def test_a_simulated_bandit_takes_what_its_arms_take(replay):
     answers = replayed_answers(replay, BANDIT)
     assert answers.lazy, "each draft model reads a text when it drafts"
     shapes = shapes_of(answers, len(answers))
@@ -90,7 +88,7 @@ def test_a_simulated_bandit_takes_what_its_arms_take(replay: Replay) -> None:
     assert simulated.seconds == pytest.approx(0.02 * len(rounds.prompt) + drafting(rounds))
 
 
-def test_outputs_of_other_lengths_take_what_as_many_tokens_would() -> None:
+def test_outputs_of_other_lengths_take_what_as_many_tokens_would():
     """Reading takes 1 s and a token 0.1 s; the second text ends at once, the third is longer."""
     seconds = np.array([[6.0, 1.0, 11.0], [6.0, 1.0, 11.0]])
     reading, tokens, wanted = [1.0, 1.0, 1.0], [51, 1, 101], [51, 51, 51]

@@ -1,7 +1,5 @@
 """A search list becomes the configurations it describes, and a bad one is one clear line."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -19,14 +17,14 @@ def lookup(**values: object) -> dict:
     return {"drafter": {"kind": "prompt_lookup", **values}}
 
 
-def test_a_grid_is_the_product_of_the_lists_of_each_entry_in_file_order() -> None:
+def test_a_grid_is_the_product_of_the_lists_of_each_entry_in_file_order():
     search = Search.of([lookup(max_ngram=[2, 3], max_tokens=[5, 10]), FIXED], "sweep.yaml")
     drafters = [c.drafter for c in search.grid()]
     assert [(d.max_ngram, d.max_tokens) for d in drafters[:4]] == [(2, 5), (2, 10), (3, 5), (3, 10)]
     assert drafters[4:] == [Configuration.model_validate(FIXED).drafter]
 
 
-def test_a_configuration_that_two_entries_describe_is_tried_once() -> None:
+def test_a_configuration_that_two_entries_describe_is_tried_once():
     search = Search.of([lookup(max_tokens=[5, 10]), lookup(max_tokens=[10, 20])], "s")
     assert [c.drafter.max_tokens for c in search.grid()] == [5, 10, 20]
 
@@ -42,7 +40,7 @@ RANGES = [
 ]
 
 
-def test_random_draws_are_distinct_inside_their_ranges_and_the_same_for_the_same_seed() -> None:
+def test_random_draws_are_distinct_inside_their_ranges_and_the_same_for_the_same_seed():
     search = Search.of(RANGES, "s")
     drawn = search.draw(40, seed=1)
     assert drawn == search.draw(40, seed=1) != search.draw(40, seed=2)
@@ -55,11 +53,11 @@ def test_random_draws_are_distinct_inside_their_ranges_and_the_same_for_the_same
     assert all(0.1 <= threshold <= 3 for threshold in svips)
 
 
-def test_random_draws_end_when_everything_has_been_drawn() -> None:
+def test_random_draws_end_when_everything_has_been_drawn():
     assert len(Search.of([lookup(max_ngram=[1, 2, 3])], "s").draw(50, seed=0)) == 3
 
 
-def test_optuna_proposes_configurations_of_every_entry() -> None:
+def test_optuna_proposes_configurations_of_every_entry():
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     search = Search.of(RANGES, "s")
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
@@ -71,7 +69,7 @@ def tree(branching: object) -> dict:
     return {"drafter": {"kind": "tree", "branching": branching}}
 
 
-def test_a_list_where_a_sequence_belongs_is_the_value_itself() -> None:
+def test_a_list_where_a_sequence_belongs_is_the_value_itself():
     entries = [tree([4, 2, 2, 1]), tree([2, [2, 0]]), tree({"choice": [[3, 1], [2, 2]]})]
     found = [c.drafter.branching for c in Search.of(entries, "s").grid()]
     assert found == [(4, 2, 2, 1), (2, (2, 0)), (3, 1), (2, 2)]
@@ -81,7 +79,7 @@ def test_a_list_where_a_sequence_belongs_is_the_value_itself() -> None:
     assert {(arm[0].depth, arm[2].depth) for arm in arms} == {(1, 3)}
 
 
-def test_a_search_over_trees_never_leaves_its_budget() -> None:
+def test_a_search_over_trees_never_leaves_its_budget():
     search = Search.of([tree({"trees": {"nodes": 10, "depth": 3, "most": 4}})], "s")
     grid = [c.drafter for c in search.grid()]
     assert {d.branching for d in grid} == {
@@ -124,14 +122,14 @@ def test_a_search_over_trees_never_leaves_its_budget() -> None:
         (tree([2, [1]]), "drafter.branching: level 1: 1 numbers for the 2 nodes before"),
     ],
 )
-def test_a_bad_entry_is_one_line_that_names_file_entry_and_key(entry: object, message: str) -> None:
+def test_a_bad_entry_is_one_line_that_names_file_entry_and_key(entry, message):
     with pytest.raises(UserError) as caught:
         Search.of([FIXED, entry], "sweep.yaml").grid()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_the_ends_of_ranges_are_validated_before_anything_is_drawn() -> None:
+def test_the_ends_of_ranges_are_validated_before_anything_is_drawn():
     with pytest.raises(UserError, match="max_tokens"):
         Search.of([lookup(max_tokens={"randint": [1, 1000]})], "s").draw(1, seed=0)
     with pytest.raises(UserError, match="min_ngram 4 exceeds max_ngram 3"):

@@ -1,7 +1,5 @@
 """What vLLM wrote in production tells what other lengths would give, and no more than it can."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -36,7 +34,7 @@ def metrics(folder: Path, seconds: float = 2.0) -> Path:
     return file
 
 
-def test_prometheus_text_gives_steps_and_acceptance_by_position(tmp_path: Path) -> None:
+def test_prometheus_text_gives_steps_and_acceptance_by_position(tmp_path):
     seen = read_metrics(metrics(tmp_path))
     assert (seen.length, seen.steps, seen.proposed, seen.candidates) == (2, 100, 80, 160)
     assert seen.seconds == pytest.approx(0.02)
@@ -58,7 +56,7 @@ def response(by_accepted: list[int], tokens: int, milliseconds: float, length: i
     return json.dumps({"usage": {"completion_tokens": tokens}, "metrics": metrics})
 
 
-def test_responses_give_the_same_as_the_sums_over_their_steps(tmp_path: Path) -> None:
+def test_responses_give_the_same_as_the_sums_over_their_steps(tmp_path):
     file = tmp_path / "responses.jsonl"
     # 40 steps with candidates and 10 without give 50 + 15 + 2·15 tokens behind the first.
     lines = [response([10, 15, 15], 1 + 50 + 45, 1000.0)] * 2
@@ -66,7 +64,7 @@ def test_responses_give_the_same_as_the_sums_over_their_steps(tmp_path: Path) ->
     assert read_metrics(file) == read_metrics(metrics(tmp_path))
 
 
-def test_lengths_that_varied_are_not_mixed_up(tmp_path: Path) -> None:
+def test_lengths_that_varied_are_not_mixed_up(tmp_path):
     """Steps of a shorter length had no chance to accept at later positions."""
     file = tmp_path / "responses.jsonl"
     of_four = response([10, 15, 15, 0, 0], 96, 1000.0, length=4)
@@ -81,7 +79,7 @@ def test_lengths_that_varied_are_not_mixed_up(tmp_path: Path) -> None:
     assert "not always" not in " ".join(findings([], read_metrics(metrics(tmp_path))))
 
 
-def test_steps_of_each_length_tell_what_the_full_length_would_accept(tmp_path: Path) -> None:
+def test_steps_of_each_length_tell_what_the_full_length_would_accept(tmp_path):
     """Half of the steps had one candidate. Six of ten first candidates were accepted, and behind
     them four of ten second candidates."""
     told = {
@@ -100,7 +98,7 @@ def test_steps_of_each_length_tell_what_the_full_length_would_accept(tmp_path: P
     assert any("counts by the steps that had" in line for line in findings([], seen))
 
 
-def test_what_vllm_0_32_wrote_is_read() -> None:
+def test_what_vllm_0_32_wrote_is_read():
     """Six answers of 32 tokens of the bundled pair, K = 3: of `/metrics` the families that tell of
     tokens and times. Of the last steps' accepted candidates six lie beyond the texts' ends."""
     sums = read_metrics(DATA / "vllm-0.32-metrics.txt")
@@ -113,7 +111,7 @@ def test_what_vllm_0_32_wrote_is_read() -> None:
     assert answers == sums.model_copy(update={"seconds": answers.seconds})
 
 
-def test_times_of_other_lengths_follow_from_a_second_server_or_a_profile(tmp_path: Path) -> None:
+def test_times_of_other_lengths_follow_from_a_second_server_or_a_profile(tmp_path):
     two = read_metrics(metrics(tmp_path))
     four = Production(
         length=4, steps=100, proposed=100, candidates=400, accepted=(60, 30, 15, 8), seconds=0.03
@@ -150,7 +148,7 @@ def test_times_of_other_lengths_follow_from_a_second_server_or_a_profile(tmp_pat
         ('{"choices": []}', ":1: expected a response of vLLM"),
     ],
 )
-def test_a_file_that_tells_nothing_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_that_tells_nothing_is_refused(tmp_path, text, message):
     file = tmp_path / "wrong"
     file.write_text(text)
     with pytest.raises(UserError, match=message):

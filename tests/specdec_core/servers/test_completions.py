@@ -1,7 +1,5 @@
 """What a server's answers become, and its errors, with a scripted server."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -70,9 +68,7 @@ def scripted(answer: Answer) -> Iterator[str]:
         ("sk-secret", "http://user:sk-secret@h:abc", "no URL of a server: Invalid port"),
     ],
 )
-def test_no_error_shows_a_key_or_a_password(
-    monkeypatch: pytest.MonkeyPatch, key: str, url: str, message: str
-) -> None:
+def test_no_error_shows_a_key_or_a_password(monkeypatch, key, url, message):
     monkeypatch.setenv(KEY, key)
     with pytest.raises(UserError, match=message) as refused:
         AnswerServer(url, TOKENIZER, [0])
@@ -80,22 +76,20 @@ def test_no_error_shows_a_key_or_a_password(
     assert "\n" not in str(refused.value)
 
 
-def test_a_text_that_ends_inside_a_character_lacks_that_character() -> None:
+def test_a_text_that_ends_inside_a_character_lacks_that_character():
     expected = TOKENIZER(" return")["input_ids"]
     with scripted(answers(" return\N{REPLACEMENT CHARACTER}")) as url:
         assert AnswerServer(url, TOKENIZER, [0]).complete(PROMPT, 50) == expected
 
 
 @pytest.mark.parametrize(("ends", "added"), [({0, 5}, [0]), ({7, 5}, [5]), (set(), [])])
-def test_a_stopped_text_ends_with_a_token_that_ends_sequences(
-    ends: set[int], added: list[int]
-) -> None:
+def test_a_stopped_text_ends_with_a_token_that_ends_sequences(ends, added):
     with scripted(answers(" return", "stop")) as url:
         output = AnswerServer(url, TOKENIZER, ends).complete(PROMPT, 50)
     assert output == TOKENIZER(" return")["input_ids"] + added
 
 
-def test_a_stopped_answer_of_a_chat_ends_with_the_end_of_turn() -> None:
+def test_a_stopped_answer_of_a_chat_ends_with_the_end_of_turn():
     tokenizer = chat_tokenizer("{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
     end = tokenizer.convert_tokens_to_ids("<|end|>")
@@ -105,7 +99,7 @@ def test_a_stopped_answer_of_a_chat_ends_with_the_end_of_turn() -> None:
     assert [output[-1] for output in outputs] == [0, end]
 
 
-def test_only_a_refusal_of_fields_means_that_they_are_unknown() -> None:
+def test_only_a_refusal_of_fields_means_that_they_are_unknown():
     statuses = [200, 503]
 
     def busy_once(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -121,7 +115,7 @@ def test_only_a_refusal_of_fields_means_that_they_are_unknown() -> None:
         AnswerServer(url, TOKENIZER, [0])
 
 
-def test_llama_cpp_gives_token_ids_by_its_own_route() -> None:
+def test_llama_cpp_gives_token_ids_by_its_own_route():
     """Its route of OpenAI's protocol takes all fields, and gives none."""
     asked: list[dict[str, Any]] = []
 
@@ -139,7 +133,7 @@ def test_llama_cpp_gives_token_ids_by_its_own_route() -> None:
     assert all(body["return_tokens"] and not body["cache_prompt"] for body in (greedy, sampled))
 
 
-def test_an_interrupt_does_not_wait_for_an_answer_under_way() -> None:
+def test_an_interrupt_does_not_wait_for_an_answer_under_way():
     started, end = Event(), Event()
 
     def slow(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:

@@ -1,8 +1,6 @@
 """The plug-ins need torch, transformers, pydantic and PyYAML, and nothing else of what is installed
 with this project."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -23,6 +21,6 @@ for table in DRAFTERS, POLICIES:
 """
 
 
-def test_the_plug_ins_and_all_drafters_import_without_ray_and_mlflow() -> None:
+def test_the_plug_ins_and_all_drafters_import_without_ray_and_mlflow():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,5 @@
 """Each program gets an EAGLE head as it reads it, or none."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -56,9 +54,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_a_draft_with_a_reduced_vocabulary_is_written_as_a_plain_one(
-    tiny_pair: Pair, tmp_path: Path
-) -> None:
+def test_a_draft_with_a_reduced_vocabulary_is_written_as_a_plain_one(tiny_pair, tmp_path):
     """Our plug-ins read it as it is. For another target it is refused, when it is asked for."""
     write_draft(tiny_pair.spec, tmp_path / "draft", list(range(1, 300, 3)))
     name = str(tmp_path / "draft")
@@ -76,9 +72,7 @@ def test_a_draft_with_a_reduced_vocabulary_is_written_as_a_plain_one(
 
 
 @pytest.mark.parametrize("form", ["speculators", "int8"])
-def test_a_head_of_ours_is_written_for_those_that_read_it(
-    tiny_pair: Pair, tmp_path: Path, form: str
-) -> None:
+def test_a_head_of_ours_is_written_for_those_that_read_it(tiny_pair, tmp_path, form):
     head = head_of(tiny_pair, feature_layers=(1,))
     save_head(head, tmp_path / "head", EagleCard(target="some/target"), form=form)
     for server, architecture in (
@@ -95,7 +89,7 @@ def test_a_head_of_ours_is_written_for_those_that_read_it(
     assert head_file(tiny_pair, tmp_path / "head", "transformers").kind == "other"
 
 
-def test_sglang_is_told_which_generation_a_head_is_of(tiny_pair: Pair, tmp_path: Path) -> None:
+def test_sglang_is_told_which_generation_a_head_is_of(tiny_pair, tmp_path):
     folder = eagle_one(tiny_pair, tmp_path / "its own", "LlamaForCausalLMEagle")
     assert head_file(tiny_pair, folder, "sglang") == DraftFile(str(folder), "eagle")
 
@@ -109,9 +103,7 @@ def test_sglang_is_told_which_generation_a_head_is_of(tiny_pair: Pair, tmp_path:
         ("trtllm", "LlamaForCausalLMEagle"),  # as SGLang reads it
     ],
 )
-def test_a_head_that_a_server_cannot_load_is_refused(
-    tiny_pair: Pair, tmp_path: Path, server: str, architecture: str
-) -> None:
+def test_a_head_that_a_server_cannot_load_is_refused(tiny_pair, tmp_path, server, architecture):
     """It is not replaced by what comes nearest; other drafts of the pair are not affected."""
     folder = eagle_one(tiny_pair, tmp_path / "head", architecture)
     drafts = {"head": str(folder), **tiny_pair.spec.drafts}

@@ -1,7 +1,5 @@
 """Settings of other servers are the keys that these have, and say what was asked for."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -134,9 +132,7 @@ STEPS = {"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [2]}}
         ),
     ],
 )
-def test_a_drafter_has_these_settings(
-    server: str, drafter: dict[str, Any], some: dict[str, Any]
-) -> None:
+def test_a_drafter_has_these_settings(server, drafter, some):
     found = settings(server, drafter)
     assert {name: found.get(name) for name in some} == some
 
@@ -166,7 +162,7 @@ def test_a_drafter_has_these_settings(
         ("llama_cpp", {"kind": "hybrid", "lookup": TRIGRAM, "min_match": 4, "otherwise": CHAIN}),
     ],
 )
-def test_a_drafter_has_no_counterpart(server: str, drafter: dict[str, Any]) -> None:
+def test_a_drafter_has_no_counterpart(server, drafter):
     assert settings(server, drafter) is None
 
 
@@ -180,13 +176,13 @@ def test_a_drafter_has_no_counterpart(server: str, drafter: dict[str, Any]) -> N
         ("trtllm", HYBRID, "earliest occurrence"),
     ],
 )
-def test_a_remark_names_the_difference(server: str, drafter: dict[str, Any], remark: str) -> None:
+def test_a_remark_names_the_difference(server, drafter, remark):
     remarks = SERVERS[server].counterpart(read(drafter), MODELS).remarks
     assert any(remark in each for each in remarks)
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_lookups_are_ranked_by_the_occurrence_after_which_a_server_copies(server: str) -> None:
+def test_lookups_are_ranked_by_the_occurrence_after_which_a_server_copies(server):
     """A remark tells where a lookup copies otherwise than a server."""
     alike = {}
     for occurrence in ("latest", "earliest"):
@@ -201,7 +197,7 @@ def test_lookups_are_ranked_by_the_occurrence_after_which_a_server_copies(server
     assert {lookup.occurrence for lookup in ranked} == {own}
 
 
-def test_the_grid_for_vllm_has_each_setting_once() -> None:
+def test_the_grid_for_vllm_has_each_setting_once():
     """Lookups of all sizes, and suffixes with and without the answers of earlier requests."""
     server = SERVERS["vllm"]
     ranked = [dict(server.counterpart(d, MODELS).settings) for d in expressible(server, MODELS)]
@@ -215,7 +211,7 @@ def test_the_grid_for_vllm_has_each_setting_once() -> None:
     assert {each["suffix_decoding_max_cached_requests"] for each in suffixes} == {0, 10_000}
 
 
-def test_sglang_has_lengths_by_load_of_eagle_heads() -> None:
+def test_sglang_has_lengths_by_load_of_eagle_heads():
     server = SERVERS["sglang"]
     found = server.counterpart(read(EAGLE | {"policy": BY_LOAD["policy"]}), MODELS)
     written = server.written(found, MODELS)
@@ -228,9 +224,7 @@ def test_sglang_has_lengths_by_load_of_eagle_heads() -> None:
 
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("drafter", [None, CHAIN, EAGLE, BY_LOAD, LOOKUP, SUFFIX, TREE, HYBRID])
-def test_what_is_written_names_the_models_and_reads_back(
-    server: str, drafter: dict[str, Any] | None
-) -> None:
+def test_what_is_written_names_the_models_and_reads_back(server, drafter):
     told = SERVERS[server].counterpart(None if drafter is None else read(drafter), MODELS)
     if told is None:
         return
@@ -245,7 +239,7 @@ def test_what_is_written_names_the_models_and_reads_back(
         assert MODELS.draft(drafter["draft"]).place in everything
 
 
-def test_a_schedule_of_chains_with_one_draft_is_a_chain_by_load() -> None:
+def test_a_schedule_of_chains_with_one_draft_is_a_chain_by_load():
     schedule = {"kind": "schedule", "ranges": {1: CHAIN, 4: None}}
     chain = fixed_chain(read(schedule))
     assert chain.spans == ((1, 3, 4), (4, None, 0))
@@ -263,7 +257,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("server", SERVERS.values(), ids=list(SERVERS))
-def test_a_server_declares_the_stages_whose_methods_it_has(server: Server) -> None:
+def test_a_server_declares_the_stages_whose_methods_it_has(server):
     for stage, methods in METHODS.items():
         own = {getattr(type(server), name) is not getattr(Server, name) for name in methods}
         assert own == {stage in server.stages}, stage
@@ -271,7 +265,7 @@ def test_a_server_declares_the_stages_whose_methods_it_has(server: Server) -> No
     assert (type(server).modes is not Server.modes) == started
 
 
-def test_a_stage_refuses_other_servers_in_one_line() -> None:
+def test_a_stage_refuses_other_servers_in_one_line():
     assert names_of("bench") == ("transformers", "vllm")
     with pytest.raises(UserError) as refused:
         server_of("sglang", stage="serve", option="--peers")
@@ -280,7 +274,7 @@ def test_a_stage_refuses_other_servers_in_one_line() -> None:
     )
 
 
-def test_an_unknown_server_or_version_is_refused() -> None:
+def test_an_unknown_server_or_version_is_refused():
     with pytest.raises(UserError, match="expected one of vllm"):
         server_of("tgi")
     with pytest.raises(UserError, match=r"of vLLM the settings of 0\.32 are known"):
@@ -292,7 +286,7 @@ TENSORS, BLOCKS = "draft_tensor_parallel_size", "disable_eagle_block_drop"
 ADAPTIVE = "enable_adaptive_verification"
 
 
-def test_settings_that_no_drafter_decides_are_added_where_vllm_has_them() -> None:
+def test_settings_that_no_drafter_decides_are_added_where_vllm_has_them():
     server, more = SERVERS["vllm"], {TENSORS: 1, BLOCKS: True, ADAPTIVE: True}
     head = server.counterpart(read(EAGLE), MODELS)
     told = server.with_more(head, more)
@@ -312,15 +306,13 @@ def test_settings_that_no_drafter_decides_are_added_where_vllm_has_them() -> Non
         (EAGLE, {"tensor_parallel_size": 2}, f"expected one of {TENSORS}"),
     ],
 )
-def test_a_setting_that_vllm_does_not_have_there_is_refused(
-    drafter: dict[str, Any], more: dict[str, Any], message: str
-) -> None:
+def test_a_setting_that_vllm_does_not_have_there_is_refused(drafter, more, message):
     server = SERVERS["vllm"]
     with pytest.raises(UserError, match=message):
         server.with_more(server.counterpart(read(drafter), MODELS), more)
 
 
-def test_models_in_other_formats_are_converted_before_llama_cpp_starts() -> None:
+def test_models_in_other_formats_are_converted_before_llama_cpp_starts():
     server = SERVERS["llama_cpp"]
     written = server.written(server.counterpart(read(EAGLE), MODELS), MODELS)
     target, head, start = written.usage.splitlines()

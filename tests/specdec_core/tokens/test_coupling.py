@@ -1,10 +1,7 @@
 """Coupled sampling: the target's distribution, an output that no draft changes, and the acceptance
 that the formula says."""
 
-from __future__ import annotations
-
 import numpy as np
-import pytest
 import torch
 from scipy.stats import binomtest
 
@@ -18,11 +15,11 @@ COUPLED = Sampling(temperature=1.0, coupling="gumbel")
 CHAIN = chain(max_tokens=2) | {"draft": "far"}
 
 
-def test_coupled_samples_have_the_targets_joint_distribution() -> None:
+def test_coupled_samples_have_the_targets_joint_distribution():
     assert fit(CHAIN, Sampling(temperature=0.7, top_k=3, coupling="gumbel"), 4_000) > 1e-3
 
 
-def test_the_test_notices_noise_that_is_not_exponential(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_test_notices_noise_that_is_not_exponential(monkeypatch):
     def uniform(self: SharedNoise, position: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(1000 * self.seed + position)
         return torch.rand(self.size, generator=generator) + 1e-3
@@ -31,7 +28,7 @@ def test_the_test_notices_noise_that_is_not_exponential(monkeypatch: pytest.Monk
     assert fit(CHAIN, COUPLED, 4_000) < 1e-6
 
 
-def test_coupled_drafts_agree_as_often_as_the_formula_says() -> None:
+def test_coupled_drafts_agree_as_often_as_the_formula_says():
     generator = torch.Generator().manual_seed(0)
     p, q = torch.rand(2, 12, generator=generator).pow(3)
     p, q = p / p.sum(), q / q.sum()
@@ -47,7 +44,7 @@ def test_coupled_drafts_agree_as_often_as_the_formula_says() -> None:
     assert (1 - variation) / (1 + variation) <= expected <= 1 - variation
 
 
-def test_noise_is_a_function_of_seed_and_position_alone() -> None:
+def test_noise_is_a_function_of_seed_and_position_alone():
     first, again = SharedNoise(7, 16), SharedNoise(7, 16)
     later = [first.at(position) for position in range(200)]
     assert all(torch.equal(again.at(p), later[p]) for p in reversed(range(200)))

@@ -181,9 +181,7 @@ def test_nothing_comes_after_a_stop_string(tokenizer):
 
 
 @pytest.mark.parametrize("size", [1, 3, 50])
-def test_stop_strings_are_not_looked_for_in_the_first_tokens(
-    tokenizer: PreTrainedTokenizerFast, size: int
-) -> None:
+def test_stop_strings_are_not_looked_for_in_the_first_tokens(tokenizer, size):
     tokens = tokenizer("def main(n): def main(n): def main(n):", add_special_tokens=False)[
         "input_ids"
     ]

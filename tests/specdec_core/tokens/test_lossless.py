@@ -1,8 +1,6 @@
 """Sampled output has the target's distribution: exactly enumerated, then compared with samples. The
 errors put in here are all found at p < 1e-9."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -58,16 +56,12 @@ TOP_P, COUPLED = Sampling(temperature=1.3, top_p=0.8), Sampling(temperature=1.0,
     ],
     ids=["top-k", "top-p", "autoregressive", "plain"],
 )
-def test_chains_are_lossless(
-    toy_pair: Pair, drafter: object, sampling: Sampling, samples: int
-) -> None:
+def test_chains_are_lossless(toy_pair, drafter, sampling, samples):
     assert fit(drafter, sampling, samples, toy_pair) > 1e-3
 
 
 @pytest.mark.parametrize("bug", ["no-residual", "swapped-residual"])
-def test_the_test_notices_a_wrong_residual(
-    toy_pair: Pair, monkeypatch: pytest.MonkeyPatch, bug: str
-) -> None:
+def test_the_test_notices_a_wrong_residual(toy_pair, monkeypatch, bug):
     def wrong(p: torch.Tensor, token: int, q: torch.Tensor) -> torch.Tensor:
         if bug == "no-residual":
             return p
@@ -98,7 +92,7 @@ SHAPES = {
         *(("everything", PLAIN), ("fork", TOP_K), ("3x2x1", COUPLED)),
     ],
 )
-def test_trees_of_every_shape_are_lossless(toy_pair: Pair, shape: str, sampling: Sampling) -> None:
+def test_trees_of_every_shape_are_lossless(toy_pair, shape, sampling):
     assert fit(SHAPES[shape], sampling, pair=toy_pair) > 1e-3
 
 
@@ -120,7 +114,7 @@ def holes(toy_pair: Pair) -> Pair:
 
 
 @pytest.mark.parametrize("shape", ["3x2x1", "3x2x1-replaced", "everything"])
-def test_tokens_that_only_one_model_knows_do_no_harm(holes: Pair, shape: str) -> None:
+def test_tokens_that_only_one_model_knows_do_no_harm(holes, shape):
     """With fewer possible tokens than children, too."""
     probs = exact_distribution(holes, PLAIN, LENGTH)
     assert 0 < np.count_nonzero(probs) <= 4**LENGTH
@@ -137,15 +131,11 @@ def reduced(toy_pair: Pair) -> Pair:
 @pytest.mark.parametrize(
     ("drafter", "sampling"), [(CHAIN, TOP_K), (SHAPES["3x2x1"], PLAIN)], ids=["chain", "tree"]
 )
-def test_drafts_with_a_reduced_vocabulary_are_lossless(
-    reduced: Pair, drafter: object, sampling: Sampling
-) -> None:
+def test_drafts_with_a_reduced_vocabulary_are_lossless(reduced, drafter, sampling):
     assert fit(drafter, sampling, pair=reduced) > 1e-3
 
 
-def test_the_test_notices_tokens_drawn_as_if_the_draft_had_them_all(
-    reduced: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_test_notices_tokens_drawn_as_if_the_draft_had_them_all(reduced, monkeypatch):
     monkeypatch.setattr(verify, "residual", lambda p, token, q: p)
     assert fit(SHAPES["3x2x1"], PLAIN, pair=reduced) < 1e-9
 
@@ -171,15 +161,13 @@ def others_place(q: Tensor, uniforms: list, replacement: bool) -> tuple[list, li
 
 
 @pytest.mark.parametrize("bug", [raw_rest, first_for_all, others_place])
-def test_the_test_notices_siblings_with_a_wrong_distribution(
-    toy_pair: Pair, monkeypatch: pytest.MonkeyPatch, bug: object
-) -> None:
+def test_the_test_notices_siblings_with_a_wrong_distribution(toy_pair, monkeypatch, bug):
     monkeypatch.setattr(acceptance, "draw_siblings", bug)
     assert fit(TreeSettings(branching=(3, 2)), PLAIN, pair=toy_pair) < 1e-9
 
 
 @pytest.mark.long
-def test_the_test_notices_a_wrong_mask(toy_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_test_notices_a_wrong_mask(toy_pair, monkeypatch):
     """Nodes see all nodes before them, as in a chain, in the target."""
 
     class Chained(topology.Topology):
@@ -192,7 +180,7 @@ def test_the_test_notices_a_wrong_mask(toy_pair: Pair, monkeypatch: pytest.Monke
     assert fit(TreeSettings(branching=(3, 2)), PLAIN, 20_000, pair) < 1e-9
 
 
-def test_a_row_runs_out_of_siblings_with_its_tokens() -> None:
+def test_a_row_runs_out_of_siblings_with_its_tokens():
     q = torch.tensor([[0.0, 0.5, 0.0, 0.5], [0.1, 0.2, 0.3, 0.4], [0.0, 0.0, 1.0, 0.0]])
     tokens, _ = draw_siblings(q, [[0.3] * 3, [0.3] * 4, [0.999999]])
     assert sorted(tokens[0]) == [1, 3]

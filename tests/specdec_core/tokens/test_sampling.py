@@ -1,7 +1,5 @@
 """From any logits and any accepted settings come distributions, and from these possible tokens."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
@@ -13,7 +11,6 @@ from pydantic import ValidationError
 
 from specdec_core.config import Configuration, Sampling
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from specdec_core.tokens import operator
 from specdec_core.tokens.coupling import SharedNoise, acceptance, race
 from specdec_core.tokens.sampling import distributions, draw, draw_siblings, warp
@@ -70,9 +67,7 @@ def assert_distribution(row: torch.Tensor) -> None:
 @example([1.0, 2.0, -math.inf], Sampling(temperature=1.0, top_p=1e-50), [0.0, 0.0, 0.0])
 @example([1e38, -1e38, 3e38], Sampling(temperature=0.5), [0.0, -math.inf, -math.inf])
 @example([-math.inf, -1e4, 0.0], Sampling(temperature=1e20, top_p=1e-50), [0.0, 0.0, 0.0])
-def test_tokens_come_from_distributions_and_are_possible(
-    target: list[float], sampling: Sampling, draft: list[float]
-) -> None:
+def test_tokens_come_from_distributions_and_are_possible(target, sampling, draft):
     logits = torch.tensor([target, draft])
     both = distributions(logits, [sampling, sampling])
     if sampling.greedy:
@@ -107,9 +102,7 @@ def test_tokens_come_from_distributions_and_are_possible(
 
 @given(POSSIBLE, SAMPLING, st.lists(st.sampled_from(UNIFORMS), min_size=1, max_size=6))
 @example([0.0, -100.0, -100.0, -103.0], Sampling(temperature=1.0), [0.5, 0.5, 0.5])
-def test_siblings_come_from_distributions_and_are_possible(
-    logits: list[float], sampling: Sampling, uniforms: list[float]
-) -> None:
+def test_siblings_come_from_distributions_and_are_possible(logits, sampling, uniforms):
     rows = distributions(torch.tensor([logits]), [sampling])
     if rows is None:
         return
@@ -130,7 +123,7 @@ def test_siblings_come_from_distributions_and_are_possible(
 )
 @example([TINY, 0.0], 0.9)
 @example([0.1] * 10 + [0.0], LAST)
-def test_only_what_has_weight_is_drawn(weights: list[float], uniform: float) -> None:
+def test_only_what_has_weight_is_drawn(weights, uniform):
     for kind in (torch.float32, torch.float64):
         row = torch.tensor([weights], dtype=kind)
         if row.any():
@@ -140,9 +133,7 @@ def test_only_what_has_weight_is_drawn(weights: list[float], uniform: float) -> 
 
 @pytest.mark.parametrize("coupling", ["rejection", "gumbel"])
 @pytest.mark.parametrize("temperature", [TINY, 1e-40, 1e-31])
-def test_a_temperature_too_small_to_divide_by_is_greedy(
-    tiny_pair: Pair, temperature: float, coupling: str
-) -> None:
+def test_a_temperature_too_small_to_divide_by_is_greedy(tiny_pair, temperature, coupling):
     sampling = Sampling(temperature=temperature, coupling=coupling)
     assert sampling.greedy
     assert sampling == Sampling(coupling=coupling)
@@ -154,7 +145,7 @@ def test_a_temperature_too_small_to_divide_by_is_greedy(
     assert cold == greedy
 
 
-def test_the_smallest_temperature_draws_the_most_likely_token() -> None:
+def test_the_smallest_temperature_draws_the_most_likely_token():
     logits = torch.tensor([[3.0, 60000.0, 59999.9, -math.inf]])
     for temperature in (1e-30, 1e-20):
         assert warp(logits, Sampling(temperature=temperature)).tolist() == [[0, 1, 0, 0]]
@@ -162,14 +153,14 @@ def test_the_smallest_temperature_draws_the_most_likely_token() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1e-40, 1e39])
 @pytest.mark.parametrize("name", ["temperature", "top_p"])
-def test_numbers_that_are_no_setting_are_refused(name: str, value: float) -> None:
+def test_numbers_that_are_no_setting_are_refused(name, value):
     with pytest.raises(ValidationError, match=name):
         Sampling(**{name: value})
 
 
 @pytest.mark.parametrize("vocabulary", [7, 300, 5_000])
 @pytest.mark.parametrize("spread", [0.5, 2.0, 8.0])
-def test_a_nucleus_is_that_of_the_whole_vocabulary_in_order(vocabulary: int, spread: float) -> None:
+def test_a_nucleus_is_that_of_the_whole_vocabulary_in_order(vocabulary, spread):
     """For nuclei of a few tokens and of thousands."""
     generator = torch.Generator().manual_seed(vocabulary)
     logits = torch.randn(3, 2, vocabulary, generator=generator)
@@ -199,9 +190,7 @@ FILTERS = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocabulary", [1, 32, 49_157])
 @pytest.mark.parametrize("sampling", FILTERS)
-def test_the_operators_find_what_torch_finds(
-    sampling: Sampling, vocabulary: int, dtype: torch.dtype
-) -> None:
+def test_the_operators_find_what_torch_finds(sampling, vocabulary, dtype):
     if not operator.available():
         pytest.skip("needs a C++ compiler")
     generator = torch.Generator().manual_seed(vocabulary)

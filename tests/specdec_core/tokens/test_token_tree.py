@@ -1,7 +1,5 @@
 """Token trees keep parents before children, and phrases share what they say alike."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +11,7 @@ phrases = st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=8)
 
 
 @given(phrases)
-def test_grafted_phrases_make_the_trie_of_their_prefixes(phrases: list[list[int]]) -> None:
+def test_grafted_phrases_make_the_trie_of_their_prefixes(phrases):
     tree = TokenTree()
     for phrase in phrases:
         last = tree.graft(ROOT, phrase, TokenOrigin.CACHE)
@@ -25,7 +23,7 @@ def test_grafted_phrases_make_the_trie_of_their_prefixes(phrases: list[list[int]
 
 
 @given(phrases)
-def test_children_lists_every_node_once_in_the_order_added(phrases: list[list[int]]) -> None:
+def test_children_lists_every_node_once_in_the_order_added(phrases):
     tree = TokenTree()
     for phrase in phrases:
         tree.graft(ROOT, phrase, TokenOrigin.CACHE)
@@ -34,7 +32,7 @@ def test_children_lists_every_node_once_in_the_order_added(phrases: list[list[in
     assert all(own == sorted(own) for own in children.values())
 
 
-def test_a_phrase_grafted_onto_a_drawn_node_keeps_the_distribution_it_was_drawn_from() -> None:
+def test_a_phrase_grafted_onto_a_drawn_node_keeps_the_distribution_it_was_drawn_from():
     tree = TokenTree.chain([5, 6], TokenOrigin.DRAFT)
     last = tree.graft(0, [6, 7], TokenOrigin.CACHE)
     assert tree.tokens == [5, 6, 7]

@@ -1,14 +1,11 @@
 """A slice of a big mask is the mask that the parents ask for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from specdec_core.tokens.token_tree import ROOT
 from specdec_core.tokens.topology import Topologies, after_text, k_configuration, static_tree
 from tests.specdec_core.kinds import configured
@@ -67,15 +64,13 @@ def check(
 
 @settings(max_examples=80)
 @given(fed(), st.sampled_from([None, 1, 2, 5, 30]))
-def test_a_mask_is_what_the_parents_say(
-    given: tuple[list[int], int, int], window: int | None
-) -> None:
+def test_a_mask_is_what_the_parents_say(given, window):
     check(Topologies(torch.float32, "cpu"), *given, window)
 
 
 @settings(max_examples=80)
 @given(st.data())
-def test_a_slice_of_the_big_mask_is_the_mask_of_the_cut_tree(data: st.DataObject) -> None:
+def test_a_slice_of_the_big_mask_is_the_mask_of_the_cut_tree(data):
     """k-configurations cut after any level, a level of them at a time, with and without the
     sequence's last token before them, as draft and target feed them."""
     branching = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
@@ -93,9 +88,7 @@ def test_a_slice_of_the_big_mask_is_the_mask_of_the_cut_tree(data: st.DataObject
 
 
 @pytest.mark.parametrize("window", [None, 1, 4])
-def test_a_chain_is_the_tree_of_width_one_and_of_all_lengths_a_slice_of_one_mask(
-    window: int | None,
-) -> None:
+def test_a_chain_is_the_tree_of_width_one_and_of_all_lengths_a_slice_of_one_mask(window):
     known = Topologies(torch.float32, "cpu")
     longest = known.chain(POSITIONS)
     for count in (1, 2, 7, POSITIONS):
@@ -104,7 +97,7 @@ def test_a_chain_is_the_tree_of_width_one_and_of_all_lengths_a_slice_of_one_mask
         assert torch.equal(longest.mask(9, range(count), window), tree)
 
 
-def test_shapes_are_numbered_level_by_level() -> None:
+def test_shapes_are_numbered_level_by_level():
     assert k_configuration((2, 2)) == [ROOT, ROOT, 0, 0, 1, 1]
     assert static_tree([(3,), (2, 0, 1)]) == [ROOT, ROOT, ROOT, 0, 0, 2]
     assert after_text(1, k_configuration((2, 1))) == [ROOT, 0, 0, 1, 2]
@@ -120,9 +113,7 @@ def test_shapes_are_numbered_level_by_level() -> None:
     ],
     ids=["tree", "fork"],
 )
-def test_one_mask_a_model_is_built_at_the_start_and_none_while_decoding(
-    tiny_pair: Pair, drafter: object
-) -> None:
+def test_one_mask_a_model_is_built_at_the_start_and_none_while_decoding(tiny_pair, drafter):
     engine = Engine(tiny_pair, configured(drafter), slots=2)
     requests = [Request(str(i), (5 + i,), 40, ignore_eos=True) for i in range(3)]
     later = [Request(f"later {i}", (5 + i, 9, 4), 40, ignore_eos=True) for i in range(3)]

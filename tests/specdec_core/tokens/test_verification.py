@@ -22,7 +22,7 @@ def tree_and_target(seed: int) -> tuple[TokenTree, torch.Tensor]:
     return tree, p
 
 
-def test_chances_are_those_of_each_node() -> None:
+def test_chances_are_those_of_each_node():
     tree, p = tree_and_target(0)
     for node, (own_p, own_q) in enumerate(verify.chances(tree, p)):
         token, q = tree.tokens[node], tree.draft_probs[node]
@@ -34,7 +34,7 @@ def test_chances_are_those_of_each_node() -> None:
     assert verify.chances(TokenTree(), p[:1]) == []
 
 
-def test_verdicts_do_not_depend_on_how_chances_are_looked_up() -> None:
+def test_verdicts_do_not_depend_on_how_chances_are_looked_up():
     for seed in range(60):
         tree, p = tree_and_target(seed)
         near = verify.verify_sampled(tree, p, RandomStream(seed, VOCAB))

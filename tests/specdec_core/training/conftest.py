@@ -1,7 +1,5 @@
 """A tiny target, its recorded answers and their features."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

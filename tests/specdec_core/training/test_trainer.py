@@ -1,7 +1,5 @@
 """A training ends with its budget or without improvement, and resumes where it was stopped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,7 +48,7 @@ def make(folder: Path, **changes: Any) -> tuple[nn.Module, ModelTrainer]:
     return model, ModelTrainer(model, loss, Batches(), folder, Loop(**loop), **settings)
 
 
-def test_a_stopped_training_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_a_stopped_training_ends_with_the_same_weights(tmp_path):
     whole, trainer = make(tmp_path / "whole")
     trainer.run()
     steps = 0
@@ -65,7 +63,7 @@ def test_a_stopped_training_ends_with_the_same_weights(tmp_path: Path) -> None:
         torch.testing.assert_close(parts.state_dict()[name], weight, rtol=0, atol=0)
 
 
-def test_it_is_evaluated_at_equal_shares_and_reports_how_far_it_is(tmp_path: Path) -> None:
+def test_it_is_evaluated_at_equal_shares_and_reports_how_far_it_is(tmp_path):
     heard: list[LoopReport] = []
     _, trainer = make(tmp_path, report=heard.append)
     trainer.run()
@@ -84,7 +82,7 @@ def scores(*values: float) -> Callable[[], tuple[float, dict[str, Any]]]:
     return lambda: (left.pop(0), {})
 
 
-def test_the_best_weights_are_kept_and_patience_ends_it(tmp_path: Path) -> None:
+def test_the_best_weights_are_kept_and_patience_ends_it(tmp_path):
     kept: list[Tensor] = []
     judged = scores(1, 3, 2, 0, 5)
 
@@ -100,7 +98,7 @@ def test_the_best_weights_are_kept_and_patience_ends_it(tmp_path: Path) -> None:
     assert not torch.equal(kept[1], kept[3])
 
 
-def test_minutes_end_a_training(tmp_path: Path) -> None:
+def test_minutes_end_a_training(tmp_path):
     _, trainer = make(tmp_path, minutes=1e-4)
     trainer.run()
     assert trainer.share == 1
@@ -108,7 +106,7 @@ def test_minutes_end_a_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 100])
-def test_every_sequence_is_in_one_batch_that_is_no_larger_than_asked(most: int) -> None:
+def test_every_sequence_is_in_one_batch_that_is_no_larger_than_asked(most):
     lengths = [1 + number % 37 for number in range(700)]
     batches = planned(lengths, most)
     assert sorted(number for batch in batches for number in batch) == list(range(700))

@@ -1,7 +1,5 @@
 """Asking an application in this process, and reading an answer's server-sent events."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,11 +1,8 @@
 """Access: keys, allowances, limits and origins."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -34,7 +31,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-async def test_all_routes_but_health_and_ready_need_a_key(chat_pair: Pair) -> None:
+async def test_all_routes_but_health_and_ready_need_a_key(chat_pair):
     async with client_with(chat_pair, Access(KEYS)) as http:
         for path in ("/health", "/ready"):
             assert (await http.get(path)).status_code == 200
@@ -60,7 +57,7 @@ async def test_all_routes_but_health_and_ready_need_a_key(chat_pair: Pair) -> No
             assert answer.status_code == 200
 
 
-async def test_each_key_has_an_allowance_of_its_own(chat_pair: Pair) -> None:
+async def test_each_key_has_an_allowance_of_its_own(chat_pair):
     async with client_with(chat_pair, Access(KEYS, Allowance(requests=2))) as http:
 
         async def ask(key: str) -> httpx.Response:
@@ -75,7 +72,7 @@ async def test_each_key_has_an_allowance_of_its_own(chat_pair: Pair) -> None:
         assert (await ask(BEN)).status_code == 200
 
 
-async def test_tokens_are_counted_as_they_were_used(chat_pair: Pair) -> None:
+async def test_tokens_are_counted_as_they_were_used(chat_pair):
     prompt = len(chat_pair.tokenizer(BODY["prompt"])["input_ids"])
     allowance = Allowance(tokens=2 * (prompt + 4))
     end = {"logit_bias": {"0": 100}}  # its one token ends the text
@@ -94,9 +91,7 @@ async def test_tokens_are_counted_as_they_were_used(chat_pair: Pair) -> None:
         assert "tokens a minute" in answer.json()["error"]["message"]
 
 
-async def test_an_answer_without_a_number_has_no_more_than_a_minutes_tokens(
-    chat_pair: Pair,
-) -> None:
+async def test_an_answer_without_a_number_has_no_more_than_a_minutes_tokens(chat_pair):
     chat = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True, "n": 2}
 
     async with client_with(chat_pair, Access(allowance=Allowance(tokens=101))) as http:
@@ -108,7 +103,7 @@ async def test_an_answer_without_a_number_has_no_more_than_a_minutes_tokens(
         assert again.status_code == 429
 
 
-async def test_a_request_is_limited_in_tokens_and_time(chat_pair: Pair) -> None:
+async def test_a_request_is_limited_in_tokens_and_time(chat_pair):
     limits = RequestLimits(tokens=100, seconds=0.05)
     long = {**BODY, "max_tokens": 100, "ignore_eos": True, "n": 8}
 
@@ -149,9 +144,7 @@ LINK = {"sec-fetch-mode": "navigate", "sec-fetch-site": "cross-site"}
         ("GET", LINK, True),
     ],
 )
-async def test_a_page_of_another_site_may_not_ask(
-    chat_pair: Pair, method: str, headers: dict[str, str], lets_in: bool
-) -> None:
+async def test_a_page_of_another_site_may_not_ask(chat_pair, method, headers, lets_in):
     path, body = ("/", None) if method == "GET" else ("/v1/completions", BODY)
 
     async with client_of(service_of(Engine(chat_pair)), Page(*PLAYGROUND)) as http:
@@ -164,9 +157,7 @@ async def test_a_page_of_another_site_may_not_ask(
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/"])
-async def test_a_server_without_keys_is_asked_by_names_of_this_machine_alone(
-    chat_pair: Pair, path: str
-) -> None:
+async def test_a_server_without_keys_is_asked_by_names_of_this_machine_alone(chat_pair, path):
     service = service_of(Engine(chat_pair), access=Access(local=True))
 
     async with client_of(service, Page(*PLAYGROUND)) as http:
@@ -178,9 +169,7 @@ async def test_a_server_without_keys_is_asked_by_names_of_this_machine_alone(
             assert answer.json()["error"]["code"] == "unknown_host"
 
 
-async def test_nothing_of_a_request_is_logged(
-    chat_pair: Pair, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_nothing_of_a_request_is_logged(chat_pair, caplog):
     caplog.set_level(logging.DEBUG)
     async with client_with(chat_pair, Access(KEYS)) as http:
         for body in ({**BODY, "prompt": "secret!"}, {**BODY, "prompt": "secret!", "n": 0}):
@@ -189,12 +178,12 @@ async def test_nothing_of_a_request_is_logged(
     assert ANNE not in caplog.text
 
 
-def test_an_empty_token_of_the_operator_is_no_key() -> None:
+def test_an_empty_token_of_the_operator_is_no_key():
     assert Access(KEYS).admitting("") == Access(KEYS).admitting(None) == Access(KEYS)
     assert len(Access(KEYS).admitting("secret").keys or ()) == len(KEYS) + 1
 
 
-def test_a_window_has_room_again_a_minute_later() -> None:
+def test_a_window_has_room_again_a_minute_later():
     window = Window(10)
     first = window.take(6, now=0.0)
     assert isinstance(first, WindowUse)
@@ -208,7 +197,7 @@ def test_a_window_has_room_again_a_minute_later() -> None:
     assert isinstance(Window(None).take(10**9, now=0.0), WindowUse)
 
 
-def test_a_file_of_keys_has_hashes(tmp_path: Path) -> None:
+def test_a_file_of_keys_has_hashes(tmp_path):
     path = tmp_path / "keys"
     path.write_text(f"# ours\n\n{KEYS[0].hex()} anne\n{KEYS[1].hex().upper()}  -\n")
     assert read_keys(path) == KEYS
@@ -223,7 +212,7 @@ def test_a_file_of_keys_has_hashes(tmp_path: Path) -> None:
         read_keys(tmp_path / "missing")
 
 
-def test_other_machines_need_a_key_unless_it_is_said_that_they_do_not() -> None:
+def test_other_machines_need_a_key_unless_it_is_said_that_they_do_not():
     for host in ("127.0.0.1", "::1", "localhost"):
         check_exposed(host, None, no_auth=False)
     for host in ("0.0.0.0", "::", "10.0.0.7", "my-host"):

@@ -1,10 +1,7 @@
 """Chats by the openai client: the template's prompt, answered with the engine's text."""
 
-from __future__ import annotations
-
 from typing import Any
 
-import openai
 import pytest
 
 from cluster.serving.http.prompts import Prompts
@@ -25,9 +22,7 @@ def text(alone: Engine, prompt: str, **options: Any) -> str:
     return alone.generate([Request("", tokens, **options)])[0].text
 
 
-def test_the_answer_is_the_engines_text_after_the_templates_prompt(
-    client: openai.OpenAI, alone: Engine
-) -> None:
+def test_the_answer_is_the_engines_text_after_the_templates_prompt(client, alone):
     answer = client.chat.completions.create(
         model="tiny", messages=MESSAGES, max_completion_tokens=24, max_tokens=24
     )
@@ -40,9 +35,7 @@ def test_the_answer_is_the_engines_text_after_the_templates_prompt(
     assert answer.specdec["accepted"] > 0
 
 
-def test_a_stream_begins_with_the_role_and_ends_with_the_counts_and_the_usage(
-    client: openai.OpenAI,
-) -> None:
+def test_a_stream_begins_with_the_role_and_ends_with_the_counts_and_the_usage(client):
     asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 24, "n": 2}
     whole = client.chat.completions.create(**asked)
     *parts, last = client.chat.completions.create(
@@ -58,7 +51,7 @@ def test_a_stream_begins_with_the_role_and_ends_with_the_counts_and_the_usage(
     assert {part.object for part in parts} == {"chat.completion.chunk"}
 
 
-def test_a_final_message_is_continued(client: openai.OpenAI, alone: Engine) -> None:
+def test_a_final_message_is_continued(client, alone):
     begun = [*MESSAGES, {"role": "assistant", "content": "def f("}]
     answer = client.chat.completions.create(
         model="tiny", messages=begun, max_tokens=12, extra_body={"continue_final_message": True}
@@ -67,7 +60,7 @@ def test_a_final_message_is_continued(client: openai.OpenAI, alone: Engine) -> N
     assert answer.choices[0].message.content == expected
 
 
-def test_without_a_number_an_answer_has_all_the_room(client: openai.OpenAI) -> None:
+def test_without_a_number_an_answer_has_all_the_room(client):
     long = [*MESSAGES, {"role": "user", "content": "def main(argv): " * 10}]
     answer = client.chat.completions.create(
         model="tiny", messages=long, extra_body={"ignore_eos": True}
@@ -79,7 +72,7 @@ def asked(**more: Any) -> ChatRequest:
     return ChatRequest(messages=[{"role": "user", "content": "hi"}], **more)
 
 
-def test_templates_have_variables_and_may_refuse() -> None:
+def test_templates_have_variables_and_may_refuse():
     template = "{{ mood }}{% if mood == 'bad' %}{{ raise_exception('no!') }}{% endif %}"
     tokenizer = chat_tokenizer(template)
     tokens = Prompts(tokenizer).of_chat(asked(chat_template_kwargs={"mood": "import"}), 64)
@@ -95,7 +88,7 @@ def test_templates_have_variables_and_may_refuse() -> None:
         Prompts(tiny_tokenizer()).of_chat(asked(), 64)
 
 
-def test_a_messages_name_is_the_templates_to_write() -> None:
+def test_a_messages_name_is_the_templates_to_write():
     template = "{% for m in messages %}{{ m.name if 'name' in m else 'nobody' }} {% endfor %}"
     tokenizer = chat_tokenizer(template)
     said = [{"role": "user", "content": "hi", "name": name} for name in ("anne", None)]

@@ -1,10 +1,7 @@
 """Every field of a request does what it says, by the openai client."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,9 +12,8 @@ from jsonschema import Draft202012Validator
 
 from cluster.serving.protocol.logprobs import TokenTexts
 from specdec_core.config import Sampling
-from specdec_core.engine import Engine, Request
+from specdec_core.engine import Request
 from specdec_core.models.location import hub_id
-from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import TokenLogprobs
 from tests.conftest import tiny_tokenizer
 from tests.specdec_core.tokens.test_detokenising import metaspace
@@ -46,16 +42,14 @@ def tokens_of(client: openai.OpenAI, **body: Any) -> list[int]:
     return list(ask(client, return_token_ids=True, **body).choices[0].token_ids)
 
 
-def test_stop_strings_end_the_text(client: openai.OpenAI) -> None:
+def test_stop_strings_end_the_text(client):
     text = ask(client, 40).choices[0].text
     stop = next(text[i : i + 2] for i in range(5, len(text)) if "\ufffd" not in text[i : i + 2])
     (choice,) = ask(client, 40, stop=["never!", stop]).choices
     assert (choice.text, choice.finish_reason) == (text[: text.index(stop)], "stop")
 
 
-def test_prompts_come_as_text_tokens_or_lists_of_them(
-    client: openai.OpenAI, chat_pair: Pair
-) -> None:
+def test_prompts_come_as_text_tokens_or_lists_of_them(client, chat_pair):
     prompts = [PROMPT, "import", "class A:"]
     tokens = [chat_pair.tokenizer(prompt)["input_ids"] for prompt in prompts]
 
@@ -71,7 +65,7 @@ def test_prompts_come_as_text_tokens_or_lists_of_them(
     assert texts(prompts, echo=True) == both
 
 
-def test_n_choices_are_those_of_as_many_prompts(client: openai.OpenAI) -> None:
+def test_n_choices_are_those_of_as_many_prompts(client):
     drawn = {"temperature": 1.5, "seed": 3}
     answer = ask(client, n=3, **drawn)
     texts = [choice.text for choice in answer.choices]
@@ -90,7 +84,7 @@ def test_n_choices_are_those_of_as_many_prompts(client: openai.OpenAI) -> None:
     assert [choice.text[0] for choice in two.choices] == ["a", "a", "b", "b"]
 
 
-def test_logprobs_are_the_targets(client: openai.OpenAI, chat_pair: Pair) -> None:
+def test_logprobs_are_the_targets(client, chat_pair):
     body = {"logprobs": 2, "return_token_ids": True, "temperature": 1.0, "seed": 5}
     (choice,) = ask(client, **body).choices
     said, ids = choice.logprobs, choice.token_ids
@@ -116,9 +110,7 @@ def assert_told(said: Any, rows: torch.Tensor, ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [0, 5])
-def test_echo_with_logprobs_tells_those_of_the_prompt(
-    client: openai.OpenAI, chat_pair: Pair, max_tokens: int
-) -> None:
+def test_echo_with_logprobs_tells_those_of_the_prompt(client, chat_pair, max_tokens):
     asked: dict[str, Any] = {
         "model": "tiny",
         "prompt": "def main(argv):\n    return len(argv)",
@@ -145,7 +137,7 @@ def test_echo_with_logprobs_tells_those_of_the_prompt(
         assert [v for part in told for v in getattr(part, name)] == getattr(said, name)
 
 
-def test_logprobs_of_chats_have_bytes(client: openai.OpenAI) -> None:
+def test_logprobs_of_chats_have_bytes(client):
     answer = client.chat.completions.create(
         model="tiny",
         messages=[{"role": "user", "content": "hi"}],
@@ -162,7 +154,7 @@ def test_logprobs_of_chats_have_bytes(client: openai.OpenAI) -> None:
         assert entry.logprob == entry.top_logprobs[0].logprob  # it is greedy
 
 
-def test_tokens_that_are_no_text_are_called_after_their_bytes() -> None:
+def test_tokens_that_are_no_text_are_called_after_their_bytes():
     tokenizer = tiny_tokenizer()
     texts = TokenTexts(tokenizer)
     ids = tokenizer("é")["input_ids"]
@@ -173,7 +165,7 @@ def test_tokens_that_are_no_text_are_called_after_their_bytes() -> None:
     assert texts.named(tokenizer("x")["input_ids"][0]) == ("x", [0x78])
 
 
-def test_a_lone_token_keeps_the_space_that_it_begins_with() -> None:
+def test_a_lone_token_keeps_the_space_that_it_begins_with():
     tokenizer = metaspace()
     texts = TokenTexts(tokenizer)
     ids = tokenizer("x def main  (n)", add_special_tokens=False)["input_ids"]
@@ -188,7 +180,7 @@ def test_a_lone_token_keeps_the_space_that_it_begins_with() -> None:
     assert said.text_offset == [3 + sum(lengths[:place]) for place in range(len(lengths))]
 
 
-def test_a_text_ends_at_a_stop_token_also_past_the_end_of_a_text(client: openai.OpenAI) -> None:
+def test_a_text_ends_at_a_stop_token_also_past_the_end_of_a_text(client):
     tokens = tokens_of(client)
     stop = tokens[5]
     place = tokens.index(stop)
@@ -198,7 +190,7 @@ def test_a_text_ends_at_a_stop_token_also_past_the_end_of_a_text(client: openai.
         assert answer.choices[0].token_ids == tokens[: place + 1]
 
 
-def test_no_end_comes_before_min_tokens(client: openai.OpenAI, chat_pair: Pair) -> None:
+def test_no_end_comes_before_min_tokens(client, chat_pair):
     (end,) = chat_pair.eos_token_ids
     likely = {str(end): 100}
     assert tokens_of(client, logit_bias=likely) == [end]
@@ -216,9 +208,7 @@ def test_no_end_comes_before_min_tokens(client: openai.OpenAI, chat_pair: Pair) 
         {"temperature": 0.9, "min_p": 0.1, "seed": 4},
     ],
 )
-def test_the_way_tokens_are_drawn_is_the_engines(
-    client: openai.OpenAI, alone: Engine, field: dict[str, Any]
-) -> None:
+def test_the_way_tokens_are_drawn_is_the_engines(client, alone, field):
     given = {key: value for key, value in field.items() if key != "seed"}
     if "logit_bias" in given:
         given["logit_bias"] = {int(token): value for token, value in given["logit_bias"].items()}
@@ -234,9 +224,7 @@ def test_the_way_tokens_are_drawn_is_the_engines(
 
 
 @pytest.mark.parametrize("drawn", [{}, {"temperature": 1.0, "seed": 2}])
-def test_an_answer_has_the_format_that_was_asked_for(
-    client: openai.OpenAI, drawn: dict[str, Any]
-) -> None:
+def test_an_answer_has_the_format_that_was_asked_for(client, drawn):
     schema = {
         "type": "object",
         "properties": {"kind": {"enum": ["def", "class"]}, "lines": {"enum": [1, 22]}},
@@ -255,7 +243,7 @@ def test_an_answer_has_the_format_that_was_asked_for(
     assert re.fullmatch(wanted["regex"], text)
 
 
-def test_neutral_values_change_nothing(client: openai.OpenAI) -> None:
+def test_neutral_values_change_nothing(client):
     neutral = {
         "repetition_penalty": 1.0,
         "presence_penalty": 0,
@@ -283,13 +271,11 @@ def test_neutral_values_change_nothing(client: openai.OpenAI) -> None:
         {"top_p": 5e-324, "min_p": 1, "temperature": 1, "seed": 1},
     ],
 )
-def test_no_number_that_is_allowed_is_too_much(
-    client: openai.OpenAI, field: dict[str, Any]
-) -> None:
+def test_no_number_that_is_allowed_is_too_much(client, field):
     assert len(tokens_of(client, **field)) == 16
 
 
-def test_speculation_is_chosen_for_each_request(client: openai.OpenAI) -> None:
+def test_speculation_is_chosen_for_each_request(client):
     usual = ask(client, 32)
     off = ask(client, 32, speculative={"enabled": False})
     one = ask(client, 32, speculative={"max_tokens": 1})
@@ -299,7 +285,7 @@ def test_speculation_is_chosen_for_each_request(client: openai.OpenAI) -> None:
     assert usual.choices == off.choices == one.choices
 
 
-def test_usage_may_come_with_every_part(client: openai.OpenAI) -> None:
+def test_usage_may_come_with_every_part(client):
     *parts, last = client.completions.create(
         model="tiny",
         prompt=PROMPT,
@@ -314,13 +300,13 @@ def test_usage_may_come_with_every_part(client: openai.OpenAI) -> None:
     assert parts[0].usage.prompt_tokens == last.usage.prompt_tokens
 
 
-def test_a_models_card_has_what_clients_of_vllm_read(chat_url: str) -> None:
+def test_a_models_card_has_what_clients_of_vllm_read(chat_url):
     (card,) = httpx.get(f"{chat_url}/v1/models").json()["data"]
     # The target model is a folder. Its path is not shown.
     assert (card["id"], card["root"], card["max_model_len"]) == ("tiny", "tiny", 256)
 
 
-def test_texts_become_tokens_and_back(chat_url: str, chat_pair: Pair) -> None:
+def test_texts_become_tokens_and_back(chat_url, chat_pair):
     def post(path: str, **body: Any) -> Any:
         return httpx.post(f"{chat_url}{path}", json=body, timeout=60).json()
 
@@ -335,7 +321,7 @@ def test_texts_become_tokens_and_back(chat_url: str, chat_pair: Pair) -> None:
     assert chat_pair.tokenizer.decode(chat) == "<|endoftext|>[user]x\n[assistant]"
 
 
-def test_only_a_hubs_id_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_hubs_id_is_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "mine").mkdir(parents=True)
     assert hub_id("meta-llama/Llama-3.1-8B") == "meta-llama/Llama-3.1-8B"

@@ -1,7 +1,5 @@
 """Long texts and large grammars delay no other request."""
 
-from __future__ import annotations
-
 import asyncio
 from multiprocessing import Pipe
 from threading import Event, current_thread
@@ -17,7 +15,6 @@ from cluster.serving.engine_main import _Inbox
 from cluster.serving.http.prompts import Prompts
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from specdec_core.tokens import grammar as grammars
 from specdec_core.tokens.bounds import longest_token
 from specdec_core.tokens.grammar import MAX_SOURCE, Grammar, Grammars
@@ -27,9 +24,7 @@ from tests.specdec_core.tokens.test_detokenising import metaspace
 GRAMMAR = Grammar("regex", "(ab|cd){2,3}x")
 
 
-def test_a_text_that_cannot_fit_is_refused_before_it_is_cut(
-    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_that_cannot_fit_is_refused_before_it_is_cut(client, monkeypatch):
     long = "x" * 2**20
     monkeypatch.setattr(Prompts, "_cut", lambda *_: pytest.fail("it was cut into tokens"))
     sentence = "context holds 256 tokens here, but the prompt has .* of which a token has at most"
@@ -47,7 +42,7 @@ def whole_words(**changes: Any) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
-def test_no_token_is_longer_than_the_longest() -> None:
+def test_no_token_is_longer_than_the_longest():
     for tokenizer in (tiny_tokenizer(), metaspace()):
         most = longest_token(tokenizer)
         if most is None:
@@ -58,7 +53,7 @@ def test_no_token_is_longer_than_the_longest() -> None:
     assert longest_token(tiny_tokenizer()) == max(map(len, tiny_tokenizer().get_vocab()))
 
 
-def test_where_a_token_may_stand_for_any_text_there_is_no_longest() -> None:
+def test_where_a_token_may_stand_for_any_text_there_is_no_longest():
     assert longest_token(whole_words()) is None
     stripping = tiny_tokenizer()
     stripping.backend_tokenizer.normalizer = normalizers.Strip()
@@ -89,7 +84,7 @@ def request(engine: Engine, name: str, grammar: Grammar | None = None) -> Reques
     return Request(name, engine.encode("def main("), 24, grammar=grammar)
 
 
-async def test_requests_do_not_wait_for_anothers_grammar(tiny_pair: Pair, blocked: Event) -> None:
+async def test_requests_do_not_wait_for_anothers_grammar(tiny_pair, blocked):
     engine = Engine(tiny_pair, slots=2)
 
     async with EngineLoop(engine) as loop:
@@ -105,9 +100,7 @@ async def test_requests_do_not_wait_for_anothers_grammar(tiny_pair: Pair, blocke
         assert chunk.finished.text.startswith(("ab", "cd"))
 
 
-def test_an_engines_process_steps_while_a_grammar_is_compiled(
-    tiny_pair: Pair, blocked: Event
-) -> None:
+def test_an_engines_process_steps_while_a_grammar_is_compiled(tiny_pair, blocked):
     engine = Engine(tiny_pair, slots=2)
     ours, theirs = Pipe()
     inbox = _Inbox(engine, theirs)
@@ -131,7 +124,7 @@ def test_an_engines_process_steps_while_a_grammar_is_compiled(
         inbox.handle()
 
 
-def test_compiled_grammars_are_kept_by_their_size() -> None:
+def test_compiled_grammars_are_kept_by_their_size():
     tokenizer = tiny_tokenizer()
     own = Grammars(tokenizer, len(tokenizer), frozenset({tokenizer.eos_token_id}))
     many = [Grammar("regex", f"{'a' * (MAX_SOURCE // 8)}{n}") for n in range(40)]

@@ -1,7 +1,5 @@
 """A server that stops lets answers under way end, up to a limit."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator
@@ -67,13 +65,13 @@ def bound(host: str) -> bool:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-async def test_answers_under_way_end_whole(host: str) -> None:
+async def test_answers_under_way_end_whole(host):
     if host == "::1" and not bound(host):
         pytest.skip("this machine has no IPv6")
     assert await stopped(0.05, 5, host) == [str(number) for number in range(PARTS)]
 
 
-async def test_an_answer_that_takes_too_long_is_broken_off() -> None:
+async def test_an_answer_that_takes_too_long_is_broken_off():
     with pytest.raises(httpx.RemoteProtocolError):
         await stopped(60, drain=1)
 
@@ -110,9 +108,7 @@ SLOW = b"HTTP/1.1 408 Request Timeout"
         ([b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\n", b"half"], SLOW),
     ],
 )
-async def test_a_request_before_its_end_takes_little(
-    parts: list[bytes], line: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_before_its_end_takes_little(parts, line, monkeypatch):
     monkeypatch.setattr(connections, "SECONDS", 0.5)
     whole = FastAPI()
 
@@ -128,7 +124,7 @@ async def test_a_request_before_its_end_takes_little(
     assert first in ((line, b"closed") if line == LARGE else (line,))
 
 
-async def test_connections_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_have_a_bound(monkeypatch):
     monkeypatch.setattr(connections, "_REFUSED", 2)
     listener = Listener("127.0.0.1", free_port(), connections=3)
     async with listener.serving(app(0)):

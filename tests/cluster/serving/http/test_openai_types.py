@@ -1,14 +1,11 @@
 """What OpenAI's clients may send, by the types of their own package: every field works, or is
 refused by its name."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Iterator
 from typing import Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
 
 import httpx
-import openai
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import (
@@ -70,7 +67,7 @@ def values(kind: Any, depth: int = 0) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_every_field_works_or_is_refused_by_its_name(chat_url: str, path: str) -> None:
+def test_every_field_works_or_is_refused_by_its_name(chat_url, path):
     kind, least = ROUTES[path]
     unnamed = []
     with httpx.Client(base_url=chat_url, timeout=60) as http:
@@ -119,7 +116,7 @@ NEUTRAL: dict[str, list[Any]] = {
 }
 
 
-def test_neutral_values_are_accepted_and_change_nothing(chat_url: str) -> None:
+def test_neutral_values_are_accepted_and_change_nothing(chat_url):
     least = {"messages": ASKED, "max_tokens": 4, "logprobs": False}
     with httpx.Client(base_url=chat_url, timeout=60) as http:
         usual = http.post("/v1/chat/completions", json=least).json()["choices"]
@@ -149,9 +146,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '
         ({"role": "assistant", "tool_calls": [CALL]}, ""),
     ],
 )
-def test_a_message_is_sent_back_as_a_client_parsed_it(
-    client: openai.OpenAI, message: Any, content: str
-) -> None:
+def test_a_message_is_sent_back_as_a_client_parsed_it(client, message, content):
     def answered(said: Any) -> str:
         chat: list[ChatCompletionMessageParam] = [*ASKED, said, {"role": "user", "content": "x"}]
         answer = client.chat.completions.create(model="tiny", messages=chat, max_tokens=8)

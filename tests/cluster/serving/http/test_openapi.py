@@ -1,7 +1,5 @@
 """`/openapi.json` says what may be asked and what is answered."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterator
@@ -155,7 +153,7 @@ def references(part: Any) -> Iterator[str]:
             yield from references(inner)
 
 
-def test_every_reference_resolves_and_every_schema_is_one(api: Api) -> None:
+def test_every_reference_resolves_and_every_schema_is_one(api):
     found = set(references(api.document))
     assert found
     for reference in found:
@@ -171,9 +169,7 @@ def test_every_reference_resolves_and_every_schema_is_one(api: Api) -> None:
         (CHAT, "ChatRequest", {"messages": [{"role": "user", "content": "x"}]}),
     ],
 )
-def test_the_schema_allows_what_is_accepted_and_nothing_else(
-    api: Api, path: str, kind: str, least: dict[str, Any]
-) -> None:
+def test_the_schema_allows_what_is_accepted_and_nothing_else(api, path, kind, least):
     reference = {"$ref": f"#/components/schemas/{kind}"}
     schema = resolved(api.document, reference["$ref"])
     allowed = api.validator(reference)
@@ -233,15 +229,11 @@ def test_the_schema_allows_what_is_accepted_and_nothing_else(
         ("POST", "/detokenize", b"{}", 400),
     ],
 )
-def test_what_is_answered_is_documented(
-    api: Api, method: str, path: str, content: bytes | None, status: int
-) -> None:
+def test_what_is_answered_is_documented(api, method, path, content, status):
     assert api.ask(method, path, content=content).status_code == status
 
 
-def test_what_is_answered_when_the_engine_has_failed_is_documented(
-    start: Callable[[], Api], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_answered_when_the_engine_has_failed_is_documented(start, monkeypatch):
     api = start()
 
     def break_down() -> None:
@@ -255,6 +247,6 @@ def test_what_is_answered_when_the_engine_has_failed_is_documented(
     assert api.ask("GET", "/ready").status_code == 503
 
 
-def test_there_are_no_pages_that_load_scripts_from_elsewhere(api: Api) -> None:
+def test_there_are_no_pages_that_load_scripts_from_elsewhere(api):
     for path in ("/docs", "/docs/oauth2-redirect", "/redoc"):
         assert api.run(api.http.get(path)).status_code == 404

@@ -1,7 +1,5 @@
 """What a request may not ask is refused by the field's name, in one sentence."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx
@@ -100,9 +98,7 @@ ROWS: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "param", "message"), ROWS)
-def test_what_cannot_be_honoured_is_refused_by_name(
-    chat_url: str, path: str, body: dict[str, Any], param: str, message: str
-) -> None:
+def test_what_cannot_be_honoured_is_refused_by_name(chat_url, path, body, param, message):
     answer = httpx.post(f"{chat_url}{path}", json=LEAST[path] | body, timeout=60)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]

@@ -1,17 +1,14 @@
 """OpenAI's responses, by its client: a chat's text in their shape, and nothing kept."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 MESSAGES = [{"role": "system", "content": "short"}, {"role": "user", "content": "hi"}]
 
 
-def test_a_response_is_the_chats_answer(client: openai.OpenAI) -> None:
+def test_a_response_is_the_chats_answer(client):
     chat = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=12)
     answer = client.responses.create(
         model="tiny", instructions="short", input="hi", max_output_tokens=12, store=True
@@ -24,7 +21,7 @@ def test_a_response_is_the_chats_answer(client: openai.OpenAI) -> None:
     assert answer.specdec["accepted"] > 0
 
 
-def test_a_conversation_is_given_as_it_came(client: openai.OpenAI) -> None:
+def test_a_conversation_is_given_as_it_came(client):
     asked: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]
     first = client.responses.create(model="tiny", input=asked, max_output_tokens=3)
     more = [*asked, *first.output, {"type": "message", "role": "user", "content": "more"}]
@@ -38,7 +35,7 @@ def test_a_conversation_is_given_as_it_came(client: openai.OpenAI) -> None:
     assert second.output_text == answer.choices[0].message.content
 
 
-def test_a_stream_has_the_same_as_the_whole(client: openai.OpenAI) -> None:
+def test_a_stream_has_the_same_as_the_whole(client):
     asked: dict[str, Any] = {"model": "tiny", "input": "hi", "max_output_tokens": 12}
     whole = client.responses.create(**asked)
     events = list(client.responses.create(**asked, stream=True))
@@ -62,7 +59,7 @@ def test_a_stream_has_the_same_as_the_whole(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/ready", "/version", "/v1/models", "/metrics"])
-def test_head_is_answered_as_get_is_without_a_body(chat_url: str, path: str) -> None:
+def test_head_is_answered_as_get_is_without_a_body(chat_url, path):
     with httpx.Client(base_url=chat_url, timeout=60) as http:
         head, whole = http.head(path), http.get(path)
     assert (head.status_code, head.content) == (200, b"")

@@ -1,14 +1,11 @@
 """With `include_rounds`, a stream has the origin of each token. A choice of a stream is opened
 once, also where the first round of an answer adds nothing to it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import openai
 import pytest
 
 from cluster.serving.replica import EngineReplica
@@ -25,9 +22,7 @@ OPTIONS: dict[str, Any] = {"model": "tiny", "stream": True, "max_tokens": 40}
 
 
 @pytest.mark.parametrize("drawn", [{"temperature": 0}, {"temperature": 1, "seed": 5}])
-def test_rounds_have_the_texts_tokens_and_their_candidates(
-    client: openai.OpenAI, drawn: dict[str, Any]
-) -> None:
+def test_rounds_have_the_texts_tokens_and_their_candidates(client, drawn):
     options = {**OPTIONS, "prompt": "def main(", **drawn}
     *parts, last = client.completions.create(**options, stream_options=ROUNDS)
     parts.append(last)
@@ -47,9 +42,7 @@ def test_rounds_have_the_texts_tokens_and_their_candidates(
 
 
 @pytest.mark.parametrize(("chat", "end"), [(False, "stop_token_ids"), (True, "min_tokens")])
-def test_the_rounds_texts_are_the_choices_wherever_it_ends(
-    client: openai.OpenAI, chat: bool, end: str
-) -> None:
+def test_the_rounds_texts_are_the_choices_wherever_it_ends(client, chat, end):
     create: Any = client.chat.completions.create if chat else client.completions.create
     asked = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "def main("}
     asked = {**OPTIONS, **asked, "stream_options": ROUNDS}
@@ -74,7 +67,7 @@ def test_the_rounds_texts_are_the_choices_wherever_it_ends(
     assert of_rounds == text
 
 
-def test_a_chat_without_speculation_has_rounds_of_one_token(client: openai.OpenAI) -> None:
+def test_a_chat_without_speculation_has_rounds_of_one_token(client):
     parts = client.chat.completions.create(
         **OPTIONS,
         messages=[{"role": "user", "content": "hi"}],
@@ -85,12 +78,12 @@ def test_a_chat_without_speculation_has_rounds_of_one_token(client: openai.OpenA
     assert {(len(told["tokens"]), told["drafted"]) for told in rounds} == {(1, 0)}
 
 
-def test_other_streams_have_none(client: openai.OpenAI) -> None:
+def test_other_streams_have_none(client):
     parts = client.completions.create(**OPTIONS, prompt="def main(")
     assert not any(hasattr(part, "round") for part in parts)
 
 
-async def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair: Pair) -> None:
+async def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair):
     """The other engine's bandit has more arms, all of them different. The output is long enough not
     to end before it moves."""
     runner = chat_pair.spec.runner.model_copy(update={"max_length": 512})
@@ -135,7 +128,7 @@ def parts_of(events: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
     return [part for event in events for part in event["choices"] if part["index"] == index]
 
 
-async def test_a_completion_repeats_its_prompt_once(chat_pair: Pair) -> None:
+async def test_a_completion_repeats_its_prompt_once(chat_pair):
     body = {"prompt": "def main(", "echo": True, "logprobs": 1}
     whole, events = await answered(chat_pair, "/v1/completions", body)
     for choice in whole["choices"]:
@@ -150,7 +143,7 @@ async def test_a_completion_repeats_its_prompt_once(chat_pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("traced", [False, True])
-async def test_a_chats_choice_has_one_role(chat_pair: Pair, traced: bool) -> None:
+async def test_a_chats_choice_has_one_role(chat_pair, traced):
     asked = {"messages": [{"role": "user", "content": "hi"}]}
     body = {**asked, "stream_options": {"include_rounds": traced}}
     whole, events = await answered(chat_pair, "/v1/chat/completions", body)
@@ -171,9 +164,7 @@ async def test_a_chats_choice_has_one_role(chat_pair: Pair, traced: bool) -> Non
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
     ],
 )
-async def test_lower_choices_open_first(
-    chat_pair: Pair, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
-) -> None:
+async def test_lower_choices_open_first(chat_pair, monkeypatch, path, body):
     step, held = Engine.step, list[Chunk]()
 
     def late(self: Engine) -> list[Chunk]:

@@ -1,11 +1,8 @@
 """A sample of the answered prompts is kept on request, and loads as prompts."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random
-from pathlib import Path
 
 import pytest
 
@@ -39,9 +36,7 @@ async def served(
     return [answer.status_code for answer in answers]
 
 
-async def test_answered_prompts_and_chats_are_kept_and_load_as_prompts(
-    chat_pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_answered_prompts_and_chats_are_kept_and_load_as_prompts(chat_pair, tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     folder = tmp_path / "samples"
     tokens = chat_pair.tokenizer("import", add_special_tokens=False)["input_ids"]
@@ -67,7 +62,7 @@ async def test_answered_prompts_and_chats_are_kept_and_load_as_prompts(
     assert load_prompts(str(file)) == found
 
 
-async def test_each_prompt_of_many_requests_at_once_is_written_exactly_once(tmp_path: Path) -> None:
+async def test_each_prompt_of_many_requests_at_once_is_written_exactly_once(tmp_path):
     texts = [f"prompt {number}" for number in range(600)]
     bodies = [CompletionRequest(prompt=text) for text in texts]
 
@@ -81,16 +76,14 @@ async def test_each_prompt_of_many_requests_at_once_is_written_exactly_once(tmp_
     assert sorted(prompt.text for prompt in load_prompts(str(tmp_path))) == sorted(texts)
 
 
-async def test_nothing_is_kept_unless_asked_for_and_a_share_is_a_share(
-    tiny_pair: Pair, tmp_path: Path
-) -> None:
+async def test_nothing_is_kept_unless_asked_for_and_a_share_is_a_share(tiny_pair, tmp_path):
     await served(tiny_pair, None, [("completions", {"prompt": "secret"})])
     assert not list(tmp_path.rglob("*.parquet"))
     drawn = Samples(PromptSampling(tmp_path, share=0.2), seed=0)
     assert sum(drawn.draws() for _ in range(2000)) == pytest.approx(400, abs=60)
 
 
-def test_the_oldest_files_make_room(tmp_path: Path) -> None:
+def test_the_oldest_files_make_room(tmp_path):
     texts = [f"{number} ".join("abcdefgh") for number in range(6)]
     files = [write_shard(tmp_path, [Prompt(text, text)]) for text in texts]
     assert sorted(files) == files
@@ -99,7 +92,7 @@ def test_the_oldest_files_make_room(tmp_path: Path) -> None:
     assert [prompt.text for prompt in load_prompts(str(tmp_path))] == texts[4:]
 
 
-def test_a_folder_without_shards_and_a_broken_one_are_one_line(tmp_path: Path) -> None:
+def test_a_folder_without_shards_and_a_broken_one_are_one_line(tmp_path):
     with pytest.raises(UserError, match=r"without .jsonl or .parquet files"):
         load_prompts(str(tmp_path))
     (tmp_path / "prompts-1.parquet").write_bytes(b"cut off")

@@ -1,7 +1,5 @@
 """Tools by the openai client: the template gets them, and calls come back parsed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -79,7 +77,7 @@ def calls(choice: Any) -> list[tuple[str, Any]]:
     return [(call.function.name, json.loads(call.function.arguments)) for call in called]
 
 
-def test_a_call_that_has_to_be_follows_the_tools_schema(tools_client: openai.OpenAI) -> None:
+def test_a_call_that_has_to_be_follows_the_tools_schema(tools_client):
     for wanted in ("required", {"type": "function", "function": {"name": "drop"}}):
         asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": wanted, "max_tokens": 64}
         answer = tools_client.chat.completions.create(model="tiny", messages=MESSAGES, **asked)
@@ -96,9 +94,7 @@ def test_a_call_that_has_to_be_follows_the_tools_schema(tools_client: openai.Ope
 WRITTEN = 'so <tool_call>\\n\\{"name": "add", "arguments": \\{"a": [12]\\}\\}\\n</tool_call>'
 
 
-def test_a_models_calls_come_back_parsed(
-    tools_client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_models_calls_come_back_parsed(tools_client, monkeypatch):
     # The tiny model writes calls because a grammar makes it.
     made = property(lambda body: ("tools", Grammar("regex", f"{WRITTEN}({WRITTEN})?")))
     monkeypatch.setattr(ChatRequest, "grammar", made)
@@ -126,7 +122,7 @@ def test_a_models_calls_come_back_parsed(
     assert len(calls(streamed(tools_client, temperature=1.5, **single))) == 1
 
 
-def test_without_a_call_an_answer_is_text(tools_client: openai.OpenAI) -> None:
+def test_without_a_call_an_answer_is_text(tools_client):
     def text(**asked: Any) -> Any:
         return tools_client.chat.completions.create(
             model="tiny", messages=MESSAGES, max_tokens=12, **asked
@@ -154,9 +150,7 @@ def test_without_a_call_an_answer_is_text(tools_client: openai.OpenAI) -> None:
         ({"tools": [{"type": "function", "function": {}}]}, "tools", "tools.0.function.name: requ"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
-    tools_client: openai.OpenAI, asked: Any, param: str, sentence: str
-) -> None:
+def test_what_does_not_go_together_is_refused(tools_client, asked, param, sentence):
     with pytest.raises(openai.BadRequestError, match=sentence) as refused:
         tools_client.chat.completions.create(model="tiny", messages=MESSAGES, **asked)
     assert refused.value.param == param
@@ -172,9 +166,7 @@ def test_what_does_not_go_together_is_refused(
         ({"default": "{{ messages[0].content }}", "tool_use": HERMES}, HERMES_MARKS),
     ],
 )
-def test_the_format_of_calls_is_what_the_template_writes(
-    template: Any, syntax: CallSyntax | None
-) -> None:
+def test_the_format_of_calls_is_what_the_template_writes(template, syntax):
     prompts = Prompts(chat_tokenizer(template))
     assert prompts.takes_tools
     assert prompts.call_syntax == syntax
@@ -182,7 +174,7 @@ def test_the_format_of_calls_is_what_the_template_writes(
     assert "add" in prompts.tokenizer.decode(tokens)
 
 
-def test_a_template_without_tools_takes_none() -> None:
+def test_a_template_without_tools_takes_none():
     with pytest.raises(ApiError, match="tools: the chat template of this model takes no tools"):
         Prompts(chat_tokenizer()).of_chat(ChatRequest(messages=MESSAGES, tools=OFFERED), 4096)
 
@@ -207,9 +199,7 @@ BOTH = [("add", {"a": 1}), ("drop", {})]
         (CallSyntax(), " ", " ", []),
     ],
 )
-def test_calls_are_the_same_however_the_text_comes(
-    syntax: CallSyntax, text: str, said: str | None, called: list[Any]
-) -> None:
+def test_calls_are_the_same_however_the_text_comes(syntax, text, said, called):
     for size in (1, 3, 7, len(text)):
         if len(text) / size > 1000:
             continue
@@ -225,7 +215,7 @@ def test_calls_are_the_same_however_the_text_comes(
         assert reader.count == len(called)
 
 
-def test_marks_of_calls_are_text_where_they_are_shown() -> None:
+def test_marks_of_calls_are_text_where_they_are_shown():
     tokenizer = tiny_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
     (mark,) = tokenizer.convert_tokens_to_ids(["[TOOL_CALLS]"])

@@ -1,10 +1,7 @@
 """Which sampling settings a request may ask for, and what an answer tells."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -15,18 +12,16 @@ from cluster.serving.http.routes.completions import CompletionChoice, Completion
 from cluster.serving.http.routes.tokens import DetokenizeRequest, TokenizeChatRequest
 from cluster.serving.protocol.counts import NO_DRAFTER, SpecDec
 from cluster.serving.protocol.errors import ApiError, parse_body
-from cluster.serving.protocol.fields import Part
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "1e39", "-1e-40"])
 @pytest.mark.parametrize("name", ["temperature", "top_p"])
-def test_numbers_that_are_no_setting_are_refused_by_name(name: str, number: str) -> None:
+def test_numbers_that_are_no_setting_are_refused_by_name(name, number):
     with pytest.raises(ApiError, match=f"{name}: ") as refused:
         parse_body(CompletionRequest, f'{{"prompt": "x", "{name}": {number}}}'.encode())
     assert refused.value.status == 400
@@ -54,9 +49,7 @@ HI = {"role": "user", "content": "hi"}
         (DetokenizeRequest, {"tokens": ["a"] * MANY}, "tokens"),
     ],
 )
-def test_a_body_with_many_errors_is_refused_for_the_first_ones(
-    kind: type[Part], body: dict[str, Any], key: str
-) -> None:
+def test_a_body_with_many_errors_is_refused_for_the_first_ones(kind, body, key):
     content = json.dumps(body)
     with pytest.raises(ValidationError) as found:
         kind.model_validate_json(content)
@@ -67,18 +60,18 @@ def test_a_body_with_many_errors_is_refused_for_the_first_ones(
     assert len(refused.value.body.error.message) < 300
 
 
-def test_an_event_is_one_line_however_lines_are_split() -> None:
+def test_an_event_is_one_line_however_lines_are_split():
     text = "".join(map(chr, range(0x2100)))
     (line,) = event(CompletionChoice(index=0, text=text)).splitlines()[:-1]
     assert json.loads(line.removeprefix("data: "))["text"] == text
 
 
-def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
+def test_a_temperature_too_small_to_divide_by_is_greedy():
     asked = parse_body(CompletionRequest, b'{"prompt": "x", "temperature": 1e-40}')
     assert asked.sampling(Sampling(temperature=0.7), 512).greedy
 
 
-def test_an_answer_says_who_drafted_where_that_follows_the_load(tiny_pair: Pair) -> None:
+def test_an_answer_says_who_drafted_where_that_follows_the_load(tiny_pair):
     chain = DraftModelSettings(draft="draft", policy=FixedSettings(max_tokens=3))
     schedule = Configuration(drafter=ScheduleSettings(ranges={1: chain, 2: None}))
     engine = Engine(tiny_pair, schedule, slots=2)

@@ -1,8 +1,6 @@
 """A datastore finds what a naive search finds; it is written whole, and refused where it does not
 fit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -75,13 +73,11 @@ bounds = st.tuples(st.integers(1, 3), st.integers(3, 9))
 
 
 @given(documents, queries, bounds)
-def test_lookups_are_those_of_a_naive_search(
-    documents: Documents, text: list[int], bounds: tuple[int, int]
-) -> None:
+def test_lookups_are_those_of_a_naive_search(documents, text, bounds):
     check(build(documents, SMALL), documents, text, *bounds)
 
 
-def test_a_vocabulary_of_more_than_two_bytes_is_searched_alike() -> None:
+def test_a_vocabulary_of_more_than_two_bytes_is_searched_alike():
     generator = np.random.default_rng(0)
     rare = [3, 255, 256, 65_535, 65_536, 69_999]  # bytes in another order would sort otherwise
     documents = [generator.choice(rare, 40).tolist() for _ in range(5)]
@@ -91,12 +87,12 @@ def test_a_vocabulary_of_more_than_two_bytes_is_searched_alike() -> None:
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=60))
-def test_suffixes_are_sorted(tokens: list[int]) -> None:
+def test_suffixes_are_sorted(tokens):
     found = suffix_array(np.array(tokens, dtype=">u2"))
     assert found.tolist() == sorted(range(len(tokens)), key=lambda start: tokens[start:])
 
 
-def test_many_matches_are_read_evenly() -> None:
+def test_many_matches_are_read_evenly():
     documents = [[1, 2]] * 30 + [[1, 3]] * 90
     store = build(documents, SMALL)
     matches = store.longest([0, 1], 1, 4)
@@ -105,13 +101,13 @@ def test_many_matches_are_read_evenly() -> None:
     assert (tokens.count(2), tokens.count(3)) == (10, 30)
 
 
-def test_a_datastore_says_what_is_in_it(tmp_path: Path) -> None:
+def test_a_datastore_says_what_is_in_it(tmp_path):
     card = write_datastore([[1, 2], [], [3]], ["a", "b"], SMALL, tmp_path / "store")
     assert (card.documents, card.tokens, card.sources) == (2, 3, ("a", "b"))
     assert open_datastore(tmp_path / "store").card == card
 
 
-def test_interrupted_building_leaves_what_was_there(tmp_path: Path) -> None:
+def test_interrupted_building_leaves_what_was_there(tmp_path):
     folder = tmp_path / "store"
     write_datastore([[1, 2]], ["old"], SMALL, folder)
 
@@ -134,7 +130,7 @@ def refused(name: str | Path, tokenizer: str | None = None) -> str:
     return str(error.value)
 
 
-def test_every_datastore_of_a_search_is_checked_before_it_begins(tmp_path: Path) -> None:
+def test_every_datastore_of_a_search_is_checked_before_it_begins(tmp_path):
     known, missing = tmp_path / "known", tmp_path / "missing"
     write_datastore([[1, 2, 3]], ["test"], SMALL, known)
 
@@ -149,9 +145,7 @@ def test_every_datastore_of_a_search_is_checked_before_it_begins(tmp_path: Path)
         check_datastores([*search(known), *search(missing)], SMALL)
 
 
-def test_what_cannot_be_used_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_used_is_refused_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     assert "`specdec datastore` builds one" in refused("mine")
     folder = tmp_path / "datastores" / "mine"

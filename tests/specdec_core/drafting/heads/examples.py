@@ -1,7 +1,5 @@
 """Examples with an acceptance that follows from their features by a known rule."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from specdec_core.config import Sampling

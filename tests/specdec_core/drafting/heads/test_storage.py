@@ -1,7 +1,5 @@
 """A saved head predicts what the trained head predicts, and only beside its own pair."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import get_args
@@ -39,9 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", get_args(HeadKind))
-def test_it_predicts_what_the_module_does_for_one_row_and_for_many(
-    kind: HeadKind, tmp_path: Path
-) -> None:
+def test_it_predicts_what_the_module_does_for_one_row_and_for_many(kind, tmp_path):
     head, card = head_and_card(kind)
     head.load_state_dict(load(weights_of(head)))  # within the precision of the stored weights
     written = save_head(head, card, tmp_path / kind)
@@ -61,9 +57,7 @@ def test_it_predicts_what_the_module_does_for_one_row_and_for_many(
     torch.testing.assert_close(one, expected[:1], atol=1e-6, rtol=1e-5)
 
 
-def test_heads_are_found_by_name_in_the_workspace_and_by_folder(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heads_are_found_by_name_in_the_workspace_and_by_folder(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     folder.rename(tmp_path / "moved")
     (tmp_path / "heads").mkdir()
@@ -74,7 +68,7 @@ def test_heads_are_found_by_name_in_the_workspace_and_by_folder(
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
-def test_a_head_of_another_pair_is_refused(folder: Path, role: str) -> None:
+def test_a_head_of_another_pair_is_refused(folder, role):
     own = {**PAIR, role: "another"}
     with pytest.raises(UserError, match=f"trained for another {role} model") as error:
         load_head(folder, own["draft"], own["target"])
@@ -82,7 +76,7 @@ def test_a_head_of_another_pair_is_refused(folder: Path, role: str) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "other weights", "missing", "card"])
-def test_broken_files_get_one_line(folder: Path, damage: str) -> None:
+def test_broken_files_get_one_line(folder, damage):
     weights, card = folder / "model.safetensors", folder / "head.json"
     if damage == "cut":
         weights.write_bytes(weights.read_bytes()[:100])
@@ -99,7 +93,7 @@ def test_broken_files_get_one_line(folder: Path, damage: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_card_that_does_not_fit_its_weights_is_refused(folder: Path) -> None:
+def test_a_card_that_does_not_fit_its_weights_is_refused(folder):
     card = json.loads((folder / "head.json").read_text())
     (folder / "head.json").write_text(json.dumps({**card, "depth": 3}))
     with pytest.raises(UserError, match="not this head's weights"):

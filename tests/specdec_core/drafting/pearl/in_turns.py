@@ -1,7 +1,5 @@
 """Both sides of PEARL in one process; chance decides how far one gets before the other."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Iterator

@@ -111,7 +111,7 @@ WRITE: dict[str, tuple[Configuration, float, int, float]] = {
 
 
 @pytest.mark.parametrize("name", WRITE)
-def test_output_is_the_targets_own(tiny_pair: Pair, name: str) -> None:
+def test_output_is_the_targets_own(tiny_pair, name):
     """However long it waits, whichever drafter proposes beside it, and though drafts die."""
     configuration, temperature, slots, dies = WRITE[name]
     assert configuration.asynchronous
@@ -137,7 +137,7 @@ def test_output_is_the_targets_own(tiny_pair: Pair, name: str) -> None:
         assert accepted & {TokenOrigin.LOOKUP, TokenOrigin.CACHE}
 
 
-def test_a_bandit_is_rewarded_with_the_tokens_that_its_rounds_added(tiny_pair: Pair) -> None:
+def test_a_bandit_is_rewarded_with_the_tokens_that_its_rounds_added(tiny_pair):
     """Also in rounds that accept a late candidate, where the target adds no token."""
     part = {"kind": "pearl", "window": 3, "wait": 2}
     arms = [part, {"kind": "draft_model"}, {"kind": "suffix"}]
@@ -157,7 +157,7 @@ def test_a_bandit_is_rewarded_with_the_tokens_that_its_rounds_added(tiny_pair: P
     assert late > 2
 
 
-def test_of_a_whole_with_pearl_the_late_candidate_is_judged(tiny_pair: Pair) -> None:
+def test_of_a_whole_with_pearl_the_late_candidate_is_judged(tiny_pair):
     [_, drafter, _] = wholes(3)
     configuration = Configuration.model_validate({"drafter": drafter})
     link = partial(InTurns, tiny_pair, 0)
@@ -185,9 +185,7 @@ class Scripted:
         return said
 
 
-def test_the_target_waits_for_no_candidate_after_a_pause_though_some_before_it_were_judged() -> (
-    None
-):
+def test_the_target_waits_for_no_candidate_after_a_pause_though_some_before_it_were_judged():
     link = Scripted()
     resources = Resources(None, None, 100, frozenset(), open_link=lambda: link)
     drafter = PearlDrafter(PearlSettings(window=2, wait=2), resources)
@@ -231,9 +229,7 @@ def samples(
     ],
     ids=["top-k", "dying"],
 )
-def test_samples_have_the_targets_joint_distribution(
-    toy_pair: Pair, sampling: Sampling, dies: float
-) -> None:
+def test_samples_have_the_targets_joint_distribution(toy_pair, sampling, dies):
     link = InTurns(toy_pair, 0, dies)
     counts = samples(link, sampling, 5_000)
     assert p_value(counts, joint(toy_pair, sampling)) > 1e-3
@@ -248,15 +244,13 @@ def test_samples_have_the_targets_joint_distribution(
     ],
     ids=["cascade", "merge"],
 )
-def test_samples_have_it_where_lookups_take_part(toy_pair: Pair, whole: dict) -> None:
+def test_samples_have_it_where_lookups_take_part(toy_pair, whole):
     sampling = Sampling(temperature=0.8)
     counts = samples(InTurns(toy_pair, 0), sampling, 2_000, whole)
     assert p_value(counts, joint(toy_pair, sampling)) > 1e-3
 
 
-def test_the_test_notices_guesses_that_were_not_drawn(
-    toy_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_test_notices_guesses_that_were_not_drawn(toy_pair, monkeypatch):
     def wrong(self: AsynchronousDraft, places: list, at: Places, likely: list) -> list:
         drawn = rightly(self, places, at, likely)
         for n, (_, node) in enumerate(places):
@@ -276,9 +270,7 @@ def test_the_test_notices_guesses_that_were_not_drawn(
     ("bug", "count"),
     [("certain", 2_000), ("late", 4_000)],
 )
-def test_the_test_notices_wrong_probabilities(
-    toy_pair: Pair, monkeypatch: pytest.MonkeyPatch, bug: str, count: int
-) -> None:
+def test_the_test_notices_wrong_probabilities(toy_pair, monkeypatch, bug, count):
     def wrong(self: PearlDrafter, tree: TokenTree, *others: object) -> None:
         rightly(self, tree, *others)
         if bug == "certain" or tree.fed is not None:
@@ -292,7 +284,7 @@ def test_the_test_notices_wrong_probabilities(
     assert p_value(counts, joint(toy_pair, sampling)) < 1e-9
 
 
-def test_a_targets_process_has_the_drafts_that_it_runs_itself() -> None:
+def test_a_targets_process_has_the_drafts_that_it_runs_itself():
     hybrid, _, bandit = (Configuration.model_validate({"drafter": own}) for own in wholes(2))
     assert (hybrid.asynchronous, hybrid.drafts_itself) == (True, False)
     assert (bandit.asynchronous, bandit.drafts_itself) == (True, True)
@@ -307,9 +299,7 @@ def test_a_targets_process_has_the_drafts_that_it_runs_itself() -> None:
     ],
     ids=["datastore", "head"],
 )
-def test_what_the_draft_does_not_have_is_said_by_name_and_costs_no_token(
-    tiny_pair: Pair, drafter: dict
-) -> None:
+def test_what_the_draft_does_not_have_is_said_by_name_and_costs_no_token(tiny_pair, drafter):
     engine = Engine(tiny_pair, pearl(drafter=drafter), open_link=partial(InTurns, tiny_pair, 0))
     with pytest.raises(UserError, match="nowhere"):
         engine.drafter.prepare(60)
@@ -317,9 +307,7 @@ def test_what_the_draft_does_not_have_is_said_by_name_and_costs_no_token(
     assert [g.tokens for g in engine.generate(requests(tiny_pair))] == [g.tokens for g in expected]
 
 
-def test_the_draft_forgets_a_cancelled_request_and_counts_the_others(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_draft_forgets_a_cancelled_request_and_counts_the_others(tiny_pair, monkeypatch):
     policy = {"kind": "by_batch", "tokens": {1: 6, 2: 2}}
     link = InTurns(tiny_pair, 0)
     configuration = pearl(drafter={"kind": "draft_model", "policy": policy})
@@ -342,6 +330,6 @@ def test_the_draft_forgets_a_cancelled_request_and_counts_the_others(
     assert set(batches) == {(1, 1)}
 
 
-def test_without_a_device_for_the_draft_there_is_no_pearl(tiny_pair: Pair) -> None:
+def test_without_a_device_for_the_draft_there_is_no_pearl(tiny_pair):
     with pytest.raises(UserError, match="--cluster"):
         Engine(tiny_pair, pearl())

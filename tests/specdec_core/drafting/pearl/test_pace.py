@@ -14,7 +14,7 @@ def pace(t_draft: float, t_target: float, acceptance: float, t_notice: float = 0
     return found
 
 
-def test_one_waits_for_cheap_candidates_that_are_likely_accepted() -> None:
+def test_one_waits_for_cheap_candidates_that_are_likely_accepted():
     assert pace(0.1, 4.0, 0.8).wait() > pace(0.5, 4.0, 0.8).wait() > 0
     assert pace(0.5, 4.0, 0.02).wait() == 0
     assert pace(3.0, 4.0, 0.8).wait() == 0
@@ -22,7 +22,7 @@ def test_one_waits_for_cheap_candidates_that_are_likely_accepted() -> None:
     assert DraftPace(12).wait() == 12  # nothing was seen yet
 
 
-def test_rates_are_those_of_the_rounds_written_out() -> None:
+def test_rates_are_those_of_the_rounds_written_out():
     # A draft as slow as the target: one candidate comes during a round. Without waiting a round
     # after a rejection feeds none and adds 1 token; any other round feeds one and adds 1 + α.
     alpha = 0.5
@@ -31,7 +31,7 @@ def test_rates_are_those_of_the_rounds_written_out() -> None:
     assert pace(2.0, 2.0, alpha).rate(0) == pytest.approx(expected)
 
 
-def test_acceptance_and_times_are_what_was_seen() -> None:
+def test_acceptance_and_times_are_what_was_seen():
     found = DraftPace(12)
     for _ in range(2000):
         found.judged(3, rejected=True)

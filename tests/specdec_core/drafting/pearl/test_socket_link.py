@@ -56,9 +56,7 @@ def wait_until_ready(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, coupling="gumbel")])
-def test_output_is_the_targets_though_the_draft_is_killed(
-    tiny_pair: Pair, link: SocketLink, sampling: Sampling
-) -> None:
+def test_output_is_the_targets_though_the_draft_is_killed(tiny_pair, link, sampling):
     expected = {
         g.request_id: g.tokens for g in Engine(tiny_pair).generate(requests(tiny_pair, sampling))
     }
@@ -91,7 +89,7 @@ def test_output_is_the_targets_though_the_draft_is_killed(
     assert {n: g.tokens for n, g in found.items()} == expected
 
 
-def test_sampled_rejections_fetch_their_distribution(tiny_pair: Pair, link: SocketLink) -> None:
+def test_sampled_rejections_fetch_their_distribution(tiny_pair, link):
     sampling = Sampling(temperature=1.0, top_k=20)
     engine = Engine(tiny_pair, PEARL, slots=2, open_link=lambda: link)
     with draft_process(link, tiny_pair):
@@ -102,7 +100,7 @@ def test_sampled_rejections_fetch_their_distribution(tiny_pair: Pair, link: Sock
     assert TokenOrigin.DRAFT in origins
 
 
-def test_a_process_without_the_key_is_not_heard(tiny_pair: Pair, link: SocketLink) -> None:
+def test_a_process_without_the_key_is_not_heard(tiny_pair, link):
     process = get_context("fork").Process(
         target=serve, args=("127.0.0.1", link.port, b"guessed", tiny_pair), daemon=True
     )
@@ -113,7 +111,7 @@ def test_a_process_without_the_key_is_not_heard(tiny_pair: Pair, link: SocketLin
     assert not link.connected
 
 
-def test_a_stranger_does_not_keep_the_engine_waiting(link: SocketLink) -> None:
+def test_a_stranger_does_not_keep_the_engine_waiting(link):
     """Its step asks the link for messages: a connection that says nothing costs it no time."""
     with socket.create_connection(("127.0.0.1", link.port)) as stranger:
         assert len(stranger.recv(1024)) == 32
@@ -124,7 +122,7 @@ def test_a_stranger_does_not_keep_the_engine_waiting(link: SocketLink) -> None:
         assert not link.connected
 
 
-def test_an_engine_that_is_gone_is_said_to_be(tiny_pair: Pair) -> None:
+def test_an_engine_that_is_gone_is_said_to_be(tiny_pair):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(LinkLost, match=f"no process answers at 127.0.0.1:{port}"):

@@ -1,7 +1,5 @@
 """Every length policy sees each window of a draft that drafts ahead as a separate round."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -183,13 +181,8 @@ WINDOWS = [
     ids=[f"{policy.kind} {n}" for n, (policy, *_) in enumerate(WINDOWS)],
 )
 def test_a_window_stops_where_a_chain_of_one_process_would(
-    drafting: Drafting,
-    policy: PolicySettings,
-    drafter: object,
-    width: int,
-    sampling: Sampling,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    drafting, policy, drafter, width, sampling, monkeypatch
+):
     """Given the same text and, of earlier rounds, the same outcomes; and no token is another."""
     pearl = PearlSettings(drafter=drafter(policy), window=6, wait=3, width=width, least=0.0)
     watched, found = drafting.asynchronously(pearl, sampling, 1, monkeypatch)
@@ -227,9 +220,7 @@ def test_a_window_stops_where_a_chain_of_one_process_would(
 
 
 @pytest.mark.parametrize("policy", [POLICIES[0], LEARNING[0]], ids=lambda own: own.kind)
-def test_requests_of_a_batch_have_windows_of_their_own(
-    drafting: Drafting, policy: PolicySettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_of_a_batch_have_windows_of_their_own(drafting, policy, monkeypatch):
     pearl = PearlSettings(drafter=sped_up(policy), window=5, wait=2, width=2)
     watched, found = drafting.asynchronously(pearl, Sampling(temperature=0.8), 2, monkeypatch)
     assert all(g.tokens for g in found)
@@ -238,9 +229,7 @@ def test_requests_of_a_batch_have_windows_of_their_own(
 
 
 @pytest.mark.parametrize("policy", LEARNING, ids=lambda own: own.kind)
-def test_rounds_that_others_propose_for_judge_windows_too(
-    drafting: Drafting, policy: PolicySettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_that_others_propose_for_judge_windows_too(drafting, policy, monkeypatch):
     pearl = PearlSettings(drafter=plain(policy), window=5, wait=2)
     hybrid = HybridSettings(lookup=SuffixSettings(), otherwise=pearl, min_match=1)
     watched, found = drafting.asynchronously(hybrid, Sampling(), 1, monkeypatch)

@@ -1,7 +1,5 @@
 """The policy that drafts while a candidate is worth its step."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -30,7 +28,7 @@ class Text:
         self.q = rng.beta(2 * level, 1, TOKENS)
         self.accepted = rng.random(TOKENS) < self.q**power
 
-    def rate(self, cost: float, length: Length) -> float:
+    def rate(self, cost: float, length: "Length") -> float:
         """Tokens a draft call."""
         place = tokens = 0
         spent = 0.0
@@ -81,14 +79,14 @@ def one(probability: float, position: int, free: bool = False) -> Signals:
     ("cost", "power", "least"), [(3.0, 0.6, 0.97), (10.0, 1.0, 0.97), (30.0, 2.0, 0.92)]
 )
 def test_it_is_as_fast_as_the_best_threshold_at_any_cost_and_nearly_with_a_draft_too_sure(
-    cost: float, power: float, least: float
-) -> None:
+    cost, power, least
+):
     text = Text(power, seed=7)
     best = max(text.rate(cost, Length(h)) for h in (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8))
     assert text.rate(cost, BreakEven(cost)) > least * best
 
 
-def test_every_request_begins_anew() -> None:
+def test_every_request_begins_anew():
     policy = BreakEvenPolicy(BreakEvenSettings(target_cost=8))
     first = policy.threshold(0)
     assert first == pytest.approx(best_rate(0.7, 8, 20))
@@ -100,19 +98,19 @@ def test_every_request_begins_anew() -> None:
     assert policy.threshold(0) == first
 
 
-def test_a_candidate_that_takes_no_call_is_always_taken() -> None:
+def test_a_candidate_that_takes_no_call_is_always_taken():
     policy = BreakEvenPolicy(BreakEvenSettings(target_cost=8))
     assert policy.go_on(one(1e-3, 1, free=True)) == [True]
     assert policy.go_on(one(1e-3, 2)) == [False]
 
 
-def test_the_best_rate_is_that_of_the_best_constant_length() -> None:
+def test_the_best_rate_is_that_of_the_best_constant_length():
     by_length = [sum(0.7**j for j in range(k + 1)) / (8 + k) for k in range(21)]
     assert best_rate(0.7, 8, 20) == pytest.approx(max(by_length))
     assert best_rate(0.7, 8, 1) == pytest.approx(1.7 / 9)
     assert best_rate(0.01, 8, 20) == pytest.approx(1 / 8)
 
 
-def test_without_a_profile_the_cost_is_asked_for_in_one_line() -> None:
+def test_without_a_profile_the_cost_is_asked_for_in_one_line():
     with pytest.raises(UserError, match="target_cost: profile: there is no profile here"):
         BreakEvenPolicy(BreakEvenSettings()).threshold(0)

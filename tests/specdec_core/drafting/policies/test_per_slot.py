@@ -1,8 +1,6 @@
 """Slots with policies of their own are answered as by each policy alone, by what is known of the
 draft's distribution."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -37,7 +35,7 @@ def signals(seed: int, position: int, sampled: bool) -> Signals:
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-def test_each_slot_gets_its_own_policys_answer(sampled: bool) -> None:
+def test_each_slot_gets_its_own_policys_answer(sampled):
     joint, alone = PerSlot(dict(enumerate(built()))), built()
     joint.chosen = {slot: slot for slot in range(len(SETTINGS))}
     for turn in range(4):
@@ -51,7 +49,7 @@ def test_each_slot_gets_its_own_policys_answer(sampled: bool) -> None:
             own.observe(slot, PolicyOutcome(3, turn, 3))
 
 
-def test_what_is_shown_of_some_slots_is_theirs() -> None:
+def test_what_is_shown_of_some_slots_is_theirs():
     whole = signals(0, 1, sampled=True)
     some = whole.only([4, 1])
     assert (some.slots, some.positions) == ([4, 1], [1, 1])
@@ -62,7 +60,7 @@ def test_what_is_shown_of_some_slots_is_theirs() -> None:
         assert getattr(some, name) == pytest.approx([values[4], values[1]])
 
 
-def test_policies_ask_for_what_any_of_them_needs() -> None:
+def test_policies_ask_for_what_any_of_them_needs():
     plain, learner = built()[:1], built()[4:5]
     assert not PerSlot(dict(enumerate(plain))).learns
     assert PerSlot(dict(enumerate([*plain, *learner]))).learns
@@ -72,7 +70,7 @@ LOGITS = torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 0.5], [1.0, 1.5, 2.0]])
 
 
 @pytest.mark.parametrize("name", ["probability", "top_probability"])
-def test_a_forward_that_says_how_sure_it_is_is_believed(name: str) -> None:
+def test_a_forward_that_says_how_sure_it_is_is_believed(name):
     """Of tokens that were not the most likely ones nothing is known beforehand."""
     tokens = [1, 0, 2]
     expected = LOGITS.softmax(dim=-1).amax(dim=-1)

@@ -1,7 +1,5 @@
 """What every length policy promises: its rule at the boundary, its bounds, its independence."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +14,6 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome, build_policy
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from tests.specdec_core.drafting.proofs import COUNTING, proposals
 from tests.specdec_core.kinds import configured, policy
 
@@ -43,26 +40,26 @@ def two(probability: float) -> tuple[float, float]:
     return probability, 1 - probability
 
 
-def test_fixed_drafts_on_whatever_it_sees() -> None:
+def test_fixed_drafts_on_whatever_it_sees():
     rule = build("fixed", max_tokens=3)
     assert rule.limit(0) == 3
     assert go_on(rule, two(0.001), two(0.999)) == [True, True]
 
 
-def test_confidence_stops_strictly_below_its_threshold() -> None:
+def test_confidence_stops_strictly_below_its_threshold():
     rule = build("confidence", threshold=0.5)
     assert go_on(rule, (0.5, 0.25, 0.25), (0.49, 0.26, 0.25)) == [True, False]
     # The peak counts, not the token that was drawn.
     assert go_on(rule, (0.1, 0.9)) == [True]
 
 
-def test_svip_stops_where_the_root_of_the_entropy_is_above_its_threshold() -> None:
+def test_svip_stops_where_the_root_of_the_entropy_is_above_its_threshold():
     root = math.sqrt(math.log(2))  # of the uniform distribution over two
     for threshold, expected in ((root * 1.0001, True), (root * 0.9999, False)):
         assert go_on(build("svip", threshold=threshold), two(0.5)) == [expected]
 
 
-def test_confidence_product_multiplies_the_drawn_tokens_of_one_round() -> None:
+def test_confidence_product_multiplies_the_drawn_tokens_of_one_round():
     rule = build("confidence_product", threshold=0.25)
     rule.limit(0), rule.limit(1)
     assert go_on(rule, two(0.5), two(0.75)) == [True, True]
@@ -71,7 +68,7 @@ def test_confidence_product_multiplies_the_drawn_tokens_of_one_round() -> None:
     assert go_on(rule, two(0.5), two(0.3125)) == [False, True]
 
 
-def test_heuristic_grows_after_full_acceptance_and_shrinks_otherwise() -> None:
+def test_heuristic_grows_after_full_acceptance_and_shrinks_otherwise():
     rule = build("heuristic", start=2, increase=3, decrease=2, max_tokens=7)
     seen = [rule.limit(0)]
     for drafted, accepted in ((2, 2), (5, 5), (7, 7), (7, 6), (5, 0), (3, 2), (1, 0)):
@@ -80,7 +77,7 @@ def test_heuristic_grows_after_full_acceptance_and_shrinks_otherwise() -> None:
     assert seen == [2, 5, 7, 7, 5, 3, 1, 1]
 
 
-def test_heuristic_starts_anew_with_a_request_unless_it_lasts() -> None:
+def test_heuristic_starts_anew_with_a_request_unless_it_lasts():
     for transient, expected in ((True, 5), (False, 7)):
         rule = build("heuristic", start=5, transient=transient)
         rule.observe(0, PolicyOutcome(5, 5, 5))
@@ -89,7 +86,7 @@ def test_heuristic_starts_anew_with_a_request_unless_it_lasts() -> None:
         assert rule.limit(1) == 5
 
 
-def test_dynamic_confidence_moves_between_what_was_accepted_and_rejected() -> None:
+def test_dynamic_confidence_moves_between_what_was_accepted_and_rejected():
     rule = build("dynamic_confidence", start=0.125)
     for _ in range(3):  # 0.75 is accepted, 0.25 is not
         assert go_on(rule, two(0.75)) == [True]
@@ -103,15 +100,15 @@ def test_dynamic_confidence_moves_between_what_was_accepted_and_rejected() -> No
     assert rule.threshold(0) == 0.125
 
 
-def test_the_oracle_cannot_be_built_for_decoding() -> None:
+def test_the_oracle_cannot_be_built_for_decoding():
     with pytest.raises(UserError, match="replay"):
         build("oracle")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_by_batch_drafts_as_many_as_its_table_says_for_the_requests_of_the_round(
-    tiny_pair: Pair, temperature: float
-) -> None:
+    tiny_pair, temperature
+):
     """Five requests for four slots, the last ones alone: the table is read in all its places."""
     drafter, sampling = DraftModelSettings(policy=BY_BATCH), Sampling(temperature=temperature)
     engine = Engine(tiny_pair, configured(drafter, sampling), slots=4)
@@ -126,7 +123,7 @@ def test_by_batch_drafts_as_many_as_its_table_says_for_the_requests_of_the_round
         assert [g.tokens for g in generations] == [g.tokens for g in alone]
 
 
-def test_by_batch_reads_its_table_from_the_largest_number_that_is_reached() -> None:
+def test_by_batch_reads_its_table_from_the_largest_number_that_is_reached():
     assert [BY_BATCH.at(n) for n in (1, 2, 3, 4, 400)] == [6, 3, 3, 0, 0]
     assert BY_BATCH.max_tokens == 6
     written = Configuration(drafter=DraftModelSettings(policy=BY_BATCH))
@@ -143,9 +140,7 @@ def test_by_batch_reads_its_table_from_the_largest_number_that_is_reached() -> N
     ],
     ids=lambda drafter: drafter["kind"],
 )
-def test_rounds_are_the_same_alone_and_beside_other_samplings(
-    tiny_pair: Pair, drafter: dict[str, Any]
-) -> None:
+def test_rounds_are_the_same_alone_and_beside_other_samplings(tiny_pair, drafter):
     """What a policy sees of a request does not depend on how the rest of its batch samples."""
     stops = {"kind": "svip", "threshold": 2.05, "max_tokens": 8}
     configuration = configured(drafter | {"policy": stops})

@@ -1,25 +1,21 @@
 """Pre-cut learns when to stop, keeps what it learned, and can be read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec
+from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.pre_cut import PreCutPolicy, PreCutSettings, QTable
 from specdec_core.engine import Engine
 from specdec_core.models.eagle.runner import EagleRunner
 from specdec_core.models.loading import load_skeleton
-from specdec_core.models.pair import Pair
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
 NEVER = 1e-9
@@ -47,7 +43,7 @@ def draft_round(
     return position
 
 
-def test_q_init_goes_on_in_every_state_until_the_last() -> None:
+def test_q_init_goes_on_in_every_state_until_the_last():
     settings = PreCutSettings(max_tokens=5, bins=4, optimism=0.02, target_cost=5)
     table = PreCutPolicy(settings).table
     assert len(table.go) == 20
@@ -59,7 +55,7 @@ def test_q_init_goes_on_in_every_state_until_the_last() -> None:
 INFORMED = PreCutSettings(max_tokens=8, target_cost=5, q_init="confidence", updates=False, **SURE)
 
 
-def test_q_init_by_confidence_stops_where_confidences_promise_no_more() -> None:
+def test_q_init_by_confidence_stops_where_confidences_promise_no_more():
     table = PreCutPolicy(INFORMED).table
     sure, unsure = 0, INFORMED.bins - 1  # after one call
     assert table.go[sure] > table.stop[sure]
@@ -69,7 +65,7 @@ def test_q_init_by_confidence_stops_where_confidences_promise_no_more() -> None:
     assert table.stop[sure] == pytest.approx((1 + q) / 6 - 1)
 
 
-def test_a_table_that_is_not_updated_stays_q_init() -> None:
+def test_a_table_that_is_not_updated_stays_q_init():
     policy = PreCutPolicy(INFORMED)
     before = policy.table.go.copy(), policy.table.stop.copy()
     lengths = [draft_round(policy, [q] * 8, accepted=0) for q in (0.99, 0.5, 0.05)]
@@ -78,7 +74,7 @@ def test_a_table_that_is_not_updated_stays_q_init() -> None:
     assert (policy.table.go, policy.table.stop) == before
 
 
-def test_a_cost_from_the_profile_is_filled_in_and_must_be() -> None:
+def test_a_cost_from_the_profile_is_filled_in_and_must_be():
     """Wherever policies are: in a bandit's arm, in a part of a drafter."""
 
     class Costs:
@@ -105,7 +101,7 @@ def test_a_cost_from_the_profile_is_filled_in_and_must_be() -> None:
         PreCutPolicy(PreCutSettings())
 
 
-def test_a_head_is_timed_when_it_reads(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_is_timed_when_it_reads(tiny_pair, monkeypatch):
     pair, read = replace(tiny_pair, drafts={"head": head_of(tiny_pair)}), []
     forward = EagleRunner._read
     monkeypatch.setattr(
@@ -115,15 +111,13 @@ def test_a_head_is_timed_when_it_reads(tiny_pair: Pair, monkeypatch: pytest.Monk
     assert len(read) >= 7
 
 
-def test_the_cost_beside_a_draft_that_runs_elsewhere_has_to_be_given(
-    tiny_pair: Pair, tiny_spec: PairSpec
-) -> None:
+def test_the_cost_beside_a_draft_that_runs_elsewhere_has_to_be_given(tiny_pair, tiny_spec):
     apart = replace(tiny_pair, drafts={"draft": load_skeleton(tiny_spec.drafts["draft"])})
     with pytest.raises(UserError, match="target_cost: profile: draft draft runs elsewhere"):
         Engine(apart, Configuration(drafter=DraftModelSettings(policy=PreCutSettings())))
 
 
-def test_a_round_updates_every_position_by_the_bellman_equation() -> None:
+def test_a_round_updates_every_position_by_the_bellman_equation():
     settings = PreCutSettings(max_tokens=3, bins=4, target_cost=2, learning_rate=0.25, **SURE)
     policy = PreCutPolicy(settings)
     table, initial = policy.table, QTable.initial(settings)
@@ -151,7 +145,7 @@ def test_a_round_updates_every_position_by_the_bellman_equation() -> None:
         assert table.stop[first] == pytest.approx((1 - rate) * before + rate * earned)
 
 
-def test_it_learns_from_accepted_counts_how_far_drafting_pays() -> None:
+def test_it_learns_from_accepted_counts_how_far_drafting_pays():
     # The draft is equally sure of itself throughout; only verification tells.
     for accepted, expected in ((0, 1), (3, 3), (10, 10)):
         policy = PreCutPolicy(PreCutSettings(max_tokens=10, target_cost=5))
@@ -160,7 +154,7 @@ def test_it_learns_from_accepted_counts_how_far_drafting_pays() -> None:
         assert set(drafted[-50:]) == {expected}
 
 
-def test_it_tells_sure_drafts_from_unsure_ones() -> None:
+def test_it_tells_sure_drafts_from_unsure_ones():
     policy = PreCutPolicy(PreCutSettings(max_tokens=8, target_cost=5))
     for _ in range(400):
         draft_round(policy, [0.99] * 8, accepted=8)
@@ -169,7 +163,7 @@ def test_it_tells_sure_drafts_from_unsure_ones() -> None:
     assert draft_round(policy, [0.3] * 8, accepted=0) == 1
 
 
-def test_exploration_is_the_same_every_time_and_dies_out() -> None:
+def test_exploration_is_the_same_every_time_and_dies_out():
     def run(seed: int) -> list[int]:
         settings = PreCutSettings(max_tokens=10, seed=seed, learning_rate=NEVER, target_cost=5)
         policy = PreCutPolicy(settings)
@@ -182,7 +176,7 @@ def test_exploration_is_the_same_every_time_and_dies_out() -> None:
     assert set(first[-40:]) == {10}
 
 
-def test_a_saved_table_goes_on_as_the_one_that_was_saved(tmp_path: Path) -> None:
+def test_a_saved_table_goes_on_as_the_one_that_was_saved(tmp_path):
     settings = PreCutSettings(max_tokens=6, target_cost=5)
     policy = PreCutPolicy(settings)
     rounds = [([0.3 + 0.1 * (i % 7)] * 6, i % 5) for i in range(160)]
@@ -200,7 +194,7 @@ def test_a_saved_table_goes_on_as_the_one_that_was_saved(tmp_path: Path) -> None
     assert restored.table == policy.table != QTable.load(path)
 
 
-def test_one_table_serves_all_slots_and_outlives_requests() -> None:
+def test_one_table_serves_all_slots_and_outlives_requests():
     policy = PreCutPolicy(PreCutSettings(max_tokens=4, **SURE, target_cost=5))
     draft_round(policy, [0.9] * 4, accepted=0, slot=0)
     learned = policy.table.model_copy(deep=True)
@@ -210,7 +204,7 @@ def test_one_table_serves_all_slots_and_outlives_requests() -> None:
     assert sum(policy.table.stopped) == sum(learned.stopped) + 1  # stops at once
 
 
-def test_a_round_that_was_never_verified_teaches_nothing() -> None:
+def test_a_round_that_was_never_verified_teaches_nothing():
     policy = PreCutPolicy(PreCutSettings(max_tokens=4, **SURE, target_cost=5))
     policy.go_on(
         SimpleNamespace(slots=[0], positions=[1], probability=[0.9], calls=[1], free=[False])
@@ -220,7 +214,7 @@ def test_a_round_that_was_never_verified_teaches_nothing() -> None:
     assert not any(policy.table.stopped)
 
 
-def test_candidates_that_a_guess_brought_are_free_and_cached_phrases_are_earned() -> None:
+def test_candidates_that_a_guess_brought_are_free_and_cached_phrases_are_earned():
     policy = PreCutPolicy(PreCutSettings(max_tokens=6, bins=4, target_cost=3, **SURE))
     # Two calls: the first yields three candidates, the second two.
     for position, (calls, free) in enumerate(
@@ -256,9 +250,7 @@ GOOD = QTable.initial(PreCutSettings(max_tokens=3, bins=4, target_cost=5)).model
         ),
     ],
 )
-def test_a_broken_or_foreign_table_is_refused_with_one_line(
-    tmp_path: Path, text: str | None, message: str
-) -> None:
+def test_a_broken_or_foreign_table_is_refused_with_one_line(tmp_path, text, message):
     path = tmp_path / "table.json"
     if text is not None:
         path.write_text(text)

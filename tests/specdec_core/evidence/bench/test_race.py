@@ -1,9 +1,5 @@
 """Everybody is timed alike, and what differs from a reference is found."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -17,9 +13,8 @@ from specdec_core.evidence.bench.race import (
     PeerContestant,
     race,
 )
-from specdec_core.evidence.bench.result import BenchResult, BenchRow, Take
+from specdec_core.evidence.bench.result import BenchRow, Take
 from specdec_core.evidence.parts import Parts
-from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.servers.peer import Peer
@@ -51,9 +46,7 @@ class OffByOne(Peer):
         self.forgot += 1
 
 
-def test_every_contestant_decodes_every_prompt_and_agrees_in_float32(
-    bench_result: BenchResult,
-) -> None:
+def test_every_contestant_decodes_every_prompt_and_agrees_in_float32(bench_result):
     ours, theirs = (bench_result.at(0.0, group) for group in ("specdec", "transformers"))
     assert len(ours) == 2
     assert len(theirs) == 3
@@ -66,7 +59,7 @@ def test_every_contestant_decodes_every_prompt_and_agrees_in_float32(
     assert not bench_result.unequal()
 
 
-def test_a_contestant_that_alters_a_token_is_caught(tiny_pair: Pair) -> None:
+def test_a_contestant_that_alters_a_token_is_caught(tiny_pair):
     prompts = [Prompt("0", "def main("), Prompt("1", "x = 1 +")]
     asked = conversations(prompts, tiny_pair.tokenizer, NEW_TOKENS, tiny_pair.max_length)
     (peer, *_) = peers_of(tiny_pair, "transformers")
@@ -108,20 +101,20 @@ def asked_of_noted(texts: str = "xy") -> list[Conversation]:
     return [Conversation(Prompt(text, text), whole) for text in texts]
 
 
-def test_another_one_begins_each_time() -> None:
+def test_another_one_begins_each_time():
     order: list[str] = []
     race([Noted(name, order) for name in "abc"], asked_of_noted(), 1, GREEDY, repeats=2)
     assert "".join(order[6:]) == "abc" + "bca" + "cab" + "abc"  # behind the warm-up
 
 
-def test_a_second_temperature_warms_up_with_a_few_prompts() -> None:
+def test_a_second_temperature_warms_up_with_a_few_prompts():
     order: list[str] = []
     alone, asked = [Noted("a", order)], asked_of_noted("uvwxyz")
     race(alone, asked, 1, [*GREEDY, Sampling(temperature=1.0)], repeats=2)
     assert len(order) == 6 + 2 * 6 + FEW + 2 * 6
 
 
-def test_an_interrupted_race_goes_on_with_the_repeat_that_it_was_at(tmp_path: Path) -> None:
+def test_an_interrupted_race_goes_on_with_the_repeat_that_it_was_at(tmp_path):
     order: list[str] = []
     several = [Noted(name, order, last=14) for name in "abc"]
     with Parts.open(tmp_path, {}, Take) as parts, pytest.raises(KeyboardInterrupt):
@@ -148,7 +141,7 @@ def test_an_interrupted_race_goes_on_with_the_repeat_that_it_was_at(tmp_path: Pa
     assert later == ["a"] * (2 + 3 * 2)  # greedy repeats are there
 
 
-def test_rounds_and_forwards_add_up(bench_result: BenchResult) -> None:
+def test_rounds_and_forwards_add_up(bench_result):
     for row in bench_result.at(0.0, "specdec"):
         for take in (take for own in row.takes for take in own):
             assert sum(take.accepted) == take.tokens == NEW_TOKENS
@@ -157,7 +150,7 @@ def test_rounds_and_forwards_add_up(bench_result: BenchResult) -> None:
     assert chain.mean_accepted() > bench_result.rows[0].mean_accepted() == 1
 
 
-def test_what_was_learned_is_forgotten_between_repeats(tiny_pair: Pair) -> None:
+def test_what_was_learned_is_forgotten_between_repeats(tiny_pair):
     """Else the second repeat would find its own output, and be faster than any user's request."""
     drafter = SuffixSettings(memory="all")
     asked = conversations(
@@ -170,7 +163,7 @@ def test_what_was_learned_is_forgotten_between_repeats(tiny_pair: Pair) -> None:
     assert first[1] < first[0]  # the same prompt again, within a repeat
 
 
-def test_sampled_takes_are_drawn_anew_in_every_repeat(bench_result: BenchResult) -> None:
+def test_sampled_takes_are_drawn_anew_in_every_repeat(bench_result):
     row = bench_result.at(1.0, "specdec")[1]
     assert row.configuration == CHAIN
     first, second = ([take.written for take in takes] for takes in row.takes)

@@ -1,9 +1,5 @@
 """Ratios, the best of each, and where the time went follow from the takes."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from specdec_core.base.errors import UserError
@@ -31,7 +27,7 @@ def result_of(template: BenchResult, rows: list[BenchRow]) -> BenchResult:
     return template.model_copy(update={**changes, "repeats": 1})
 
 
-def test_speeds_and_ratios_are_by_the_token() -> None:
+def test_speeds_and_ratios_are_by_the_token():
     slow, fast = row("slow", "a", [1.0, 3.0]), row("fast", "b", [1.0, 1.0], tokens=20)
     assert slow.tokens_per_second == pytest.approx(1 / 0.2)
     assert over(fast, slow).value == pytest.approx(0.2 / 0.05)
@@ -40,9 +36,7 @@ def test_speeds_and_ratios_are_by_the_token() -> None:
     assert high == pytest.approx(6)  # both the second
 
 
-def test_the_best_is_chosen_on_other_prompts_than_it_is_reported_on(
-    bench_result: BenchResult,
-) -> None:
+def test_the_best_is_chosen_on_other_prompts_than_it_is_reported_on(bench_result):
     """A row that is lucky on the prompts that choose gains nothing from it."""
     even, odd = [0.5, 1.0] * 4, [1.0, 0.8] * 4
     rows = [
@@ -62,13 +56,13 @@ def test_the_best_is_chosen_on_other_prompts_than_it_is_reported_on(
     assert best.requests == 6
 
 
-def test_the_first_difference_counts_a_shorter_output() -> None:
+def test_the_first_difference_counts_a_shorter_output():
     assert first_difference([1, 2, 3], [1, 2, 3]) is None
     assert first_difference([1, 9, 3], [1, 2, 3]) == 1
     assert first_difference([1, 2], [1, 2, 3]) == 2
 
 
-def test_unequal_rows_of_ours_are_named_in_float32_only(bench_result: BenchResult) -> None:
+def test_unequal_rows_of_ours_are_named_in_float32_only(bench_result):
     other = row("other", "specdec", [1.0])
     other.takes[0][0].outputs[0][3] = 7
     rows = [row("autoregressive", "specdec", [1.0], autoregressive=True), other]
@@ -79,7 +73,7 @@ def test_unequal_rows_of_ours_are_named_in_float32_only(bench_result: BenchResul
     assert not result.model_copy(update={"pair": pair}).unequal()
 
 
-def test_the_table_has_every_row(bench_result: BenchResult) -> None:
+def test_the_table_has_every_row(bench_result):
     summary = summary_frame(bench_result)
     assert len(summary) == len(bench_result.rows)
     own = summary[summary["contestant"] == "autoregressive"]
@@ -95,14 +89,14 @@ def test_the_table_has_every_row(bench_result: BenchResult) -> None:
     assert (best["over_transformers"] == 1).any()
 
 
-def test_a_result_is_read_as_it_was_written(bench_result: BenchResult, tmp_path: Path) -> None:
+def test_a_result_is_read_as_it_was_written(bench_result, tmp_path):
     bench_result.save(tmp_path)
     assert BenchResult.load(tmp_path) == bench_result
     with pytest.raises(UserError, match=r"no benchmark in it"):
         BenchResult.load(tmp_path / "elsewhere")
 
 
-def test_the_parts_of_a_token_add_up_to_its_time(bench_result: BenchResult) -> None:
+def test_the_parts_of_a_token_add_up_to_its_time(bench_result):
     parts = dict(zip(PARTS_OF_A_ROUND, (4.0, 2.0, 0.5, 0.3, 0.2), strict=True)) | {"prefill": 1.0}
     take = Take(seconds=[10.0], outputs=[[0] * 5], parts=parts)
     own = BenchRow(name="x", group="specdec", temperature=0, takes=[[take]])
@@ -114,7 +108,7 @@ def test_the_parts_of_a_token_add_up_to_its_time(bench_result: BenchResult) -> N
     assert not bench_result.at(0.0, "transformers")[0].seconds_by_part()
 
 
-def test_a_race_falls_into_its_prompt_sets(bench_result: BenchResult) -> None:
+def test_a_race_falls_into_its_prompt_sets(bench_result):
     """The fastest row differs from prompt set to prompt set."""
     rows = [
         row("autoregressive", "specdec", [2.0] * 8, autoregressive=True),

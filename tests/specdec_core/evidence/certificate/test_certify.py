@@ -1,7 +1,5 @@
 """A certificate is given to what is lossless, and to nothing else."""
 
-from __future__ import annotations
-
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -60,7 +58,7 @@ def certificate(tiny_pair: Pair) -> Certificate:
     )
 
 
-def test_a_lossless_configuration_passes(certificate: Certificate) -> None:
+def test_a_lossless_configuration_passes(certificate):
     checks = certificate.checks
     assert checks.greedy.passed
     assert checks.greedy.tokens > 100
@@ -69,7 +67,7 @@ def test_a_lossless_configuration_passes(certificate: Certificate) -> None:
     assert checks.speed.ratio > 0
 
 
-def test_a_lossy_configuration_fails(tiny_pair: Pair) -> None:
+def test_a_lossy_configuration_fails(tiny_pair):
     checks = checks_of(tiny_pair, LOSSY)
     assert "greedy identity" in checks.failures
     assert "in place of" in checks.greedy.first
@@ -91,15 +89,13 @@ WARPED = {
 
 
 @pytest.mark.parametrize("sampling", WARPED.values(), ids=WARPED)
-def test_warped_samples_of_a_lossless_configuration_pass(
-    tiny_pair: Pair, sampling: Sampling
-) -> None:
+def test_warped_samples_of_a_lossless_configuration_pass(tiny_pair, sampling):
     configuration = CHAIN.model_copy(update={"sampling": sampling})
     found = check_distribution(tiny_pair, configuration, sampled(tiny_pair, 40), 8, Observer())
     assert found.passed, found
 
 
-def test_a_wrong_residual_is_found(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_residual_is_found(tiny_pair, monkeypatch):
     monkeypatch.setattr(verification, "residual", lambda p, token, q: p)
     found = check_distribution(tiny_pair, CHAIN, sampled(tiny_pair, 100), 8, Observer())
     assert not found.passed
@@ -107,9 +103,7 @@ def test_a_wrong_residual_is_found(tiny_pair: Pair, monkeypatch: pytest.MonkeyPa
     assert preferred.shift > preferred.detectable
 
 
-def test_tokens_that_top_k_leaves_out_are_found(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_that_top_k_leaves_out_are_found(tiny_pair, monkeypatch):
     """An engine that warps a draft's distribution, but not the target's."""
 
     def all_kept(logits: torch.Tensor, samplings: list[Sampling]) -> torch.Tensor:
@@ -123,8 +117,8 @@ def test_tokens_that_top_k_leaves_out_are_found(
 
 
 def test_in_a_server_it_is_found_again_without_the_weights_of_the_target(
-    certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    certificate, tmp_path, monkeypatch
+):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     pair = certificate.pair.model_copy(update={"target": "elsewhere/model"})
     changes = {
@@ -137,9 +131,7 @@ def test_in_a_server_it_is_found_again_without_the_weights_of_the_target(
     assert find_certificate(pair, CHAIN, "vllm") == inside
 
 
-def test_it_is_found_again_for_these_weights_alone(
-    certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_found_again_for_these_weights_alone(certificate, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     pair, configuration = certificate.pair, certificate.configuration
     assert find_certificate(pair, configuration) is None
@@ -156,7 +148,7 @@ def test_it_is_found_again_for_these_weights_alone(
         find_certificate(pair, configuration)
 
 
-def test_none_can_be_made_of_checks_that_failed(certificate: Certificate) -> None:
+def test_none_can_be_made_of_checks_that_failed(certificate):
     greedy = certificate.checks.greedy.model_copy(update={"differing": 1})
     content = certificate.model_dump()
     content["checks"]["greedy"] = greedy.model_dump()
@@ -165,7 +157,7 @@ def test_none_can_be_made_of_checks_that_failed(certificate: Certificate) -> Non
 
 
 @pytest.mark.parametrize("expected", [0.01, 0.3, 0.995])
-def test_counts_of_rare_sets_raise_no_more_false_alarms_than_stated(expected: float) -> None:
+def test_counts_of_rare_sets_raise_no_more_false_alarms_than_stated(expected):
     tokens, level = 186, 1e-3
     law = binom(tokens, expected)
     found = {count: _p_value(count, [expected] * tokens) for count in range(tokens + 1)}

@@ -1,25 +1,22 @@
 """A plan asks every client for as many requests, and for enough prompts that none is used twice."""
 
-from __future__ import annotations
-
 import pytest
 
 from jobs.bench_serve import QUICK, ROWS
 from specdec_core.base.errors import UserError
 from specdec_core.evidence.load.plan import LoadPlan
-from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.load.workload import Load
 
 
-def test_every_client_sends_as_many_requests() -> None:
+def test_every_client_sends_as_many_requests():
     plan = LoadPlan(clients=(1, 4, 5, 16))
     assert [load.requests for load in plan.loads] == [24, 24, 25, 48]
     assert plan.needed == 16 + 48
     assert LoadPlan(clients=(4,), requests=10).loads == [Load(clients=4, requests=10)]
 
 
-def test_requests_come_at_random_the_same_for_every_row(tiny_pair: Pair) -> None:
+def test_requests_come_at_random_the_same_for_every_row(tiny_pair):
     plan = LoadPlan(clients=(2,), rates=(2, 4), arrivals=6, least=2, slots=3, max_new_tokens=4)
     assert [load.key for load in plan.loads] == ["2", "2/s", "4/s"]
     assert [plan.together(load) for load in plan.loads] == [3, 3, 3]
@@ -35,7 +32,7 @@ def test_requests_come_at_random_the_same_for_every_row(tiny_pair: Pair) -> None
     assert [request.arrival for request in other] != arrivals
 
 
-def test_too_few_prompts_are_refused_with_the_number_that_is_needed(tiny_pair: Pair) -> None:
+def test_too_few_prompts_are_refused_with_the_number_that_is_needed(tiny_pair):
     plan = LoadPlan(clients=(2,), requests=3, max_new_tokens=4)
     prompts = [Prompt(str(n), f"x{n} = ") for n in range(5)]
     requests = plan.workload(prompts, tiny_pair)
@@ -55,12 +52,12 @@ def test_too_few_prompts_are_refused_with_the_number_that_is_needed(tiny_pair: P
         ({"clients": ()}, "give --clients or --rate"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(given: dict, message: str) -> None:
+def test_what_cannot_be_measured_is_refused(given, message):
     with pytest.raises(UserError, match=message):
         LoadPlan(**given).check()
 
 
-def test_the_rows_hold_for_any_pair() -> None:
+def test_the_rows_hold_for_any_pair():
     plan = LoadPlan.load(ROWS, **QUICK)
     assert {c.draft for c in plan.configurations()} == {None, "medium", "small"}
     other = {"target": "org/large", "drafts": {"mini": "org/mini"}}

@@ -1,9 +1,6 @@
 """Speeds, times and ratios under load follow from the records; what failed counts in none."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +21,7 @@ from tests.load_result import REQUESTS, TOKENS, load_result, load_row, open_resu
 ONE, FOUR = (Load(clients=n, requests=REQUESTS) for n in (1, 4))
 
 
-def test_speed_is_what_waiting_clients_are_written_together() -> None:
+def test_speed_is_what_waiting_clients_are_written_together():
     result = load_result()
     ours, *_ = result.rows
     # Requests take 0.2 s with one client, 0.4 s with four, and the last of them 7 % more.
@@ -36,7 +33,7 @@ def test_speed_is_what_waiting_clients_are_written_together() -> None:
     )
 
 
-def test_ratios_are_those_of_paired_requests() -> None:
+def test_ratios_are_those_of_paired_requests():
     result = load_result()
     ours, chain, *_ = result.rows
     ratio = over(chain, ours, ONE)
@@ -52,7 +49,7 @@ def test_ratios_are_those_of_paired_requests() -> None:
     assert len(requests_frame(result)) == 4 * 2 * 2 * REQUESTS
 
 
-def test_at_a_rate_latencies_begin_with_the_arrival_and_goodput_has_limits() -> None:
+def test_at_a_rate_latencies_begin_with_the_arrival_and_goodput_has_limits():
     late = LoadRecord(index=0, sent=2.5, arrival=2.0, first=3.0, last=4.0, tokens=5)
     (times,) = measured(records_frame([late])).to_dict("records")
     assert (times["ttft"], times["latency"], times["tpot"]) == (1.0, 2.0, 0.25)
@@ -72,7 +69,7 @@ def test_at_a_rate_latencies_begin_with_the_arrival_and_goodput_has_limits() -> 
     assert result.lateness().max() == pytest.approx(0.01)
 
 
-def test_what_drafted_is_counted_by_load() -> None:
+def test_what_drafted_is_counted_by_load():
     result = open_result()
     table = summary_frame(result).set_index("contestant")
     assert table.loc["chain", "candidates"] == 2.5
@@ -81,7 +78,7 @@ def test_what_drafted_is_counted_by_load() -> None:
     assert dict(zip(arms["arm"], arms["share"], strict=True)) == {"K=4": 0.75, "nobody": 0.25}
 
 
-def test_requests_that_failed_count_in_no_speed_and_their_row_is_not_the_best() -> None:
+def test_requests_that_failed_count_in_no_speed_and_their_row_is_not_the_best():
     result = load_result()
     _, chain, *_ = result.rows
     before = chain.tokens_per_second(ONE)
@@ -100,7 +97,7 @@ def test_requests_that_failed_count_in_no_speed_and_their_row_is_not_the_best() 
     assert math.isnan(row["ttft_median"])
 
 
-def test_the_best_are_chosen_on_other_requests_than_they_are_compared_on() -> None:
+def test_the_best_are_chosen_on_other_requests_than_they_are_compared_on():
     result = load_result()
     leads = {lead.at.clients: lead for lead in result.leads()}
     assert set(leads) == {1, 4}
@@ -109,16 +106,15 @@ def test_the_best_are_chosen_on_other_requests_than_they_are_compared_on() -> No
     assert leads[1].ratio == pytest.approx(0.13 / 0.15)
 
 
-def test_another_library_with_what_is_ours_is_not_its_own_best() -> None:
+def test_another_library_with_what_is_ours_is_not_its_own_best():
     result = load_result()
     theirs = result.best(ONE, "vllm")
-    assert theirs is not None
     theirs.with_ours = True
     assert result.best(ONE, "vllm") not in (None, theirs)
     assert theirs.name not in {lead.theirs for lead in result.leads()}
 
 
-def test_in_float32_other_texts_are_found() -> None:
+def test_in_float32_other_texts_are_found():
     result = load_result("float32")
     assert result.unequal() == []
     result.rows[1].runs["4"][1][3].text = "other"
@@ -128,7 +124,7 @@ def test_in_float32_other_texts_are_found() -> None:
     assert reduced.unequal() == []
 
 
-def test_a_result_is_read_as_it_was_saved(tmp_path: Path) -> None:
+def test_a_result_is_read_as_it_was_saved(tmp_path):
     result = load_result()
     result.save(tmp_path)
     assert LoadResult.load(tmp_path) == result
@@ -136,7 +132,7 @@ def test_a_result_is_read_as_it_was_saved(tmp_path: Path) -> None:
         LoadResult.load(tmp_path / "none")
 
 
-def test_a_row_without_peers_is_its_own_measure() -> None:
+def test_a_row_without_peers_is_its_own_measure():
     alone = load_result().model_copy(update={"rows": [load_row("a", "specdec", 0.1, 0.01)]})
     assert alone.leads() == []
     assert math.isnan(summary_frame(alone)["over_autoregressive"].iloc[0])

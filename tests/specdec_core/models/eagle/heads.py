@@ -1,7 +1,5 @@
 """Small random heads and their target's configuration."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

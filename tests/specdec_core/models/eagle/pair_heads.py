@@ -1,7 +1,5 @@
 """A head for a pair of the tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

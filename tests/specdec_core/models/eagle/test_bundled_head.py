@@ -1,7 +1,5 @@
 """The EAGLE heads that come along: small, for the target they name."""
 
-from __future__ import annotations
-
 from importlib import metadata
 
 import pytest
@@ -31,13 +29,13 @@ def target_of(name: str) -> str:
     return target
 
 
-def test_it_is_small_enough_for_the_repository(name: str) -> None:
+def test_it_is_small_enough_for_the_repository(name):
     folder = bundled_path(name.removeprefix("bundled:"))
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 12 * MEBIBYTE
     assert names_head(name)
 
 
-def test_it_is_for_the_target_that_it_names(name: str) -> None:
+def test_it_is_for_the_target_that_it_names(name):
     target = target_of(name)
     head = load_head(name, load_skeleton(target).config, fingerprint(target))
     assert all(weight.isfinite().all() for weight in head.parameters())

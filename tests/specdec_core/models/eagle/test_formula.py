@@ -1,7 +1,5 @@
 """Heads compute what the papers define, written here with plain tensors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -76,7 +74,7 @@ def inputs(head: AnyHead) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("before_residual", "before_fc"), [(False, True), (True, False)])
 @torch.no_grad()
-def test_eagle_three(before_residual: bool, before_fc: bool) -> None:
+def test_eagle_three(before_residual, before_fc):
     head = random_head(norm_before_residual=before_residual, norm_before_fc=before_fc)
     give(head)
     eps = head.settings.rms_norm_eps
@@ -96,7 +94,7 @@ def test_eagle_three(before_residual: bool, before_fc: bool) -> None:
 
 @pytest.mark.parametrize(("fc_bias", "qkv_bias"), [(False, True), (True, False)])
 @torch.no_grad()
-def test_eagle_one(fc_bias: bool, qkv_bias: bool) -> None:
+def test_eagle_one(fc_bias, qkv_bias):
     head = random_one(fc_bias, qkv_bias)
     give(head)
     assert (head.fc.bias is not None) == fc_bias

@@ -1,7 +1,5 @@
 """Heads of SpecForge and of EAGLE's authors, made from random ones by their names and keys."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -84,12 +82,12 @@ SPECFORGE = {
         ({"eagle_aux_hidden_state_layer_ids": [0, 3, 7]}, (0, 3, 7)),
     ],
 )
-def test_specforge(tmp_path: Path, changes: dict[str, Any], layers: tuple[int, ...]) -> None:
+def test_specforge(tmp_path, changes, layers):
     folder = written(tmp_path / "head", random_head(), **SPECFORGE, **changes)
     assert same(folder, random_head()).settings.feature_layers == layers
 
 
-def test_specforge_of_the_whole_vocabulary(tmp_path: Path) -> None:
+def test_specforge_of_the_whole_vocabulary(tmp_path):
     head = random_head(VOCABULARY)
     folder = written(
         tmp_path / "head",
@@ -100,7 +98,7 @@ def test_specforge_of_the_whole_vocabulary(tmp_path: Path) -> None:
     same(folder, head)
 
 
-def test_eagle_three_of_its_authors(tmp_path: Path) -> None:
+def test_eagle_three_of_its_authors(tmp_path):
     """Their attention's heads divide the width; embeddings may be present."""
     head = random_head(head_dim=WIDTH // 4)
     folder = written(tmp_path / "head", head, draft_vocab_size=DRAFTED)
@@ -109,7 +107,7 @@ def test_eagle_three_of_its_authors(tmp_path: Path) -> None:
     assert not loaded.settings.norm_before_residual
 
 
-def test_eagle_three_of_a_wider_target(tmp_path: Path) -> None:
+def test_eagle_three_of_a_wider_target(tmp_path):
     head = random_head(hidden_size=24, num_attention_heads=3, num_key_value_heads=3, head_dim=8)
     head.embed_tokens = nn.Embedding(VOCABULARY, 24)
     folder = written(tmp_path / "head", head, draft_vocab_size=DRAFTED, target_hidden_size=WIDTH)
@@ -124,13 +122,13 @@ def test_eagle_three_of_a_wider_target(tmp_path: Path) -> None:
         (True, True, {"bias": True, "qkv_bias": True}),
     ],
 )
-def test_eagle_one(tmp_path: Path, fc_bias: bool, qkv_bias: bool, keys: dict[str, bool]) -> None:
+def test_eagle_one(tmp_path, fc_bias, qkv_bias, keys):
     head = random_one(fc_bias, qkv_bias)
     loaded = same(written(tmp_path / "head", head, torch_file=qkv_bias, **keys), head)
     assert loaded.settings.feature_layers == (LAYERS,)
 
 
-def test_eagle_one_with_its_embedding_and_frequencies(tmp_path: Path) -> None:
+def test_eagle_one_with_its_embedding_and_frequencies(tmp_path):
     """Of older checkpoints."""
     head = random_one()
     folder = written(tmp_path / "head", head)
@@ -146,7 +144,7 @@ def test_eagle_one_with_its_embedding_and_frequencies(tmp_path: Path) -> None:
     assert torch.equal(loaded.embed_tokens.weight, head.embed_tokens.weight)
 
 
-def test_a_small_draft_model_is_no_head(tmp_path: Path) -> None:
+def test_a_small_draft_model_is_no_head(tmp_path):
     """With one layer, its configuration is that of an EAGLE-1 head."""
     LlamaForCausalLM(target_config(num_hidden_layers=1)).save_pretrained(tmp_path)
     assert not is_head(tmp_path)

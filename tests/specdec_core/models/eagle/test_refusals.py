@@ -1,7 +1,5 @@
 """A head that does not fit is refused in one line that says what is wrong."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec
 from specdec_core.models.eagle.loading import is_head, load_head, save_head
 from specdec_core.models.pair import check_pair
 from tests.specdec_core.models.eagle.heads import (
@@ -66,11 +63,11 @@ def change(folder: Path, how: Callable[[Tensors], Any]) -> None:
         ({"num_hidden_layers": 5}, r"reads the layers \[2, 4, 6\], .* from 0 to 5"),
     ],
 )
-def test_another_target(folder: Path, target: dict[str, int], message: str) -> None:
+def test_another_target(folder, target, message):
     refused(folder, message, **target)
 
 
-def test_other_weights_of_the_target(folder: Path) -> None:
+def test_other_weights_of_the_target(folder):
     with pytest.raises(UserError, match=r"trained for another target .*0123456789abcdef.*fedc"):
         load_head(str(folder), target_config(), "fedc")
     load_head(str(folder), target_config(), CARD.target_fingerprint)
@@ -78,7 +75,7 @@ def test_other_weights_of_the_target(folder: Path) -> None:
     load_head(str(folder), target_config(), "fedc")
 
 
-def test_what_the_output_layer_reads_is_another_state_for_others(folder: Path) -> None:
+def test_what_the_output_layer_reads_is_another_state_for_others(folder):
     """vLLM takes the number of layers for the state before the target's norm."""
     configure(folder, eagle_aux_hidden_state_layer_ids=[2, 4, 9])
     load_head(str(folder), target_config())
@@ -109,7 +106,7 @@ def test_what_the_output_layer_reads_is_another_state_for_others(folder: Path) -
         ({"speculators_model_type": "mlp"}, "a draft of the kind 'mlp', which is not supported"),
     ],
 )
-def test_another_configuration(folder: Path, changes: dict[str, Any], message: str) -> None:
+def test_another_configuration(folder, changes, message):
     configure(folder, **changes)
     refused(folder, message)
 
@@ -124,8 +121,8 @@ def test_another_configuration(folder: Path, changes: dict[str, Any], message: s
     ],
 )
 def test_a_draft_of_another_method_is_named_where_a_pair_is_checked(
-    tmp_path: Path, tiny_spec: PairSpec, config: dict[str, Any], method: str
-) -> None:
+    tmp_path, tiny_spec, config, method
+):
     (tmp_path / "config.json").write_text(json.dumps(config))
     spec = tiny_spec.model_copy(update={"drafts": {"draft": str(tmp_path)}})
     with pytest.raises(UserError, match=f"^{tmp_path}: a draft of {method}, which") as error:
@@ -160,12 +157,12 @@ def add(name: str, place: int, what: int) -> Callable[[Tensors], None]:
         (set_("embed_tokens.weight", torch.zeros(7, WIDTH)), "embed_tokens.weight has the shape"),
     ],
 )
-def test_other_tensors(folder: Path, how: Callable[[Tensors], Any], message: str) -> None:
+def test_other_tensors(folder, how, message):
     change(folder, how)
     refused(folder, message)
 
 
-def test_int8_without_its_scales_or_that_does_not_say_so(folder: Path) -> None:
+def test_int8_without_its_scales_or_that_does_not_say_so(folder):
     save_head(random_head(), folder, CARD, form="int8")
     change(folder, lambda tensors: tensors.pop("fc.weight_scale"))
     refused(folder, "fc.weight: no scale for each of its 32 rows")
@@ -173,7 +170,7 @@ def test_int8_without_its_scales_or_that_does_not_say_so(folder: Path) -> None:
     refused(folder, "no output layer")
 
 
-def test_a_narrower_head_without_its_embedding(folder: Path) -> None:
+def test_a_narrower_head_without_its_embedding(folder):
     head = random_head(hidden_size=24, num_attention_heads=3, num_key_value_heads=3)
     save_head(head, folder, CARD)
     refused(folder, "no embed_tokens, but the target's embedding is 32 wide and the head 24")
@@ -181,7 +178,7 @@ def test_a_narrower_head_without_its_embedding(folder: Path) -> None:
 
 @pytest.mark.parametrize("kept", [0, -1])
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-def test_torn_weights(folder: Path, name: str, kept: int) -> None:
+def test_torn_weights(folder, name, kept):
     file = folder / name
     if file.suffix == ".bin":
         torch.save(load_file(folder / "model.safetensors"), file)
@@ -190,13 +187,13 @@ def test_torn_weights(folder: Path, name: str, kept: int) -> None:
     refused(folder, f"cannot read {name}: ")
 
 
-def test_torch_files_that_run_code_are_not_read(folder: Path) -> None:
+def test_torch_files_that_run_code_are_not_read(folder):
     (folder / "model.safetensors").unlink()
     torch.save({"fc.weight": Path("/")}, folder / "pytorch_model.bin")
     refused(folder, "cannot read pytorch_model.bin: ")
 
 
-def test_no_head(tmp_path: Path) -> None:
+def test_no_head(tmp_path):
     refused(tmp_path / "none", "no such folder")
     refused(tmp_path, "config.json: no such file")
     for content in ("[1]", "{", '{"model_type": "llama", "num_hidden_layers": 1}'):
@@ -206,13 +203,13 @@ def test_no_head(tmp_path: Path) -> None:
     assert not is_head(tmp_path / "none")
 
 
-def test_no_weights(folder: Path) -> None:
+def test_no_weights(folder):
     (folder / "model.safetensors").unlink()
     assert is_head(folder)
     refused(folder, "no weights")
 
 
-def test_a_head_with_another_vocabulary_is_not_saved(tmp_path: Path) -> None:
+def test_a_head_with_another_vocabulary_is_not_saved(tmp_path):
     head = random_head()
     head.d2t[-1] = VOCABULARY
     with pytest.raises(UserError, match="the head: d2t leads outside"):

@@ -1,10 +1,7 @@
 """A head that is saved and loaded again is the same head."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -35,7 +32,6 @@ from tests.specdec_core.models.eagle.heads import (
 
 def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> EagleHead:
     head = load_head(str(folder), target_config(), CARD.target_fingerprint, dtype)
-    assert isinstance(head, EagleHead)
     assert not head.training
     return head
 
@@ -43,9 +39,7 @@ def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> EagleHead:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("drafted", [DRAFTED, VOCABULARY])
 @pytest.mark.parametrize("variant", [False, True])
-def test_every_output_is_the_same(
-    tmp_path: Path, dtype: torch.dtype, drafted: int, variant: bool
-) -> None:
+def test_every_output_is_the_same(tmp_path, dtype, drafted, variant):
     head = random_head(
         drafted,
         norm_before_residual=variant,
@@ -74,7 +68,7 @@ SCALED = {"rope_type": "linear", "rope_theta": 9000.0, "factor": 2.0}
 
 
 @pytest.mark.parametrize("changes", [{}, {"rope_parameters": SCALED, "feature_layers": (1, 8)}])
-def test_what_sglang_reads_is_the_same_head(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_what_sglang_reads_is_the_same_head(tmp_path, changes):
     head = random_head(**changes)
     assert specforge.lacks(head.settings, LAYERS) is None
     save_head(head, tmp_path / "head", CARD, form="specforge", dtype=torch.float32)
@@ -92,18 +86,18 @@ def test_what_sglang_reads_is_the_same_head(tmp_path: Path, changes: dict[str, A
     "changes",
     [{"norm_before_fc": True}, {"mlp_bias": True}, {"feature_layers": (LAYERS,)}],
 )
-def test_what_sglang_has_no_place_for_is_told(changes: dict[str, Any]) -> None:
+def test_what_sglang_has_no_place_for_is_told(changes):
     assert specforge.lacks(random_head(**changes).settings, LAYERS)
 
 
-def test_offsets_are_left_out_of_a_whole_vocabulary(tmp_path: Path) -> None:
+def test_offsets_are_left_out_of_a_whole_vocabulary(tmp_path):
     """vLLM has no place for them then."""
     save_head(random_head(VOCABULARY), tmp_path, CARD)
     assert not {"d2t", "t2d"} & load_file(tmp_path / "model.safetensors").keys()
     assert loaded(tmp_path).t2d.all()
 
 
-def test_defaults_that_differ_are_written(tmp_path: Path) -> None:
+def test_defaults_that_differ_are_written(tmp_path):
     """What *speculators* and vLLM take for missing keys is not the same."""
     save_head(random_head(), tmp_path, CARD)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -120,19 +114,18 @@ def test_defaults_that_differ_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["speculators", "int8"])
-def test_an_embedding_of_its_own(tmp_path: Path, form: str) -> None:
+def test_an_embedding_of_its_own(tmp_path, form):
     head = random_head()
     head.embed_tokens = nn.Embedding(VOCABULARY, WIDTH)
     save_head(head, tmp_path / "shared", CARD, form=form)
     assert loaded(tmp_path / "shared").embed_tokens is None
     save_head(head, tmp_path / "own", CARD, form=form, dtype=torch.float32, embedding=True)
     own = loaded(tmp_path / "own").embed_tokens
-    assert own is not None
     weights = head.embed_tokens.weight
     assert (own.weight - weights).abs().amax() <= (0 if form == "speculators" else 0.02)
 
 
-def test_int8_is_close_in_every_channel(tmp_path: Path) -> None:
+def test_int8_is_close_in_every_channel(tmp_path):
     head = random_head()
     with torch.no_grad():
         head.fc.weight[0] = 0  # a channel without a scale
@@ -151,7 +144,7 @@ def test_int8_is_close_in_every_channel(tmp_path: Path) -> None:
         assert (before - after).norm() <= 0.05 * before.norm()
 
 
-def test_weights_in_shards_and_in_torch_files(tmp_path: Path) -> None:
+def test_weights_in_shards_and_in_torch_files(tmp_path):
     head = random_head()
     save_head(head, tmp_path, CARD, dtype=torch.float32)
     file = tmp_path / "model.safetensors"
@@ -168,7 +161,7 @@ def test_weights_in_shards_and_in_torch_files(tmp_path: Path) -> None:
     assert all(map(torch.equal, outputs(head), outputs(loaded(tmp_path))))
 
 
-def test_a_head_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_in_the_hubs_cache(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     repository = tmp_path / "models--some--head"
@@ -181,9 +174,7 @@ def test_a_head_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load_head("other/head", target_config())
 
 
-def test_of_a_model_on_the_hub_the_configuration_tells_that_it_is_no_head(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_model_on_the_hub_the_configuration_tells_that_it_is_no_head(tmp_path, monkeypatch):
     """Nothing else is fetched: its weights may be large."""
     asked = []
 

@@ -1,8 +1,6 @@
 """A head's rows give what its formula gives without any cache: over texts, drafts, trees, rollback
 and rows that change together."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -80,21 +78,21 @@ def same(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_it_drafts_from_its_own_states(rig: Rig) -> None:
+def test_it_drafts_from_its_own_states(rig):
     rig.read(0, TEXT[:-1])
     rig.runner.prefill([0], [TEXT])
     for count in range(1, len(DRAFT) + 1):
         assert same(rig.feed(0, DRAFT[count - 1])[-1], rig.plain(TEXT, DRAFT[:count]))
 
 
-def test_tokens_drafted_elsewhere_are_read_one_after_the_other(rig: Rig) -> None:
+def test_tokens_drafted_elsewhere_are_read_one_after_the_other(rig):
     rig.read(0, TEXT[:-1])
     logits = rig.runner.forward(Batch([0], [[*TEXT, *DRAFT]], wanted=[len(DRAFT)])).logits
     for count in range(1, len(DRAFT) + 1):
         assert same(logits[count - 1], rig.plain(TEXT, DRAFT[:count]))
 
 
-def test_whole_trees_are_read_level_by_level(rig: Rig) -> None:
+def test_whole_trees_are_read_level_by_level(rig):
     rig.read(0, TEXT[:-1])
     rig.runner.prefill([0], [TEXT])
     logits = rig.feed(0, 10, 11, 12, 13, 14, 15, parents=[-1, -1, 0, 1, 1, 3])
@@ -102,7 +100,7 @@ def test_whole_trees_are_read_level_by_level(rig: Rig) -> None:
         assert same(logits[node], rig.plain(TEXT, path))
 
 
-def test_accepted_tokens_are_read_again_with_the_targets_features(rig: Rig) -> None:
+def test_accepted_tokens_are_read_again_with_the_targets_features(rig):
     rig.read(0, TEXT[:-1])
     rig.runner.prefill([0], [TEXT])
     for token in DRAFT:
@@ -113,7 +111,7 @@ def test_accepted_tokens_are_read_again_with_the_targets_features(rig: Rig) -> N
     assert same(rig.feed(0, *text[len(TEXT) :])[-1], rig.plain(text))
 
 
-def test_a_kept_branch_is_drafted_on(rig: Rig) -> None:
+def test_a_kept_branch_is_drafted_on(rig):
     rig.read(0, TEXT[:-1])
     rig.runner.prefill([0], [TEXT])
     rig.feed(0, 10, 11, parents=[-1, -1])
@@ -123,7 +121,7 @@ def test_a_kept_branch_is_drafted_on(rig: Rig) -> None:
     assert same(rig.feed(0, 15)[0], rig.plain(TEXT, [11, 13, 15]))
 
 
-def test_a_root_that_lost_leaves_the_row(rig: Rig) -> None:
+def test_a_root_that_lost_leaves_the_row(rig):
     """The first token of a tree that the target begins is settled once the target has read it."""
     rig.read(0, TEXT)
     rig.runner.prefill([0], [TEXT])
@@ -136,7 +134,7 @@ def test_a_root_that_lost_leaves_the_row(rig: Rig) -> None:
     assert same(rig.feed(0, *text[len(TEXT) :])[-1], rig.plain(text))
 
 
-def test_rows_are_independent_and_may_be_at_any_place(rig: Rig) -> None:
+def test_rows_are_independent_and_may_be_at_any_place(rig):
     rig.read(0, TEXT[:-1])
     rig.read(2, OTHER[:-1])
     rig.runner.prefill([0], [TEXT])
@@ -146,7 +144,7 @@ def test_rows_are_independent_and_may_be_at_any_place(rig: Rig) -> None:
     assert same(both[1], rig.plain(OTHER))
 
 
-def test_a_row_that_was_cut_or_copied_goes_on(rig: Rig) -> None:
+def test_a_row_that_was_cut_or_copied_goes_on(rig):
     rig.read(0, TEXT[:-1])
     rig.runner.prefill([0], [TEXT])
     rig.feed(0, *DRAFT[:2])
@@ -160,7 +158,7 @@ def test_a_row_that_was_cut_or_copied_goes_on(rig: Rig) -> None:
     assert same(rig.feed(1, *text[held:])[-1], rig.plain(text))
 
 
-def test_rows_that_begin_alike_draft_their_own(rig: Rig) -> None:
+def test_rows_that_begin_alike_draft_their_own(rig):
     """Over several blocks of the cache, the last one in part."""
     text = [(7 * n) % 89 + 3 for n in range(2 * BLOCK + 9)]
     rig.read(0, text[:-1])
@@ -179,7 +177,7 @@ def test_rows_that_begin_alike_draft_their_own(rig: Rig) -> None:
             assert same(logits[row], rig.plain(texts[row], DRAFT[:count])), (row, count)
 
 
-def test_siblings_are_all_read_with_what_the_target_knows_before_them(rig: Rig) -> None:
+def test_siblings_are_all_read_with_what_the_target_knows_before_them(rig):
     """Where the target has read the whole text, not all but its last token."""
     rig.read(0, TEXT)
     rig.runner.prefill([0], [TEXT])
@@ -188,7 +186,7 @@ def test_siblings_are_all_read_with_what_the_target_knows_before_them(rig: Rig) 
         assert same(logits[place], rig.plain([*TEXT, DRAFT[place]]))
 
 
-def test_after_the_first_token_all_are_as_likely(rig: Rig) -> None:
+def test_after_the_first_token_all_are_as_likely(rig):
     assert rig.feed(0, TEXT[0]).eq(0).all()
     rig.runner.truncate(0, 0)
     unread = rig.feed(0, *TEXT[:2])
@@ -201,7 +199,7 @@ def test_after_the_first_token_all_are_as_likely(rig: Rig) -> None:
     assert same(rig.feed(0, TEXT[1])[0], rig.plain(TEXT[:2]))
 
 
-def test_a_forward_that_does_not_fit_has_appended_nothing(rig: Rig) -> None:
+def test_a_forward_that_does_not_fit_has_appended_nothing(rig):
     rig.read(0, TEXT[:-1])
     rig.runner.prefill([0], [TEXT])
     with pytest.raises(ValueError, match="slot"):
@@ -219,7 +217,7 @@ def cpu_rig(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return Rig(tiny_pair)
 
 
-def test_without_a_compiler_one_warning_and_the_eager_logits(cpu_rig: Rig) -> None:
+def test_without_a_compiler_one_warning_and_the_eager_logits(cpu_rig):
     with (
         torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
         pytest.warns(UserWarning, match=r"running the EAGLE head without a graph: no C\+\+ comp"),
@@ -233,7 +231,7 @@ def test_without_a_compiler_one_warning_and_the_eager_logits(cpu_rig: Rig) -> No
 
 
 @pytest.mark.long
-def test_a_compiled_head_gives_the_eager_logits_with_features_and_without(cpu_rig: Rig) -> None:
+def test_a_compiled_head_gives_the_eager_logits_with_features_and_without(cpu_rig):
     """Its graph takes the target's features: of a prompt, of one token, and none for a draft."""
     cpu_rig.runner = EagleRunner(cpu_rig.head, cpu_rig.target, 3, 64, "weights")
     assert cpu_rig.runner._graph is not None
@@ -253,9 +251,7 @@ def test_a_compiled_head_gives_the_eager_logits_with_features_and_without(cpu_ri
     assert same(draft[1], cpu_rig.plain(OTHER, DRAFT[:1]))
 
 
-def test_a_head_compiled_for_one_target_is_compiled_anew_for_another(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_compiled_for_one_target_is_compiled_anew_for_another(tiny_pair, monkeypatch):
     if tiny_pair.target.device.type != "cpu":
         pytest.skip("on a GPU heads are run eagerly")
     folders = []

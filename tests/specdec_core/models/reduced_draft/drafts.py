@@ -1,7 +1,5 @@
 """A draft with a reduced vocabulary for a pair of the tests."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

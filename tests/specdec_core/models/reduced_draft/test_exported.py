@@ -1,7 +1,5 @@
 """Other programs read a draft with a reduced vocabulary as a plain Llama that drafts the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,6 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec
 from specdec_core.models.pair import load_drafts
 from specdec_core.models.reduced_draft.exported import exported_draft
 from tests.specdec_core.models.reduced_draft.drafts import TABLES, write_draft
@@ -25,9 +22,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tables", TABLES)
-def test_a_plain_llama_drafts_the_same(
-    tiny_spec: PairSpec, tmp_path: Path, tables: str, dtype: torch.dtype
-) -> None:
+def test_a_plain_llama_drafts_the_same(tiny_spec, tmp_path, tables, dtype):
     write_draft(tiny_spec, tmp_path / "draft", PROPOSABLE, tables)
     name = str(tmp_path / "draft")
     runner = tiny_spec.runner.model_copy(
@@ -51,7 +46,7 @@ def test_a_plain_llama_drafts_the_same(
     assert AutoTokenizer.from_pretrained(folder).get_vocab() == vocabulary
 
 
-def test_it_is_made_once_for_each_draft_and_data_type(tiny_spec: PairSpec, tmp_path: Path) -> None:
+def test_it_is_made_once_for_each_draft_and_data_type(tiny_spec, tmp_path):
     folders = []
     for seed, dtype in ((0, torch.float32), (0, torch.float32), (0, torch.bfloat16), (1, None)):
         proposable = [token + seed for token in PROPOSABLE]
@@ -63,7 +58,7 @@ def test_it_is_made_once_for_each_draft_and_data_type(tiny_spec: PairSpec, tmp_p
     assert len(set(folders)) == 3
 
 
-def test_a_draft_of_another_target_is_refused(tiny_spec: PairSpec, tmp_path: Path) -> None:
+def test_a_draft_of_another_target_is_refused(tiny_spec, tmp_path):
     write_draft(tiny_spec, tmp_path / "draft", PROPOSABLE)
     with pytest.raises(UserError, match="was trained for another target"):
         exported_draft(str(tmp_path / "draft"), tiny_spec.drafts["draft"], torch.float32)

@@ -1,7 +1,5 @@
 """Drafts with a reduced vocabulary: each stored form, compiled graphs, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,7 @@ from specdec_core.models.draft_vocabulary import NEVER
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.fingerprints import fingerprint
 from specdec_core.models.loading import load_skeleton
-from specdec_core.models.pair import Pair, check_pair, load_drafts, load_pair, resolve_dtypes
+from specdec_core.models.pair import check_pair, load_drafts, load_pair, resolve_dtypes
 from specdec_core.models.reduced_draft import ReducedDraft
 from specdec_core.models.reduced_draft.target_tables import target_embedding
 from specdec_core.models.runner import Batch
@@ -57,9 +55,7 @@ def loaded(spec: PairSpec, folder: Path, **runner: Any) -> ReducedDraft:
 
 
 @pytest.mark.parametrize("tables", TABLES)
-def test_a_draft_is_read_as_it_was_written(
-    tiny_spec: PairSpec, tiny_pair: Pair, tmp_path: Path, tables: str
-) -> None:
+def test_a_draft_is_read_as_it_was_written(tiny_spec, tiny_pair, tmp_path, tables):
     folder, size = tmp_path / "draft", tiny_pair.target.config.vocab_size
     draft = write_draft(tiny_spec, folder, PROPOSABLE, tables)
     with torch.no_grad():
@@ -72,7 +68,7 @@ def test_a_draft_is_read_as_it_was_written(
     assert error < 0.06
 
 
-def test_the_targets_own_tables_are_not_stored(tiny_spec: PairSpec, tmp_path: Path) -> None:
+def test_the_targets_own_tables_are_not_stored(tiny_spec, tmp_path):
     write_draft(tiny_spec, tmp_path / "draft", PROPOSABLE, "target")
     stored = load_file(tmp_path / "draft" / "model.safetensors")
     assert {name.split(".")[1] for name in stored if "." in name} == {"layers", "norm"}
@@ -82,9 +78,7 @@ def test_the_targets_own_tables_are_not_stored(tiny_spec: PairSpec, tmp_path: Pa
     }
 
 
-def test_an_embedding_that_is_more_than_a_table_is_that_of_the_loaded_target(
-    tmp_path: Path,
-) -> None:
+def test_an_embedding_that_is_more_than_a_table_is_that_of_the_loaded_target(tmp_path):
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     sizes = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": 40}
@@ -97,7 +91,7 @@ def test_an_embedding_that_is_more_than_a_table_is_that_of_the_loaded_target(
 
 
 @pytest.mark.parametrize("pack", [False, True], ids=["plain", "packed"])
-def test_greedy_output_is_the_targets_own(tiny_spec: PairSpec, either: Path, pack: bool) -> None:
+def test_greedy_output_is_the_targets_own(tiny_spec, either, pack):
     pair = load_pair(spec_of(tiny_spec, either, pack=pack))
     requests = [Request(str(n), (5 + n, 6, 7), 24) for n in range(3)]
     written = [
@@ -111,12 +105,7 @@ def test_greedy_output_is_the_targets_own(tiny_spec: PairSpec, either: Path, pac
 
 
 @pytest.mark.long
-def test_compiled_logits_are_those_of_eager_forwards(
-    tiny_spec: PairSpec,
-    either: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_compiled_logits_are_those_of_eager_forwards(tiny_spec, either, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     draft = loaded(tiny_spec, either, pack=False)
     eager, inner = (EagerRunner(draft, 2, 96, compact=True) for _ in range(2))
@@ -151,9 +140,7 @@ def set_(name: str, value: Tensor) -> Callable[[Tensors], None]:
         (set_("d2t", torch.zeros(100)), "d2t is not 100 whole numbers"),
     ],
 )
-def test_other_tensors_are_refused_in_one_line(
-    tiny_spec: PairSpec, folder: Path, change: Callable[[Tensors], Any], message: str
-) -> None:
+def test_other_tensors_are_refused_in_one_line(tiny_spec, folder, change, message):
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
@@ -172,9 +159,7 @@ def test_other_tensors_are_refused_in_one_line(
         (None, "config.json: reduced"),
     ],
 )
-def test_another_configuration_is_refused_in_one_line(
-    tiny_spec: PairSpec, folder: Path, changes: dict | None, message: str
-) -> None:
+def test_another_configuration_is_refused_in_one_line(tiny_spec, folder, changes, message):
     config = json.loads((folder / "config.json").read_text())
     config["reduced"] = changes and {**config["reduced"], **changes}
     (folder / "config.json").write_text(json.dumps(config))
@@ -183,17 +168,16 @@ def test_another_configuration_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_it_is_made_without_its_weights_like_any_model(tiny_spec: PairSpec, folder: Path) -> None:
+def test_it_is_made_without_its_weights_like_any_model(tiny_spec, folder):
     """For a skeleton, and to measure which data type is faster."""
     skeleton = load_skeleton(str(folder))
-    assert isinstance(skeleton, ReducedDraft)
     assert skeleton.get_output_embeddings().linear.out_features == len(PROPOSABLE)
     resolved = resolve_dtypes(spec_of(tiny_spec, folder, device="cpu", draft_dtype="auto"))
     assert resolved.runner.draft_dtype in ("float32", "bfloat16")
     assert loaded(resolved, folder).dtype == getattr(torch, resolved.runner.draft_dtype)
 
 
-def test_hidden_states_are_what_the_output_layer_reads(tiny_spec: PairSpec, folder: Path) -> None:
+def test_hidden_states_are_what_the_output_layer_reads(tiny_spec, folder):
     """Acceptance heads read them."""
     draft = loaded(tiny_spec, folder, pack=False)
     runner = EagerRunner(draft, 1, 64)
@@ -206,12 +190,12 @@ def test_hidden_states_are_what_the_output_layer_reads(tiny_spec: PairSpec, fold
     torch.testing.assert_close(output.logits, logits[0])
 
 
-def test_it_is_no_target(tiny_spec: PairSpec, folder: Path) -> None:
+def test_it_is_no_target(tiny_spec, folder):
     with pytest.raises(UserError, match="reduced vocabulary; it cannot be a target"):
         check_pair(tiny_spec.model_copy(update={"target": str(folder)}))
 
 
-def test_a_target_without_its_weights(tiny_spec: PairSpec, folder: Path, tmp_path: Path) -> None:
+def test_a_target_without_its_weights(tiny_spec, folder, tmp_path):
     nowhere = tiny_spec.model_copy(update={"target": str(tmp_path / "nowhere")})
     with pytest.raises(UserError, match="nowhere: no such folder"):
         loaded(nowhere, folder)

@@ -1,7 +1,5 @@
 """Recorded rounds that follow the load equal the live engine's, whenever the load changes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -60,9 +58,7 @@ def requests(replay: Replay) -> list[Request]:
 
 @pytest.mark.parametrize("limits", [Limits(5), Limits(5, step_tokens=24, cache_tokens=512)])
 @pytest.mark.parametrize("kind", [*SCHEDULES, "by batch"])
-def test_the_steps_are_the_live_engines(
-    kind: str, limits: Limits, replay: Replay, tiny_pair: Pair
-) -> None:
+def test_the_steps_are_the_live_engines(kind, limits, replay, tiny_pair):
     configuration = schedule(SCHEDULES[kind]) if kind in SCHEDULES else configured(BY_BATCH)
     answers = replayed_answers(replay, configuration)
     shapes = shapes_of(answers, len(answers))
@@ -77,9 +73,7 @@ def test_the_steps_are_the_live_engines(
     assert kind == "by batch" or len(used) > 1
 
 
-def test_a_drafter_with_memory_is_exact_while_it_drafts_alone(
-    replay: Replay, tiny_pair: Pair
-) -> None:
+def test_a_drafter_with_memory_is_exact_while_it_drafts_alone(replay, tiny_pair):
     configuration = schedule({1: {"kind": "heuristic", "start": 3}, 2: None})
     answers = replayed_answers(replay, configuration)
     shapes = shapes_of(answers, len(answers))
@@ -91,7 +85,7 @@ def test_a_drafter_with_memory_is_exact_while_it_drafts_alone(
     assert simulated.records["tokens"].tolist() == list(answers.lengths)
 
 
-def test_ranges_within_ranges_are_ranges() -> None:
+def test_ranges_within_ranges_are_ranges():
     found = drafters_by_load(schedule(SCHEDULES["a schedule inside"]).drafter)
     lengths = {n: each and each.depth for n, each in found.items()}
     assert lengths == {1: 4, 2: 2, 5: 3}
@@ -99,7 +93,7 @@ def test_ranges_within_ranges_are_ranges() -> None:
     assert {n: each and each.depth for n, each in found.items()} == {1: 10, 3: 2, 4: None}
 
 
-def test_an_engine_that_drafts_whole_chains_drafts_them_in_every_round(replay: Replay) -> None:
+def test_an_engine_that_drafts_whole_chains_drafts_them_in_every_round(replay):
     alone = replayed_answers(replay, configured(chain(4)), whole=True).rounds[1]
     for first, *later in alone:
         assert (first.drafted, first.draft_forwards) == (0, 4)
@@ -111,7 +105,7 @@ def test_an_engine_that_drafts_whole_chains_drafts_them_in_every_round(replay: R
             assert {each.draft_forwards for each in answer} == {most}
 
 
-def test_everywhere_begins_at_every_position(replay: Replay) -> None:
+def test_everywhere_begins_at_every_position(replay):
     for drafter in (None, chain(4), TREE, {"kind": "suffix"}):
         configuration = configured(drafter)
         everywhere, in_order = replay.everywhere(configuration), replay.run(configuration)

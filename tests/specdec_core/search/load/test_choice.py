@@ -1,9 +1,5 @@
 """The choice for each load follows what was measured, and what was measured is kept."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -37,7 +33,7 @@ def replay(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Replay:
     return recorded(tiny_pair, tmp_path_factory.mktemp("recorded"))
 
 
-def test_finalists_are_near_the_best_and_of_several_families() -> None:
+def test_finalists_are_near_the_best_and_of_several_families():
     values = {SIX: 100, FIVE: 99, TWO: 98, LOOKUP: 96, AUTOREGRESSIVE: 100}
     simulated = pd.Series({each.id: value for each, value in values.items()})
     chosen = finalists_at(simulated, values, SIX.id, LiveSettings())
@@ -52,7 +48,7 @@ def test_finalists_are_near_the_best_and_of_several_families() -> None:
     assert finalists_at(behind, [*values], AUTOREGRESSIVE.id, LiveSettings()) == [SIX]
 
 
-def test_the_simulation_decides_where_nothing_can_be_timed(replay: Replay) -> None:
+def test_the_simulation_decides_where_nothing_can_be_timed(replay):
     choice, simulated = choose_for_load([SIX, TWO], replay, UP_TO_A_DOZEN, WORKLOAD)
     assert not choice.timed
     assert drafter_at(choice.chosen, 1) is not None
@@ -61,7 +57,7 @@ def test_the_simulation_decides_where_nothing_can_be_timed(replay: Replay) -> No
     assert [verdict.regret for verdict in choice.verdicts] == [None, None]
 
 
-def test_the_choice_is_made_by_what_was_measured(replay: Replay, tmp_path: Path) -> None:
+def test_the_choice_is_made_by_what_was_measured(replay, tmp_path):
     """With 8 clients drafting never pays by the step times, and always by the live runs."""
     machine = Machine(replay, WORKLOAD, ALWAYS_FREE)
     live = LIVE.model_copy(update={"within": 0.6})
@@ -93,9 +89,7 @@ def test_the_choice_is_made_by_what_was_measured(replay: Replay, tmp_path: Path)
     assert type(choice).model_validate_json(choice.model_dump_json()) == choice
 
 
-def test_a_schedule_that_the_measurements_make_is_timed_as_a_whole(
-    replay: Replay, tmp_path: Path
-) -> None:
+def test_a_schedule_that_the_measurements_make_is_timed_as_a_whole(replay, tmp_path):
     """The step times say that drafting always pays, the live runs that it stops to."""
     machine = Machine(replay, WORKLOAD, UP_TO_A_DOZEN)
     choice, _ = choose_for_load([SIX], replay, ALWAYS_FREE, WORKLOAD, LIVE, machine, tmp_path)
@@ -109,9 +103,7 @@ def test_a_schedule_that_the_measurements_make_is_timed_as_a_whole(
     assert row.low > 1
 
 
-def test_an_open_loop_chooses_among_configurations_and_a_schedule(
-    replay: Replay, tmp_path: Path
-) -> None:
+def test_an_open_loop_chooses_among_configurations_and_a_schedule(replay, tmp_path):
     workload = Workload(rate=30, requests=16)
     machine = Machine(replay, workload, UP_TO_A_DOZEN)
     choice, simulated = choose_for_load(
@@ -124,7 +116,7 @@ def test_an_open_loop_chooses_among_configurations_and_a_schedule(
     assert verdict.load == Load(rate=30, requests=16)
 
 
-def test_live_runs_follow_the_workload(replay: Replay, tiny_pair: Pair) -> None:
+def test_live_runs_follow_the_workload(replay, tiny_pair):
     """On the live engine: the same prompts as simulated, arrivals on the wall clock."""
     workload = Workload(rate=200, requests=6)
     traffic = Traffic.of(workload, replay.recording)
@@ -139,7 +131,7 @@ def test_live_runs_follow_the_workload(replay: Replay, tiny_pair: Pair) -> None:
     assert records["tokens"].tolist() == (2 * outputs)[:6]
 
 
-def test_a_trace_sends_its_own_prompts(replay: Replay, tiny_pair: Pair, tmp_path: Path) -> None:
+def test_a_trace_sends_its_own_prompts(replay, tiny_pair, tmp_path):
     trace = tmp_path / "trace.jsonl"
     trace.write_text(
         '{"arrival": 0, "prompt": "y = ", "max_new_tokens": 3}\n'
@@ -173,9 +165,7 @@ class Near(Machine):
 
 
 @pytest.mark.parametrize("cost", [0.2, 0.0])
-def test_who_was_best_before_stays_only_where_that_is_shown_to_cost_little(
-    replay: Replay, cost: float, tmp_path: Path
-) -> None:
+def test_who_was_best_before_stays_only_where_that_is_shown_to_cost_little(replay, cost, tmp_path):
     workload = Workload(clients=(1, 2), requests=48)
     live = LiveSettings(repeats=4, cost=cost, within=0.5, requests=48)
     machine = Near(replay, workload, UP_TO_A_DOZEN)

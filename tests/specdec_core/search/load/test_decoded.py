@@ -1,7 +1,5 @@
 """What no recording tells is decoded once, and then simulated, marked and chosen like the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -76,7 +74,7 @@ def simulated(replay: Replay, configuration: Configuration, clients: int) -> Sim
 
 
 @pytest.mark.parametrize("name", REPLAYABLE)
-def test_live_rounds_simulate_as_replayed_ones(name: str, replay: Replay, decode: Decode) -> None:
+def test_live_rounds_simulate_as_replayed_ones(name, replay, decode):
     configuration = configured(REPLAYABLE[name])
     assert replay.can(configuration)
     rounds = ReplayedRounds.of_frame(decode(configuration), replay.recording.prompts.ids)
@@ -87,9 +85,7 @@ def test_live_rounds_simulate_as_replayed_ones(name: str, replay: Replay, decode
         assert runs[0].log == runs[1].log
 
 
-def test_a_tree_is_simulated_as_the_engine_decodes_it(
-    replay: Replay, decode: Decode, tiny_pair: Pair
-) -> None:
+def test_a_tree_is_simulated_as_the_engine_decodes_it(replay, decode, tiny_pair):
     tree = configured(TREE)
     known = with_decoded(replay, [tree], decode)
     prompts = enumerate(recorded_requests(replay.recording))
@@ -101,7 +97,7 @@ def test_a_tree_is_simulated_as_the_engine_decodes_it(
         assert [step.candidates for step in log] == live.candidates
 
 
-def test_what_cannot_be_replayed_competes_and_is_marked(replay: Replay, decode: Decode) -> None:
+def test_what_cannot_be_replayed_competes_and_is_marked(replay, decode):
     tree, chain = configured(TREE), configured(CHAIN)
     known = with_decoded(replay, [tree, chain], decode)
     assert can_simulate(known, tree)
@@ -118,9 +114,7 @@ def test_what_cannot_be_replayed_competes_and_is_marked(replay: Replay, decode: 
     assert section.shown["configuration"].str.contains("† ★").any()
 
 
-def test_rounds_are_decoded_once_and_kept_whole(
-    replay: Replay, decode: Decode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_are_decoded_once_and_kept_whole(replay, decode, monkeypatch):
     tree = configured(TREE)
     folder = replay.recording.folder / "decoded"
     asked: list[str] = []
@@ -146,7 +140,7 @@ def test_rounds_are_decoded_once_and_kept_whole(
     assert asked == [tree.id] * 2
 
 
-def test_what_no_rounds_tell_is_refused_as_before(replay: Replay, decode: Decode) -> None:
+def test_what_no_rounds_tell_is_refused_as_before(replay, decode):
     pearl = configured({"kind": "pearl"})
     with pytest.raises(UserError, match="depends on time"):
         replayed_answers(with_decoded(replay, [pearl], decode), pearl)

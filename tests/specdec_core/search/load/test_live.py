@@ -1,7 +1,5 @@
 """The simulation takes the live engine's steps: the same requests, chunks and candidates."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -11,7 +9,6 @@ from specdec_core.cost.forward import ForwardTerms
 from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import Pair
 from specdec_core.search.load.answers import Answers, SimulatedRound
 from specdec_core.search.load.live import run_arrivals
 from specdec_core.search.load.simulator import RequestShape, simulate_clients
@@ -71,7 +68,7 @@ def answers_of(generations: list[Generation], draft: str | None) -> Answers:
         pytest.param("lookup", "full cache", marks=pytest.mark.long),
     ],
 )
-def test_the_steps_are_the_live_engines(kind: str, limits: str, tiny_pair: Pair) -> None:
+def test_the_steps_are_the_live_engines(kind, limits, tiny_pair):
     configuration, requests = CONFIGURATIONS[kind], some_requests(9)
     alone = Engine(tiny_pair, configuration).generate(requests)
     answers = answers_of(alone, "draft" if kind == "draft" else None)
@@ -93,7 +90,7 @@ def test_the_steps_are_the_live_engines(kind: str, limits: str, tiny_pair: Pair)
             assert simulated.preemptions == engine.scheduler.preemptions > 0
 
 
-def test_texts_of_free_slots_leave_the_cache_to_those_that_run(tiny_pair: Pair) -> None:
+def test_texts_of_free_slots_leave_the_cache_to_those_that_run(tiny_pair):
     limits = Limits(5, cache_tokens=640, share_prefixes=True)
     engine = Engine(tiny_pair, CONFIGURATIONS["lookup"], limits=limits)
     short = [Request(str(n), tuple(range(n, n + 50)), 12, ignore_eos=True) for n in range(1, 6)]
@@ -106,7 +103,7 @@ def test_texts_of_free_slots_leave_the_cache_to_those_that_run(tiny_pair: Pair) 
         assert sum(engine.target.lengths) <= 640
 
 
-def test_a_client_sends_its_next_request_before_the_step_after_its_answer(tiny_pair: Pair) -> None:
+def test_a_client_sends_its_next_request_before_the_step_after_its_answer(tiny_pair):
     run = LiveSteps(Engine(tiny_pair, slots=4), some_requests(9), 3)
     steps = [(n, name) for n, plan in enumerate(run.plans) for name in plan.entering.values()]
     entered = {name: step for step, name in steps}
@@ -117,7 +114,7 @@ def test_a_client_sends_its_next_request_before_the_step_after_its_answer(tiny_p
     assert (run.records["first"] > run.records["sent"]).all()
 
 
-def test_live_requests_of_an_open_loop_come_when_they_should(tiny_pair: Pair) -> None:
+def test_live_requests_of_an_open_loop_come_when_they_should(tiny_pair):
     requests = some_requests(6)
     arrivals = [0.0, 0.0, 0.01, 0.02, 0.3, 0.3]
     records = run_arrivals(Engine(tiny_pair, slots=2), requests, arrivals)

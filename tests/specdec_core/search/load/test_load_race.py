@@ -1,8 +1,6 @@
 """Configurations at a load are compared by what their requests gained and cost, and only those in
 question answer the requests again."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,7 +35,7 @@ def runs(seconds: float, noise: float = 0.0, turns: int = 3, requests: int = 24)
     return each
 
 
-def test_tokens_a_second_of_clients_that_always_wait_are_those_of_the_run() -> None:
+def test_tokens_a_second_of_clients_that_always_wait_are_those_of_the_run():
     comparison = LoadComparison({"a": runs(2.0), "b": runs(1.0)}, FOUR, "tokens_per_second")
     ratio = comparison.ratio("b", "a")
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2, 2, 2))
@@ -46,7 +44,7 @@ def test_tokens_a_second_of_clients_that_always_wait_are_those_of_the_run() -> N
     assert comparison.ratio("a", "a").value == 1
 
 
-def test_the_least_expected_cost_decides_among_those_in_question() -> None:
+def test_the_least_expected_cost_decides_among_those_in_question():
     noisy = {"slow": runs(2.0, 0.1), "fast": runs(1.0, 0.1), "same": runs(1.01, 0.1)}
     comparison = LoadComparison(noisy, FOUR, "tokens_per_second")
     assert set(comparison.in_question(noisy)) == {"fast", "same"}
@@ -58,7 +56,7 @@ def test_the_least_expected_cost_decides_among_those_in_question() -> None:
     assert comparison.decision() == (chosen, comparison.cost(chosen, noisy))
 
 
-def test_what_is_kept_has_to_be_in_question_and_to_cost_little() -> None:
+def test_what_is_kept_has_to_be_in_question_and_to_cost_little():
     noisy = {"slow": runs(2.0, 0.1), "fast": runs(1.0, 0.1), "same": runs(1.01, 0.1)}
     comparison = LoadComparison(noisy, FOUR, "tokens_per_second")
     assert comparison.decision("slow", tolerance=1)[0] != "slow"
@@ -71,7 +69,7 @@ def test_what_is_kept_has_to_be_in_question_and_to_cost_little() -> None:
     assert comparison.decision(other, tolerance=0)[0] == best
 
 
-def test_a_configuration_that_left_is_compared_over_the_turns_that_it_had() -> None:
+def test_a_configuration_that_left_is_compared_over_the_turns_that_it_had():
     """The machine is three times slower from the third turn on."""
     measured = {"left": runs(1.1, turns=2), "stayed": [*runs(1.0, turns=2), *runs(3.0, turns=3)],
                 "too": [*runs(1.0, turns=2), *runs(2.0, turns=3)]}  # fmt: skip
@@ -85,7 +83,7 @@ def test_a_configuration_that_left_is_compared_over_the_turns_that_it_had() -> N
     assert comparison.cost("stayed", comparison.racing).expected > 0.2
 
 
-def test_goodput_counts_requests_within_the_objective() -> None:
+def test_goodput_counts_requests_within_the_objective():
     measured = {"late": runs(2.0), "in time": runs(1.0)}
     comparison = LoadComparison(measured, FOUR, "goodput", Slo(latency=1.5))
     assert comparison.ratio("in time", "late").value == float("inf")
@@ -96,7 +94,7 @@ def test_goodput_counts_requests_within_the_objective() -> None:
     assert nobody.cost("late", measured).high == 0
 
 
-def test_an_open_loop_has_a_share_of_its_requests_within_the_objective() -> None:
+def test_an_open_loop_has_a_share_of_its_requests_within_the_objective():
     load = Load(rate=3.0, requests=24)
     halves = [pd.concat([runs(1.0)[0][:12], runs(2.0)[0][12:]])]
     comparison = LoadComparison({"half": halves, "all": runs(1.0, turns=1)}, load, "goodput",
@@ -152,7 +150,7 @@ def race(
     return comparison, counts
 
 
-def test_every_configuration_runs_twice_and_those_in_question_go_on() -> None:
+def test_every_configuration_runs_twice_and_those_in_question_go_on():
     comparison, runs = race((2.0, 1.2, 1.0, 1.0), noise=0.1)
     assert runs == [2, 2, 3, 3]
     assert comparison.racing == [SIX.id, EIGHT.id]
@@ -160,13 +158,13 @@ def test_every_configuration_runs_twice_and_those_in_question_go_on() -> None:
     assert set(comparison.in_question(comparison.ids)) == {SIX.id, EIGHT.id}
 
 
-def test_one_run_that_was_disturbed_puts_no_configuration_out() -> None:
+def test_one_run_that_was_disturbed_puts_no_configuration_out():
     comparison, runs = race((2.0, 1.5, 1.0, 1.2), noise=0.01, disturbed=SIX.id, repeats=5)
     assert runs[FIELD.index(SIX)] > 2
     assert comparison.decision()[0] == SIX.id
 
 
-def test_the_error_is_shared_among_the_looks(tmp_path: Path) -> None:
+def test_the_error_is_shared_among_the_looks(tmp_path):
     """So that all that it has seen before it stops holds together."""
     ids = [each.id for each in FIELD[2:]]
     settings = LiveSettings(repeats=6)
@@ -179,13 +177,13 @@ def test_the_error_is_shared_among_the_looks(tmp_path: Path) -> None:
     assert ratios[1].low < ratios[0].low < ratios[0].high < ratios[1].high
 
 
-def test_a_race_ends_when_one_is_left_or_the_choice_costs_nothing() -> None:
+def test_a_race_ends_when_one_is_left_or_the_choice_costs_nothing():
     assert race((2.0, 1.5, 1.0, 1.5), noise=0.04, repeats=5)[1] == [2, 2, 2, 2]
     assert race((2.0, 1.002, 1.0, 1.001), noise=0.0005)[1] == [2, 2, 2, 2]
     assert race((1.0, 1.0, 1.0, 1.0), noise=0.1, repeats=1)[1] == [1, 1, 1, 1]
 
 
-def test_a_race_goes_on_until_the_choice_is_shown_to_cost_no_more_than_it_may() -> None:
+def test_a_race_goes_on_until_the_choice_is_shown_to_cost_no_more_than_it_may():
     near = (2.0, 1.4, 1.006, 1.0)
     close, runs = race(near, noise=0.03, repeats=28, cost=0.01)
     assert runs[:2] == [2, 2]
@@ -196,13 +194,13 @@ def test_a_race_goes_on_until_the_choice_is_shown_to_cost_no_more_than_it_may() 
     assert 0.01 < rough.decision()[1].high <= 0.02
 
 
-def test_looks_are_further_and_further_apart() -> None:
+def test_looks_are_further_and_further_apart():
     assert [looks_within(n) for n in (1, 2, 3, 4, 13)] == [
         *([1], [2], [2, 3], [2, 3, 4], [2, 3, 4, 6, 9, 13])
     ]
 
 
-def test_intervals_of_several_looks_hold_together() -> None:
+def test_intervals_of_several_looks_hold_together():
     noisy = {"a": runs(1.0, 0.3), "b": runs(1.01, 0.3)}
     once, often = (
         LoadComparison(noisy, FOUR, "tokens_per_second", looks=looks).ratio("b", "a")

@@ -1,7 +1,5 @@
 """Requests have the measures of the field; failed requests have none."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 
@@ -20,7 +18,7 @@ THREE = records(
 )
 
 
-def test_measures_of_each_request() -> None:
+def test_measures_of_each_request():
     table = measured(THREE)
     assert table["ttft"][:2].tolist() == pytest.approx([0.2, 1.0])
     assert table["tpot"][0] == pytest.approx(0.1)
@@ -30,7 +28,7 @@ def test_measures_of_each_request() -> None:
     assert table["latency"].isna().tolist() == [False, False, True]
 
 
-def test_goodput_counts_requests_within_the_objective() -> None:
+def test_goodput_counts_requests_within_the_objective():
     def share(**limits: float) -> float:
         return measure(THREE, Slo(**limits)).good_share
 
@@ -41,7 +39,7 @@ def test_goodput_counts_requests_within_the_objective() -> None:
     assert measure(THREE, Slo(ttft=0.5)).goodput == pytest.approx(1 / 1.5)
 
 
-def test_measures_of_all_together() -> None:
+def test_measures_of_all_together():
     together = measure(THREE, percentiles=(50,))
     assert (together.requests, together.failed) == (3, 1)
     assert together.seconds == pytest.approx(1.5)
@@ -51,7 +49,7 @@ def test_measures_of_all_together() -> None:
     assert together.value("tpot", 50) == pytest.approx(0.1)
 
 
-def test_all_failed_has_no_percentiles_and_nothing_raises() -> None:
+def test_all_failed_has_no_percentiles_and_nothing_raises():
     failed = measure(records((1.0, None, None, 3, 0, "refused")), Slo(ttft=1))
     assert (failed.failed, failed.goodput, failed.ttft) == (1, 0, {})
     with pytest.raises(ValueError, match="no requests"):

@@ -1,7 +1,5 @@
 """What is chosen for each number of requests is one configuration."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd
@@ -24,19 +22,19 @@ def ranges(configuration: Configuration) -> dict[int, Any]:
     return configuration.drafter.ranges
 
 
-def test_neighbours_with_one_drafter_are_one_range() -> None:
+def test_neighbours_with_one_drafter_are_one_range():
     chosen = scheduled({1: SIX, 2: SIX, 4: TWO, 8: AUTOREGRESSIVE, 16: AUTOREGRESSIVE})
     assert ranges(chosen) == {1: SIX.drafter, 3: TWO.drafter, 5: None}
     drafters = [drafter_at(chosen, n) for n in (1, 2, 3, 4, 5, 99)]
     assert drafters == [SIX.drafter, SIX.drafter, TWO.drafter, TWO.drafter, None, None]
 
 
-def test_one_configuration_everywhere_is_that_itself() -> None:
+def test_one_configuration_everywhere_is_that_itself():
     assert scheduled({1: SIX, 8: SIX}) == SIX
     assert scheduled({4: AUTOREGRESSIVE}) == AUTOREGRESSIVE
 
 
-def test_a_schedule_samples_as_its_parts() -> None:
+def test_a_schedule_samples_as_its_parts():
     sampling = Sampling(temperature=0.5)
     warm = [each.model_copy(update={"sampling": sampling}) for each in (SIX, AUTOREGRESSIVE)]
     chosen = scheduled({1: warm[0], 2: warm[1]})
@@ -45,7 +43,7 @@ def test_a_schedule_samples_as_its_parts() -> None:
         scheduled({1: warm[0], 2: AUTOREGRESSIVE})
 
 
-def test_a_change_has_to_gain_something() -> None:
+def test_a_change_has_to_gain_something():
     rows = [
         (clients, each.id, value)
         for clients, values in {1: (100, 150, 90), 4: (200, 199.5, 201), 8: (300, 200, 250)}.items()

@@ -1,7 +1,5 @@
 """A simulation does what its times and rounds say, whatever the load."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,7 +57,7 @@ def times(simulation: Simulation) -> Rows:
     return simulation.records[["sent", "first", "last"]].to_numpy().tolist()
 
 
-def test_a_request_takes_its_steps() -> None:
+def test_a_request_takes_its_steps():
     simulation = clients(autoregressive(), 1, 2)
     # The prompt is read in the step of the first token.
     assert times(simulation)[0] == pytest.approx([0, T, 5 * T])
@@ -69,7 +67,7 @@ def test_a_request_takes_its_steps() -> None:
     assert simulation.busy == [pytest.approx(1)]
 
 
-def test_one_forward_reads_a_prompt_to_its_end_unless_rows_are_padded_to_it() -> None:
+def test_one_forward_reads_a_prompt_to_its_end_unless_rows_are_padded_to_it():
     answers = autoregressive()
     for mixes, together, first in ((True, 1, T), (False, 1, T), (True, 2, T), (False, 2, 2 * T)):
         costs = CONSTANT.model_copy(update={"mixes": mixes})
@@ -78,18 +76,18 @@ def test_one_forward_reads_a_prompt_to_its_end_unless_rows_are_padded_to_it() ->
         assert times(simulation) == [pytest.approx([0, first, first + 4 * T])] * together
 
 
-def test_the_first_token_does_not_wait_for_the_draft() -> None:
+def test_the_first_token_does_not_wait_for_the_draft():
     simulation = clients(drafted(rounds=1), 1, 1)
     # The draft prefills the prompt in the second step.
     assert times(simulation)[0] == pytest.approx([0, T, 2 * T + T / 10 + 3 * T / 10])
 
 
-def test_a_long_prompt_is_read_in_chunks() -> None:
+def test_a_long_prompt_is_read_in_chunks():
     simulation = clients(autoregressive(prompt=2 * STEP_TOKENS + 10), 1, 1)
     assert times(simulation)[0] == pytest.approx([0, 3 * T, 7 * T])
 
 
-def test_what_the_engine_adds_is_counted() -> None:
+def test_what_the_engine_adds_is_counted():
     costs = CONSTANT.model_copy(update={"per_step": 1, "per_row": 10})
     answers = drafted(rounds=1)
     forwards = 2 * T + 4 * T / 10  # one of each model prefills the prompts
@@ -97,7 +95,7 @@ def test_what_the_engine_adds_is_counted() -> None:
     assert simulation.seconds == pytest.approx(forwards + 2 * (1 + 2 * 10))
 
 
-def test_steps_without_candidates_have_a_time_of_their_own() -> None:
+def test_steps_without_candidates_have_a_time_of_their_own():
     costs = CONSTANT.model_copy(update={"autoregressive": ForwardTerms(fixed=T / 2)})
     for answers, seconds in ((autoregressive(), 5 * T / 2), (drafted(rounds=1), T / 2 + 1.4 * T)):
         simulation = simulate_clients(
@@ -106,7 +104,7 @@ def test_steps_without_candidates_have_a_time_of_their_own() -> None:
         assert simulation.seconds == pytest.approx(seconds)
 
 
-def test_another_machines_time_alone_is_that_of_steps_without_candidates() -> None:
+def test_another_machines_time_alone_is_that_of_steps_without_candidates():
     machine = {"name": "far", "target": {"speculative": 0.2, "alone": 0.1}, "drafts": {"*": 0.01}}
     profile = Hardware.model_validate(machine).profile(["draft"])
     costs = StepTimes.of(profile)
@@ -122,7 +120,7 @@ def test_another_machines_time_alone_is_that_of_steps_without_candidates() -> No
     assert profile.autoregressive_seconds(5) == pytest.approx(5 * 0.1)
 
 
-def test_each_of_several_drafts_takes_its_own_time() -> None:
+def test_each_of_several_drafts_takes_its_own_time():
     costs = CONSTANT.model_copy(update={"drafts": TWO_DRAFTS})
     rounds = [[ALONE, MEDIUM, SMALL], [ALONE, SMALL, SMALL]]
     answers = Answers([10, 10], {1: rounds}, "medium")
@@ -137,7 +135,7 @@ def test_each_of_several_drafts_takes_its_own_time() -> None:
         assert simulation.seconds == pytest.approx(3 * T + draft_seconds)
 
 
-def test_a_schedule_takes_the_times_of_the_range_that_drafts() -> None:
+def test_a_schedule_takes_the_times_of_the_range_that_drafts():
     costs = CONSTANT.model_copy(update={"drafts": TWO_DRAFTS})
     medium, small = ([[ALONE, *[each] * 8]] for each in (MEDIUM, SMALL))
     schedule = Answers([10], {1: medium, 8: small}, "medium", by_position=True, lazy=True)
@@ -154,7 +152,7 @@ def test_a_schedule_takes_the_times_of_the_range_that_drafts() -> None:
         assert taken[0] == pytest.approx(taken[1])
 
 
-def test_clients_send_the_next_request_when_they_have_their_answer() -> None:
+def test_clients_send_the_next_request_when_they_have_their_answer():
     simulation = clients(autoregressive(), 3, 12, slots=2)
     records = simulation.records
     for at in records["sent"]:
@@ -165,7 +163,7 @@ def test_clients_send_the_next_request_when_they_have_their_answer() -> None:
     assert simulation.records["first"].iloc[2] > 5 * T  # two slots: it waited
 
 
-def test_an_open_loop_does_not_wait_for_answers() -> None:
+def test_an_open_loop_does_not_wait_for_answers():
     arrivals = [0.0, 1.0, 1.0, 1.005]
     simulation = arriving(autoregressive(), arrivals, 4)
     assert simulation.records["sent"].tolist() == arrivals
@@ -174,7 +172,7 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
     assert sum(simulation.busy) == pytest.approx(11 * T / simulation.seconds)
 
 
-def test_an_overloaded_engine_queues() -> None:
+def test_an_overloaded_engine_queues():
     capacity = 2 / (5 * T)  # requests a second of two slots
 
     def waits(rate: float) -> float:
@@ -185,7 +183,7 @@ def test_an_overloaded_engine_queues() -> None:
     assert waits(2 * capacity) > 100 * T
 
 
-def test_an_answer_longer_than_the_recorded_one_begins_it_again() -> None:
+def test_an_answer_longer_than_the_recorded_one_begins_it_again():
     answers = drafted(rounds=1)
     trace = [
         TraceRequest(arrival=0, prompt_tokens=99, output_tokens=12),
@@ -201,7 +199,7 @@ def test_an_answer_longer_than_the_recorded_one_begins_it_again() -> None:
     assert simulation.rounds == 4 + 2 + 2, "there is but one first round"
 
 
-def test_an_answer_that_ended_by_itself_ends_there_in_a_trace_too() -> None:
+def test_an_answer_that_ended_by_itself_ends_there_in_a_trace_too():
     recorded = autoregressive(tokens=5)
     for most, told, tokens in ((30, None, 5), (3, None, 3), (30, 12, 12), (8, 12, 8)):
         [shape] = shapes_of_trace(recorded, [request(most, told)], new_tokens=64)
@@ -215,7 +213,7 @@ def request(most: int, told: int | None = None) -> TraceRequest:
     return TraceRequest(arrival=0, prompt_tokens=10, max_new_tokens=most, output_tokens=told)
 
 
-def test_a_full_cache_preempts_and_every_answer_is_whole() -> None:
+def test_a_full_cache_preempts_and_every_answer_is_whole():
     answers = autoregressive(prompt=60, tokens=150)
     simulation = clients(answers, 4, 6, cache_tokens=640)
     assert simulation.preemptions > 0
@@ -225,7 +223,7 @@ def test_a_full_cache_preempts_and_every_answer_is_whole() -> None:
 
 
 @pytest.mark.parametrize("routing", ["round_robin", "least_loaded", "two_choices"])
-def test_routers_spread_requests(routing: Routing) -> None:
+def test_routers_spread_requests(routing):
     arrivals = arrival_times(100, 300).tolist()
     simulation = arriving(autoregressive(), arrivals, 2, 4, routing=routing)
     assert len(simulation.records) == 300
@@ -233,7 +231,7 @@ def test_routers_spread_requests(routing: Routing) -> None:
     assert min(simulation.busy) > 0.5 * max(simulation.busy)
 
 
-def test_the_least_loaded_replica_is_the_better_choice() -> None:
+def test_the_least_loaded_replica_is_the_better_choice():
     # Short and long answers alternate: a round robin sends all long ones to one replica.
     answers = Answers([10, 10], {1: [[ALONE] * 2, [ALONE] * 60]}, None)
 
@@ -244,7 +242,7 @@ def test_the_least_loaded_replica_is_the_better_choice() -> None:
     assert latency("least_loaded") < latency("round_robin")
 
 
-def test_a_router_passes_one_request_on_after_the_other() -> None:
+def test_a_router_passes_one_request_on_after_the_other():
     simulation = arriving(autoregressive(tokens=1), [0.0] * 3, 4, 3, seconds=1.0)
     assert simulation.records["first"].tolist() == pytest.approx([1 + T, 2 + T, 3 + T])
     assert simulation.router_busy == pytest.approx(3 / (3 + T))
@@ -269,7 +267,7 @@ UNEVEN = StepTimes(
 )
 
 
-def test_a_step_costs_what_its_rows_add_up_to() -> None:
+def test_a_step_costs_what_its_rows_add_up_to():
     answers = Answers([40, 300], {1: [[ALONE, MEDIUM, SMALL], [ALONE, SMALL, FOUR]]}, "medium")
     answers.lazy = True
     costs = StepCosts(answers, UNEVEN)
@@ -295,7 +293,7 @@ def test_a_step_costs_what_its_rows_add_up_to() -> None:
     )
 
 
-def test_a_prompt_that_is_read_apart_is_not_in_the_cache_before() -> None:
+def test_a_prompt_that_is_read_apart_is_not_in_the_cache_before():
     target = ForwardTerms(per_cached=1.0)
     answers = autoregressive(prompt=10, tokens=1)
     costs = StepCosts(answers, CONSTANT.model_copy(update={"target": target, "mixes": False}))

@@ -1,7 +1,5 @@
 """A workload says which requests come when, or one line says what is wrong with it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ import pytest
 from specdec_core.base.errors import UserError
 from specdec_core.config import parse
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt import Message
 from specdec_core.search.load.trace import TraceRequest, read_trace
 from specdec_core.search.load.traffic import Traffic
@@ -44,7 +41,7 @@ def write(path: Path, *records: dict[str, Any]) -> Path:
         ({"rate": 6, "slo": {"ttft": -1}}, "slo.ttft: Input should be greater than 0 (got -1)"),
     ],
 )
-def test_a_wrong_workload_is_one_line(value: dict[str, Any], message: str) -> None:
+def test_a_wrong_workload_is_one_line(value, message):
     with pytest.raises(UserError) as raised:
         parse(Workload, value, "w.yaml")
     assert str(raised.value).startswith("w.yaml: ")
@@ -52,7 +49,7 @@ def test_a_wrong_workload_is_one_line(value: dict[str, Any], message: str) -> No
     assert "\n" not in str(raised.value)
 
 
-def test_arrivals_follow_seed_rate_and_kind() -> None:
+def test_arrivals_follow_seed_rate_and_kind():
     poisson = arrival_times(6, 20_000)
     assert poisson[-1] / len(poisson) == pytest.approx(1 / 6, rel=0.03)
     gaps = np.diff(poisson)
@@ -63,7 +60,7 @@ def test_arrivals_follow_seed_rate_and_kind() -> None:
     assert len(Workload(rate=2, requests=7).arrival_times()) == 7
 
 
-def test_a_trace_is_read(tmp_path: Path) -> None:
+def test_a_trace_is_read(tmp_path):
     path = write(
         tmp_path / "t.jsonl",
         {"arrival": 0, "prompt": "def", "max_new_tokens": 8},
@@ -75,9 +72,7 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
     assert [each.most_tokens(16) for each in (first, second, third)] == [8, 4, 16]
 
 
-def test_chats_of_a_trace_are_rendered_and_lengths_cut_or_repeat(
-    tiny_pair: Pair, chat_pair: Pair
-) -> None:
+def test_chats_of_a_trace_are_rendered_and_lengths_cut_or_repeat(tiny_pair, chat_pair):
     chat = (Message("user", "x = 1"),)
     trace = (
         TraceRequest(arrival=0, prompt="x = 1"),
@@ -101,7 +96,7 @@ def test_chats_of_a_trace_are_rendered_and_lengths_cut_or_repeat(
     )
 
 
-def test_an_answer_whose_length_a_trace_tells_does_not_end_before(tiny_pair: Pair) -> None:
+def test_an_answer_whose_length_a_trace_tells_does_not_end_before(tiny_pair):
     told = TraceRequest(arrival=0, prompt_tokens=3, output_tokens=9)
     most = TraceRequest(arrival=0, prompt_tokens=3, max_new_tokens=9)
     traffic = Traffic(Workload(trace="t.jsonl"), ((7, 8, 9),), 16, Limits(1), (told, most))
@@ -126,23 +121,21 @@ def test_an_answer_whose_length_a_trace_tells_does_not_end_before(tiny_pair: Pai
         ([], ": a workload without requests: the file is empty"),
     ],
 )
-def test_a_wrong_trace_is_one_line_that_names_the_place(
-    records: list[dict[str, Any]], message: str, tmp_path: Path
-) -> None:
+def test_a_wrong_trace_is_one_line_that_names_the_place(records, message, tmp_path):
     path = write(tmp_path / "t.jsonl", *records)
     with pytest.raises(UserError) as raised:
         read_trace(path)
     assert str(raised.value).startswith(f"{path}{message}")
 
 
-def test_an_objective_is_read_from_an_option() -> None:
+def test_an_objective_is_read_from_an_option():
     assert Slo.read("ttft=0.3,tpot=0.02", "--slo") == Slo(ttft=0.3, tpot=0.02)
     for text in ("ttft", "ttft=x", "speed=3", "ttft=-1"):
         with pytest.raises(UserError, match=f"^--slo {text}: "):
             Slo.read(text, "--slo")
 
 
-def test_the_digest_follows_a_traces_content(tmp_path: Path) -> None:
+def test_the_digest_follows_a_traces_content(tmp_path):
     path = write(tmp_path / "t.jsonl", {"arrival": 0, "prompt": "a"})
     plan = Plan.model_validate({"search": [LOOKUP], "workload": {"trace": str(path)}})
     before = plan.resolve().digest("p")
@@ -150,12 +143,12 @@ def test_the_digest_follows_a_traces_content(tmp_path: Path) -> None:
     assert plan.resolve().digest("p") != before
 
 
-def test_a_live_run_has_a_request_for_each_client() -> None:
+def test_a_live_run_has_a_request_for_each_client():
     sizes = [LiveSettings(requests=6).size(Load(clients=n, requests=9), 9) for n in (1, 8)]
     assert sizes == [6, 8]
 
 
-def test_a_plans_trace_is_read_at_once(tmp_path: Path) -> None:
+def test_a_plans_trace_is_read_at_once(tmp_path):
     plan = {"search": [LOOKUP], "workload": {"trace": str(tmp_path / "none.jsonl")}}
     with pytest.raises(UserError, match=r"none\.jsonl: no such file"):
         Plan.model_validate(plan).resolve()

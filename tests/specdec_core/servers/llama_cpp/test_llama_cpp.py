@@ -1,7 +1,5 @@
 """llama.cpp's server decodes what this engine decodes, gives its tokens, and times its steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -70,9 +68,7 @@ def answers_here(pair: Pair) -> list[list[int]]:
     return [list(each.tokens) for each in Engine(pair, AUTOREGRESSIVE, 3).generate(requests)]
 
 
-def test_what_is_missing_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_pair: Pair
-) -> None:
+def test_what_is_missing_is_one_line(monkeypatch, tmp_path, tiny_pair):
     monkeypatch.setattr(process, "FOLDER", tmp_path / "none")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
@@ -81,8 +77,8 @@ def test_what_is_missing_is_one_line(
 
 
 def test_a_gguf_file_is_used_as_it_is_and_other_models_need_the_script(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_pair: Pair
-) -> None:
+    monkeypatch, tmp_path, tiny_pair
+):
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")
     assert gguf_of(str(file), "float32", tmp_path / "none.py") == file
@@ -91,9 +87,7 @@ def test_a_gguf_file_is_used_as_it_is_and_other_models_need_the_script(
         gguf_of(tiny_pair.spec.target, "float32", tmp_path / "none.py")
 
 
-def test_a_server_is_started_with_its_slots_cores_and_data_types(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_pair: Pair
-) -> None:
+def test_a_server_is_started_with_its_slots_cores_and_data_types(monkeypatch, tmp_path, tiny_pair):
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "llama-server"
     program.write_text("#!/bin/sh\necho 'version: 0.6.0-dev (build 11434, commit unknown)' >&2\n")
@@ -124,7 +118,7 @@ def test_a_server_is_started_with_its_slots_cores_and_data_types(
 
 
 @built
-def test_every_way_to_draft_writes_what_this_engine_writes(pair: Pair, tmp_path: Path) -> None:
+def test_every_way_to_draft_writes_what_this_engine_writes(pair, tmp_path):
     models = models_of(pair.spec, LLAMA_CPP.heads, dtype=torch.float32, gguf=True)
     modes = [Mode("plain", {}), *LLAMA_CPP.compared(DRAFTERS, models)]
     assert len(modes) == 1 + len(DRAFTERS)
@@ -136,7 +130,7 @@ def test_every_way_to_draft_writes_what_this_engine_writes(pair: Pair, tmp_path:
 
 
 @built
-def test_an_eagle_head_is_converted_and_loaded(pair: Pair, tmp_path: Path) -> None:
+def test_an_eagle_head_is_converted_and_loaded(pair, tmp_path):
     name = resolve_path("bundled:target")
     torch.manual_seed(0)
     head = EagleHead(EagleSettings.for_target(load_config(name), 1000))
@@ -153,7 +147,7 @@ def test_an_eagle_head_is_converted_and_loaded(pair: Pair, tmp_path: Path) -> No
 
 
 @built
-def test_its_steps_are_timed(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> None:
+def test_its_steps_are_timed(monkeypatch, pair):
     for name, value in {"LAPS": 1, "LENGTHS": (1, 3), "PROMPTS": (16, 256), "STEPS": 3}.items():
         monkeypatch.setattr(times, name, value)
     profile = times.profile_llama_cpp(
@@ -167,7 +161,7 @@ def test_its_steps_are_timed(monkeypatch: pytest.MonkeyPatch, pair: Pair) -> Non
 
 
 @built
-def test_a_server_that_does_not_start_says_why(pair: Pair, tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_says_why(pair, tmp_path):
     served = LLAMA_CPP.served(pair, Mode("wrong", {"spec-type": "none-such"}), (), tmp_path)
     with (
         pytest.raises(UserError, match=r"^wrong: its server ended: .*none-such"),

@@ -1,7 +1,5 @@
 """All outcomes of a program that draws at random, with their probabilities."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 

@@ -1,9 +1,6 @@
 """transformers' modes write what `generate` writes, and draw from the whole distribution."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,9 +23,7 @@ def peers(tiny_pair: Pair) -> list[Peer]:
     return peers
 
 
-def test_all_modes_write_the_greedy_text(
-    peers: list[Peer], tiny_pair_folders: dict[str, Path]
-) -> None:
+def test_all_modes_write_the_greedy_text(peers, tiny_pair_folders):
     target = AutoModelForCausalLM.from_pretrained(tiny_pair_folders["target"], dtype=torch.float32)
     for prompt in (PROMPT, REPETITIVE):
         ids = torch.tensor([prompt])
@@ -39,7 +34,7 @@ def test_all_modes_write_the_greedy_text(
             assert peer.decode(prompt, NEW) == output[0, len(prompt) :].tolist(), peer.name
 
 
-def test_the_modes_differ_in_what_they_ask_the_target(peers: list[Peer]) -> None:
+def test_the_modes_differ_in_what_they_ask_the_target(peers):
     """Every speculative mode needs fewer target forwards than tokens, autoregression one each."""
     target = peers[0]._pair.target
     forwards = []
@@ -56,9 +51,7 @@ def test_the_modes_differ_in_what_they_ask_the_target(peers: list[Peer]) -> None
         hook.remove()
 
 
-def test_the_heuristics_length_lasts_over_requests_until_it_is_to_forget(
-    peers: list[Peer],
-) -> None:
+def test_the_heuristics_length_lasts_over_requests_until_it_is_to_forget(peers):
     """So does ours. The modes share the assistant, and none takes another's length."""
     (heuristic,) = (peer for peer in peers if "heuristic" in peer.name)
     target, drafts = heuristic._pair.target, heuristic._pair.draft_models
@@ -86,20 +79,20 @@ def test_the_heuristics_length_lasts_over_requests_until_it_is_to_forget(
         hook.remove()
 
 
-def test_a_seed_decides_the_drawn_text(peers: list[Peer]) -> None:
+def test_a_seed_decides_the_drawn_text(peers):
     for peer in peers:
         first, again, other = (peer.decode(PROMPT, 6, 1.0, seed) for seed in (1, 1, 2))
         assert first == again, peer.name
         assert first != other, peer.name
 
 
-def test_tokens_are_drawn_from_the_whole_distribution(peers: list[Peer], tiny_pair: Pair) -> None:
+def test_tokens_are_drawn_from_the_whole_distribution(peers, tiny_pair):
     """Hot enough, all tokens are about alike, more than the 50 of transformers' default."""
     drawn = {peers[0].decode(PROMPT, 1, 1000.0, seed)[0] for seed in range(70)}
     assert len(drawn) > 50
 
 
-def test_names_tell_the_modes_apart_and_settings_fit_json(peers: list[Peer]) -> None:
+def test_names_tell_the_modes_apart_and_settings_fit_json(peers):
     names = [peer.name for peer in peers]
     assert len(set(names)) == len(names)
     assert {"transformers", "transformers assisted heuristic, draft"} <= set(names)

@@ -1,10 +1,7 @@
 """`generate` with this library's candidates writes what the model alone would write."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +12,7 @@ from transformers.generation import BaseStreamer
 
 from research.drift.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_pair
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairConfiguration, PairSpec, RunnerSettings, Sampling
+from specdec_core.config import PairConfiguration, RunnerSettings, Sampling
 from specdec_core.engine import Engine, Request, forward_costs
 from specdec_core.models.pair import Pair
 from specdec_core.servers.plug_in_drafter import PlugInDrafter
@@ -53,7 +50,7 @@ def inputs(text: Sequence[int], count: int = 24) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_greedy_output_is_that_of_generate(pair: Pair, name: str) -> None:
+def test_greedy_output_is_that_of_generate(pair, name):
     """Candidates come with the prompt, unless a head drafts, or a bandit would charge its arm with
     the prompt."""
     generate = of_pair(pair, configured(DRAFTERS[name]))
@@ -76,7 +73,7 @@ def test_greedy_output_is_that_of_generate(pair: Pair, name: str) -> None:
     assert left == hooks, "hooks are left behind"
 
 
-def test_what_was_learned_from_earlier_texts_is_forgotten(pair: Pair) -> None:
+def test_what_was_learned_from_earlier_texts_is_forgotten(pair):
     generate = of_pair(pair, configured(DRAFTERS["suffix"]))
     forwards: list[int] = []
     hook = pair.target.register_forward_hook(lambda *_: forwards.append(1))
@@ -92,9 +89,7 @@ def test_what_was_learned_from_earlier_texts_is_forgotten(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("name", ["head", "cascade"])
-def test_candidates_are_those_of_the_engine(
-    pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_candidates_are_those_of_the_engine(pair, name, monkeypatch):
     """So the features of a head are those of the right places, and caches hold the right tokens.
     Only the engine, and a head here, has none behind the prompt."""
     configuration, proposed = configured(DRAFTERS[name]), []
@@ -128,7 +123,7 @@ class Heard(BaseStreamer):
         self.ended = True
 
 
-def test_streamers_processors_and_outputs_are_as_always(pair: Pair) -> None:
+def test_streamers_processors_and_outputs_are_as_always(pair):
     generate, heard = of_pair(pair, configured(CHAIN)), Heard()
     options: dict[str, Any] = {
         **inputs(TEXTS[0]),
@@ -146,9 +141,7 @@ def test_streamers_processors_and_outputs_are_as_always(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("name", ["draft", HEAD])
-def test_policies_get_what_a_forward_costs_in_transformers(
-    pair: Pair, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_policies_get_what_a_forward_costs_in_transformers(pair, name, monkeypatch):
     """Not what it costs in this engine, and measured only where a policy asks."""
     asked: list[int] = []
 
@@ -170,7 +163,7 @@ def test_policies_get_what_a_forward_costs_in_transformers(
     assert not asked
 
 
-def test_a_forwards_time_is_that_of_the_model(pair: Pair) -> None:
+def test_a_forwards_time_is_that_of_the_model(pair):
     shapes: list[torch.Size] = []
     hook = pair.target.register_forward_pre_hook(
         lambda *a: shapes.append(a[2]["input_ids"].shape), with_kwargs=True
@@ -180,7 +173,7 @@ def test_a_forwards_time_is_that_of_the_model(pair: Pair) -> None:
     assert shapes == [(1, 5)]
 
 
-def test_a_file_names_drafts_and_configuration(pair: Pair, tmp_path: Any) -> None:
+def test_a_file_names_drafts_and_configuration(pair, tmp_path):
     chosen = PairConfiguration(pair=pair.spec, configuration=configured(CASCADE))
     file = chosen.save(tmp_path / "specdec.yaml")
     generate, model = speculative(pair.target, file), pair.target
@@ -235,15 +228,13 @@ NEAR_ELSE = {
 
 
 @pytest.mark.parametrize("drafter", [FAR_CHAIN, NEAR_ELSE], ids=["chain", "hybrid"])
-def test_samples_have_exactly_the_models_distribution(drafter: dict[str, Any]) -> None:
+def test_samples_have_exactly_the_models_distribution(drafter):
     pair = toy_pair()
     expected = exact_distribution(pair, SAMPLING, 3)
     np.testing.assert_allclose(enumerated(pair, drafter, SAMPLING, 3), expected, atol=1e-6)
 
 
-def test_candidates_with_another_distribution_would_be_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_candidates_with_another_distribution_would_be_found(monkeypatch):
     def uniform(self: DraftCandidates, tree: Any) -> torch.Tensor:
         return torch.zeros(1, len(tree), VOCABULARY)
 
@@ -266,9 +257,7 @@ def test_candidates_with_another_distribution_would_be_found(
         (CHAIN | {"draft": "other"}, "no draft 'other'"),
     ],
 )
-def test_what_cannot_be_verified_is_refused(
-    pair: Pair, drafter: dict[str, Any] | None, reason: str
-) -> None:
+def test_what_cannot_be_verified_is_refused(pair, drafter, reason):
     with pytest.raises(UserError, match=reason):
         of_pair(pair, configured(drafter))
 
@@ -284,16 +273,12 @@ def test_what_cannot_be_verified_is_refused(
         ),
     ],
 )
-def test_calls_that_cannot_be_assisted_are_refused(
-    pair: Pair, options: dict[str, Any], reason: str
-) -> None:
+def test_calls_that_cannot_be_assisted_are_refused(pair, options, reason):
     with pytest.raises(UserError, match=reason):
         of_pair(pair, configured({"kind": "suffix"}))(**inputs(TEXTS[0]), **options)
 
 
-def test_what_a_target_can_hold_here_limits_no_candidates_elsewhere(
-    longrope_folder: Path, tiny_spec: PairSpec
-) -> None:
+def test_what_a_target_can_hold_here_limits_no_candidates_elsewhere(longrope_folder, tiny_spec):
     """Its positions change at 64 tokens, which this engine does not do."""
     model = AutoModelForCausalLM.from_pretrained(str(longrope_folder)).eval()
     text = [7, 8, 9, 10, 11]

@@ -4,8 +4,6 @@ the target, prompt tokens and a number of new ones as JSON in, tokens and drafts
 vLLM's front end does not show drafts, so that of its proposer is written down as it is called.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

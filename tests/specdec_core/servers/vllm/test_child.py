@@ -1,7 +1,5 @@
 """A worker answers, or says in one line why not, and never outlives whoever started it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -45,7 +43,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_every_question_gets_its_own_answer(start: Start) -> None:
+def test_every_question_gets_its_own_answer(start):
     worker = start(ECHO)
     for number in (1, 2):
         assert worker.ask({"number": number, "long": "x" * 200_000}, 10)["number"] == number
@@ -62,16 +60,14 @@ def test_every_question_gets_its_own_answer(start: Start) -> None:
         ("input(); input()", "peer: did not answer within 0.5 s"),
     ],
 )
-def test_a_missing_answer_is_one_line_and_stops_the_worker(
-    start: Start, script: str, message: str
-) -> None:
+def test_a_missing_answer_is_one_line_and_stops_the_worker(start, script, message):
     worker = start(script.replace("print(", "import functools; functools.partial(print, flush=1)("))
     with pytest.raises(UserError, match=message):
         worker.ask({}, 0.5 if "within" in message else 10)
     assert not is_running(worker._process.pid)
 
 
-def test_closing_stops_what_the_worker_started_too(start: Start) -> None:
+def test_closing_stops_what_the_worker_started_too(start):
     worker = start(
         "import subprocess, json\n"
         "child = subprocess.Popen(['sleep', '100'])\n"
@@ -86,7 +82,7 @@ def test_closing_stops_what_the_worker_started_too(start: Start) -> None:
 
 
 @pytest.mark.parametrize("loading", [False, True], ids=["waiting", "loading"])
-def test_no_vllm_worker_outlives_a_parent_that_is_killed(tmp_path: Path, loading: bool) -> None:
+def test_no_vllm_worker_outlives_a_parent_that_is_killed(tmp_path, loading):
     """In both of its states: in the read, and in the midst of a library that takes its time."""
     loaded = tmp_path / "loaded"
     (tmp_path / "torch.py").write_text(f"open({str(loaded)!r}, 'w').close()\nwhile True: pass\n")

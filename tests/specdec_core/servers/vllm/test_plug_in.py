@@ -1,7 +1,5 @@
 """vLLM's plug-in finds requests by their texts, and proposes what the engine would."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -106,8 +104,8 @@ def with_pauses() -> Iterator[list[int]]:
 
 
 def test_a_text_that_is_longer_than_a_draft_can_hold_gets_no_candidates(
-    longrope_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    longrope_folder, tmp_path, monkeypatch
+):
     folder = str(longrope_folder)
     runner = RunnerSettings(max_length=64, target_dtype="float32", draft_dtype="float32")
     pair = load_pair(PairSpec(target=folder, drafts={"same": folder}, runner=runner))
@@ -119,8 +117,8 @@ def test_a_text_that_is_longer_than_a_draft_can_hold_gets_no_candidates(
 
 
 def test_what_the_target_can_hold_here_limits_no_candidates(
-    longrope_folder: Path, tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    longrope_folder, tiny_pair, tmp_path, monkeypatch
+):
     """Its positions change at 64 tokens, which this engine does not do."""
     other = tiny_pair.spec.model_copy(update={"target": str(longrope_folder)})
     for drafter in (chain(max_tokens=MOST), {"kind": "prompt_lookup"}):
@@ -132,8 +130,8 @@ def test_what_the_target_can_hold_here_limits_no_candidates(
 
 @pytest.mark.parametrize("kind", ["hybrid", "svip", "specdecpp"])
 def test_requests_are_found_by_their_texts_and_policies_stop_where_the_engines_do(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+    tiny_pair, tmp_path, monkeypatch, kind
+):
     save_random_head(tiny_pair, "specdecpp", tmp_path / "head")
     drafter = {
         "hybrid": HYBRID,
@@ -150,9 +148,7 @@ def test_requests_are_found_by_their_texts_and_policies_stop_where_the_engines_d
     assert rounds(own, outputs, with_pauses()) == expected
 
 
-def test_a_schedule_drafts_by_how_many_texts_there_are(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_schedule_drafts_by_how_many_texts_there_are(tiny_pair, tmp_path, monkeypatch):
     schedule = {"kind": "schedule", "ranges": {1: CHAIN, 3: None}}
     outputs, expected = decoded(tiny_pair, CHAIN)
     own = proposer(tiny_pair, schedule, tmp_path, monkeypatch)
@@ -168,8 +164,8 @@ BANDIT = {"kind": "bandit", "arms": [{"kind": "prompt_lookup", "max_tokens": MOS
 
 @pytest.mark.parametrize("drafter", [PRE_CUT, BANDIT], ids=["pre_cut", "bandit"])
 def test_what_learns_from_round_to_round_drafts_what_is_accepted(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafter: dict[str, Any]
-) -> None:
+    tiny_pair, tmp_path, monkeypatch, drafter
+):
     """The order of the rows decides who learns first, so the rounds are not the engine's."""
     outputs, _ = decoded(tiny_pair, drafter)
     own = proposer(tiny_pair, drafter, tmp_path, monkeypatch)
@@ -179,9 +175,7 @@ def test_what_learns_from_round_to_round_drafts_what_is_accepted(
         assert sum(len(each) for each in added.values()) < 4 * NEW
 
 
-def test_what_was_learned_from_earlier_requests_is_forgotten(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_learned_from_earlier_requests_is_forgotten(tiny_pair, tmp_path, monkeypatch):
     shared = {"kind": "suffix", "memory": "all", "max_tokens": MOST}
     outputs = {1: list(range(40, 40 + NEW))}  # nothing in it repeats
     own = proposer(tiny_pair, shared, tmp_path, monkeypatch)
@@ -200,21 +194,17 @@ def test_what_was_learned_from_earlier_requests_is_forgotten(
     ],
 )
 def test_what_the_plug_in_cannot_draft_by_is_refused(
-    tiny_pair: Pair,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    drafter: dict[str, Any],
-    reason: str,
-) -> None:
+    tiny_pair, tmp_path, monkeypatch, drafter, reason
+):
     with pytest.raises(UserError, match=reason):
         proposer(tiny_pair, drafter, tmp_path, monkeypatch)
 
 
-def test_vllm_finds_the_class_by_its_name() -> None:
+def test_vllm_finds_the_class_by_its_name():
     assert f"{plug_in.__name__}.{plug_in.Proposer.__name__}" == PLUG_IN
 
 
-def test_heads_and_a_missing_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_and_a_missing_file_are_refused(monkeypatch):
     with pytest.raises(UserError, match="EAGLE head reads the target's features"):
         plug_in.check(configured(CHAIN), ["bundled:smollm2-eagle"])
     monkeypatch.delenv(VARIABLE, raising=False)
@@ -224,7 +214,7 @@ def test_heads_and_a_missing_file_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.long
 @pytest.mark.skipif(not (VENV / "bin" / "python").exists(), reason="vLLM is not installed")
-def test_vllm_writes_the_same_with_the_plug_in() -> None:
+def test_vllm_writes_the_same_with_the_plug_in():
     runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
     pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}, runner=runner))
     [reference, *_] = peers_of(pair, "transformers")

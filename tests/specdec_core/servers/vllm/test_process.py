@@ -1,7 +1,5 @@
 """vLLM completes the same prompts with the same tokens, from a separate environment."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -42,7 +40,7 @@ def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_every_draft_gets_every_length(tiny_pair: Pair) -> None:
+def test_every_draft_gets_every_length(tiny_pair):
     peers = peers_of(tiny_pair, "vllm")
     names = [peer.name for peer in peers]
     assert len(set(names)) == len(names)
@@ -56,9 +54,7 @@ def test_every_draft_gets_every_length(tiny_pair: Pair) -> None:
         assert (draft == tiny_pair.spec.drafts["draft"]) == peer.name.endswith(", draft")
 
 
-def test_a_head_is_written_in_the_targets_data_type(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_is_written_in_the_targets_data_type(tiny_pair, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     saved = head_of(tiny_pair, feature_layers=(0, 1))
     card = EagleCard(target=tiny_pair.spec.target, target_fingerprint="0")
@@ -78,8 +74,8 @@ def test_a_head_is_written_in_the_targets_data_type(
 
 
 def test_without_its_environment_the_command_that_makes_it_is_named(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tiny_pair, tmp_path, monkeypatch
+):
     monkeypatch.setattr("specdec_core.servers.vllm.process.VENV", tmp_path / "none")
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     [peer, *_] = peers_of(tiny_pair, "vllm")
@@ -89,7 +85,7 @@ def test_without_its_environment_the_command_that_makes_it_is_named(
     peer.close()
 
 
-def test_modes_that_differ_in_their_length_only_share_a_process(tiny_pair: Pair) -> None:
+def test_modes_that_differ_in_their_length_only_share_a_process(tiny_pair):
     """It starts with the longest, and with a table of lengths by load."""
     ngram = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
     suffix = {"method": "suffix", "num_speculative_tokens": 8}
@@ -105,7 +101,7 @@ def test_modes_that_differ_in_their_length_only_share_a_process(tiny_pair: Pair)
     assert (told[0], told[4]) == (None, suffix)
 
 
-def test_fewer_modes_are_served_each_with_a_command(tiny_pair: Pair, venv: Path) -> None:
+def test_fewer_modes_are_served_each_with_a_command(tiny_pair, venv):
     modes = VLLM.modes(tiny_pair, served=True)
     drafts = [f"vLLM draft model K={k}, draft" for k in (3, 5)]
     assert [mode.name for mode in modes] == ["vLLM", *drafts, "vLLM n-gram K=4"]
@@ -132,9 +128,7 @@ def test_fewer_modes_are_served_each_with_a_command(tiny_pair: Pair, venv: Path)
     assert VLLM.modes(tiny_pair, served=True)[-1] == SUFFIX
 
 
-def test_its_threads_are_ours_and_bound(
-    tiny_pair: Pair, venv: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_threads_are_ours_and_bound(tiny_pair, venv, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     plain = Mode("vLLM", {})
     bound = VLLM.served(tiny_pair, plain, [0], venv).environment
@@ -145,7 +139,7 @@ def test_its_threads_are_ours_and_bound(
 
 
 @installed
-def test_vllm_and_transformers_write_the_same() -> None:
+def test_vllm_and_transformers_write_the_same():
     """On the bundled pair: vLLM has no attention for heads as narrow as the tiny pair's."""
     runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
     pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}, runner=runner))
@@ -171,7 +165,7 @@ def test_vllm_and_transformers_write_the_same() -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(not has_suffix(), reason="arctic-inference is not installed for vLLM")
-def test_suffix_decoding_forgets_the_answers_of_earlier_requests() -> None:
+def test_suffix_decoding_forgets_the_answers_of_earlier_requests():
     runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
     pair = load_pair(PairSpec(drafts={}, runner=runner))
     [suffix] = VLLM.peers(pair, [SUFFIX])
@@ -186,7 +180,7 @@ def test_suffix_decoding_forgets_the_answers_of_earlier_requests() -> None:
 
 
 @installed
-def test_vllm_drafts_with_a_draft_of_a_reduced_vocabulary(tmp_path: Path) -> None:
+def test_vllm_drafts_with_a_draft_of_a_reduced_vocabulary(tmp_path):
     """Untrained, it proposes little that is accepted."""
     runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
     spec = PairSpec(target=resolve_path("bundled:target"), drafts={}, runner=runner)

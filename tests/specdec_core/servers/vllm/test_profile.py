@@ -1,7 +1,5 @@
 """A profile of vLLM says what its steps took."""
 
-from __future__ import annotations
-
 import pytest
 
 from specdec_core.base.errors import UserError
@@ -9,7 +7,6 @@ from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
-from specdec_core.models.pair import Pair
 from specdec_core.servers.step_profile import NGRAM, PLAIN, assembled
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm.profile import LENGTHS
@@ -28,7 +25,7 @@ def reading(tokens: int) -> float:
     return OVERHEAD + 4e-3 + 1e-4 * tokens
 
 
-def test_times_of_steps_are_split_and_put_together_again(tiny_pair: Pair) -> None:
+def test_times_of_steps_are_split_and_put_together_again(tiny_pair):
     widths = (1, 2, 3, 5, 8)
     steps = {
         PLAIN: {(r, c, 0): step(r, c, 1) for r, c in SHAPES},
@@ -59,6 +56,6 @@ def test_times_of_steps_are_split_and_put_together_again(tiny_pair: Pair) -> Non
     assert profile.autoregressive_seconds(10, 64) == pytest.approx(10 * step(1, 64, 1))
 
 
-def test_contexts_that_do_not_fit_are_refused_before_vllm_starts(tiny_pair: Pair) -> None:
+def test_contexts_that_do_not_fit_are_refused_before_vllm_starts(tiny_pair):
     with pytest.raises(UserError, match="more than the"):
         SERVERS["vllm"].profile(tiny_pair, contexts=(tiny_pair.max_length,))

@@ -1,7 +1,5 @@
 """Behind candidates that the plug-in is certain of, vLLM draws from the target's distribution."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -94,9 +92,7 @@ def not_replaced(
 
 
 @pytest.mark.parametrize("own", [written_to_a_copy, not_replaced])
-def test_a_function_that_is_wrong_is_replaced_and_logged(
-    own: object, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_function_that_is_wrong_is_replaced_and_logged(own, caplog):
     spreading = Spreading(own, logging.getLogger("vllm.test"))
     with caplog.at_level(logging.INFO):
         for _ in range(2):
@@ -105,7 +101,7 @@ def test_a_function_that_is_wrong_is_replaced_and_logged(
     assert [record.getMessage()[-9:] for record in caplog.records] == [" repaired"]
 
 
-def test_a_function_that_is_right_stays(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_function_that_is_right_stays(caplog):
     def right(*args: Tensor, **options: int) -> Tensor:
         return expanded(*args, **options)
 
@@ -117,14 +113,14 @@ def test_a_function_that_is_right_stays(caplog: pytest.LogCaptureFixture) -> Non
     ]
 
 
-def test_each_token_gets_the_temperature_of_its_request() -> None:
+def test_each_token_gets_the_temperature_of_its_request():
     temperatures, ends = torch.tensor([0.5, 0.0, 2.0]), torch.tensor([2, 2, 5])
     assert expanded(temperatures, ends, 5).tolist() == [0.5, 0.5, 2.0, 2.0, 2.0]
     assert expanded(temperatures, ends + 1, 6, 0, 1).tolist() == [0.5] * 3 + [2.0] * 3
     assert expanded(temperatures, torch.tensor([1, 2, 2]), 2, 0, 1).tolist() == [0.5, 1.0]
 
 
-def test_the_entry_point_is_the_one_that_is_installed() -> None:
+def test_the_entry_point_is_the_one_that_is_installed():
     project = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]
     assert project["entry-points"][GROUP] == {NAME: ENTRY_POINT}
     assert f"{repair.__module__}:{repair.__name__}" == ENTRY_POINT
@@ -134,9 +130,7 @@ def test_the_entry_point_is_the_one_that_is_installed() -> None:
 @pytest.mark.long
 @pytest.mark.skipif(not (VENV / "bin" / "python").exists(), reason="vLLM is not installed")
 @pytest.mark.parametrize("repaired", [True, False])
-def test_vllm_draws_from_the_targets_distribution_once_repaired(
-    tmp_path: Path, repaired: bool
-) -> None:
+def test_vllm_draws_from_the_targets_distribution_once_repaired(tmp_path, repaired):
     counts, logged = counted(tmp_path, repaired)
     assert ("specdec: this vLLM draws at wrong temperatures" in logged) == repaired
     found = [deviation(counts[f"{t:g}"], exact(t)) for t in TEMPERATURES]

@@ -1,14 +1,12 @@
 """The loss, its gradients, and acceptance, against their definitions."""
 
-from __future__ import annotations
-
 import torch
 
 from specdec_core.training.eagle.acceptance import expected_length, rounds
 from specdec_core.training.recorded.loss import cross_entropy, probabilities
 
 
-def test_probabilities_are_the_targets_of_all_its_tokens() -> None:
+def test_probabilities_are_the_targets_of_all_its_tokens():
     torch.manual_seed(0)
     last, output = torch.randn(150, 8), torch.randn(30, 8)
     chosen = torch.tensor([2, 3, 5, 29])
@@ -17,7 +15,7 @@ def test_probabilities_are_the_targets_of_all_its_tokens() -> None:
     torch.testing.assert_close(found, whole[:, chosen])
 
 
-def test_the_loss_and_its_gradients_are_those_of_cross_entropy() -> None:
+def test_the_loss_and_its_gradients_are_those_of_cross_entropy():
     torch.manual_seed(0)
     target = torch.randn(50, 12).softmax(-1)[:, :9]  # three tokens cannot be proposed
     places = torch.randint(50, (140,))
@@ -35,12 +33,12 @@ def test_the_loss_and_its_gradients_are_those_of_cross_entropy() -> None:
         torch.testing.assert_close(found, expected)
 
 
-def test_expected_length_counts_what_survives() -> None:
+def test_expected_length_counts_what_survives():
     assert expected_length([0.5, 0.5, 1.0]) == 0.5 + 0.25 + 0.25
     assert expected_length([]) == 0
 
 
-def test_rounds_are_those_of_decoding_the_texts() -> None:
+def test_rounds_are_those_of_decoding_the_texts():
     """Against drawing what is accepted, round by round; of a greedy text in one way only."""
     torch.manual_seed(0)
     follows = torch.rand(3, 9, 2)
@@ -64,7 +62,7 @@ def test_rounds_are_those_of_decoding_the_texts() -> None:
     assert abs(found[0] - drawn.mean()) < 4 * drawn.std() / 4000**0.5
 
 
-def test_a_round_yields_less_than_a_chain_from_any_token() -> None:
+def test_a_round_yields_less_than_a_chain_from_any_token():
     """Chains from any token count a long easy stretch by its tokens; rounds count it by rounds."""
     easy = torch.ones(1, 60, 5)
     for start in range(60):

@@ -1,7 +1,5 @@
 """A trained head is shipped in half its size."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -27,7 +25,7 @@ def trained(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return root / "head"
 
 
-def test_a_packed_head_is_the_trained_one_in_eight_bits(trained: Path, tmp_path: Path) -> None:
+def test_a_packed_head_is_the_trained_one_in_eight_bits(trained, tmp_path):
     pack_head(trained, tmp_path / "packed")
     config = load_skeleton(read_card(str(trained)).target).config
     whole, packed = (load_head(str(f), config) for f in (trained, tmp_path / "packed"))
@@ -45,7 +43,7 @@ def test_a_packed_head_is_the_trained_one_in_eight_bits(trained: Path, tmp_path:
     assert any(not torch.equal(weights[n], w) for n, w in whole.named_parameters() if n in weights)
 
 
-def test_a_folder_without_a_trained_head_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_a_folder_without_a_trained_head_is_refused_in_a_line(tmp_path):
     with pytest.raises(UserError, match=r"training\.json: no such file"):
         pack_head(tmp_path, tmp_path / "packed")
     assert not (tmp_path / "packed").exists()

@@ -1,7 +1,5 @@
 """Heads learn from features that are recorded once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +9,6 @@ import torch
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import Sampling
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.schema import Recording, save_header
 from specdec_core.training.eagle.settings import EagleTrainingSettings
 from specdec_core.training.eagle.training import EagleTraining
@@ -23,7 +20,7 @@ from specdec_core.training.recorded.features import (
 from specdec_core.training.recorded.gather import gather_features
 from specdec_core.training.recorded.settings import Progress
 from specdec_core.training.recorded.training import rate
-from tests.specdec_core.training.conftest import LAYERS, Recorded, recorded_answers, unpacked
+from tests.specdec_core.training.conftest import LAYERS, recorded_answers, unpacked
 
 SETTINGS = EagleTrainingSettings(
     draft_vocab_size=200,
@@ -35,9 +32,7 @@ SETTINGS = EagleTrainingSettings(
 )
 
 
-def test_a_head_learns_what_its_target_will_write(
-    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_learns_what_its_target_will_write(recorded, tmp_path, monkeypatch):
     # On a busy machine there are reports between evaluations, whose losses are of a few batches.
     clock = SimpleNamespace(monotonic=lambda: 0.0)
     monkeypatch.setattr("specdec_core.training.trainer.time", clock)
@@ -59,9 +54,7 @@ def test_a_head_learns_what_its_target_will_write(
     assert evaluated[-1].figures == training.curve[-1].figures
 
 
-def test_features_are_recorded_once_and_resumed(
-    tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_are_recorded_once_and_resumed(tiny_pair, tmp_path, monkeypatch):
     monkeypatch.setattr("specdec_core.training.recorded.features.SHARD", 8)
     features = tmp_path / "features"
     answers = recorded_answers(tiny_pair, tmp_path / "answers", prompts=20, new_tokens=6)
@@ -78,7 +71,7 @@ def test_features_are_recorded_once_and_resumed(
         record_features(pair, (1,), answers, features)
 
 
-def test_features_of_other_answers_are_refused(tiny_pair: Pair, tmp_path: Path) -> None:
+def test_features_of_other_answers_are_refused(tiny_pair, tmp_path):
     """Also where there are as many shards of them, and nothing is missing."""
 
     def gathered(answers: RecordedAnswers) -> Path:
@@ -93,7 +86,7 @@ def test_features_of_other_answers_are_refused(tiny_pair: Pair, tmp_path: Path) 
         gathered(two)
 
 
-def test_answers_that_cannot_be_learned_from_are_refused(tiny_pair: Pair, tmp_path: Path) -> None:
+def test_answers_that_cannot_be_learned_from_are_refused(tiny_pair, tmp_path):
     found = recorded_answers(tiny_pair, tmp_path, prompts=4, new_tokens=2)
     short = RecordedAnswers(found.recordings, 3).texts
     assert sorted(len(text.prompt) for text in short) == [2, 3]
@@ -110,7 +103,7 @@ def test_answers_that_cannot_be_learned_from_are_refused(tiny_pair: Pair, tmp_pa
             RecordedAnswers([Recording.open(recording.folder)], 400)
 
 
-def test_features_are_those_of_each_text_alone(tiny_pair: Pair, recorded: Recorded) -> None:
+def test_features_are_those_of_each_text_alone(tiny_pair, recorded):
     texts = RecordedTexts(recorded.features)
     batch = texts.batch([3, 17, 40])
     for row, number in enumerate((3, 17, 40)):
@@ -130,13 +123,13 @@ def test_features_are_those_of_each_text_alone(tiny_pair: Pair, recorded: Record
         torch.testing.assert_close(found, logits.logsumexp(-1), **near)
 
 
-def test_a_training_has_texts_held_out_that_it_can_be_judged_on(recorded: Recorded) -> None:
+def test_a_training_has_texts_held_out_that_it_can_be_judged_on(recorded):
     assert recorded.texts.split(EagleTraining.judged_at) == recorded.texts.split()
     with pytest.raises(UserError, match="too few answers to train on some and evaluate on"):
         recorded.texts.split((0.7,))
 
 
-def test_the_rate_rises_and_falls_to_nothing() -> None:
+def test_the_rate_rises_and_falls_to_nothing():
     assert rate(0, 0.1) < 0.02
     assert rate(0.1, 0.1) == 1
     assert rate(1, 0.1) == pytest.approx(0)

@@ -1,7 +1,5 @@
 """The unrolled head is the head that drafts: step by step, with a cache, from each start."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 
@@ -85,7 +83,7 @@ def found(steps: list[UnrolledStep], text: int, start: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("changes", [{}, {"norm_before_residual": True, "norm_before_fc": True}])
-def test_every_step_from_every_start_is_what_drafting_computes(changes: dict[str, bool]) -> None:
+def test_every_step_from_every_start_is_what_drafting_computes(changes):
     head = made_head(SETTINGS.model_copy(update=changes))
     lengths = [(3, 9), (6, 4), (1, 2)]
     batch = made_batch(lengths)
@@ -100,7 +98,7 @@ def test_every_step_from_every_start_is_what_drafting_computes(changes: dict[str
             torch.testing.assert_close(torch.cat(states), torch.cat(expected))
 
 
-def test_a_share_of_the_chains_goes_on_unchanged() -> None:
+def test_a_share_of_the_chains_goes_on_unchanged():
     head, batch = made_head(), made_batch([(3, 33), (5, 29)])
     with torch.no_grad():
         whole = unroll(head, batch, STEPS)
@@ -115,7 +113,7 @@ def test_a_share_of_the_chains_goes_on_unchanged() -> None:
             torch.testing.assert_close(state, expected)
 
 
-def test_padding_changes_nothing_that_is_learned() -> None:
+def test_padding_changes_nothing_that_is_learned():
     # What is padded is 0, which norms make much of: rounding is to be told from learning.
     head, batch = made_head().double(), made_batch([(3, 6)])
     batch = replace(batch, features=batch.features.double())

@@ -1,7 +1,5 @@
 """The rows of a recording that belong together."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from specdec_core.recordings.schema import Trace

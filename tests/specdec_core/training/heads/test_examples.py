@@ -1,7 +1,5 @@
 """Examples are what was recorded, and prompts are held out whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,9 +55,7 @@ def states(pair: Pair, tokens: list[int]) -> torch.Tensor:
         return pair.drafts["draft"].model(torch.tensor([tokens])).last_hidden_state[0]
 
 
-def test_the_row_after_a_candidate_holds_the_state_of_the_candidate(
-    recording: Recording, tiny_pair: Pair
-) -> None:
+def test_the_row_after_a_candidate_holds_the_state_of_the_candidate(recording, tiny_pair):
     trace = recording.trace("draft")
     candidates, after = rows_after(trace, "draft")
     agrees = trace.draft_token[candidates] == trace.target_token[candidates]
@@ -73,9 +69,7 @@ def test_the_row_after_a_candidate_holds_the_state_of_the_candidate(
         np.testing.assert_allclose(trace.hidden[at], expected, atol=1e-4)
 
 
-def test_decision_models_read_what_the_candidate_was_drawn_from(
-    recording: Recording, tiny_pair: Pair
-) -> None:
+def test_decision_models_read_what_the_candidate_was_drawn_from(recording, tiny_pair):
     trace = recording.trace("draft")
     found = load_examples([recording], "draft", ["t1", "t2", "joint"])
     rows = trace.trajectory
@@ -93,7 +87,7 @@ def test_decision_models_read_what_the_candidate_was_drawn_from(
         np.testing.assert_array_equal(examples.labels, trace.agrees.astype(np.float32))
 
 
-def test_mixed_examples_count_only_where_the_token_is_the_drafts(recording: Recording) -> None:
+def test_mixed_examples_count_only_where_the_token_is_the_drafts(recording):
     table = recording.examples("draft")
     [examples] = load_examples([recording], "draft", ["specdecpp"]).values()
     from_draft = table["from_draft"].to_numpy()
@@ -104,9 +98,7 @@ def test_mixed_examples_count_only_where_the_token_is_the_drafts(recording: Reco
     np.testing.assert_array_equal(examples.features, hidden)
 
 
-def test_under_rejection_sampling_labels_are_acceptance_probabilities(
-    tiny_pair: Pair, tmp_path: Path
-) -> None:
+def test_under_rejection_sampling_labels_are_acceptance_probabilities(tiny_pair, tmp_path):
     sampling = Sampling(temperature=1.0)
     recording = record(tiny_pair, tmp_path, range(len(PROMPTS)), sampling=sampling)
     trace = recording.trace("draft")
@@ -121,9 +113,7 @@ def test_under_rejection_sampling_labels_are_acceptance_probabilities(
     assert abs(found["t2"].labels.mean() - labels.mean()) < 0.1
 
 
-def test_the_same_prompts_are_in_the_same_split_in_every_recording(
-    recording: Recording, tiny_pair: Pair, tmp_path: Path
-) -> None:
+def test_the_same_prompts_are_in_the_same_split_in_every_recording(recording, tiny_pair, tmp_path):
     split = split_prompts([np.array(tokens) for tokens in PROMPTS])
     assert set(split) == {TRAIN, DEV, TEST}
     many = [np.array([i]) for i in range(2000)]
@@ -142,9 +132,7 @@ def test_the_same_prompts_are_in_the_same_split_in_every_recording(
     np.testing.assert_array_equal(both.split, np.append(whole.split, split[first + again]))
 
 
-def test_turns_of_a_conversation_are_in_one_split(
-    recording: Recording, tiny_pair: Pair, tmp_path: Path
-) -> None:
+def test_turns_of_a_conversation_are_in_one_split(recording, tiny_pair, tmp_path):
     def of_two(number: int) -> str:
         return turn_id(f"chat {number // 2}", 1 + number % 2)
 
@@ -163,9 +151,7 @@ def test_turns_of_a_conversation_are_in_one_split(
     assert [tuple(tokens) for tokens in later.first_turns] == [PROMPTS[0]] * 2
 
 
-def test_recordings_that_do_not_fit_get_one_line(
-    recording: Recording, tiny_pair: Pair, tmp_path: Path
-) -> None:
+def test_recordings_that_do_not_fit_get_one_line(recording, tiny_pair, tmp_path):
     others: dict[str, dict] = {
         "other target weights": {"fingerprints": {"target": "x", "draft": "d"}},
         "other draft weights": {"fingerprints": {"target": "t", "draft": "x"}},

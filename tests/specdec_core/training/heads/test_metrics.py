@@ -1,7 +1,5 @@
 """The loss is the paper's, and each figure is the statistic that it is named after."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -19,13 +17,13 @@ LABELS = torch.tensor([1.0, 0.0, 0.25, 0.9])
 LOGITS = torch.tensor([2.0, -1.0, 0.5, -3.0])
 
 
-def test_the_loss_is_equation_of_section_4_4() -> None:
+def test_the_loss_is_equation_of_section_4_4():
     predicted = LOGITS.sigmoid()
     expected = -(2 * LABELS * predicted.log() + 6 * (1 - LABELS) * (1 - predicted).log()).mean()
     torch.testing.assert_close(weighted_bce(LOGITS, LABELS, 2, 6), expected)
 
 
-def test_kl_is_bce_less_entropy_and_zero_for_the_truth() -> None:
+def test_kl_is_bce_less_entropy_and_zero_for_the_truth():
     p, q = LABELS[2:], LOGITS[2:].sigmoid()
     expected = (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()
     torch.testing.assert_close(binary_kl(LOGITS[2:], p), expected)
@@ -33,7 +31,7 @@ def test_kl_is_bce_less_entropy_and_zero_for_the_truth() -> None:
     assert binary_kl(truth.logit(), truth).item() == pytest.approx(0, abs=1e-6)
 
 
-def test_auc_weighs_each_candidate_by_its_chance_of_being_accepted() -> None:
+def test_auc_weighs_each_candidate_by_its_chance_of_being_accepted():
     rng = np.random.default_rng(0)
     scores = rng.integers(0, 9, 300) / 8  # with ties
     labels = rng.random(300)
@@ -47,7 +45,7 @@ def test_auc_weighs_each_candidate_by_its_chance_of_being_accepted() -> None:
     assert np.isnan(auc(scores, np.ones(300)))
 
 
-def test_reliability_bins_hold_every_prediction_once() -> None:
+def test_reliability_bins_hold_every_prediction_once():
     probabilities = np.array([0.0, 0.05, 0.31, 0.39, 1.0])
     labels = np.array([0.0, 0.5, 1.0, 0.0, 1.0])
     bins = reliability(probabilities, labels)

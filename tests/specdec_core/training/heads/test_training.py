@@ -1,7 +1,5 @@
 """Training finds what is in the examples, and can be repeated."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -39,14 +37,14 @@ def loaded(trained: TrainedHead) -> LoadedHead:
     ],
     ids=lambda spec: spec.label,
 )
-def test_a_learnable_rule_is_learned_by_every_kind(spec: HeadSpec) -> None:
+def test_a_learnable_rule_is_learned_by_every_kind(spec):
     metrics = train(spec).card.metrics
     assert metrics["eval_kl"] < 0.05  # 0.21 for the mean of the labels
     assert metrics["ece"] < 0.1
     assert metrics["auc"] > 0.8
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
     first, second = train(HeadSpec()), train(HeadSpec())
     assert first.weights == second.weights
     assert first.card == second.card
@@ -55,7 +53,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
     assert other.card.training != first.card.training
 
 
-def test_a_larger_weight_of_rejections_lowers_predictions() -> None:
+def test_a_larger_weight_of_rejections_lowers_predictions():
     examples = learnable()
     features = torch.tensor(examples.features)
     means = [
@@ -66,7 +64,7 @@ def test_a_larger_weight_of_rejections_lowers_predictions() -> None:
     assert means[0] > means[1] + 0.1 > means[2] + 0.2
 
 
-def test_the_weights_of_the_epoch_with_the_least_eval_loss_are_kept() -> None:
+def test_the_weights_of_the_epoch_with_the_least_eval_loss_are_kept():
     # So large a rate that the loss goes up and down.
     settings = HeadTrainingSettings(learning_rate=1.0, batch_size=128, epochs=6)
     trained = train(HeadSpec(depth=2), settings)
@@ -86,7 +84,7 @@ def trained_with_wrong_labels(part: int) -> TrainedHead:
     return HeadTraining(HeadSpec(depth=0), examples, SETTINGS).run()
 
 
-def test_dev_rows_are_not_trained_on() -> None:
+def test_dev_rows_are_not_trained_on():
     card = trained_with_wrong_labels(DEV).card
     assert card.metrics["train_kl"] < 0.2 < card.metrics["eval_kl"]
     split = learnable().split
@@ -94,7 +92,7 @@ def test_dev_rows_are_not_trained_on() -> None:
     assert card.examples == counts
 
 
-def test_test_rows_change_the_figures_and_no_choice() -> None:
+def test_test_rows_change_the_figures_and_no_choice():
     right, wrong = train(HeadSpec(depth=0)), trained_with_wrong_labels(TEST)
     assert wrong.weights == right.weights
     assert wrong.card.curve == right.card.curve

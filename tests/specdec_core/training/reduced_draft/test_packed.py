@@ -1,7 +1,5 @@
 """The bundled draft is stored in eight bits, with the card of its training."""
 
-from __future__ import annotations
-
 import torch
 from safetensors import safe_open
 from transformers import AutoConfig
@@ -13,7 +11,7 @@ from specdec_core.training.recorded.finished import load_card
 from specdec_core.training.reduced_draft.training import DraftTrainingCard
 
 
-def test_the_bundled_draft_has_its_cards_and_eight_bits() -> None:
+def test_the_bundled_draft_has_its_cards_and_eight_bits():
     folder = bundled_path("smollm2-draft")
     config = AutoConfig.from_pretrained(folder)
     assert isinstance(config, ReducedDraftConfig)

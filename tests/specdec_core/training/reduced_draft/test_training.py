@@ -1,8 +1,5 @@
 """Drafts learn what their target will write."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +13,6 @@ from specdec_core.training.recorded.finished import load_card
 from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
 from specdec_core.training.reduced_draft.start import copied_draft
 from specdec_core.training.reduced_draft.training import DraftTraining, DraftTrainingCard
-from tests.specdec_core.training.conftest import Recorded
 
 SETTINGS = DraftTrainingSettings(
     draft_vocab_size=200,
@@ -43,12 +39,8 @@ COPY = DraftTrainingSettings(
 
 @pytest.mark.parametrize("settings", [SETTINGS, COPY], ids=["projected", "copied"])
 def test_a_draft_learns_what_its_target_will_write(
-    recorded: Recorded,
-    tiny_pair: Pair,
-    tmp_path: Path,
-    settings: DraftTrainingSettings,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    recorded, tiny_pair, tmp_path, settings, monkeypatch
+):
     clock = SimpleNamespace(monotonic=lambda: 0.0)
     monkeypatch.setattr("specdec_core.training.trainer.time", clock)
     training = DraftTraining(recorded.texts, settings)
@@ -84,7 +76,7 @@ def measured(pair: Pair, texts: RecordedTexts, numbers: list[int]) -> float:
     return float(torch.cat(agreed).float().mean())
 
 
-def test_a_draft_of_all_layers_begins_as_its_target(recorded: Recorded) -> None:
+def test_a_draft_of_all_layers_begins_as_its_target(recorded):
     settings = COPY.model_copy(update={"copied_layers": (0, 1), "draft_vocab_size": 10**6})
     training = DraftTraining(recorded.texts, settings)
     assert training.evaluate().overlap > 0.98  # in bfloat16
@@ -103,9 +95,7 @@ def test_a_draft_of_all_layers_begins_as_its_target(recorded: Recorded) -> None:
         ("mistral", (0,), "a mistral; a draft can begin as layers of Llama-like targets only"),
     ],
 )
-def test_layers_that_cannot_be_copied_are_refused_in_one_line(
-    recorded: Recorded, kind: str, layers: tuple[int, ...], complaint: str
-) -> None:
+def test_layers_that_cannot_be_copied_are_refused_in_one_line(recorded, kind, layers, complaint):
     config = AutoConfig.for_model(kind, num_hidden_layers=2, sliding_window=8)
     tables = read_tables(recorded.features)
     settings = COPY.model_copy(update={"copied_layers": layers})
