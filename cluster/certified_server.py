@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -10,12 +11,11 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from cluster.serving.external.process import LOGS
+from cluster.serving.external.process import log_file
 from cluster.serving.server_process import ServerProcess, running
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.base.uris import without_passwords
-from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.evidence.certificate.certificate import CertifiedServer, Checks
 from specdec_core.evidence.certificate.certify import Extent, in_float32
@@ -137,13 +137,11 @@ def _started(
 ) -> Iterator[tuple[AnswerServer, str, dict[str, object]]]:
     """A server in a mode during the block, with its version and settings."""
     served = server.served(pair, mode, (), Path(scratch))
-    logs = workspace() / LOGS
-    logs.mkdir(parents=True, exist_ok=True)
     process = ServerProcess(
         mode.name,
         lambda port: served.command(clients, port),
         served.environment,
-        logs / f"certify-{server.name}.log",
+        log_file(f"certify-{server.name}-{os.getpid()}"),
     )
     with running(process) as url:
         try:

@@ -91,12 +91,15 @@ def compare_servers(
                     observer.warned(f"without {row.name}: {error}")
                     if not (row.runs or isinstance(error, ServerEnded)):
                         entered.remove(contestant)
+                        for _ in turns[turn:]:
+                            observer.step()
                         continue
                     ended[place] = str(error)
                 else:
                     parts.keep(turn, row, records)
-                observer.step()
+                    observer.step()
             if records is None:
+                observer.step()
                 reason = ended[place]
                 records = [LoadRecord(index=n, sent=0, error=reason) for n in range(load.requests)]
             row.runs.setdefault(load.key, []).append(records)

@@ -87,8 +87,8 @@ def mode_server(
     needed: bool = False,
     logs: Path | None = None,
 ) -> Contestant:
-    """A server in one mode, as above. What it prints at its last start is kept in the folder
-    `logs`, if that is given."""
+    """A server in one mode, as above. What it prints is kept in the folder `logs`, if that is
+    given."""
     folder = Path(mkdtemp(prefix=server.name, dir=scratch))
     served = server.served(pair, mode, cores.engine, folder)
     row = LoadRow(

@@ -13,26 +13,29 @@ from specdec_core.search.folder import find_trial
 ID = re.compile("[0-9a-f]{2,10}")  # an id or its beginning
 
 
-def choose(config: Path | None) -> tuple[PairConfiguration, str]:
-    """What `config` names (:func:`read_config`), else the champion; and where it comes from, in
-    words.
+def choose(config: Path | None, engine: str | None = None) -> tuple[PairConfiguration, str]:
+    """What `config` names (:func:`read_config`), else the champion, in this library's engine or in
+    another server, `engine`; and where it comes from, in words.
 
     Raises:
         UserError: as :func:`read_config` does, or no champion was promoted yet.
     """
-    choice, source, _ = choose_version(config)
+    choice, source, _ = choose_version(config, engine)
     return choice, source
 
 
-def choose_version(config: Path | None) -> tuple[PairConfiguration, str, int | None]:
+def choose_version(
+    config: Path | None, engine: str | None = None
+) -> tuple[PairConfiguration, str, int | None]:
     """:func:`choose`, and the registered version, if it is one."""
     if config is not None:
         return *read_config(config), None
     from dashboards.tracking.registry import load_champion  # MLflow takes seconds to import
 
-    pair, configuration, version = load_champion()
+    pair, configuration, version = load_champion(server=engine)
     chosen = PairConfiguration(pair=pair, configuration=configuration)
-    return chosen, f"champion, version {version}", version
+    where = "" if engine is None else f" for {engine}"
+    return chosen, f"champion{where}, version {version}", version
 
 
 def read_config(config: Path, check: bool = True) -> tuple[PairConfiguration, str]:

@@ -55,6 +55,10 @@ def main(
             " champion, or with `challenger` as the challenger; a running server is not changed."
         ),
     ] = None,
+    engine: Annotated[
+        str | None,
+        Option(help="With --promote: as the champion in this server, as vllm; unset, this engine."),
+    ] = None,
 ) -> None:
     """Load a configuration beside the served one, and switch to it. The old one finishes the
     requests that it runs, and none fails. A registered version that is deployed becomes the
@@ -63,8 +67,10 @@ def main(
     if len(asked) > 1:
         raise UserError(f"--{' and --'.join(asked)}: give one")
     if promote is not None:
-        _promote(promote, _alias(which, None), uncertified)
+        _promote(promote, _alias(which, None), uncertified, engine)
         return
+    if engine is not None:
+        raise UserError("--engine goes with --promote; a running server knows its own")
     from cluster.serving.control import find_server  # torch takes seconds to import
 
     server = find_server(url)
@@ -74,11 +80,11 @@ def main(
     if config is not None:
         deployment = _from_file(config, server.program)
     else:
-        deployment = _registered(server.name, _alias(which, version), server.program)
+        deployment = _registered(server, _alias(which, version))
     if deployment.certificate is None and not uncertified:
         raise UserError(
             f"{deployment.configuration.id} ({deployment.source}) has no certificate:"
-            f" `{program('specdec')} certify` writes one, --uncertified accepts it without"
+            f" `{_certify(server.program)}` writes one, --uncertified accepts it without"
         )
     if canary is not None:
         _try_out(server, deployment, _share(canary))
@@ -94,30 +100,44 @@ def _switch(server: RunningServer, order: Callable[[], Deployment]) -> None:
     with console.status("loading it beside the one that is served"):
         served = order()
     if served.version is not None:
-        appoint(server.name, served.version, CHAMPION)
+        appoint(_model(server), served.version, CHAMPION)
     say(server.url, served)
 
 
-def _promote(config_id: str, alias: Any, uncertified: bool) -> None:
-    """Give the alias to a configuration of a finished sweep that has a certificate, in this
-    library's engine or in a server."""
+def _certify(engine: str | None, config: str | None = None) -> str:
+    """The command that certifies a configuration in an engine."""
+    options = given(config=config, engine=engine)
+    words = [f"--{name} {value}" for name, value in options.items()]
+    return " ".join([program("specdec"), "certify", *words])
+
+
+def _model(server: RunningServer) -> str:
+    """The registered model of what a server serves."""
+    from dashboards.tracking.certificates import model_of
+
+    return model_of(server.name, server.program)
+
+
+def _promote(config_id: str, alias: Any, uncertified: bool, engine: str | None) -> None:
+    """Give the alias, in this library's engine or in another server, to a configuration of a
+    finished sweep that has a certificate there."""
+    from dashboards.tracking.certificates import model_of
     from dashboards.tracking.registry import register
     from specdec_core.evidence.certificate.certificate import find_certificate
     from specdec_core.search.folder import find_trial
-    from specdec_core.servers.table import SERVERS
+    from specdec_core.servers.table import server_of
 
+    if engine is not None:
+        server_of(engine, stage="serve", option="--engine")
     result, trial = find_trial(workspace() / "sweeps", config_id)
-    engines = (
-        find_certificate(result.pair, trial.configuration, each) for each in (None, *SERVERS)
-    )
-    certificate = next((found for found in engines if found is not None), None)
+    certificate = find_certificate(result.pair, trial.configuration, engine)
     if certificate is None and not uncertified:
         raise UserError(
             f"{trial.id} has no certificate for {result.pair.name}:"
-            f" `{program('specdec')} certify --config {trial.id}` writes one,"
+            f" `{_certify(engine, trial.id)}` writes one,"
             " --uncertified accepts it without"
         )
-    version = register(result, trial.id, alias=alias)
+    version = register(result, trial.id, alias=alias, server=engine)
     if not trial.configuration.lossless:
         console.print(
             "[yellow]warning:[/yellow] a lossy method: its output does not keep the target's"
@@ -126,7 +146,7 @@ def _promote(config_id: str, alias: Any, uncertified: bool) -> None:
         )
     said = "[yellow]warning:[/yellow] not certified"
     console.print(said if certificate is None else certificate.sentence)
-    source = f"{alias} of {result.pair.name}, version {version}"
+    source = f"{alias} of {model_of(result.pair.name, engine)}, version {version}"
     print_configuration(trial.configuration, source)
 
 
@@ -161,7 +181,7 @@ def _try_out(server: RunningServer, deployment: Deployment, share: float) -> Non
         return
     console.print(f"[bold]{state['state']}[/bold]: {state['reason']} ({_found(state)})")
     if state["state"] == "promoted" and deployment.version is not None:
-        appoint(server.name, deployment.version, CHAMPION)
+        appoint(_model(server), deployment.version, CHAMPION)
     log_canary(server.name, champion, state)
 
 
@@ -194,13 +214,13 @@ def _from_file(config: Path, engine: str | None) -> Deployment:
     return deployment_of(choice.pair, choice.configuration, source, engine=engine)
 
 
-def _registered(name: str, which: Any, engine: str | None) -> Deployment:
+def _registered(server: RunningServer, which: Any) -> Deployment:
     from cluster.serving.deployment import deployment_of
     from dashboards.tracking.registry import load_registered
 
-    pair, configuration, version = load_registered(name, which)
+    pair, configuration, version = load_registered(_model(server), which)
     said = f"version {version}" if isinstance(which, int) else f"{which}, version {version}"
-    return deployment_of(pair, configuration, said, version, engine=engine)
+    return deployment_of(pair, configuration, said, version, engine=server.program)
 
 
 def follow_champion(url: str, version: int | None, seconds: float) -> None:
@@ -214,17 +234,17 @@ def follow_champion(url: str, version: int | None, seconds: float) -> None:
     while True:
         time.sleep(seconds)
         try:
-            newest = champion_version(server.name)
+            newest = champion_version(_model(server))
             if newest == version:
                 continue
             if newest == server.health()["version"]:  # by `specdec deploy`
                 version = newest
                 continue
-            found = _registered(server.name, "champion", server.program)
+            found = _registered(server, "champion")
             if found.certificate is None:
                 raise UserError(
                     f"version {found.version}, the new champion, has no certificate for the weights"
-                    f" that are here and is not served; `{program('specdec')} certify` writes one"
+                    f" that are here and is not served; `{_certify(server.program)}` writes one"
                 )
             try:
                 served = server.deploy(found)

@@ -77,7 +77,7 @@ def application(args: dict[str, Any]) -> Application:
     from cluster.serving.deployment import application as build  # Ray takes seconds to import
     from cluster.serving.http.pages import Page
 
-    start = _start(given, choose_version(given.config))
+    start = _start(given, choose_version(given.config, given.engine))
     return build(start, Page(*PLAYGROUND), _sampling(given))
 
 
@@ -310,7 +310,7 @@ def main(
     from cluster.session import check_alive
 
     bound = numbers(cores, "--cores", int) if cores is not None else ()
-    start = _start(given, choose_version(config), bound, fresh, local=not no_auth)
+    start = _start(given, choose_version(config, engine), bound, fresh, local=not no_auth)
     deployment = start.deployment
     tls = read_tls(tls_cert, tls_key)
     watch = Watch(track, track_every, read_command(on_drift))

@@ -8,7 +8,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from dashboards.store import connect, experiment_id_of
-from dashboards.tracking.registry import SOURCE, appoint
+from dashboards.tracking.certificates import model_of
+from dashboards.tracking.registry import SOURCE, _create_model, appoint
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.cost import Hardware
 from specdec_core.prompts.prompt_sets import PromptSet
@@ -35,17 +36,17 @@ def home(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return tmp_path
 
 
-def appointed(spec: PairSpec, configuration: Configuration) -> None:
-    """It is a version of the pair's registered model, and the champion."""
+def appointed(spec: PairSpec, configuration: Configuration, server: str | None = None) -> None:
+    """It is a version of the pair's registered model in a server, and the champion."""
     client = connect()
     run = client.create_run(experiment_id_of(client, spec.name)).info
     content = {"pair": spec, "configuration": configuration}
     dumped = {key: value.model_dump(mode="json") for key, value in content.items()}
     client.log_text(run.run_id, yaml.safe_dump(dumped), SOURCE)
-    if not client.search_registered_models():
-        client.create_registered_model(spec.name)
-    version = client.create_model_version(spec.name, run.artifact_uri, run.run_id)
-    appoint(spec.name, int(version.version))
+    name = model_of(spec.name, server)
+    _create_model(client, name, server)
+    version = client.create_model_version(name, run.artifact_uri, run.run_id)
+    appoint(name, int(version.version))
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
 
 class ServerProcess:
     """Runs `command(port)` in a separate process group. It is ready when `/health` answers. Errors
-    call it `name`. What it prints is kept in the file `log`, if that is given. Another thread than
+    call it `name`. What it prints is added to the file `log`, if that is given. Another thread than
     the one that starts it may stop it."""
 
     def __init__(
@@ -104,11 +104,13 @@ class ServerProcess:
         self.name, self.command, self.environment, self.log = name, command, environment, log
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
+        self._began = 0  # where what the last start printed begins in the log
         self._lock = RLock()
 
     def start(self, port: int) -> str:
         # Closed in `stop`.
-        self._log = TemporaryFile() if self.log is None else self.log.open("w+b")  # noqa: SIM115
+        self._log = TemporaryFile() if self.log is None else self.log.open("a+b")  # noqa: SIM115
+        self._began = self._log.seek(0, os.SEEK_END)
         self._process = subprocess.Popen(
             [sys.executable, "-P", keeper.__file__, *self.command(port)],
             stdin=subprocess.PIPE,  # closed when the parent ends, which ends the server
@@ -158,7 +160,7 @@ class ServerProcess:
     def _last_words(self) -> str:
         """The last line of the log that tells of an error, else its last one."""
         assert self._log is not None  # it is running
-        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 20_000))
+        self._log.seek(max(self._began, self._log.seek(0, os.SEEK_END) - 20_000))
         text = self._log.read().decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         # A front end may say last only that its engine failed "above".

@@ -16,40 +16,50 @@ from specdec_core.evidence.certificate.certificate import (
     certificate_path,
     find_certificate,
 )
+from specdec_core.servers.table import SERVERS
 
 CERTIFIED = "certified"  # tag of a version: true or false
 CERTIFICATE = "certificate"  # tag of a certified version: the certificate's id
 ARTIFACT = "certificate/certificate.json"  # of the version's run
 
 
-def attach(certificate: Certificate) -> list[int]:
-    """Give a certificate to all registered versions of its configuration; returns their numbers."""
+def attach(certificate: Certificate) -> list[str]:
+    """Give a certificate to all registered versions of its configuration; returns them in words."""
     if no_store():
         return []
-    client = connect()
-    query = f"name = '{certificate.pair.name}'"
-    wanted = certificate.configuration.id
+    client, wanted = connect(), certificate.configuration.id
+    server = None if certificate.server is None else certificate.server.name
     versions = [
         version
-        for version in client.search_model_versions(query)
+        for name in dict.fromkeys(model_of(certificate.pair.name, each) for each in (None, server))
+        for version in client.search_model_versions(f"name = '{name}'")
         if version.tags.get("config_id") == wanted
     ]
     for version in versions:
         _attach(client, version, certificate)
-    return sorted(int(version.version) for version in versions)
+    return [f"version {version.version} of {version.name}" for version in versions]
+
+
+def model_of(pair: str, server: str | None = None) -> str:
+    """The registered model of a pair, in this library's engine or in another server."""
+    return pair if server is None else f"{pair}-{server}"
 
 
 def tag_version(
-    client: MlflowClient, version: ModelVersion, pair: PairSpec, configuration: Configuration
-) -> bool:
-    """Say of a version whether the workspace has a certificate for it, and add that. A version that
-    has one keeps it."""
-    certificate = find_certificate(pair, configuration)
-    if certificate is not None:
-        _attach(client, version, certificate)
-    elif CERTIFIED not in version.tags:
-        client.set_model_version_tag(version.name, version.version, CERTIFIED, "false")
-    return certificate is not None
+    client: MlflowClient,
+    version: ModelVersion,
+    pair: PairSpec,
+    configuration: Configuration,
+    server: str | None = None,
+) -> None:
+    """Add the workspace's certificates to a version, and say whether one is for `server`, in which
+    its configuration is served; None: this library's engine. A version that has one keeps it."""
+    for each in (None, *SERVERS):
+        certificate = find_certificate(pair, configuration, each)
+        if certificate is not None:
+            _attach(client, version, certificate)
+        elif each == server and (tag := CERTIFIED + _end(server)) not in version.tags:
+            client.set_model_version_tag(version.name, version.version, tag, "false")
 
 
 def fetch(
@@ -85,12 +95,17 @@ def _artifact(server: str | None) -> str:
     return ARTIFACT if server is None else f"certificate/{server}.json"
 
 
+def _end(server: str | None) -> str:
+    """The end of the tags of a server's certificate."""
+    return "" if server is None else f".{server}"
+
+
 def _attach(client: MlflowClient, version: ModelVersion, certificate: Certificate) -> None:
     """Add the certificate to a version. A server's certificate says nothing of this library's
     engine: its artifact and tags have the server's name."""
     assert version.run_id  # every version of ours is a run's
     server = None if certificate.server is None else certificate.server.key
-    end = "" if server is None else f".{server}"
+    end = _end(server)
     client.log_text(version.run_id, certificate.model_dump_json(indent=1), _artifact(server))
     for tag, value in ((f"{CERTIFIED}{end}", "true"), (f"{CERTIFICATE}{end}", certificate.id)):
         client.set_model_version_tag(version.name, version.version, tag, value)

@@ -1,4 +1,5 @@
-"""The champion of each pair: a registered model with a configuration as each version.
+"""The champion of each pair: a registered model with a configuration as each version. Another
+server, as vLLM, has a model and a champion of its own for each pair.
 
 Its aliases are `champion`, what is served; `challenger`, what may take its place; and `previous`,
 the champion before, to which a rollback returns.
@@ -26,7 +27,7 @@ from dashboards.outputs.mlflow_runs import log_run
 from dashboards.reports.load_choice import verdicts
 from dashboards.reports.sentences import note
 from dashboards.store import artifact, connect, no_store, runs_where, store_name
-from dashboards.tracking.certificates import fetch, tag_version
+from dashboards.tracking.certificates import fetch, model_of, tag_version
 from dashboards.tracking.trial_runs import trial_run
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_folder, atomic_path
@@ -55,22 +56,24 @@ def register(
     config_id: str,
     client: MlflowClient | None = None,
     alias: Alias = CHAMPION,
+    server: str | None = None,
 ) -> int:
-    """Make a configuration of a sweep the champion, or the challenger, of its pair; returns the
-    version. Tags say whether the workspace has a certificate for it.
+    """Make a configuration of a sweep the champion, or the challenger, of its pair, in this
+    library's engine or in another `server`; returns the version. Tags say whether the workspace has
+    a certificate for it.
 
     The version's source is an artifact of the configuration's run: `champion.yaml` with the pair
     and the configuration."""
     client = client or connect()
     trial = result.trial(config_id)
-    name = result.pair.name
+    name = model_of(result.pair.name, server)
     run_id = _run_of(client, result, trial)
     run = client.get_run(run_id)
     _log_champion(client, run_id, result.pair, trial.configuration)
-    _create_model(client, name)
+    _create_model(client, name, server)
     versions = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
-    version = versions[0] if versions else _create_version(client, run, result, trial)
-    tag_version(client, version, result.pair, trial.configuration)
+    version = versions[0] if versions else _create_version(client, name, run, result, trial)
+    tag_version(client, version, result.pair, trial.configuration, server)
     _appoint(client, name, int(version.version), alias)
     return int(version.version)
 
@@ -80,13 +83,12 @@ def register_in_server(result: ServerSweep, run_id: str, folder: Path) -> int | 
     `<pair>-<server>`; returns the version, None for a champion without a configuration. Its source
     has the files of `folder`, which start it."""
     client, race = connect(), result.race
-    name, configuration = f"{race.pair.name}-{result.server}", result.configuration
+    name, configuration = model_of(race.pair.name, result.server), result.configuration
     if configuration is None:
         return None
     _log_champion(client, run_id, race.pair, configuration)
     client.log_artifacts(run_id, str(folder), CHAMPION)
-    _create_model(client, name)
-    client.set_registered_model_tag(name, SERVER, result.server)
+    _create_model(client, name, result.server)
     hardware = race.environment.get("gpu") or race.environment["cpu"]
     versions = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
     tags = {
@@ -104,6 +106,7 @@ def register_in_server(result: ServerSweep, run_id: str, folder: Path) -> int | 
         tags=tags,
         description=f"{result.champion}\n\n{note(configuration)}",
     )
+    tag_version(client, version, race.pair, configuration, result.server)
     _appoint(client, name, int(version.version), CHAMPION)
     return int(version.version)
 
@@ -142,13 +145,14 @@ def _log_champion(
         log(run_id, str(path), f"{CHAMPION}/{place}")
 
 
-def _create_model(client: MlflowClient, name: str) -> None:
-    """Create the registered model of a pair, unless it exists."""
+def _create_model(client: MlflowClient, name: str, server: str | None = None) -> None:
+    """Create the registered model of a pair in a server, unless it exists."""
     try:
         client.create_registered_model(
             name,
             description="The fastest configuration found for this pair; `lossless` says of each"
             " version whether it keeps the target's distribution.",
+            tags={} if server is None else {SERVER: server},
         )
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
@@ -156,14 +160,14 @@ def _create_model(client: MlflowClient, name: str) -> None:
 
 
 def _create_version(
-    client: MlflowClient, run: Run, result: SweepResult, trial: Trial
+    client: MlflowClient, name: str, run: Run, result: SweepResult, trial: Trial
 ) -> ModelVersion:
     timing = next((t for t in result.timings if t.config_id == trial.id), None)
     under_load = []
     if result.under_load is not None and result.under_load.chosen.id == trial.id:
         under_load = [f"- {line}" for line in verdicts(result.under_load)]
     return client.create_model_version(
-        result.pair.name,
+        name,
         source=f"{run.info.artifact_uri}/{CHAMPION}",
         run_id=run.info.run_id,
         tags={
@@ -223,13 +227,15 @@ def find_champion(name: str | None = None, server: str | None = None) -> Registe
     return None if version is None else _read(client, version)
 
 
-def load_champion(name: str | None = None) -> Registered:
+def load_champion(name: str | None = None, server: str | None = None) -> Registered:
     """:func:`find_champion`. Raises :class:`NoChampion` where there is none."""
-    found = find_champion(name)
+    found = find_champion(name, server)
     if found is None:
+        where, engine = ("", "") if server is None else (f" for {server}", f" --engine {server}")
         raise NoChampion(
-            f"no champion{f' of {name}' if name else ''} in {store_name()} yet; "
-            "`specdec sweep` finds one, `specdec deploy --promote <config_id>` appoints one"
+            f"no champion{f' of {name}' if name else ''}{where} in {store_name()} yet; `specdec"
+            f" sweep{engine}` finds one, `specdec deploy --promote <config_id>{engine}` appoints"
+            " one"
         )
     return found
 

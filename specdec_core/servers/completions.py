@@ -22,7 +22,9 @@ from specdec_core.base.errors import UserError
 from specdec_core.prompts.chat import end_of_turn
 
 KEY = "OPENAI_API_KEY"  # the variable that clients of OpenAI's protocol read
-CANDIDATES = "vllm:spec_decode_num_draft_tokens_total"  # the metric, in vLLM
+# Metrics of vLLM, llama.cpp and this project's server, after the prefix with the server's name.
+CANDIDATES = "spec_decode_num_draft_tokens_total"
+ACCEPTED = "spec_decode_num_accepted_tokens_total"
 SILENCE = 600.0  # seconds without a byte after which a request has failed
 # Statuses of a request with a field that the server does not know.
 _UNKNOWN = (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY)
@@ -163,7 +165,7 @@ class AnswerServer:
         with suppress(ValueError):
             for family in text_string_to_metric_families(answer.text):
                 for sample in family.samples:
-                    if sample.name == CANDIDATES:
+                    if sample.name.partition(":")[2] == CANDIDATES:
                         found = (found or 0.0) + sample.value
         return found
 

@@ -89,6 +89,7 @@ def test_all_answer_the_same_requests_of_every_load_in_turns(tiny_pair, monkeypa
     rows = compare_servers(PLAN, contestants, workload(tiny_pair), cores, parts, observer)
     assert [row.name for row in rows] == ["autoregressive", "chain"]
     assert observer.warnings == ["without other: no memory"]
+    assert observer.steps == 12  # all turns of three
     # Another one begins each time.
     one, other = "autoregressive", "chain"
     assert turns.started == [
@@ -178,6 +179,7 @@ def test_a_server_that_ends_under_a_load_has_no_further_runs_under_it(
     plain, ended = compare_servers(PLAN, contestants, requests, Cores(), parts, observer)
     reason = f"other: its server ended: CudaError: no memory (log: {log})"
     assert observer.warnings == [f"without other: {reason}"]
+    assert observer.steps == 8  # all turns of both
     assert started == [1, 2, 1]
     alone, together = PLAN.loads
     assert (plain.errors(alone), ended.errors(alone)) == (0, 0)

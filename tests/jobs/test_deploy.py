@@ -7,18 +7,19 @@ from types import SimpleNamespace
 import pytest
 
 from cluster.serving import control
-from cluster.serving.control import Refusal, announced
+from cluster.serving.control import Refusal, announced, find_server
 from cluster.serving.deployment import deployment_of
 from cluster.serving.served import Deployment, Operation
 from cluster.serving.server_process import running
 from dashboards.tracking import registry
 from jobs import deploy
+from jobs.choice import choose_version
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
-from tests.configurations import LOOKUP
+from tests.configurations import LOOKUP, SUFFIX
 from tests.dashboards.tracking.test_registry import certificate_of
 from tests.local_server import server_of, service_of
 from tests.registered import appointed
@@ -119,3 +120,25 @@ def test_following_outlives_the_registry_and_says_once_what_is_in_the_way(
     for found, (_, expected) in zip(said[1:], story, strict=True):
         assert expected in found
         assert bool(found) == bool(expected), found
+
+
+def test_a_server_of_another_program_follows_its_own_champion(
+    home: Path, url: str, tiny_spec: PairSpec
+) -> None:
+    """The same pair has a champion in this library's engine."""
+    own, server = find_server(url), find_server(url).model_copy(update={"engine": "vllm"})
+    appointed(tiny_spec, LOOKUP)
+    with pytest.raises(UserError, match=f"no champion of {tiny_spec.name}-vllm"):
+        deploy._registered(server, "champion")
+    appointed(tiny_spec, SUFFIX, "vllm")
+    assert deploy._registered(server, "champion").configuration == SUFFIX
+    assert deploy._registered(own, "champion").configuration == LOOKUP
+    assert choose_version(None, "vllm")[0].configuration == SUFFIX
+    assert choose_version(None)[0].configuration == LOOKUP
+
+
+def test_what_is_missing_is_certified_where_it_is_served(home: Path, swept: Path) -> None:
+    with pytest.raises(UserError, match=f"certify --config {SUFFIX.id} --engine vllm` writes one"):
+        deploy.main(promote=SUFFIX.id, engine="vllm", uncertified=False)
+    with pytest.raises(UserError, match="--engine goes with --promote"):
+        deploy.main(engine="vllm")

@@ -18,6 +18,7 @@ from cluster.serving.external.process import ExternalServer, Program
 from cluster.serving.fleet import check_deployable, every
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, run_as
 from specdec_core.base.errors import UserError
+from specdec_core.servers.completions import ACCEPTED, CANDIDATES
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +26,8 @@ _WATCH = 1.0  # seconds between looks at the processes
 _LOOK = 10.0  # seconds between looks at the metrics
 _AT_THE_END = 0.5  # seconds that processes without requests have to end before they are killed
 _DRAINED = 0.05  # seconds between looks at whether an old server has finished
-_CANDIDATES = "vllm:spec_decode_num_draft_tokens_total"
-_ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
-# What grows while a server works on requests.
-_TOKENS = (
-    "vllm:prompt_tokens_total",
-    "vllm:generation_tokens_total",
-    "llamacpp:prompt_tokens_total",
-    "llamacpp:n_decode_total",
-)
+# What grows while vLLM or llama.cpp works on requests, without the prefix.
+_TOKENS = ("prompt_tokens_total", "generation_tokens_total", "n_decode_total")
 
 
 class ExternalFleet:
@@ -255,8 +249,8 @@ class ExternalFleet:
         pages = await self.pages()
         for server in servers:
             sums = _sums(pages.get(server.name, ""))
-            drafted += sums.get(_CANDIDATES, 0.0)
-            accepted += sums.get(_ACCEPTED, 0.0)
+            drafted += sums.get(CANDIDATES, 0.0)
+            accepted += sums.get(ACCEPTED, 0.0)
             server.has_counted(tuple(sums[name] for name in _TOKENS if name in sums))
         before, self._counted = self._counted, (drafted, accepted)
         if drafted > before[0] and accepted >= before[1]:  # else a server has begun anew
@@ -265,11 +259,12 @@ class ExternalFleet:
 
 
 def _sums(page: str) -> dict[str, float]:
-    """The sum of the samples of each name in a page of metrics."""
+    """The sum of the samples of each name, without its prefix, in a page of metrics."""
     sums: dict[str, float] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+            name = sample.name.partition(":")[2]
+            sums[name] = sums.get(name, 0.0) + sample.value
     return sums
 
 

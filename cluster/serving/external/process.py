@@ -30,7 +30,18 @@ LOGS = "servers"  # folder in the workspace
 # Settings that decide how much is held, and where the models are.
 _SIZES = frozenset({"model", "max_model_len", "max_num_seqs", "kv_cache_memory_bytes", "ctx-size"})
 _KEYS = ("VLLM_API_KEY", "LLAMA_API_KEY")  # variables with the key that a program asks for
+_LOGS_KEPT = 50
 _PATIENCE = 15.0  # seconds in which a process ends after the request to
+
+
+def log_file(name: str) -> Path:
+    """The workspace's file for what a program prints. Of the other files the latest are kept."""
+    logs = workspace() / LOGS
+    logs.mkdir(parents=True, exist_ok=True)
+    by_age = sorted(logs.glob("*.log"), key=lambda file: file.stat().st_mtime)
+    for file in by_age[:-_LOGS_KEPT]:
+        file.unlink(missing_ok=True)
+    return logs / f"{name}.log"
 
 
 @dataclass(frozen=True)
@@ -103,14 +114,12 @@ class ExternalServer:
         self.deployment = self.as_certified(self.deployment)
         self._check_open()
         identity = self.deployment.configuration.id
-        logs = workspace() / LOGS
-        logs.mkdir(parents=True, exist_ok=True)
         self._process = ServerProcess(
             self.program.engine,
             lambda port: mode.command(self.program.slots, port),
             mode.environment,
             # By its configuration, too: until it is replaced, it writes beside its successor.
-            logs / f"{self.program.engine}-{os.getpid()}-{self.name}-{identity}.log",
+            log_file(f"{self.program.engine}-{os.getpid()}-{self.name}-{identity}"),
         )
         self._started = monotonic()
         url = self._process.start(free_port())

@@ -22,8 +22,8 @@ from cluster.serving.external.app import (
     _prompts,
     build_external_app,
 )
-from cluster.serving.external.fleet import ExternalFleet
-from cluster.serving.external.process import ExternalServer, Program
+from cluster.serving.external.fleet import ExternalFleet, _sums
+from cluster.serving.external.process import ExternalServer, Program, log_file
 from cluster.serving.http.access import Access
 from cluster.serving.http.limits import RequestLimits, WindowUse
 from cluster.serving.http.routes.deploy import DEPLOY, ROLL_BACK, TOKEN_HEADER
@@ -42,6 +42,7 @@ from specdec_core.evidence.certificate.certificate import (
 )
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.prompts.prompt import PromptSet
+from specdec_core.servers.completions import CANDIDATES
 from specdec_core.servers.server import ServedMode
 from specdec_core.servers.table import SERVERS
 from tests.commands import assert_refused, children, wait_until
@@ -126,6 +127,24 @@ def test_keys_limits_health_and_metrics_are_ours(http):
     assert "\nspecdec:replicas 1.0\n" in page
     [generated] = [line for line in page.split("\n") if line.startswith("vllm:generation_tokens_t")]
     assert float(generated.split()[-1]) > 0
+
+
+def test_the_share_of_accepted_candidates_is_read_of_any_program() -> None:
+    page = "# TYPE llamacpp:spec_decode_num_draft_tokens_total counter\n"
+    page += "llamacpp:spec_decode_num_draft_tokens_total 40\n"
+    assert _sums(page) == {CANDIDATES: 40}
+    assert _sums(page.replace("llamacpp", "vllm")) == {CANDIDATES: 40}
+
+
+def test_old_logs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    for age in range(60):
+        file = log_file(f"words-{age}")
+        file.touch()
+        os.utime(file, (1000 - age, 1000 - age))
+    kept = {file.name for file in log_file("next").parent.iterdir()}
+    assert len(kept) == 50
+    assert {"words-0.log", "words-59.log"} & kept == {"words-0.log"}
 
 
 @pytest.mark.parametrize(

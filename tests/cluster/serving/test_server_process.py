@@ -85,6 +85,17 @@ def test_it_ends_by_itself_where_signals_are_blocked(tmp_path):
     assert (tmp_path / "child").read_text() == "interrupted"
 
 
+def test_what_it_prints_is_added_to_its_log(tmp_path):
+    """Why it ended is looked for in what its last start has printed."""
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", "import sys; print(sys.argv[1]); sys.exit(1)"]
+    for said in ("ValueError: no memory", "another reason"):
+        process = ServerProcess("a server", lambda _, said=said: [*command, said], os.environ, log)
+        with pytest.raises(UserError, match=f"its server ended: {said}"):
+            process.start(1)
+    assert log.read_text() == "ValueError: no memory\nanother reason\n"
+
+
 def test_one_that_is_not_ready_is_stopped_from_another_thread():
     process = server("import time; time.sleep(1000)")
     with ThreadPoolExecutor(1) as pool:

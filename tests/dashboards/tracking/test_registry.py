@@ -37,6 +37,7 @@ from specdec_core.evidence.certificate.certificate import (
     GreedyIdentity,
     LiveSpeed,
     SampledDistribution,
+    certificate_path,
     find_certificate,
 )
 from specdec_core.models.fingerprints import fingerprints
@@ -94,7 +95,7 @@ def test_a_version_says_whether_it_is_certified_and_its_certificate_comes_with_i
     assert client.get_model_version(name, "1").tags["certified"] == "false"
     certificate = certificate_of(logged.pair, configuration)
     path = certificate.save()
-    assert attach(certificate) == [1]
+    assert attach(certificate) == [f"version 1 of {name}"]
     tags = client.get_model_version(name, "1").tags
     assert (tags["certified"], tags["certificate"]) == ("true", certificate.id)
     path.unlink()
@@ -102,7 +103,12 @@ def test_a_version_says_whether_it_is_certified_and_its_certificate_comes_with_i
     assert find_certificate(logged.pair, configuration) == certificate
     in_vllm = CertifiedServer(name="vllm", version="1", settings={}, reference="itself")
     inside = certificate.model_copy(update={"server": in_vllm})
-    attach(inside)
+    inside.save()
+    assert register(logged, logged.champion, alias=CHALLENGER, server="vllm") == 1
+    tags = client.get_model_version(f"{name}-vllm", "1").tags
+    assert (tags["certified.vllm"], tags["certified"]) == ("true", "true")
+    certificate_path(logged.pair, configuration, "vllm").unlink()
+    assert attach(inside) == [f"version 1 of {name}", f"version 1 of {name}-vllm"]
     load_champion()
     assert find_certificate(logged.pair, configuration, "vllm") == inside
     # The weights changed, and another machine certified them.
