@@ -122,9 +122,7 @@ def test_following_outlives_the_registry_and_says_once_what_is_in_the_way(
         assert bool(found) == bool(expected), found
 
 
-def test_a_server_of_another_program_follows_its_own_champion(
-    home: Path, url: str, tiny_spec: PairSpec
-) -> None:
+def test_a_server_of_another_program_follows_its_own_champion(home, url, tiny_spec):
     """The same pair has a champion in this library's engine."""
     own, server = find_server(url), find_server(url).model_copy(update={"engine": "vllm"})
     appointed(tiny_spec, LOOKUP)
@@ -137,7 +135,7 @@ def test_a_server_of_another_program_follows_its_own_champion(
     assert choose_version(None)[0].configuration == LOOKUP
 
 
-def test_what_is_missing_is_certified_where_it_is_served(home: Path, swept: Path) -> None:
+def test_what_is_missing_is_certified_where_it_is_served(home, swept):
     with pytest.raises(UserError, match=f"certify --config {SUFFIX.id} --engine vllm` writes one"):
         deploy.main(promote=SUFFIX.id, engine="vllm", uncertified=False)
     with pytest.raises(UserError, match="--engine goes with --promote"):

@@ -129,14 +129,14 @@ def test_keys_limits_health_and_metrics_are_ours(http):
     assert float(generated.split()[-1]) > 0
 
 
-def test_the_share_of_accepted_candidates_is_read_of_any_program() -> None:
+def test_the_share_of_accepted_candidates_is_read_of_any_program():
     page = "# TYPE llamacpp:spec_decode_num_draft_tokens_total counter\n"
     page += "llamacpp:spec_decode_num_draft_tokens_total 40\n"
     assert _sums(page) == {CANDIDATES: 40}
     assert _sums(page.replace("llamacpp", "vllm")) == {CANDIDATES: 40}
 
 
-def test_old_logs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_logs_are_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     for age in range(60):
         file = log_file(f"words-{age}")
