@@ -48,8 +48,8 @@ lint: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
-# What a GPU may do differently: families, losslessness, captured graphs, and one benchmark. Models run
-# on the GPU where torch sees one. GPU_PYTHON names a Python that has all it needs; unset, the virtual
+# What a GPU may do differently: families, losslessness, captured graphs, one benchmark, and forwards of
+# a large model's shape against the memory's bandwidth. Models run on the GPU where torch sees one. GPU_PYTHON names a Python that has all it needs; unset, the virtual
 # environment is made.
 GPU_TESTS := tests/specdec_core/engine tests/specdec_core/models tests/specdec_core/tokens
 
@@ -57,6 +57,7 @@ gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest $(GPU_TESTS) --numprocesses auto
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest $(GPU_TESTS) --numprocesses auto -m long -k compiled_graphs
 	$(or $(GPU_PYTHON),$(BIN)/python) -m jobs.bench_offline --peers none --quick --compile
+	$(or $(GPU_PYTHON),$(BIN)/python) -m research.forwards
 
 bench-peers: $(PEERS)/.made
 
