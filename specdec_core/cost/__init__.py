@@ -5,7 +5,7 @@ Reading a profile needs neither torch nor transformers.
 
 from specdec_core.cost.forward import ForwardCost, ForwardKind, ForwardTerms, Measurement, Work
 from specdec_core.cost.hardware import Hardware, load_hardware
-from specdec_core.cost.profile import Profile, draft_key, oracle_counts, policy_key
+from specdec_core.cost.profile import Profile, draft_key, oracle_counts, policy_key, proposer_keys
 
 __all__ = [
     "ForwardCost",
@@ -19,4 +19,5 @@ __all__ = [
     "load_hardware",
     "oracle_counts",
     "policy_key",
+    "proposer_keys",
 ]

@@ -210,11 +210,11 @@ def policy_key(draft: str, policy: PolicySettings) -> str:
     return " ".join([draft, policy.kind, *policy.heads])
 
 
-def proposer_keys(configuration: Configuration, first: str) -> set[str]:
+def proposer_keys(configuration: Configuration, first: str) -> frozenset[str]:
     """The keys of what proposes under a configuration: the kinds of its lookups, and `draft <name>`
     for each draft model; `first` is the pair's first."""
-    lookups = {part.kind for part in configuration.parts if not (part.drafts or part.parts)}
-    return lookups | {draft_key(draft or first) for draft in configuration.drafts}
+    lookups = (part.kind for part in configuration.parts if not (part.drafts or part.parts))
+    return frozenset(lookups) | {draft_key(draft or first) for draft in configuration.drafts}
 
 
 def draft_key(draft: str) -> str:

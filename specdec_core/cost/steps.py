@@ -23,21 +23,22 @@ _PROMPTS = (64, 256, 512)  # tokens of the prefills that enter a fit
 class StepTimes(Value):
     """The times of a pair's steps on one machine: the target's forward, in steps with candidates
     and without (`autoregressive`; unset, the same), forwards of the drafts, and what the engine
-    adds to a step and to each decoding row. `mixes` says whether a forward has prompts and
-    candidates together."""
+    adds to a step and to each decoding row. `proposals` are seconds of a step in which something
+    proposes, by :func:`~specdec_core.cost.proposer_keys`. `mixes` says whether a forward has
+    prompts and candidates together."""
 
     target: ForwardTerms
     autoregressive: ForwardTerms | None = None
     drafts: dict[str, ForwardTerms] = Field(default={})
     per_step: float = 0.0
     per_row: float = 0.0
+    proposals: dict[str, float] = Field(default={})
     mixes: bool = True
 
     @classmethod
     def of(cls, profile: Profile) -> StepTimes:
-        """From a profile, or from one :meth:`Profile.under` a configuration, with the time of what
-        proposes. Steps without candidates have forwards of one token a row, which may run other
-        kernels."""
+        """From a profile, or from one :meth:`Profile.under` a configuration. Steps without
+        candidates have forwards of one token a row, which may run other kernels."""
         cost, alone = profile.target, profile.autoregressive_forward
         single = [m for m in cost.measurements if m.width == 1]
         several = [m for m in cost.measurements if m.width > 1]
@@ -53,8 +54,9 @@ class StepTimes(Value):
                 )
                 for name, terms in drafts.items()
             },
-            per_step=max(profile.round_overhead - profile.row_overhead, 0.0) + profile.proposing,
+            per_step=max(profile.round_overhead - profile.row_overhead, 0.0),
             per_row=profile.row_overhead,
+            proposals=profile.proposals,
             mixes=profile.mixes,
         )
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec_core.config import Configuration, DrafterSettings
+from specdec_core.cost import proposer_keys
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.by_batch import ByBatchSettings
@@ -30,15 +31,15 @@ class SimulatedRound(NamedTuple):
     draft_forwards: int
     draft_tokens: int  # positions at which the draft model gave a distribution
     draft: str | None = None  # the draft model, if not that of all rounds
+    proposers: frozenset[str] = frozenset()  # by :func:`specdec_core.cost.proposer_keys`
 
     def within(self, room: int) -> SimulatedRound:
         """The same with at most `room` candidates, after which the target adds a token."""
-        return SimulatedRound(
-            min(self.drafted, room),
-            min(self.generated, room + 1),
-            min(self.draft_forwards, room),
-            min(self.draft_tokens, room),
-            self.draft,
+        return self._replace(
+            drafted=min(self.drafted, room),
+            generated=min(self.generated, room + 1),
+            draft_forwards=min(self.draft_forwards, room),
+            draft_tokens=min(self.draft_tokens, room),
         )
 
 
@@ -77,6 +78,12 @@ class Answers:
         each = chain.from_iterable(chain.from_iterable(self.rounds.values()))
         proposing = (r.draft or self.draft for r in each if r.draft_forwards)
         return [name for name in dict.fromkeys((self.draft, *proposing)) if name is not None]
+
+    @property
+    def proposers(self) -> set[frozenset[str]]:
+        """What proposes in the rounds, each combination once."""
+        each = chain.from_iterable(chain.from_iterable(self.rounds.values()))
+        return {one.proposers for one in each}
 
     def least(self, decoding: int) -> int:
         """The fewest requests that have the same rounds as `decoding` requests."""
@@ -161,18 +168,21 @@ def replayed_answers(replay: Replay, configuration: Configuration, whole: bool =
 def _in_order(
     replay: Replay, replayed: ReplayedRounds, configuration: Configuration
 ) -> list[list[SimulatedRound]]:
-    """The rounds of each answer of a replay. Each names the draft model of its arm."""
+    """The rounds of each answer of a replay. Each names the draft model and the proposers of its
+    arm. Among rounds with an arm, those without one propose nothing."""
     names = replay.header.pair.drafts
-    drafts = {
-        arm: configuration.by(None if arm == NO_ARM else arm).draft_of(names)
-        for arm in np.unique(replayed.arm).tolist()
-    }
+    of_arms = {}
+    for arm in (arms := np.unique(replayed.arm).tolist()):
+        by_arm = configuration.by(None if arm == NO_ARM else arm)
+        keys = proposer_keys(by_arm, next(iter(names), ""))
+        proposing = keys if arm != NO_ARM or len(arms) == 1 else frozenset[str]()
+        of_arms[arm] = by_arm.draft_of(names), proposing
     columns = (replayed.drafted, replayed.generated, replayed.draft_forwards)
     rows = zip(*(c.tolist() for c in (*columns, replayed.draft_tokens)), strict=True)
     rounds: list[list[SimulatedRound]] = [[] for _ in replay.recording.prompts.tokens]
     places = zip(replayed.prompt.tolist(), replayed.arm.tolist(), rows, strict=True)
     for prompt, arm, row in places:
-        rounds[prompt].append(SimulatedRound(*row)._replace(draft=drafts[arm]))
+        rounds[prompt].append(SimulatedRound(*row, *of_arms[arm]))
     return rounds
 
 

@@ -19,9 +19,10 @@ _KNOWN = 2**17  # rounds that are kept
 
 # What a row adds to a step. For each draft: its forwards, tokens fed, seconds, and further seconds
 # where rows have few tokens. For the target: tokens fed, candidates, and the seconds by each of the
-# terms that may apply (without candidates, with candidates).
+# terms that may apply (without candidates, with candidates). For each proposer that some
+# rounds have and some have not: 1 in its rounds.
 Share = tuple[float, ...]
-_OF_DRAFT = 4
+_OF_DRAFT, _OF_TARGET = 4, 4
 
 
 class RequestShape(NamedTuple):
@@ -75,8 +76,13 @@ class StepCosts:
         self._draft_terms = [times.draft(name) for name in self.drafts]
         self._target_terms = [times.verifying(candidates) for candidates in (False, True)]
         self._tokens = _OF_DRAFT * len(self.drafts)  # the column of the target's tokens
+        proposers = answers.proposers or {frozenset()}
+        always, any_of = frozenset.intersection(*proposers), frozenset.union(*proposers)
+        proposals = {key: s for key, s in times.proposals.items() if key in any_of and s}
+        self._at_times = {key: s for key, s in proposals.items() if key not in always}
         # For each step; a field of a pydantic model takes several times as long.
-        self._per_step, self._per_row = times.per_step, times.per_row
+        self._per_step = times.per_step + sum(s for key, s in proposals.items() if key in always)
+        self._per_row = times.per_row
         self._proposing = [
             _Forward(_OF_DRAFT * n, terms.fixed, terms.knee, terms.per_token_beyond)
             for n, terms in enumerate(self._draft_terms)
@@ -88,7 +94,8 @@ class StepCosts:
 
     def prefill_share(self, tokens: int, held: int) -> Share:
         """The share of a row that prefills `tokens` tokens after the `held` ones in the cache."""
-        return (0.0,) * self._tokens + self._verified(tokens, held)
+        no_proposers = (0.0,) * len(self._at_times)
+        return (0.0,) * self._tokens + self._verified(tokens, held) + no_proposers
 
     def seconds(self, shares: Sequence[Share]) -> float:
         """Seconds of a step of rows with these shares."""
@@ -101,6 +108,9 @@ class StepCosts:
                 seconds += forwards * fixed + added
                 seconds += per_token_beyond * max(tokens - forwards * knee, 0)
                 seconds += few if tokens < FEW * rows else 0.0
+        proposing = sums[self._tokens + _OF_TARGET :]
+        for rows, taken in zip(proposing, self._at_times.values(), strict=True):
+            seconds += taken if rows else 0.0
         return seconds + self._verify(sums)
 
     def prefill(self, shares: Sequence[Share]) -> float:
@@ -134,9 +144,10 @@ class StepCosts:
             read[place] = sequence - 1 + min(each.generated, each.draft_forwards)
         fed = sequence - state.held + each.drafted
         verified = self._verified(fed, state.held, each.drafted, self._per_row)
+        proposing = (float(key in each.proposers) for key in self._at_times)
         generated = state.generated + each.generated
         after = State(generated, state.rounds + 1, prompt + generated - 1, tuple(read))
-        return RoundCost(each.drafted, (*share, *verified), after)
+        return RoundCost(each.drafted, (*share, *verified, *proposing), after)
 
     def _proposed(self, draft: int, forwards: int, tokens: int, context: int) -> list[float]:
         terms = self._draft_terms[draft]

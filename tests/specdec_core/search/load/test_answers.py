@@ -1,5 +1,6 @@
 """Recorded rounds that follow the load equal the live engine's, whenever the load changes."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.answers import drafters_by_load, replayed_answers
 from specdec_core.search.load.simulator import shapes_of, simulate_clients
-from specdec_core.search.load.step_costs import StepCosts
+from specdec_core.search.load.step_costs import State, StepCosts
 from tests.live_steps import LiveSteps
 from tests.specdec_core.kinds import configured
 from tests.specdec_core.recordings.recorded import replay_of
@@ -103,6 +104,34 @@ def test_an_engine_that_drafts_whole_chains_drafts_them_in_every_round(replay):
     for least, most in BY_BATCH["policy"]["tokens"].items():
         for answer in by_load.rounds[least]:
             assert {each.draft_forwards for each in answer} == {most}
+
+
+@pytest.mark.parametrize(
+    ("drafter", "by_load"),
+    [
+        (chain(2), {1: {10}}),
+        ({"kind": "schedule", "ranges": {1: chain(2), 2: None}}, {1: {10}, 2: {0}}),
+        (
+            {"kind": "schedule", "ranges": {1: {"kind": "suffix"}, 2: chain(2)}},
+            {1: {1000}, 2: {10}},
+        ),
+        ({"kind": "bandit", "arms": [chain(2), {"kind": "suffix"}]}, {1: {0, 10, 1000}}),
+    ],
+)
+def test_a_step_takes_the_time_of_what_proposes_in_it(drafter, by_load, replay):
+    times = TIMES.model_copy(update={"proposals": {"draft draft": 10.0, "suffix": 1000.0}})
+    answers = replayed_answers(replay, configured(drafter))
+    costs, without = StepCosts(answers, times), StepCosts(answers, TIMES)
+    for least, expected in by_load.items():
+        shares = {}
+        for shape, n in product(shapes_of(answers, len(answers)), range(6)):
+            place = shape, least, State(n, n, shape.prompt_tokens + n, costs.unread)
+            share, bare = costs.round(*place).share, without.round(*place).share
+            shares[round(costs.seconds([share]) - without.seconds([bare]))] = share, bare
+        assert shares.keys() == expected
+        # Rows of one step pay for it once.
+        both, bare = zip(*shares.values(), *shares.values(), strict=True)
+        assert round(costs.seconds(both) - without.seconds(bare)) == sum(expected)
 
 
 def test_everywhere_begins_at_every_position(replay):
