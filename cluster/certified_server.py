@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 import torch
 
 from cluster.serving.external.process import log_file
-from cluster.serving.server_process import ServerProcess, running
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.base.uris import without_passwords
@@ -31,6 +30,7 @@ from specdec_core.prompts.prompt import Prompt
 from specdec_core.servers.answers import ServerAddress, served_pair
 from specdec_core.servers.completions import AnswerServer
 from specdec_core.servers.model_files import models_of
+from specdec_core.servers.process import running
 from specdec_core.servers.server import Mode, Server
 
 WEIGHTS = "the target's weights in float32"
@@ -137,12 +137,8 @@ def _started(
 ) -> Iterator[tuple[AnswerServer, str, dict[str, object]]]:
     """A server in a mode during the block, with its version and settings."""
     served = server.served(pair, mode, (), Path(scratch))
-    process = ServerProcess(
-        mode.name,
-        lambda port: served.command(clients, port),
-        served.environment,
-        log_file(f"certify-{server.name}-{os.getpid()}"),
-    )
+    log = log_file(f"certify-{server.name}-{os.getpid()}")
+    process = served.process(mode.name, clients, log)
     with running(process) as url:
         try:
             with _open(ServerAddress(url=url), pair) as answerer:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import sleep
 
+from cluster.serving.cores import Cores, on_cores
 from cluster.serving.load_client import run_load
-from cluster.serving.server_process import Cores, StartableServer, on_cores, running
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.evidence.load.plan import LoadPlan
@@ -16,6 +16,7 @@ from specdec_core.evidence.load.result import LoadRow
 from specdec_core.evidence.parts import Parts
 from specdec_core.measure.comparison import interleaved, over
 from specdec_core.search.load.workload import Load
+from specdec_core.servers.process import StartableServer, running
 
 ENDING = 1.0  # seconds after which a server that fails requests has ended, if it does
 

@@ -10,7 +10,7 @@ from tempfile import mkdtemp
 import yaml
 
 from cluster.load_comparison import Contestant
-from cluster.serving.server_process import Cores, ServerProcess, StartableServer
+from cluster.serving.cores import Cores
 from specdec_core.base.environment import environment
 from specdec_core.base.names import plain_name
 from specdec_core.config import distinct_labels
@@ -18,6 +18,7 @@ from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.load.result import LoadRow
 from specdec_core.measure.comparison import OURS
 from specdec_core.models.pair import Pair
+from specdec_core.servers.process import ServerProcess, StartableServer
 from specdec_core.servers.server import Mode, Server
 
 
@@ -102,8 +103,6 @@ def mode_server(
     log = None if logs is None else logs / f"{plain_name(mode.name)}.log"
 
     def start(slots: int) -> StartableServer:
-        return ServerProcess(
-            mode.name, lambda port: served.command(slots, port), served.environment, log
-        )
+        return served.process(mode.name, slots, log)
 
     return Contestant(row, start, needed)

@@ -47,7 +47,7 @@ from specdec_core.search.load.workload import Slo
 
 if TYPE_CHECKING:
     from cluster.load_comparison import Contestant
-    from cluster.serving.server_process import Cores
+    from cluster.serving.cores import Cores
     from specdec_core.evidence.load.plan import LoadPlan
 
 ROWS = Path(__file__).with_name("bench_load.yaml")
@@ -127,7 +127,7 @@ def main(
     options = plan_options(locals(), servers=True, **load_options)
     # torch takes seconds to import.
     from cluster.load_comparison import compare_servers
-    from cluster.serving.server_process import Cores
+    from cluster.serving.cores import Cores
     from dashboards.progress import RaceProgress
     from dashboards.reports.load import report
     from specdec_core.evidence.load.plan import LoadPlan

@@ -13,6 +13,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 PAUSE = 0.01  # seconds before each word
 FIELDS = {"model", "prompt", "max_tokens", "stream", "tools", "ignore_eos", "speculative"}
+# Another program: it is ready, and ends at its first request.
+ENDS = """
+import os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def do_POST(self):
+        print("CudaError: no memory", flush=True)
+        os._exit(1)
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
 
 
 def words(prompt: str, count: int) -> list[str]:

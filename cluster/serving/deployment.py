@@ -21,13 +21,13 @@ from cluster.serving.http.listener import CONNECTIONS, DRAIN, Listener
 from cluster.serving.http.pages import Page
 from cluster.serving.http.samples import PromptSampling
 from cluster.serving.http.service import Service
-from cluster.serving.keeper import end_with_parent
 from cluster.serving.scaling import ONE, Replicas
 from cluster.serving.served import Deployment, Operation
 from cluster.serving.start import Start
 from cluster.serving.tls import Tls
 from cluster.session import check_alive, ray_session, room, several_nodes, user_error
 from specdec_core.base.errors import UserError
+from specdec_core.base.keeper import end_with_parent
 from specdec_core.base.workspace import workspace
 from specdec_core.config import Configuration, PairSpec, Placement
 from specdec_core.drafting.bandit.drafter import build_bandit

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cluster.serving.keeper import end_with_parent
 from specdec_core.base.errors import UserError
+from specdec_core.base.keeper import end_with_parent
 from specdec_core.base.wire import LinkLost, Wire, connect
 from specdec_core.config import Configuration, PairSpec
 from specdec_core.engine import Chunk, Engine, Request

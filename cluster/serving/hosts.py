@@ -15,8 +15,8 @@ from ray.exceptions import RayError
 from cluster.placed_engine import placed_engine
 from cluster.serving.engine_main import connected, decode
 from cluster.serving.engine_process import Host, Process, start_process
-from cluster.serving.keeper import end_with_parent
 from cluster.session import get, listening_address, start_actor
+from specdec_core.base.keeper import end_with_parent
 from specdec_core.base.wire import LinkLost
 from specdec_core.config import Placement
 

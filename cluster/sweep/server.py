@@ -25,7 +25,7 @@ from typing import Any
 from cluster.load_comparison import Contestant, compare_servers
 from cluster.load_servers import mode_server
 from cluster.recording import run_recording
-from cluster.serving.server_process import Cores, running
+from cluster.serving.cores import Cores
 from cluster.sweep.run import pair_of
 from specdec_core.base.environment import environment
 from specdec_core.base.errors import UserError
@@ -71,6 +71,7 @@ from specdec_core.search.replaying import (
 )
 from specdec_core.servers.answers import ServerAddress, served_pair
 from specdec_core.servers.model_files import models_of, placed
+from specdec_core.servers.process import running
 from specdec_core.servers.server import Counterpart, Mode, Models, ServedMode, Server
 
 CHAMPION = "champion"  # the folder of the files that start it
@@ -432,13 +433,13 @@ class _ServerSweep:
         shutil.rmtree(files, ignore_errors=True)  # of an interrupted run
         files.mkdir()
         served = server.served(self.pair, mode, self.cores.engine, files.resolve())
-        started = _command(served, max(self.race.clients))
+        started = shown_command(served, max(self.race.clients))
         for name, text in {**written.files, USAGE: written.usage + "\n"}.items():
             write_atomically(place / name, text)
         return written.usage, started
 
 
-def _command(served: ServedMode, requests: int) -> str:
+def shown_command(served: ServedMode, requests: int) -> str:
     """The command that starts a server for up to `requests` requests together, with the variables
     that differ from this process's."""
     here = os.environ

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from specdec_core.cost import Profile
     from specdec_core.models.pair import Pair
     from specdec_core.servers.peer import Peer
+    from specdec_core.servers.process import Lacks, ServerProcess
 
 DraftKind = Literal["model", "eagle", "eagle3", "other"]
 Stage = Literal["plug_in", "bench", "serve", "profile"]
@@ -100,12 +101,22 @@ class Mode:
 class ServedMode:
     """A mode as an HTTP server with OpenAI's routes. `command(requests, port)` starts it on a port
     of this machine, to decode up to `requests` requests together, with the variables
-    `environment`. `settings` are its engine's for one request."""
+    `environment`. `settings` are its engine's for one request. `lacks` is as of
+    :class:`ServerProcess`."""
 
     version: str
     settings: dict[str, Any]
     command: Callable[[int, int], Sequence[str]]
     environment: Mapping[str, str]
+    lacks: Lacks | None = None
+
+    def process(self, name: str, requests: int, log: Path | None = None) -> ServerProcess:
+        """Its process, which decodes up to `requests` requests together and is called `name`."""
+        from specdec_core.servers.process import ServerProcess  # plug-ins run without httpx
+
+        return ServerProcess(
+            name, lambda port: self.command(requests, port), self.environment, log, self.lacks
+        )
 
 
 class Server(ABC):

@@ -7,7 +7,6 @@ import pytest
 from torch import Tensor
 
 from cluster.certified_server import WEIGHTS, ServerChecks, check_running
-from cluster.serving.server_process import running
 from jobs import certify
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
@@ -25,6 +24,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt import Prompt
 from specdec_core.servers.answers import ServerAddress
 from specdec_core.servers.completions import AnswerServer
+from specdec_core.servers.process import running
 from tests.commands import assert_refused, prompts_file
 from tests.local_server import engine_server
 from tests.specdec_core.kinds import chain, configured

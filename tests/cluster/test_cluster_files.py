@@ -22,10 +22,10 @@ from ray.runtime_env import RuntimeEnv
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.serving.scaling import Replicas
-from cluster.serving.server_process import free_port
 from jobs.cli import COMMANDS, command, studies, study
 from jobs.serve import Arguments
 from specdec_core.config import parse
+from specdec_core.servers.process import free_port
 from tests.commands import wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cluster.load_comparison import Contestant, compare_servers
-from cluster.serving.server_process import Cores, ServerProcess, StartableServer
+from cluster.serving.cores import Cores
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings
 from specdec_core.engine import Engine
@@ -20,7 +20,9 @@ from specdec_core.evidence.parts import Parts
 from specdec_core.measure.comparison import over
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.servers.process import ServerProcess, StartableServer
 from tests.configurations import CHAIN
+from tests.external_program import ENDS
 from tests.load_result import records
 from tests.local_server import LocalServer, engine_server
 from tests.observers import Heard
@@ -140,21 +142,6 @@ def test_an_interrupted_comparison_goes_on_with_what_is_missing(
     with Parts.open(tmp_path, {"plan": 2}, LoadRecord) as other:
         assert other.times == []
     assert len(parts.times) == 4
-
-
-# It is ready, and ends at its first request.
-ENDS = """
-import os, sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-    def do_POST(self):
-        print("CudaError: no memory", flush=True)
-        os._exit(1)
-HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-"""
 
 
 @pytest.mark.parametrize("needed", [False, True])

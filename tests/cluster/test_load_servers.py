@@ -6,7 +6,7 @@ import pytest
 
 from cluster.load_comparison import Contestant, compare_servers
 from cluster.load_servers import other_servers, our_servers
-from cluster.serving.server_process import Cores
+from cluster.serving.cores import Cores
 from jobs.choice import read_config
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings, parse
 from specdec_core.evidence.load.plan import LoadPlan

@@ -11,7 +11,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.recording import run_recording
 from cluster.serving.http.service import Service
-from cluster.serving.server_process import running
 from jobs import export
 from jobs.record import following
 from specdec_core.base.errors import UserError
@@ -31,6 +30,7 @@ from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import OF_LOGITS, Recording
 from specdec_core.servers.answers import ServerAddress
 from specdec_core.servers.completions import AnswerServer
+from specdec_core.servers.process import running
 from tests.commands import config_file, hardware_file, printed, prompts_file
 from tests.local_server import LocalServer, fleet_of, server_of
 

@@ -14,10 +14,10 @@ from ray.cloudpickle import register_pickle_by_value
 
 from cluster import session
 from cluster.parallel import in_parallel
-from cluster.serving.server_process import free_port
 from cluster.session import get, ray_session, resources, start_actor, user_error
 from jobs.console import run
 from specdec_core.base.errors import UserError
+from specdec_core.servers.process import free_port
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from cluster.serving.engine_process import EngineProcess
-from cluster.serving.server_process import running
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.engine import Engine
 from specdec_core.engine.engine import EngineStatus
 from specdec_core.engine.scheduler import Limits
+from specdec_core.servers.process import running
 from tests.configurations import CHAIN
 from tests.conformance import fire
 from tests.conformance.__main__ import main

@@ -14,7 +14,6 @@ from pathlib import Path
 import optuna
 import pytest
 
-from cluster.serving.server_process import free_port
 from dashboards import store
 from dashboards.database import prepare, within
 from dashboards.store import connect, experiment_id_of, no_store
@@ -22,6 +21,7 @@ from dashboards.tracking.registry import load_champion
 from jobs.console import console, print_runs_page
 from specdec_core.base.errors import UserError
 from specdec_core.base.uris import sqlite_uri, without_passwords
+from specdec_core.servers.process import free_port
 from tests.commands import started
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,6 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from cluster.serving.server_process import free_port
 from dashboards.outputs.mlflow_runs import log
 from dashboards.reports.bench import report
 from dashboards.store import experiment_id_of, tracking_uri
@@ -21,6 +20,7 @@ from specdec_core.drafting.heads.card import HeadSpec
 from specdec_core.drafting.heads.storage import save_head
 from specdec_core.evidence.bench.result import BenchResult
 from specdec_core.prompts.prompt_sets import Prompt
+from specdec_core.servers.process import free_port
 from specdec_core.training.finished import Finished
 from specdec_core.training.heads.training import HeadTraining
 from tests.dashboards import browser

@@ -10,7 +10,6 @@ from cluster.serving import control
 from cluster.serving.control import Refusal, announced, find_server
 from cluster.serving.deployment import deployment_of
 from cluster.serving.served import Deployment, Operation
-from cluster.serving.server_process import running
 from dashboards.tracking import registry
 from jobs import deploy
 from jobs.choice import choose_version
@@ -19,6 +18,7 @@ from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
+from specdec_core.servers.process import running
 from tests.configurations import LOOKUP, SUFFIX
 from tests.dashboards.tracking.test_registry import certificate_of
 from tests.local_server import server_of, service_of

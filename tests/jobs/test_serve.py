@@ -16,12 +16,12 @@ import yaml
 from cluster.serving import deployment
 from cluster.serving.http.access import read_keys
 from cluster.serving.served import Deployment
-from cluster.serving.server_process import free_port
 from jobs import serve
 from jobs.serve_keys import main as make_key
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.engine import Engine, Request
+from specdec_core.servers.process import free_port
 from tests.commands import Command, config_file
 
 ROOT = Path(__file__).parents[2]

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from cluster.serving.control import find_server
-from cluster.serving.server_process import free_port
 from specdec_core.config import PairSpec
 from specdec_core.engine import Engine, Request
+from specdec_core.servers.process import free_port
 from tests.cluster.serving.test_tls import certificate
 from tests.commands import ROOT, config_file, started, wait_until
 

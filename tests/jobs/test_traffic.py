@@ -13,13 +13,13 @@ from cluster.serving import drift
 from cluster.serving.control import RunningServer
 from cluster.serving.http.access import Access
 from cluster.serving.served import Operation
-from cluster.serving.server_process import free_port, running
 from dashboards.store import connect
 from dashboards.tracking.server_runs import log_canary
 from jobs.traffic import SIGNAL, Watch, between, read_command, watched
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
+from specdec_core.servers.process import free_port, running
 from tests.commands import wait_until
 from tests.configurations import CHAIN
 from tests.local_server import server_of, service_of

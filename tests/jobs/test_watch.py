@@ -15,8 +15,8 @@ import httpx
 import pytest
 import yaml
 
-from cluster.serving.server_process import free_port, running
 from specdec_core.models.pair import Pair
+from specdec_core.servers.process import free_port, running
 from tests.configurations import CHAIN
 from tests.local_server import engine_server
 

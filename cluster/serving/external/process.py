@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, time
@@ -15,12 +15,12 @@ import torch
 
 from cluster.serving.replica import AT_ONCE, pause_after
 from cluster.serving.served import Deployment
-from cluster.serving.server_process import ServerProcess, free_port
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.evidence.certificate.certificate import find_certificate
 from specdec_core.servers.answers import served_pair
 from specdec_core.servers.model_files import models_of
+from specdec_core.servers.process import ServerProcess, free_port
 from specdec_core.servers.server import ServedMode
 from specdec_core.servers.table import server_of
 
@@ -85,7 +85,7 @@ class Program:
             alone = served.command(requests, port)
             return [*server.in_production(alone, self.model, self.devices), *self.arguments]
 
-        return ServedMode(served.version, served.settings, command, environment)
+        return replace(served, command=command, environment=environment)
 
 
 class ExternalServer:
@@ -114,13 +114,9 @@ class ExternalServer:
         self.deployment = self.as_certified(self.deployment)
         self._check_open()
         identity = self.deployment.configuration.id
-        self._process = ServerProcess(
-            self.program.engine,
-            lambda port: mode.command(self.program.slots, port),
-            mode.environment,
-            # By its configuration, too: until it is replaced, it writes beside its successor.
-            log_file(f"{self.program.engine}-{os.getpid()}-{self.name}-{identity}"),
-        )
+        # By its configuration, too: until it is replaced, it writes beside its successor.
+        log = log_file(f"{self.program.engine}-{os.getpid()}-{self.name}-{identity}")
+        self._process = mode.process(self.program.engine, self.program.slots, log)
         self._started = monotonic()
         url = self._process.start(free_port())
         try:

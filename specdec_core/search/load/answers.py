@@ -182,7 +182,8 @@ def _in_order(
     rounds: list[list[SimulatedRound]] = [[] for _ in replay.recording.prompts.tokens]
     places = zip(replayed.prompt.tolist(), replayed.arm.tolist(), rows, strict=True)
     for prompt, arm, row in places:
-        rounds[prompt].append(SimulatedRound(*row, *of_arms[arm]))
+        draft, proposing = of_arms[arm]
+        rounds[prompt].append(SimulatedRound(*row)._replace(draft=draft, proposers=proposing))
     return rounds
 
 

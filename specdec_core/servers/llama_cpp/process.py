@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.models.pair import Pair
@@ -19,6 +21,7 @@ from specdec_core.servers.server import Mode, ServedMode
 FOLDER = Path(__file__).parents[3] / ".llama-cpp"
 DRAFT = "spec-draft-model"
 SERVER = "llama-server"
+_ANSWER = 60.0  # seconds
 # In what --version prints, as "version: 0.6.0-dev (build 11434, commit unknown)".
 _BUILD = r"\bbuild (\d+)"
 _TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # of the KV cache
@@ -72,7 +75,8 @@ def served(pair: Pair, mode: Mode, cores: Sequence[int]) -> ServedMode:
     # LLAMA_ARG_… variables stand for options that are not given, and one for a key to ask for.
     ours = ("LLAMA_ARG_", "LLAMA_API_KEY")
     own = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    return ServedMode(released, {**models, **engine_options(pair, mode)}, command, own)
+    settings = {**models, **engine_options(pair, mode)}
+    return ServedMode(released, settings, command, own, None if mode.autoregressive else _lacks)
 
 
 def engine_options(pair: Pair, mode: Mode, requests: int = 1) -> dict[str, Any]:
@@ -91,6 +95,7 @@ def engine_options(pair: Pair, mode: Mode, requests: int = 1) -> dict[str, Any]:
         "no-cache-prompt": None,  # each request prefills its whole prompt, as in other servers
         "cache-ram": 0,
         "no-ui": None,
+        "metrics": None,
     }
     if DRAFT in mode.settings:
         options |= {f"spec-draft-type-{part}": _TYPES[dtype] for part in "kv"}
@@ -104,6 +109,19 @@ def as_options(options: Mapping[str, Any]) -> list[str]:
     for name, value in options.items():
         words += [f"--{name}"] if value is None else [f"--{name}", str(value)]
     return words
+
+
+def _lacks(url: str, environment: Mapping[str, str]) -> str | None:
+    """Without a draft that it can use, the server only prints why, and decodes without."""
+    key = environment.get("LLAMA_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx.get(f"{url}/slots", headers=headers, timeout=_ANSWER, trust_env=False)
+    except httpx.HTTPError as error:
+        return f"its server does not answer: {error}"
+    if answer.is_error or all(slot["speculative"] for slot in answer.json()):
+        return None  # with --no-slots it does not say
+    return "its server decodes without speculation"
 
 
 def _program() -> Path:

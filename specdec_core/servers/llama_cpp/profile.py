@@ -9,19 +9,13 @@ the target adds is always one and the same token, and the prompt repeats a seque
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from signal import SIGKILL
-from socket import socket
-from tempfile import TemporaryDirectory, TemporaryFile
-from time import monotonic, sleep
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -34,7 +28,9 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.models.pair import Pair
+from specdec_core.servers.completions import SILENCE
 from specdec_core.servers.model_files import models_of
+from specdec_core.servers.process import running
 from specdec_core.servers.server import Mode, Server
 from specdec_core.servers.step_profile import NGRAM, PLAIN, Prompts, Steps, assembled, keep_least
 
@@ -46,11 +42,6 @@ LENGTHS = (1, 2, 4, 7)  # of a draft's chain
 PROMPTS = (32, 128, 384)  # tokens of a prompt
 STEPS = 12  # of an answer
 ADDED = 5  # the token that the target adds
-_START, _ANSWER = 600.0, 600.0  # seconds
-# Ends the server when its parent ends: the other end of its input is closed then.
-_KEEPER = (
-    'exec 3<&0; "$@" </dev/null & server=$!; { cat <&3 >/dev/null; kill $server; } & wait $server'
-)
 
 
 def profile_llama_cpp(
@@ -83,7 +74,10 @@ def profile_llama_cpp(
         served = {key: server.served(pair, modes[key], (), Path(folder)) for key in modes}
     for _, (name, length) in product(range(LAPS), modes):
         each = served[name, length]
-        with running(name, each.command, max(batches), each.environment) as http:
+        with (
+            running(each.process(f"llama.cpp {name}", max(batches))) as url,
+            httpx.Client(base_url=url, timeout=SILENCE, trust_env=False) as http,
+        ):
             for context, rows in product(contexts, batches):
                 seconds = _step(http, rows, context, length, repeats)
                 keep_least(steps[name], (rows, context, length), seconds)
@@ -93,58 +87,6 @@ def profile_llama_cpp(
     steps[NGRAM] |= steps[PLAIN]  # a lookup that finds nothing takes no time that can be measured
     version = served[PLAIN, 0].version
     return assembled(pair, steps, prompts, 0.0, version, ahead=False)
-
-
-@contextmanager
-def running(
-    name: str, command: Any, requests: int, environment: Mapping[str, str]
-) -> Iterator[httpx.Client]:
-    """The server that `command(requests, port)` starts, during the block. Raises
-    :class:`UserError`, which calls it `name`, where it does not answer."""
-    with socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    with (
-        TemporaryFile() as log,
-        httpx.Client(base_url=url, timeout=_ANSWER, trust_env=False) as http,
-    ):
-        process = subprocess.Popen(
-            ["sh", "-c", _KEEPER, "sh", *command(requests, port)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env=dict(environment),
-            start_new_session=True,  # Ctrl-C is for the parent, which then stops it
-        )
-        try:
-            deadline = monotonic() + _START
-            while not _healthy(http):
-                if process.poll() is not None or monotonic() > deadline:
-                    log.seek(max(0, log.seek(0, os.SEEK_END) - 20_000))
-                    raise UserError(f"{name}: its server ended: {_last_words(log.read())}")
-                sleep(0.05)
-            yield http
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, SIGKILL)
-            process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
-
-
-def _last_words(log: bytes) -> str:
-    """The last line that tells of an error, else the last one; usage may follow an error."""
-    lines = [line.strip() for line in log.decode(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower()]
-    return [*lines[-1:], *errors[-1:]][-1] if lines else "it said nothing"
-
-
-def _healthy(http: httpx.Client) -> bool:
-    try:
-        return http.get("/health").status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
 
 
 def _fitting(contexts: Sequence[int], widest: int, max_length: int) -> list[int]:

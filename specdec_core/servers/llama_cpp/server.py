@@ -102,7 +102,7 @@ class LlamaCpp(Server):
     def in_production(self, command: Sequence[str], model: str, devices: int) -> list[str]:
         own = super().in_production(command, model, devices)
         caching = [word for word in own if word != "--no-cache-prompt"]
-        return [*caching, "--alias", model, "--metrics"]
+        return [*caching, "--alias", model]
 
     def profile(self, pair: Pair, **sizes: Any) -> Profile:
         from specdec_core.servers.llama_cpp.profile import profile_llama_cpp

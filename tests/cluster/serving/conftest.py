@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from cluster.serving.server_process import running
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
+from specdec_core.servers.process import running
 from tests.configurations import CHAIN
 from tests.local_server import engine_server
 

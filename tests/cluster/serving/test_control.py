@@ -11,12 +11,12 @@ from cluster.serving.engine_loop import EngineFailed
 from cluster.serving.fleet import Fleet
 from cluster.serving.http.access import OPERATE
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation
-from cluster.serving.server_process import running
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine
 from specdec_core.models.pair import Pair
+from specdec_core.servers.process import running
 from tests.cluster.serving.http.events import client_of
 from tests.local_server import server_of, service_of
 

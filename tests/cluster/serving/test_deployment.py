@@ -20,12 +20,12 @@ from cluster.serving.deployment import (
     deployment_of,
     serving,
 )
-from cluster.serving.server_process import free_port
 from cluster.serving.start import Start
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
+from specdec_core.servers.process import free_port
 from tests.commands import wait_until
 from tests.configurations import BANDIT, FOUR, drafting
 

@@ -28,7 +28,6 @@ from cluster.serving.http.access import Access
 from cluster.serving.http.limits import RequestLimits, WindowUse
 from cluster.serving.http.routes.deploy import DEPLOY, ROLL_BACK, TOKEN_HEADER
 from cluster.serving.served import Deployment, Operation
-from cluster.serving.server_process import running
 from jobs import serve
 from specdec_core.config import Configuration, PairConfiguration, PairSpec, Sampling
 from specdec_core.drafting.suffix import SuffixSettings
@@ -43,6 +42,7 @@ from specdec_core.evidence.certificate.certificate import (
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.prompts.prompt import PromptSet
 from specdec_core.servers.completions import CANDIDATES
+from specdec_core.servers.process import running
 from specdec_core.servers.server import ServedMode
 from specdec_core.servers.table import SERVERS
 from tests.commands import assert_refused, children, wait_until

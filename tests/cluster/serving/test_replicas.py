@@ -12,13 +12,13 @@ from ray import serve
 from cluster.serving.control import find_server
 from cluster.serving.deployment import deployment_of, serving
 from cluster.serving.scaling import Replicas
-from cluster.serving.server_process import free_port
 from cluster.serving.start import Start
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
+from specdec_core.servers.process import free_port
 from tests.commands import children, wait_until
 
 COUPLED = Sampling(temperature=0.9, coupling="gumbel")

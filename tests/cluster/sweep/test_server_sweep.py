@@ -1,6 +1,9 @@
 """A sweep of a server ranks by a recording of these weights, races, and writes what starts the
 champion. The server's modes run in this process."""
 
+import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +11,9 @@ import pytest
 import yaml
 
 from cluster.load_comparison import Contestant
+from cluster.serving.cores import Cores
 from cluster.sweep import server as server_sweep
-from cluster.sweep.server import run_server_sweep
+from cluster.sweep.server import run_server_sweep, shown_command
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.cost import ForwardCost, Measurement, Profile
@@ -19,10 +23,13 @@ from specdec_core.evidence.server_choice import ServerSweep
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.find import finish
 from specdec_core.search.plan import ResolvedPlan, load_plan
-from specdec_core.servers.server import Mode
+from specdec_core.servers.process import ServerProcess
+from specdec_core.servers.server import Mode, ServedMode
 from tests.commands import prompts_file
+from tests.external_program import ENDS
 from tests.local_server import engine_server
 from tests.own_server import OwnServer
+from tests.specdec_core.kinds import configured
 from tests.specdec_core.recordings.recorded import recorded
 
 
@@ -80,8 +87,20 @@ def times(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def in_process(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    def local(server: OwnServer, pair: Pair, mode: Mode, *_: Any) -> Contestant:
+def in_process(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The server's modes run in this process. Returns the names of modes that end at their first
+    request, none yet."""
+    ends: set[str] = set()
+
+    def local(
+        server: OwnServer,
+        pair: Pair,
+        mode: Mode,
+        cores: Cores,
+        scratch: Path,
+        needed: bool = False,
+        *_: Any,
+    ) -> Contestant:
         drafter = dict(mode.settings) or None
         configuration = Configuration.model_validate({"drafter": drafter})
         row = LoadRow(
@@ -91,10 +110,15 @@ def in_process(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
             autoregressive=mode.autoregressive,
             version="own 1",
         )
-        return Contestant(row, lambda slots: engine_server(tiny_pair, configuration, slots))
+        if mode.name in ends:
+            command = [sys.executable, "-c", ENDS]
+            of_it = mode.name, lambda port: [*command, str(port)], os.environ
+            return Contestant(row, lambda slots: ServerProcess(*of_it), needed)
+        return Contestant(row, lambda slots: engine_server(tiny_pair, configuration, slots), needed)
 
     monkeypatch.setattr(server_sweep, "mode_server", local)
     monkeypatch.delenv("PYTHONPATH", raising=False)
+    return ends
 
 
 @pytest.mark.usefixtures("in_process")
@@ -134,6 +158,28 @@ def test_a_sweep_of_these_weights_is_ranked_raced_and_written_once(
     assert [each.name for each in (home / "sweeps").iterdir()] == ["mine"]
 
 
+def test_a_mode_that_ends_in_the_race_has_a_row_that_says_so(plan, times, tmp_path, in_process):
+    in_process.add("own K=2")
+    result, *_ = run_server_sweep(plan, OwnServer(), tmp_path, "", "mine", times=times)
+    [load] = result.race.loads
+    errors = {row.name: row.errors(load) for row in result.race.rows}
+    assert errors.pop("own K=2") == load.requests
+    assert set(errors.values()) == {0}
+    assert result.champion in errors
+    ended = next(row for row in result.race.rows if row.name == "own K=2")
+    assert all("CudaError: no memory" in str(r.error) for run in ended.of(load) for r in run)
+
+
+def test_the_shown_command_has_the_variables_that_the_race_had(monkeypatch):
+    monkeypatch.setenv("LLAMA_ARG_THREADS", "99")
+    variables = {n: v for n, v in os.environ.items() if n != "LLAMA_ARG_THREADS"}
+    served = ServedMode("1", {}, lambda *given: ["serve", *map(str, given)], variables)
+    assert shown_command(served, 4) == "env -u LLAMA_ARG_THREADS serve 4 8000"
+    changed = replace(served, environment={**os.environ, "NEW": "1 2"})
+    assert shown_command(changed, 4) == "env 'NEW=1 2' serve 4 8000"
+    assert shown_command(replace(served, environment=os.environ), 4) == "serve 4 8000"
+
+
 def test_what_cannot_be_swept_is_refused_before_anything_starts(plan, tmp_path):
     home = tmp_path / "home"
     with pytest.raises(UserError, match="missing"):
@@ -141,4 +187,9 @@ def test_what_cannot_be_swept_is_refused_before_anything_starts(plan, tmp_path):
     workload = plan.workload.model_validate({"clients": [2], "slo": {"ttft": 1}})
     with pytest.raises(UserError, match="compared by their tokens a second"):
         run_server_sweep(plan.model_copy(update={"workload": workload}), OwnServer(), home, "")
+    policy = {"kind": "specdecpp", "head": str(tmp_path / "none")}
+    missing = configured({"kind": "draft_model", "policy": policy})
+    samples = plan.model_copy(update={"configurations": (missing,), "samples": (missing,)})
+    with pytest.raises(UserError, match="none"):
+        run_server_sweep(samples, OwnServer(), home, "")
     assert not home.exists()

@@ -6,12 +6,12 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.serving.server_process import running
 from jobs.generate import ORIGINS
 from specdec_core.config import Configuration
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
+from specdec_core.servers.process import running
 from tests.dashboards import browser
 from tests.local_server import engine_server
 

@@ -73,6 +73,15 @@ def test_it_names_the_champion_its_speeds_and_what_failed():
     assert set(requests[requests["contestant"] == "by load"]["race"]) == {"lengths by load"}
 
 
+def test_speeds_are_of_requests_that_the_champion_was_not_chosen_on():
+    result, before = sweep(), report(sweep()).metrics
+    for runs in result.winner.runs.values():
+        for run in runs:
+            for record in run[::2]:
+                record.last = record.begun + 100.0
+    assert report(result).metrics == before
+
+
 def test_a_mode_of_the_server_may_win_and_float32_texts_must_be_equal():
     result = sweep()
     result.table, result.best = None, dict.fromkeys(result.best, "vLLM n-gram K=4")

@@ -14,10 +14,10 @@ from urllib.request import urlopen
 import pytest
 from mlflow import MlflowClient
 
-from cluster.serving.server_process import free_port
 from dashboards.outputs.mlflow_runs import Undelivered
 from dashboards.tracking.registry import load_champion
 from jobs.console import print_runs_page
+from specdec_core.servers.process import free_port
 from tests.commands import wait_until
 from tests.dashboards.tracking.test_sweep_run import log
 

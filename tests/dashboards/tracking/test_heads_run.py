@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from cluster.serving.server_process import free_port
 from dashboards.figures.heads import reliability_diagram
 from dashboards.outputs.mlflow_runs import Undelivered
 from dashboards.reports.heads import FITS, fits
@@ -15,6 +14,7 @@ from dashboards.tracking.training_run import log_heads
 from specdec_core.config import PairSpec
 from specdec_core.drafting.heads.card import HeadCard, HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.storage import save_head
+from specdec_core.servers.process import free_port
 from specdec_core.training.finished import Finished
 from specdec_core.training.heads.training import HeadTraining
 from tests.registered import runs_in

@@ -13,7 +13,7 @@ from cluster.serving.control import url_of
 from cluster.serving.http import connections
 from cluster.serving.http.listener import Listener
 from cluster.serving.http.stopping import Admission, Stopping
-from cluster.serving.server_process import free_port
+from specdec_core.servers.process import free_port
 
 PARTS = 4
 

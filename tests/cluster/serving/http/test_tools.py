@@ -13,9 +13,9 @@ from cluster.serving.http.prompts import Prompts
 from cluster.serving.http.routes.chat import ChatRequest
 from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.tools import CallReader, CallSyntax, Tool, ToolCall
-from cluster.serving.server_process import running
 from specdec_core.config import Configuration
 from specdec_core.models.pair import Pair
+from specdec_core.servers.process import running
 from specdec_core.tokens.detokenising import StreamDecoder
 from specdec_core.tokens.grammar import Grammar
 from tests.conftest import chat_tokenizer, tiny_tokenizer

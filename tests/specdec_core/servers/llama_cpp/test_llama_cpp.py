@@ -1,5 +1,6 @@
 """llama.cpp's server decodes what this engine decodes, gives its tokens, and times its steps."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,8 +27,8 @@ from specdec_core.servers.completions import AnswerServer
 from specdec_core.servers.llama_cpp import process
 from specdec_core.servers.llama_cpp import profile as times
 from specdec_core.servers.llama_cpp.conversion import gguf_of
-from specdec_core.servers.llama_cpp.profile import running
 from specdec_core.servers.model_files import models_of
+from specdec_core.servers.process import running
 from specdec_core.servers.server import Mode
 from specdec_core.servers.table import SERVERS
 
@@ -56,8 +57,8 @@ def pair() -> Pair:
 @contextmanager
 def server_in(mode: Mode, pair: Pair, folder: Path) -> Iterator[AnswerServer]:
     served = LLAMA_CPP.served(pair, mode, (), folder)
-    with running(mode.name, served.command, 3, served.environment) as http:
-        server = AnswerServer(str(http.base_url), pair.tokenizer, pair.eos_token_ids)
+    with running(served.process(mode.name, 3)) as url:
+        server = AnswerServer(url, pair.tokenizer, pair.eos_token_ids)
         assert server._llama_cpp
         yield server
         server.close()
@@ -117,6 +118,43 @@ def test_a_server_is_started_with_its_slots_cores_and_data_types(monkeypatch, tm
         assert command[command.index(option) + 1] == value
 
 
+# Without a draft that it can use, it answers all the same.
+WITHOUT = """#!{python}
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+if sys.argv[1:] == ["--version"]:
+    sys.exit("version: 1 (build 11434, commit unknown)")
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'[{{"id": 0, "speculative": false}}]')
+print("failed to initialize speculative decoding context: other vocabulary", flush=True)
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+def test_a_server_that_cannot_use_its_draft_is_not_ready(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_pair: Pair
+) -> None:
+    (tmp_path / "bin").mkdir()
+    program, file = tmp_path / "bin" / "llama-server", tmp_path / "model.gguf"
+    program.write_text(WITHOUT.format(python=sys.executable))
+    program.chmod(0o755)
+    file.write_bytes(b"GGUF")
+    monkeypatch.setattr(process, "FOLDER", tmp_path)
+    given = replace(tiny_pair, spec=tiny_pair.spec.model_copy(update={"target": str(file)}))
+    settings = {"spec-type": "draft-simple", "spec-draft-model": str(file)}
+    chain = LLAMA_CPP.served(given, Mode("chain", settings), (), tmp_path).process("chain", 1)
+    with (
+        pytest.raises(UserError, match=r"^chain: its server decodes without .*: other vocabulary"),
+        running(chain),
+    ):
+        pass
+    with running(LLAMA_CPP.served(given, Mode("plain", {}), (), tmp_path).process("plain", 1)):
+        pass
+
+
 @built
 def test_every_way_to_draft_writes_what_this_engine_writes(pair, tmp_path):
     models = models_of(pair.spec, LLAMA_CPP.heads, dtype=torch.float32, gguf=True)
@@ -127,6 +165,7 @@ def test_every_way_to_draft_writes_what_this_engine_writes(pair, tmp_path):
         with server_in(mode, pair, tmp_path) as server:
             found = [server.complete(prompt, 32) for prompt in PROMPTS]
             assert found == expected, mode.name
+            assert (server.candidates == 0) == mode.autoregressive, mode.name
 
 
 @built
@@ -165,6 +204,6 @@ def test_a_server_that_does_not_start_says_why(pair, tmp_path):
     served = LLAMA_CPP.served(pair, Mode("wrong", {"spec-type": "none-such"}), (), tmp_path)
     with (
         pytest.raises(UserError, match=r"^wrong: its server ended: .*none-such"),
-        running("wrong", served.command, 1, served.environment),
+        running(served.process("wrong", 1)),
     ):
         pass

@@ -11,8 +11,9 @@ import httpx
 import psutil
 import pytest
 
-from cluster.serving.server_process import Cores, ServerProcess, on_cores, running
+from cluster.serving.cores import Cores, on_cores
 from specdec_core.base.errors import UserError
+from specdec_core.servers.process import ServerProcess, running
 from tests.commands import children, wait_until
 
 SERVER = """
@@ -109,7 +110,7 @@ def test_one_that_is_not_ready_is_stopped_from_another_thread():
 def test_it_does_not_outlive_a_parent_that_is_killed(tmp_path):
     starting = (
         "import os, signal, sys\n"
-        "from cluster.serving.server_process import ServerProcess, free_port\n"
+        "from specdec_core.servers.process import ServerProcess, free_port\n"
         "command = lambda port: [sys.executable, '-c', sys.argv[1], str(port), sys.argv[2]]\n"
         "print(ServerProcess('a server', command, os.environ).start(free_port()), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

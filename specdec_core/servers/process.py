@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import RLock
 from time import monotonic, sleep
-from typing import IO, Protocol, Self
+from typing import IO, Protocol
 
 import httpx
 
-from cluster.serving import keeper
+from specdec_core.base import keeper
 from specdec_core.base.errors import UserError
 
 START = 1200.0  # seconds: the first start of a model may compile it, later ones find that on disk
 _ENDING = 10.0  # seconds in which a keeper ends after its command, or after SIGKILL
 _LOOK = 0.1  # between looks at whether it is ready
+# In a line that tells of an error; the last three are llama.cpp's.
+_ERROR = re.compile(r"rror: |error while handling |error loading model|failed to initialize")
+
+# What a started server lacks of what it was started for, by its URL and its environment; None if it
+# lacks nothing.
+Lacks = Callable[[str, Mapping[str, str]], str | None]
 
 
 class StartableServer(Protocol):
@@ -43,56 +49,11 @@ class StartableServer(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Cores:
-    """The CPU cores of a benchmark: for the engine's compute threads, and for the load client. HTTP
-    and schedulers run on any core, because an HTTP thread in the engine's process must not wait for
-    a core. Both are empty where threads cannot be bound."""
-
-    engine: tuple[int, ...] = ()
-    client: tuple[int, ...] = ()
-
-    @classmethod
-    def divide(cls, threads: int) -> Self:
-        """The first `threads` cores that this process may use for the engine, the rest, if there
-        are any, for the client. Raises :class:`UserError` where there are too few."""
-        if not hasattr(os, "sched_getaffinity"):
-            return cls()
-        usable = sorted(os.sched_getaffinity(0))
-        if threads > len(usable):
-            raise UserError(f"--threads {threads}: this process may use {len(usable)} cores")
-        return cls(tuple(usable[:threads]), tuple(usable[threads:] or usable))
-
-    @property
-    def sentence(self) -> str:
-        """The use of the cores, for reports."""
-        if not self.engine:
-            return "servers and load client run on any core: this system does not bind threads"
-        engine, client = (", ".join(map(str, cores)) for cores in (self.engine, self.client))
-        return (
-            f"compute threads of every engine on core {engine}, the load client on core {client},"
-            " HTTP and schedulers on any"
-        )
-
-
-@contextmanager
-def on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """This thread runs on these cores during the block; on any where there are none given."""
-    if not cores:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 class ServerProcess:
-    """Runs `command(port)` in a separate process group. It is ready when `/health` answers. Errors
-    call it `name`. What it prints is added to the file `log`, if that is given. Another thread than
-    the one that starts it may stop it."""
+    """Runs `command(port)` in a separate process group. It is ready when `/health` answers and
+    `lacks(url, environment)`, if that is given, finds nothing. Errors call it `name`. What it
+    prints is added to the file `log`, if that is given. Another thread than the one that starts it
+    may stop it."""
 
     def __init__(
         self,
@@ -100,8 +61,10 @@ class ServerProcess:
         command: Callable[[int], Sequence[str]],
         environment: Mapping[str, str],
         log: Path | None = None,
+        lacks: Lacks | None = None,
     ) -> None:
         self.name, self.command, self.environment, self.log = name, command, environment, log
+        self.lacks = lacks
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
         self._began = 0  # where what the last start printed begins in the log
@@ -129,6 +92,8 @@ class ServerProcess:
                 if monotonic() > deadline:
                     raise self._failure(f"its server was not ready within {START:g} s")
                 sleep(_LOOK)
+        if self.lacks is not None and (reason := self.lacks(url, self.environment)) is not None:
+            raise self._failure(f"{reason}: {self._last_words()}")
         return url
 
     def check(self) -> None:
@@ -164,7 +129,7 @@ class ServerProcess:
         text = self._log.read().decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         # A front end may say last only that its engine failed "above".
-        errors = [line for line in lines if "rror: " in line and "above" not in line]
+        errors = [line for line in lines if _ERROR.search(line) and "above" not in line]
         return [*lines[-1:], *errors[-1:]][-1] if lines else "it said nothing"
 
 
