@@ -18,11 +18,11 @@ from typing import TypeVar
 
 import torch
 
-from cluster.serving.engine_main import COMPILERS
 from cluster.serving.engine_process import STEP, EngineProcess
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.engine import Chunk, Engine, Request
+from specdec_core.tokens.grammar import COMPILERS
 
 logger = logging.getLogger(__name__)
 

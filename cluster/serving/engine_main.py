@@ -8,7 +8,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -26,12 +26,11 @@ from specdec_core.engine.engine import EngineStatus
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import load_pair
 from specdec_core.models.reading import reason
+from specdec_core.tokens.grammar import COMPILERS
 
 LARGEST = 1 << 30  # bytes of a message: log-probabilities of a long prompt are many
 
 _GONE, _COMPILED = "gone", "compiled"  # in the inbox, beside the server's messages
-
-COMPILERS = ThreadPoolExecutor(2, "grammars")  # of grammars, beside the steps
 
 
 class EngineReady(NamedTuple):

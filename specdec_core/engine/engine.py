@@ -40,7 +40,7 @@ from specdec_core.engine.scheduler import BLOCK, Limits, Scheduler, StepPlan
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, CacheLost
 from specdec_core.tokens.detokenising import StreamDecoder
-from specdec_core.tokens.grammar import Grammars
+from specdec_core.tokens.grammar import grammars_of
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
@@ -89,7 +89,7 @@ class Engine:
         self.target = pair.open_runner(None, slots, cache_tokens=limits.cache_tokens)
         self.drafts = DraftRunners(pair, slots, self.target, pair.max_length, limits.cache_tokens)
         self._clock = RoundClock()
-        self._grammars = Grammars(pair.tokenizer, self.target.vocab_size, pair.eos_token_ids)
+        self._grammars = grammars_of(pair.tokenizer, self.target.vocab_size, pair.eos_token_ids)
         self.scheduler = Scheduler(limits, self._place if limits.share_prefixes else None)
         self.prefixes = CachedPrefixes(slots)
         self._begun: dict[int, tuple[int, int]] = {}  # by slot: the source of its prefix, tokens

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import takewhile
 from os.path import commonprefix
 from threading import Lock
@@ -30,6 +31,8 @@ _KEPT = 2**20  # bytes of grammars that need not be compiled again
 _LEAST = 2**14  # bytes that the smallest counts as
 MAX_SOURCE = 2**18  # bytes of a grammar; what it compiles to is some thirty times as large
 _SHOWN = 200  # characters of a complaint
+
+COMPILERS = ThreadPoolExecutor(2, "grammars")  # compile beside the steps of engines and drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,14 @@ class Grammars:
             complaint = " ".join(matcher.get_error().split())
             raise UserError(f"{grammar.kind}: {complaint[:_SHOWN]}")
         return matcher
+
+
+@lru_cache(maxsize=2)  # of the served model, and of one that replaces it
+def grammars_of(
+    tokenizer: PreTrainedTokenizerBase, vocab_size: int, final: frozenset[int]
+) -> Grammars:
+    """The grammars of a model, the same for every caller in this process."""
+    return Grammars(tokenizer, vocab_size, final)
 
 
 class Matcher:

@@ -6,8 +6,6 @@ import random
 import secrets
 import uuid
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from typing import Any
 
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.service import Service
@@ -15,7 +13,7 @@ from cluster.serving.protocol.errors import ApiError, conflict
 from cluster.serving.protocol.generation import GenerationRequest, check_tokens
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine, Request
-from specdec_core.tokens.grammar import Grammar, Grammars
+from specdec_core.tokens.grammar import Grammar, grammars_of
 
 MAX_TOGETHER = 128  # choices of a request
 
@@ -85,16 +83,11 @@ def _grammar(engine: Engine | EngineProcess, body: GenerationRequest) -> Grammar
     for name in ("min_tokens", "ignore_eos"):
         if getattr(body, name):
             raise conflict(name, f"does not go together with {field}: what is complete has to end")
-    known = _grammars(engine.pair.tokenizer, engine.vocab_size, engine.pair.eos_token_ids)
+    known = grammars_of(engine.pair.tokenizer, engine.vocab_size, engine.pair.eos_token_ids)
     try:
         return known.prepared(grammar)
     except UserError as error:
         raise ApiError(f"{field}: {error}", param=field, code="invalid_grammar") from None
-
-
-@lru_cache(maxsize=2)  # of the served model, and of one that replaces it
-def _grammars(tokenizer: Any, vocab_size: int, final: frozenset[int]) -> Grammars:
-    return Grammars(tokenizer, vocab_size, final)
 
 
 def _new_tokens(service: Service, body: GenerationRequest, length: int, default: int | None) -> int:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, takewhile
 from time import perf_counter
@@ -30,6 +31,7 @@ from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.pearl.messages import (
     Begin,
     Commit,
+    Compiling,
     Configure,
     Configured,
     Distribution,
@@ -44,7 +46,7 @@ from specdec_core.drafting.warped import places, warped
 from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.tokens.acceptance import Places, rule_of
-from specdec_core.tokens.grammar import Grammars
+from specdec_core.tokens.grammar import COMPILERS, Grammar, Grammars, grammars_of
 from specdec_core.tokens.sampling import RandomStream, quantile
 from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 
@@ -66,8 +68,18 @@ class _DraftSlot:
         return self.state.slot
 
 
+@dataclass(slots=True)
+class _WaitingSlot:
+    """A slot whose `grammar` is being compiled, and its messages since then."""
+
+    begin: Begin
+    grammar: Future[Grammar]
+    messages: list[Any] = field(default_factory=list)
+
+
 class AsynchronousDraft:
-    """Drafts for all slots while the target verifies.
+    """Drafts for all slots while the target verifies. Grammars are compiled on other threads; a
+    slot is drafted for once its grammar is there.
 
     `send` reaches the target's side. `salt` makes this draft's random numbers its own. Only the
     drafts of the pair are used.
@@ -77,6 +89,7 @@ class AsynchronousDraft:
         self._pair, self._send, self._salt = pair, send, salt
         self._runners: dict[tuple[str, int], ModelRunner] = {}
         self._slots: dict[int, _DraftSlot] = {}
+        self._waiting: dict[int, _WaitingSlot] = {}
         self._numbers, self._forwards = count(1), count()
         self._settings: Configure
         self._runner: ModelRunner
@@ -85,10 +98,16 @@ class AsynchronousDraft:
         self._lookup: Lookup | None = None
         self._configured = False  # the last Configure succeeded
 
+    @property
+    def compiling(self) -> bool:
+        """Whether a slot waits for its grammar."""
+        return bool(self._waiting)
+
     def handle(self, message: Any) -> None:
         """Act on a message of the target's side."""
         if isinstance(message, Configure):
             self._slots.clear()
+            self._waiting.clear()
             try:
                 self._configure(message)
                 self._configured = True
@@ -97,13 +116,16 @@ class AsynchronousDraft:
                 self._configured = False
                 self._send(Configured(0, str(error)))
         elif self._configured:
+            self._resume()
             self._handle_slot(message)
 
     @torch.inference_mode()
     def _handle_slot(self, message: Any) -> None:
         match message:
             case Begin():
-                self._begin(message)
+                self._take(message)
+            case Commit() | RequestDistribution() if message.slot in self._waiting:
+                self._waiting[message.slot].messages.append(message)
             case Commit():
                 self._commit(message)
             case RequestDistribution():
@@ -114,6 +136,7 @@ class AsynchronousDraft:
     @torch.inference_mode()
     def draft(self) -> bool:
         """Extend the trees of all slots by one forward. Returns whether there was any to extend."""
+        self._resume()
         rows = []
         for slot in self._slots.values():
             if nodes := self._pick(slot):
@@ -282,11 +305,35 @@ class AsynchronousDraft:
             lambda: self._pair.tokenizer_digest,
             slots=message.slots,
         )
-        self._grammars = Grammars(self._pair.tokenizer, message.vocab_size, message.eos_token_ids)
+        tokens = message.vocab_size, message.eos_token_ids
+        self._grammars = grammars_of(self._pair.tokenizer, *tokens)
         policy = resources.policy(settings.draft, settings.policy)
         self._windows = Windows(policy, message.eos_token_ids, self._send)
         guesses = settings.guesses
         self._lookup = None if guesses is None else resources.lookup(guesses)
+
+    def _take(self, message: Begin) -> None:
+        """Begin a slot's sequence, at once or when its grammar is compiled."""
+        self._waiting.pop(message.slot, None)
+        if message.rules is None or message.rules.grammar is None:
+            self._begin(message)
+        else:
+            self._end(End(message.slot, []))  # drop the slot's earlier sequence
+            compiled = COMPILERS.submit(self._grammars.prepared, message.rules.grammar)
+            self._waiting[message.slot] = _WaitingSlot(message, compiled)
+            self._send(Compiling(message.slot, message.root))
+
+    def _resume(self) -> None:
+        """Begin the sequences whose grammars are compiled by now."""
+        for number, waiting in list(self._waiting.items()):
+            if waiting.grammar.done():
+                del self._waiting[number]
+                begin = waiting.begin
+                assert begin.rules is not None
+                rules = replace(begin.rules, grammar=waiting.grammar.result())
+                self._begin(begin._replace(rules=rules))
+                for message in waiting.messages:
+                    self._handle_slot(message)
 
     def _begin(self, message: Begin) -> None:
         number, text = message.slot, message.tokens
@@ -334,6 +381,7 @@ class AsynchronousDraft:
         text += message.tokens[added:]
 
     def _end(self, message: End) -> None:
+        self._waiting.pop(message.slot, None)
         slot = self._slots.pop(message.slot, None)
         if slot is None:
             return

@@ -32,6 +32,7 @@ from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.drafting.pearl.messages import (
     Begin,
     Commit,
+    Compiling,
     Configure,
     Configured,
     Distribution,
@@ -67,6 +68,7 @@ class _WindowSlot:
     draft: int = 0  # the number of the draft that has the slot's sequence
     tree: CandidateTree = field(default_factory=lambda: CandidateTree(Node(0, -1, 0, None)))
     paused: int | None = None  # the candidate after which the policy would stop
+    compiling: int | None = None  # the root whose grammar the draft compiled, at last
     outdated: bool = False  # a round has been verified since the draft was sent a sequence
     fed: int = 0
     forwards: int = 0
@@ -258,7 +260,7 @@ class PearlDrafter(Drafter):
     def _lacks(self, state: SlotState, wait: int) -> bool:
         """Whether more candidates of a slot are worth waiting for."""
         slot = self._slots[state.slot]
-        if not self._has_text(slot):
+        if not self._has_text(slot) or slot.tree.root.number == slot.compiling:
             return False
         chain = slot.chain()
         paused = any(node.number == slot.paused for node in chain)
@@ -274,6 +276,9 @@ class PearlDrafter(Drafter):
                 case Pause():
                     if slot := self._slots.get(message.slot):
                         slot.paused = message.node
+                case Compiling():
+                    if slot := self._slots.get(message.slot):
+                        slot.compiling = message.root
                 case Distribution():
                     self._distributions.append(message)
                 case Configured():

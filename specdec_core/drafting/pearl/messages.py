@@ -56,6 +56,14 @@ class Begin(NamedTuple):
     rules: TextRules | None = None  # sampling rules that depend on the sequence
 
 
+class Compiling(NamedTuple):
+    """The grammar of the sequence that ends in the token `root` is being compiled: verify without
+    candidates meanwhile."""
+
+    slot: int
+    root: int
+
+
 class Commit(NamedTuple):
     """The target has confirmed the next tokens of a slot's sequence. Of `drafted` candidates it has
     `accepted` some; `choices` are its own tokens after the sequence before the round and after each
@@ -141,6 +149,7 @@ Message = (
     Configure
     | Configured
     | Begin
+    | Compiling
     | Commit
     | End
     | RequestDistribution

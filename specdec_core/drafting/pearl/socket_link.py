@@ -11,6 +11,8 @@ from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.drafting.pearl.messages import Message, decode, encode
 from specdec_core.models.pair import Pair
 
+_COMPILING = 0.01  # seconds between two looks for a compiled grammar
+
 
 class SocketLink:
     """A :class:`specdec_core.drafting.pearl.link.Link`. Drafts that know the `key` connect to it at
@@ -77,6 +79,7 @@ def serve(host: str, port: int, key: bytes, pair: Pair) -> None:
         gc.freeze()
         busy = False
         while True:
-            for message in wire.receive(0.0 if busy else None):
+            idle = _COMPILING if draft.compiling else None
+            for message in wire.receive(0.0 if busy else idle):
                 draft.handle(decode(message))
             busy = draft.draft()

@@ -1,6 +1,9 @@
 """The draft process: its messages follow from those that it received, whatever the target says."""
 
 import random
+from threading import Event
+from time import monotonic, sleep
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.drafting.pearl.messages import (
     Begin,
     Commit,
+    Compiling,
     Configure,
     Configured,
     Drafted,
@@ -24,6 +28,8 @@ from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.models.pair import Pair
+from specdec_core.tokens.grammar import Grammar, Grammars
+from specdec_core.tokens.text_warper import TextRules
 
 PROMPT = "def main():\n    return"
 POLICY = FixedSettings(max_tokens=4)
@@ -207,3 +213,72 @@ def test_coupled_candidates_are_those_that_the_shared_noise_chooses(tiny_pair):
         while told.draft.draft():
             told.hear()
     assert all(told.chain() == first.chain() for told in others)
+
+
+def drafted(told: Told, slot: int) -> list[int]:
+    """The tokens of the slot that the draft has sent since the last call."""
+    sent = [message for message in told.sent if isinstance(message, Drafted)]
+    told.sent.clear()
+    return [token[2] for message in sent if message.slot == slot for token in message.tokens]
+
+
+def test_a_slot_whose_grammar_is_compiled_keeps_no_other_waiting(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_compile, compiled, plain = Event(), Event(), Grammars._compile
+
+    def slowly(self: Grammars, grammar: Grammar) -> Any:
+        may_compile.wait(10)
+        compiled.set()
+        return plain(self, grammar)
+
+    monkeypatch.setattr(Grammars, "_compile", slowly)
+    told, size = Told(tiny_pair, 1), tiny_pair.target.config.vocab_size
+    final = tiny_pair.eos_token_ids
+    told.draft.handle(Configure(PLAIN, 2, 4, 1, 1e-4, size, final))
+    told.draft.handle(Begin(0, -1, told.text, 400, GREEDY, 0))
+    rules = TextRules(GREEDY, len(told.text), final=final, grammar=Grammar("regex", "[de]{30}"))
+    told.draft.handle(Begin(1, -2, told.text, 400, GREEDY, 0, rules))
+    assert Compiling(1, -2) in told.sent
+    for _ in range(3):
+        assert told.draft.draft()
+    [follows] = tiny_pair.tokenizer("d")["input_ids"]
+    told.draft.handle(Commit(1, [follows], 0, 0, []))
+    assert len(drafted(told, 0)) == 3
+    assert told.draft.compiling
+    assert not compiled.is_set()
+    may_compile.set()
+    until, tokens = monotonic() + 30, []
+    while len(tokens) < 3 and monotonic() < until:
+        told.draft.draft()
+        tokens += drafted(told, 1)
+        sleep(0.001)
+    assert not told.draft.compiling
+    # The token that the target has confirmed meanwhile, then those that the grammar allows.
+    assert tokens[0] == follows
+    assert set(tiny_pair.tokenizer.decode(tokens)) <= set("de")
+
+
+def test_a_sequence_that_ends_or_begins_anew_while_its_grammar_is_compiled_is_forgotten(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_compile, plain = Event(), Grammars._compile
+
+    def slowly(self: Grammars, grammar: Grammar) -> Any:
+        may_compile.wait(10)
+        return plain(self, grammar)
+
+    monkeypatch.setattr(Grammars, "_compile", slowly)
+    told = Told(tiny_pair, 1)
+    rules = TextRules(GREEDY, len(told.text), grammar=Grammar("regex", "[de]{30}"))
+    under = Begin(0, -2, told.text, 400, GREEDY, 0, rules)
+    told.draft.handle(under)
+    told.draft.handle(End(0, []))
+    assert not told.draft.compiling
+    told.draft.handle(under)
+    told.draft.handle(Begin(0, -3, told.text, 400, GREEDY, 0))
+    assert not told.draft.compiling
+    may_compile.set()
+    assert told.draft.draft()
+    [message] = [message for message in told.sent if isinstance(message, Drafted)]
+    assert message.tokens[0][1] == -3

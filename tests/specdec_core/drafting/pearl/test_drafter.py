@@ -12,7 +12,14 @@ from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.drafting.pearl.drafter import PearlDrafter
-from specdec_core.drafting.pearl.messages import Begin, Configured, Drafted, End, Pause
+from specdec_core.drafting.pearl.messages import (
+    Begin,
+    Compiling,
+    Configured,
+    Drafted,
+    End,
+    Pause,
+)
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
@@ -204,6 +211,21 @@ def test_the_target_waits_for_no_candidate_after_a_pause_though_some_before_it_w
     [tree] = drafter.propose([sequence])
     assert tree.tokens == [14]
     assert not any(link.timeouts)
+
+
+def test_the_target_does_not_wait_for_a_slot_whose_grammar_is_compiled() -> None:
+    link = Scripted()
+    resources = Resources(None, None, 100, frozenset(), open_link=lambda: link)
+    drafter = PearlDrafter(PearlSettings(window=2, wait=2), resources)
+    sequence = SlotState(0, [5, 6], Sampling(), RandomStream(0, 320), room=20)
+    drafter.open([sequence])
+    [root] = [message.root for message in link.heard if isinstance(message, Begin)]
+    link.to_say.append(Compiling(0, root))
+    drafter.propose([sequence])
+    assert not any(link.timeouts)
+    link.to_say.append(Drafted(0, [(1, root, 11, True, None)], 1, 1, 0.0, 0.001))
+    [tree] = drafter.propose([sequence])
+    assert tree.tokens == [11]
 
 
 def samples(
