@@ -40,7 +40,7 @@ def our_servers(
             yaml.safe_dump({key: value.model_dump(mode="json") for key, value in content.items()})
         )
         # Common prefixes are prefilled for each request, as by the other servers.
-        options = ["--config", str(file), "--fresh", "--no-share-prefixes", "--no-track"]
+        options = ["--config", str(file), "--fresh", "--no-share-prefixes"]
         if cores.engine:
             options += ["--cores", ",".join(map(str, cores.engine))]
         row = LoadRow(

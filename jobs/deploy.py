@@ -165,8 +165,8 @@ def _share(text: str) -> float:
 def _try_out(server: RunningServer, deployment: Deployment, share: float) -> None:
     """Follow a challenger until the server has decided, and log that. The canary continues on the
     server if this is interrupted."""
+    from dashboards.tracking.canary_run import log_canary
     from dashboards.tracking.registry import CHAMPION, appoint
-    from dashboards.tracking.server_runs import log_canary
 
     champion = server.health()["configuration"]
     with console.status("loading it beside the one that is served"):

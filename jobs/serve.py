@@ -20,7 +20,7 @@ from jobs.choice import choose_version
 from jobs.console import console, on_stop, print_configuration, run, wait_for_stop
 from jobs.deploy import follow_champion
 from jobs.options import Config, MaxLength, Placed, chosen_pair, numbers
-from jobs.traffic import Watch, read_command, watched
+from jobs.traffic import read_command, watched
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairConfiguration, Placement, Value, parse
 
@@ -278,12 +278,6 @@ def main(
         float | None,
         Option(min=1, help="Look every n seconds for a new certified champion, and serve that."),
     ] = None,
-    track: Annotated[
-        bool, Option("--track/--no-track", help="Log load, speed and acceptance to MLflow.")
-    ] = True,
-    track_every: Annotated[
-        float, Option(min=1, help="Seconds between two points of what is logged.")
-    ] = 60.0,
     on_drift: Annotated[
         str | None, Option(help="Command to start when the traffic has changed, in no shell.")
     ] = None,
@@ -313,7 +307,7 @@ def main(
     start = _start(given, choose_version(config, engine), bound, fresh, local=not no_auth)
     deployment = start.deployment
     tls = read_tls(tls_cert, tls_key)
-    watch = Watch(track, track_every, read_command(on_drift))
+    command = read_command(on_drift)
     check_exposed(host, start.access.keys, no_auth)
     samples = _sampling(given)
     on_stop(signal.default_int_handler)  # until it serves
@@ -332,8 +326,7 @@ def main(
                 status.stop()
                 _announce(url, deployment, slots, start.access.keys is not None, tls_cert, engine)
                 running = find_server(url)
-                wanted = track or on_drift is not None
-                with watched(running, watch, _warn) if wanted else nullcontext():
+                with watched(running, command, _warn) if command else nullcontext():
                     if follow is not None:
                         arguments = url, deployment.version, follow
                         Thread(target=follow_champion, args=arguments, daemon=True).start()

@@ -74,10 +74,6 @@ class RunningServer(Value):
         """Its `/health`."""
         return dict(self._answer("GET", "/health").json())
 
-    def metrics(self) -> str:
-        """Its `/metrics`, in Prometheus' text format."""
-        return self._answer("GET", "/metrics").text
-
     def _post(self, path: str, body: str) -> Deployment:
         answer = self._answer("POST", path, body)
         return parse(Deployment, answer.json(), self.url)

@@ -38,7 +38,6 @@ def test_ours_are_started_with_their_file_slots_and_cores(tiny_pair, tmp_path):
         command = contestant.server(7).command(8123)
         assert command[0] == "serve"
         assert "--fresh" in command
-        assert "--no-track" in command
         chosen, _ = read_config(Path(command[command.index("--config") + 1]))
         assert chosen.configuration == contestant.row.configuration
         assert chosen.pair == tiny_pair.spec

@@ -44,7 +44,7 @@ class Running:
     def __init__(self, home: Path, *options: object, before: tuple[str, ...] = ()) -> None:
         self.home, self.port, self.said = home, free_port(), ""
         self.url = f"http://127.0.0.1:{self.port}"
-        own = ("--slots", 8, "--no-track", "--port", self.port, "--drain", DRAIN)
+        own = ("--slots", 8, "--port", self.port, "--drain", DRAIN)
         self.process = started(home, "-m", "jobs.serve", *own, *options, before=before)
         for line in self.process.stdout:
             self.said += line
