@@ -12,17 +12,19 @@ from pathlib import Path
 
 import ray
 import torch
+from ray.exceptions import RayError, RayTaskError
 
-from cluster.parallel import in_parallel
 from cluster.session import ray_session, resources
 from specdec_core.base.errors import UserError
-from specdec_core.base.observer import Observer, together
+from specdec_core.base.observer import Observer
 from specdec_core.drafting.heads.card import HeadCard, HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.modules import HeadKind
 from specdec_core.drafting.heads.storage import WEIGHTS, load_card, save_head
 from specdec_core.training.finished import Finished
 from specdec_core.training.heads.examples import Examples, training_digest
 from specdec_core.training.heads.training import HeadTraining, TrainedHead
+
+RETRIES = 2  # of a training that is lost with its process or node
 
 FinishedHead = Finished[HeadCard]
 
@@ -48,60 +50,87 @@ class _Entry:
 
 def train_head(
     spec: HeadSpec, examples: Examples, settings: HeadTrainingSettings, device: str
-) -> Iterator[TrainedHead]:
+) -> TrainedHead:
     """Train one head."""
     torch.set_num_threads(1)
-    yield HeadTraining(spec, examples, settings, device).run()
+    return HeadTraining(spec, examples, settings, device).run()
 
 
 def train_heads(
     specs: Sequence[HeadSpec],
     examples: Mapping[HeadKind, Examples],
-    settings: HeadTrainingSettings,
+    settings: Sequence[HeadTrainingSettings],
     out: Path,
-    learning_rates: Sequence[float] = (),
-    observers: Sequence[Observer] = (),
-    device: str = "auto",
+    observer: Observer | None = None,
 ) -> tuple[list[FinishedHead], list[FinishedHead]]:
     """Train every head of `specs` on its kind's examples, into `<out>/<name>`. Returns the heads in
     the order of `specs`, and all that were trained for them.
 
-    With several `learning_rates` every head is trained with each, in `<out>/.search`, and the one
-    with the least loss on the dev prompts becomes `<out>/<name>`.
+    With several `settings`, which differ in the learning rate, every head is trained with each, in
+    `<out>/.search`, and the one with the least loss on the dev prompts becomes `<out>/<name>`.
     """
-    entries = _entries(specs, examples, settings, learning_rates, out)
-    observer = together(Observer, observers)
+    observer = observer or Observer()
+    entries = _entries(specs, examples, settings, out)
     heads = {e: head for e, entry in entries.items() if (head := entry.finished(e)) is not None}
     observer.stage("training heads", len(entries), done=len(heads))
+    pending = {label: entry for label, entry in entries.items() if label not in heads}
     failures: dict[str, str] = {}
-    with ray_session():
-        if device == "auto":
-            device = "cuda" if resources(1, device)["GPU"] else "cpu"
-        stored = {kind: ray.put(of_kind) for kind, of_kind in examples.items()}
-        pending = [(label, entry) for label, entry in entries.items() if label not in heads]
-        # The longest first, so that none is left over for one process at the end.
-        pending.sort(key=lambda e: (e[1].spec.kind, e[1].spec.depth), reverse=True)
-        calls = {e: (t.spec, stored[t.spec.kind], t.settings, device) for e, t in pending}
-        for label, trained in in_parallel(train_head, calls, 1, device, failures.__setitem__):
-            folder = entries[label].folder
-            card = save_head(trained.weights, trained.card, folder)
-            heads[label] = Finished(label, folder, card)
-            observer.step()
+    for label, trained in _trained(pending, examples, failures):
+        folder = entries[label].folder
+        card = save_head(trained.weights, trained.card, folder)
+        heads[label] = Finished(label, folder, card)
+        observer.step()
     for label, reason in failures.items():
         observer.warned(f"{label} failed: {reason}")
     if not heads:
         raise RuntimeError(f"no head could be trained: {failures}")
-    best: dict[str, FinishedHead] = {}
-    for label, entry in entries.items():
-        if label in heads:
-            known = [best[entry.name]] if entry.name in best else []
-            best[entry.name] = min([*known, heads[label]], key=_loss)
     tried = [heads[label] for label in entries if label in heads]
-    return [_named(name, head, out) for name, head in best.items()], tried
+    best: dict[str, FinishedHead] = {}
+    for head in sorted(tried, key=lambda head: head.card.metrics["eval_loss"]):
+        best.setdefault(entries[head.label].name, head)
+    names = dict.fromkeys(entries[head.label].name for head in tried)
+    return [_named(name, best[name], out) for name in names], tried
 
 
-def _loss(head: FinishedHead) -> float:
-    return head.card.metrics["eval_loss"]
+def _trained(
+    pending: Mapping[str, _Entry], examples: Mapping[HeadKind, Examples], failures: dict[str, str]
+) -> Iterator[tuple[str, TrainedHead]]:
+    """Train each entry in a process with one thread, or on a GPU where there is one; yields the
+    heads by label as they are finished. Fills `failures` with the reasons."""
+    if not pending:
+        return
+    with ray_session():
+        needs = resources(1, "auto")
+        task = ray.remote(
+            num_cpus=needs["CPU"],
+            num_gpus=needs["GPU"],
+            max_retries=RETRIES,
+            max_calls=0,  # the process is kept for the next call
+        )(train_head)
+        stored = {kind: ray.put(of_kind) for kind, of_kind in examples.items()}
+        device = "cuda" if needs["GPU"] else "cpu"
+        # The longest first, so that none is left over for one process at the end.
+        longest = sorted(
+            pending.items(), key=lambda e: (e[1].spec.kind, e[1].spec.depth), reverse=True
+        )
+        running = {
+            task.remote(entry.spec, stored[entry.spec.kind], entry.settings, device): label
+            for label, entry in longest
+        }
+        try:
+            while running:
+                done = ray.wait(list(running))[0][0]
+                label = running.pop(done)
+                try:
+                    yield label, ray.get(done)
+                except RayTaskError as error:
+                    lines = str(error.cause).strip().splitlines()
+                    failures[label] = lines[-1] if lines else type(error.cause).__name__
+                except RayError:
+                    failures[label] = "its worker was lost"
+        finally:
+            for reference in running:
+                ray.cancel(reference)
 
 
 def _named(name: str, head: FinishedHead, out: Path) -> FinishedHead:
@@ -122,18 +151,16 @@ def head_name(spec: HeadSpec, examples: Examples) -> str:
 def _entries(
     specs: Sequence[HeadSpec],
     examples: Mapping[HeadKind, Examples],
-    settings: HeadTrainingSettings,
-    learning_rates: Sequence[float],
+    settings: Sequence[HeadTrainingSettings],
     out: Path,
 ) -> dict[str, _Entry]:
     """Every head with every learning rate, by label."""
     entries = {}
     for spec in specs:
         name = head_name(spec, examples[spec.kind])
-        for rate in learning_rates or [settings.learning_rate]:
-            own = settings.model_copy(update={"learning_rate": rate})
-            search = len(learning_rates) > 1
-            label = f"{name}-lr{rate:g}" if search else name
+        for own in settings:
+            search = len(settings) > 1
+            label = f"{name}-lr{own.learning_rate:g}" if search else name
             folder = out / ".search" / label if search else out / name
             digest = training_digest(spec, examples[spec.kind], own)
             entries[label] = _Entry(name, folder, spec, own, digest)

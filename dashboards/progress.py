@@ -28,7 +28,6 @@ from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.results import SweepResult, Trial
-from specdec_core.training.recorded.finished import TrainingObserver
 from specdec_core.training.recorded.settings import Progress as TrainingStage
 
 
@@ -112,25 +111,20 @@ class RaceProgress(ConsoleProgress):
     columns = (TextColumn("left"), TimeRemainingColumn())
 
 
-class TrainingProgress(ConsoleProgress, TrainingObserver):
-    """Trainings on recorded answers: steps are hundredths of each training."""
+class TrainingProgress(ConsoleProgress):
+    """A training on recorded answers: steps are hundredths of it."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
-        self.shares: dict[str, int] = {}
-        self.evaluated: dict[str, str] = {}
+    evaluated = ""
 
-    def advanced(self, label: str, progress: TrainingStage) -> None:
-        share = round(100 * progress.share)
-        if progress.summary:
-            self.evaluated[label] = progress.summary
-        detail = f"{label}: loss {progress.loss:.2f}"
+    def advanced(self, progress: TrainingStage) -> None:
+        """The training has progressed."""
+        detail = f"loss {progress.loss:.2f}"
         if progress.seconds:
             detail += f", {progress.speed:.0f} tokens/s"
-        if label in self.evaluated:
-            detail += f", {self.evaluated[label]}"
-        self._advance(share - self.shares.get(label, 0), detail)
-        self.shares[label] = share
+        if self.evaluated or progress.summary:
+            self.evaluated = progress.summary or self.evaluated
+            detail += f", {self.evaluated}"
+        self._advance(round(100 * progress.share) - self.done, detail)
 
 
 class SweepProgress(ConsoleProgress, SweepObserver):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
@@ -49,16 +49,9 @@ def main(
     cache_tokens: Annotated[
         int | None, Option(min=128, help="Tokens in a replica's cache; unset, all that slots hold.")
     ] = None,
-    router: Annotated[
-        str, Option(help="How requests are routed: two_choices, least_loaded or round_robin.")
-    ] = "two_choices",
-    router_ms: Annotated[
-        float, Option(min=0, help="Milliseconds that a router takes for a request.")
-    ] = 0.0,
-    routers: Annotated[int, Option(min=1, help="Routers, which requests reach in turn.")] = 1,
-    arrivals: Annotated[str, Option(help="Gaps between requests: poisson or constant.")] = (
-        "poisson"
-    ),
+    arrivals: Annotated[
+        Literal["poisson", "constant"], Option(help="Gaps between requests.")
+    ] = "poisson",
     seconds: Annotated[
         float, Option(min=1, help="Seconds of arrivals to simulate, at least.")
     ] = 20.0,
@@ -83,8 +76,6 @@ def main(
     if not 0 < share <= 1:
         raise UserError(f"--share {share:g}: expected a share of the requests, as 0.95")
     numbers = sizes(replicas, "--replicas") if replicas is not None else ()
-    routing = _one_of(router, "--router", ("two_choices", "least_loaded", "round_robin"))
-    gaps = _one_of(arrivals, "--arrivals", ("poisson", "constant"))
     check_times(hardware, profile)
     chosen, source = choose(config)
 
@@ -104,7 +95,7 @@ def main(
         mean_rate,
     )
     from specdec_core.search.load.decoded import decoded_live, with_live
-    from specdec_core.search.load.simulator import Router, shapes_of, shapes_of_trace
+    from specdec_core.search.load.simulator import shapes_of, shapes_of_trace
     from specdec_core.search.load.traffic import read_requests
 
     recording = _recording(traces, chosen)
@@ -135,9 +126,8 @@ def main(
             f" {longest} and room for candidates"
         )
     with ConsoleProgress(console) as progress:
-        way = Router(routing, router_ms / 1e3, routers)
         new_tokens = recording.header.max_new_tokens
-        service = ServedTraffic(answers, times, limits, way, gaps, seconds, requests, new_tokens)
+        service = ServedTraffic(answers, times, limits, arrivals, seconds, requests, new_tokens)
         progress.stage("simulating")
         if rate is not None:
             results = [least_replicas(service, rate, objective, share)]
@@ -145,7 +135,7 @@ def main(
             results = [greatest_rate(service, n, objective, share) for n in numbers]
 
     folder = workspace() / "capacity" / (name or recording.folder.name)
-    coming = f"{gaps} arrivals, {results[0].seconds:.3g} s of them"
+    coming = f"{arrivals} arrivals, {results[0].seconds:.3g} s of them"
     load = f"{rate:g} requests a second, {coming}" if rate else f"{replicas} replicas, {coming}"
     if trace is not None:
         load = f"{len(requests)} requests of {trace}, {rate:.3g} a second on average"
@@ -154,8 +144,7 @@ def main(
         f"{chosen.configuration.label} ({source}); {by}{load}",
         f"prompts of {trace or recording.folder.name}: {mean(a.prompt_tokens for a in asked):.0f}"
         f" tokens and answers of {mean(a.most for a in asked):.0f}, on average",
-        f"replicas of {slots} slots, routed {routing.replace('_', ' ')}"
-        + (f", {routers} × {router_ms:g} ms a request" if router_ms else ""),
+        f"replicas of {slots} slots",
         origin(known, hardware),
     ]
     params: dict[str, Any] = {
@@ -167,9 +156,6 @@ def main(
         "trace": str(trace) if trace else None,
         "replicas": replicas,
         "slots": slots,
-        "router": routing,
-        "router_ms": router_ms,
-        "routers": routers,
     }
     place = ReportOrigin(name=folder.name, pair=pair.name, notes=notes, params=params)
     deliver(report(results, chosen.configuration, place), folder, "capacity")
@@ -191,12 +177,6 @@ def _recording(traces: str | None, chosen: PairConfiguration) -> Recording:
             " whose rounds are simulated: `specdec record` makes one"
         )
     return recording
-
-
-def _one_of(value: str, option: str, values: tuple[str, ...]) -> Any:
-    if value not in values:
-        raise UserError(f"{option} {value}: expected {' or '.join(values)}")
-    return value
 
 
 if __name__ == "__main__":

@@ -182,11 +182,9 @@ def sizes(text: str, option: str) -> tuple[int, ...]:
     return values
 
 
-def training_settings(
-    kind: type[Parsed], changes: list[str] | None, rates: str, **values: Any
-) -> tuple[Parsed, tuple[float, ...]]:
-    """The settings of a training, with the `changes` that `--set` names, and the learning rates.
-    Raises :class:`UserError` for settings that are wrong with any of the rates."""
+def training_settings(kind: type[Parsed], changes: list[str] | None, **values: Any) -> Parsed:
+    """The settings of a training: `values`, with the `changes` that `--set` names. Raises
+    :class:`UserError`."""
     for change in changes or []:
         name, separator, value = change.partition("=")
         if not separator:
@@ -197,12 +195,7 @@ def training_settings(
             values[name] = yaml.safe_load(value)
         except yaml.YAMLError:
             raise UserError(f"--set {change}: {value} is no YAML value") from None
-    learning_rates = numbers(rates, "--learning-rate", float)
-    settings = [
-        parse(kind, {**values, "learning_rate": rate}, "training settings")
-        for rate in learning_rates
-    ]
-    return settings[0], learning_rates
+    return parse(kind, values, "training settings")
 
 
 def check_name(name: str | None) -> None:

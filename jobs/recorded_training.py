@@ -15,8 +15,9 @@ from specdec_core.base.files import locked
 from specdec_core.base.workspace import workspace
 
 if TYPE_CHECKING:
+    from dashboards.progress import TrainingProgress
     from dashboards.sections import Section
-    from specdec_core.training.finished import Finished
+    from specdec_core.training.recorded.finished import TrainingCard
     from specdec_core.training.recorded.settings import TrainingSettings
     from specdec_core.training.recorded.training import RecordedTraining
 
@@ -29,7 +30,7 @@ Minutes = Annotated[
     float | None,
     Option(help="Train for this time, with a schedule that fits it; unset, by the epochs."),
 ]
-TrainingThreads = Annotated[int, Option(min=1, help="Of the target, and of each training.")]
+TrainingThreads = Annotated[int, Option(min=1, help="CPU threads.")]
 Out = Annotated[
     Path | None, Option(help="Folder; unset, one of the target's name in the workspace.")
 ]
@@ -41,20 +42,17 @@ def train_on_answers(
     prompt_tokens: int,
     layers: Callable[[str], tuple[int, ...] | None],
     settings: TrainingSettings,
-    rates: tuple[float, ...],
     threads: int,
     out: Path | None,
-    report: Callable[[Finished[Any]], Section],
-) -> Finished[Any]:
-    """Record the target's features of its recorded answers, train with each of the learning rates
-    and keep the best model. Features on disk are not recorded again. The inputs of a target's
-    `layers` are recorded; None stands for the usual ones.
+    report: Callable[[Any], Section],
+) -> Path:
+    """Record the target's features of its recorded answers, and train a model on them; returns the
+    model's folder. Features on disk are not recorded again. The inputs of a target's `layers` are
+    recorded; None stands for the usual ones. `report` shows the model's card.
 
     Raises:
         UserError: bad input, by name.
     """
-    from cluster.recorded_training import train
-    from cluster.session import ray_session
     from dashboards.outputs.console import show
     from dashboards.progress import TrainingProgress
     from dashboards.tracking.training_run import log_training
@@ -82,16 +80,44 @@ def train_on_answers(
     params = {
         "target": answers.target,
         "recordings": [str(each.folder) for each in answers.recordings],
-        "settings": settings.model_dump(mode="json", exclude={"learning_rate"}),
-        "learning_rates": list(rates),
         "out": str(out),
     }
     with interruptible(), locked(out, "training"):
         with TrainingProgress(console) as progress:
             features = gather_features(answers, read, threads, out, progress, console.print)
-        with ray_session(), TrainingProgress(console) as progress:
-            model, models = train(kind, features, settings, rates, out, threads, [progress])
-        show(console, [report(model)])
+            card = _train(kind, features, settings, threads, out, progress)
+        show(console, [report(card)])
         with console.status("writing to MLflow"):
-            log_training(kind, spec, params, model, models)
-    return model
+            log_training(kind, spec, params, card, out / kind.name)
+    return out / kind.name
+
+
+def _train(
+    kind: type[RecordedTraining[Any, Any, Any]],
+    features: Path,
+    settings: TrainingSettings,
+    threads: int,
+    out: Path,
+    progress: TrainingProgress,
+) -> TrainingCard:
+    """Train a model on the features in a folder, from its last checkpoint if it has one, into
+    `out`; a model of this very training that is there is not trained again. Returns its card."""
+    import torch
+
+    from specdec_core.base.files import needs_room
+    from specdec_core.training.recorded.features import RecordedTexts
+    from specdec_core.training.recorded.finished import finished_in, load_card, training_digest
+
+    texts, folder = RecordedTexts(features), out / kind.name
+    texts.split(kind.judged_at)  # refuses too few answers
+    digest = training_digest(texts, settings)
+    card = finished_in(folder, digest, kind.card_type)
+    progress.stage("training", 100, done=0 if card is None else 100)
+    if card is not None:
+        return card
+    torch.set_num_threads(threads)
+    training = kind(texts, settings)
+    with needs_room(out):
+        training.run(out / ".training" / digest[:10], progress.advanced)
+        training.save(folder)
+    return load_card(folder, kind.card_type)

@@ -21,9 +21,7 @@ from jobs.recorded_training import (
 def main(
     recording: Answers,
     prompt_tokens: PromptTokens = 400,
-    learning_rate: Annotated[
-        str, Option(help="AdamW's; the best of several, by agreement: 1e-3,2e-3.")
-    ] = "2e-3",
+    learning_rate: Annotated[float, Option(help="AdamW's, at its peak.")] = 2e-3,
     minutes: Minutes = None,
     setting: TrainingSettings = None,
     threads: TrainingThreads = 1,
@@ -40,8 +38,8 @@ def main(
     from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
     from specdec_core.training.reduced_draft.training import DraftTraining
 
-    settings, rates = training_settings(
-        DraftTrainingSettings, setting, learning_rate, **given(minutes=minutes)
+    settings = training_settings(
+        DraftTrainingSettings, setting, learning_rate=learning_rate, **given(minutes=minutes)
     )
     draft = train_on_answers(
         DraftTraining,
@@ -49,12 +47,11 @@ def main(
         prompt_tokens,
         lambda target: (),  # it learns from the target's outputs alone
         settings,
-        rates,
         threads,
         out,
         agreement,
     )
-    point("draft", draft.folder)
+    point("draft", draft)
 
 
 if __name__ == "__main__":

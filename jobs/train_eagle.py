@@ -24,9 +24,7 @@ def main(
     layers: Annotated[
         str | None, Option(help="Layers whose inputs the head takes: 2,15,27; unset, three.")
     ] = None,
-    learning_rate: Annotated[
-        str, Option(help="AdamW's; the best of several, by accepted tokens: 5e-4,1e-3.")
-    ] = "1e-3",
+    learning_rate: Annotated[float, Option(help="AdamW's, at its peak.")] = 1e-3,
     minutes: Minutes = None,
     setting: TrainingSettings = None,
     threads: TrainingThreads = 1,
@@ -44,8 +42,8 @@ def main(
     from specdec_core.training.eagle.settings import EagleTrainingSettings
     from specdec_core.training.eagle.training import EagleTraining
 
-    settings, rates = training_settings(
-        EagleTrainingSettings, setting, learning_rate, **given(minutes=minutes)
+    settings = training_settings(
+        EagleTrainingSettings, setting, learning_rate=learning_rate, **given(minutes=minutes)
     )
 
     def inputs(target: str) -> tuple[int, ...] | None:
@@ -57,9 +55,9 @@ def main(
         return chosen
 
     head = train_on_answers(
-        EagleTraining, recording, prompt_tokens, inputs, settings, rates, threads, out, acceptance
+        EagleTraining, recording, prompt_tokens, inputs, settings, threads, out, acceptance
     )
-    point("head", head.folder)
+    point("head", head)
 
 
 if __name__ == "__main__":

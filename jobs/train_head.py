@@ -50,7 +50,10 @@ def main(
     from specdec_core.recordings.find import open_named
     from specdec_core.training.heads.examples import load_examples, same_models
 
-    settings, rates = training_settings(HeadTrainingSettings, setting, learning_rate)
+    rates = numbers(learning_rate, "--learning-rate", float)
+    settings = [
+        training_settings(HeadTrainingSettings, setting, learning_rate=rate) for rate in rates
+    ]
     recordings = [open_named(name, workspace()) for name in recording]
     drafts = draft.split(",") if draft else list(recordings[0].header.pair.drafts)
     drafts = drafts or [recordings[0].draft_name()]  # refuses a recording without drafts
@@ -61,7 +64,7 @@ def main(
     params = {
         "recordings": [str(each.folder) for each in recordings],
         "heads": [spec.label for spec in specs],
-        "settings": settings.model_dump(mode="json"),
+        "settings": settings[0].model_dump(mode="json", exclude={"learning_rate"}),
         "learning_rates": list(rates),
         "out": str(out),
     }
@@ -72,7 +75,7 @@ def main(
             with console.status("reading recordings"):
                 examples = load_examples(recordings, name, [spec.kind for spec in specs])
             with ConsoleProgress(console) as progress:
-                heads, tried = train_heads(specs, examples, settings, out, rates, [progress])
+                heads, tried = train_heads(specs, examples, settings, out, progress)
             show(console, [fits({head.label: head.card for head in heads})])
             try:
                 with console.status("writing to MLflow"):

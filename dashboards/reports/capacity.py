@@ -24,8 +24,6 @@ COLUMNS = {
     "p99 ": cells.milliseconds("tpot_p99"),
     "tokens/s": cells.count("tokens_per_second"),
     "replicas busy": cells.number("busy", ".0%"),
-    "router busy": cells.number("router_busy", ".0%"),
-    "messages/s": cells.count("messages"),
 }
 
 
@@ -58,23 +56,16 @@ def report(
 
 def found_line(result: Capacity) -> str:
     """What a search found, or why it found nothing."""
-    limits, alone, wanted = result.slo, result.alone.measures, f"{result.share:.0%}"
+    limits, alone = result.slo, result.alone.measures
     if result.chosen is not None:
         found = result.chosen
-        held_up = " The router is the bottleneck." if found.router_busy > 0.9 else ""
         return (
             f"{_replicas(found)}: {found.rate:,.1f} requests a second,"
-            f" {found.measures.good_share:.1%} of them with {limits}.{held_up}"
-        )
-    missed = f"{limits} cannot be kept for {wanted} of the requests with any number of replicas"
-    if alone.good_share < result.share:
-        return (
-            f"{missed}: alone on a replica, {alone.good_share:.0%} keep it"
-            f" ({limited(alone, limits)})"
+            f" {found.measures.good_share:.1%} of them with {limits}."
         )
     return (
-        f"{missed}: they wait too long for the router, which is"
-        f" {result.tried[-1].router_busy:.0%} busy (several: --routers)"
+        f"{limits} cannot be kept for {result.share:.0%} of the requests with any number of"
+        f" replicas: alone on a replica, {alone.good_share:.0%} keep it ({limited(alone, limits)})"
     )
 
 
@@ -102,8 +93,7 @@ def _tried(results: Sequence[Capacity], frame: pd.DataFrame) -> Section:
         key="tried",
         title="What was simulated",
         note="The marked rows are the answer. A number of replicas whose queue grows while requests"
-        " arrive is no answer, even within the limits. A message is an addition to an answer, which"
-        " a server passes on to its client. Simulated"
+        " arrive is no answer, even within the limits. Simulated"
         f" {min(result.pace for result in results):,.0f} times as fast as replicas decode.",
         frame=frame,
         shown=cells.table(frame, COLUMNS),

@@ -11,15 +11,13 @@ from dashboards.sections import Section
 
 if TYPE_CHECKING:
     from specdec_core.training.eagle.training import EagleTrainingCard
-    from specdec_core.training.finished import Finished
     from specdec_core.training.reduced_draft.training import DraftTrainingCard
 
 
-def acceptance(head: Finished[EagleTrainingCard]) -> Section:
+def acceptance(card: EagleTrainingCard) -> Section:
     """An EAGLE head's acceptance of each position on prompts held out, greedy and sampled, if those
     before it are accepted, and the tokens that a chain yields: from any token, and round after
     round."""
-    card = head.card
     rows = [
         {"decoding": kind, **dict(enumerate(shares, start=1)), "any": 1 + length, "round": tokens}
         for kind, (shares, length, tokens) in card.best.acceptance.kinds.items()
@@ -38,13 +36,11 @@ def acceptance(head: Finished[EagleTrainingCard]) -> Section:
     )
 
 
-def agreement(draft: Finished[DraftTrainingCard]) -> Section:
+def agreement(card: DraftTrainingCard) -> Section:
     """How often a distilled draft model agrees with its target a token ahead, on answers held
     out."""
-    card = draft.card
-    best = {"draft": draft.label, "coverage": card.coverage, **card.best.model_dump()}
+    best = {"coverage": card.coverage, **card.best.model_dump()}
     columns = {
-        "draft": cells.text("draft"),
         "best tokens agree": cells.number("agreement", ".3f"),
         "Σ min(p, q)": cells.number("overlap", ".3f"),
         "tokens it can propose": cells.number("coverage", ".3f"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,39 +71,26 @@ def log_training(
     kind: type[RecordedTraining[Any, Any, Any]],
     pair: PairSpec,
     params: Mapping[str, Any],
-    best: Finished[TrainingCard],
-    models: Iterable[Finished[TrainingCard]],
+    card: TrainingCard,
+    folder: Path,
 ) -> str:
-    """Log a training on recorded answers, with a nested run for each of its `models`, one for each
-    learning rate; returns the run's id. `best` is the chosen model. Raises :class:`Undelivered`."""
-    run = replace(
-        _model_run(kind, best),
-        name=kind.title,
-        params={**params, "best": best.label},
-        nested=[_model_run(kind, model) for model in models],
-    )
-    return _log(pair, run, kind.command, f"the {kind.name} is in {best.folder}")
-
-
-def _model_run(
-    kind: type[RecordedTraining[Any, Any, Any]], model: Finished[TrainingCard]
-) -> LoggedRun:
-    """A model's settings, its curves by tokens, and the evaluation of the weights that were
-    kept."""
-    card = model.card
+    """Log a training on recorded answers, with the model in `folder`: its settings, its curves by
+    tokens, and the evaluation of the weights that were kept; returns the run's id. Raises
+    :class:`Undelivered`."""
     curves: dict[str, dict[int, float]] = {}
     for evaluation in card.curve:
         for key, value in {"loss": evaluation.loss, **evaluation.figures}.items():
             curves.setdefault(key, {})[evaluation.tokens] = value
     kept = {f"kept_{key}": value for key, value in card.best.figures.items()}
     speed = card.tokens / card.seconds if card.seconds else 0.0
-    return LoggedRun(
-        name=model.label,
-        params=card.settings.model_dump(mode="json"),
+    run = LoggedRun(
+        name=kind.title,
+        params={**params, "settings": card.settings.model_dump(mode="json")},
         metrics={**curves, **kept, "coverage": card.coverage, "tokens_per_second": speed},
         tags={"training": card.training},
-        files=[(model.folder, kind.name)],
+        files=[(folder, kind.name)],
     )
+    return _log(pair, run, kind.command, f"the {kind.name} is in {folder}")
 
 
 def _log(pair: PairSpec, run: LoggedRun, command: str, results: str) -> str:
@@ -113,8 +100,7 @@ def _log(pair: PairSpec, run: LoggedRun, command: str, results: str) -> str:
     known = json.dumps([run.name, run.tags.get("draft"), run.params], sort_keys=True)
     plan = hashlib.sha256(known.encode()).hexdigest()
     nested: Sequence[LoggedRun] = [replace(each, tags={**each.tags, **tags}) for each in run.nested]
-    own = {name: value for name, value in run.tags.items() if name != "training"}
-    run = replace(run, tags={**own, **tags, PLAN: plan}, nested=nested)
+    run = replace(run, tags={**run.tags, **tags, PLAN: plan}, nested=nested)
     with delivering(f"{results}, and the same command logs them"):
         client = connect()
         experiment_id = experiment_id_of(client, pair.name)

@@ -11,8 +11,8 @@ C = TypeVar("C", covariant=True)
 
 @dataclass(frozen=True)
 class Finished(Generic[C]):
-    """A trained model, its folder and its card. The label is its name; in a search it has the
-    learning rate."""
+    """A trained model, its folder and its card. The label is its name; in a search over learning
+    rates it has the rate."""
 
     label: str
     folder: Path

@@ -20,7 +20,7 @@ EXAMPLES = {"specdecpp": learnable(), "t2": learnable("t2")}
 
 def test_heads_are_those_of_a_training_in_this_process_and_are_not_trained_twice(tmp_path):
     first = Heard()
-    heads, _ = train_heads(SPECS, EXAMPLES, SETTINGS, tmp_path, observers=[first])
+    heads, _ = train_heads(SPECS, EXAMPLES, [SETTINGS], tmp_path, first)
     assert [head.label for head in heads] == NAMES
     assert first.steps == 3
     for head, spec in zip(heads, SPECS, strict=True):
@@ -31,16 +31,16 @@ def test_heads_are_those_of_a_training_in_this_process_and_are_not_trained_twice
 
     (tmp_path / NAMES[1] / "head.json").unlink()  # as if it had been interrupted there
     again = Heard()
-    found, tried = train_heads(SPECS, EXAMPLES, SETTINGS, tmp_path, observers=[again])
+    found, tried = train_heads(SPECS, EXAMPLES, [SETTINGS], tmp_path, again)
     assert found == tried == heads
     assert again.steps == 1
 
 
 @pytest.mark.long
 def test_of_several_learning_rates_the_one_with_the_least_eval_loss_is_kept(tmp_path):
-    rates = [1e-6, 1e-2, 1e-5]
+    rates = [SETTINGS.model_copy(update={"learning_rate": rate}) for rate in (1e-6, 1e-2, 1e-5)]
     heard = Heard()
-    heads, _ = train_heads(SPECS[:2], EXAMPLES, SETTINGS, tmp_path, rates, [heard])
+    heads, _ = train_heads(SPECS[:2], EXAMPLES, rates, tmp_path, heard)
     assert heard.steps == 6
     assert [head.label for head in heads] == NAMES[:2]
     for head in heads:
@@ -48,7 +48,7 @@ def test_of_several_learning_rates_the_one_with_the_least_eval_loss_is_kept(tmp_
         assert head.card.settings.learning_rate == 1e-2
         load_head(head.folder, PAIR["draft"], PAIR["target"])
     longer = SETTINGS.model_copy(update={"epochs": 4})
-    [head], _ = train_heads(SPECS[:1], EXAMPLES, longer, tmp_path)  # trained by others
+    [head], _ = train_heads(SPECS[:1], EXAMPLES, [longer], tmp_path)  # trained by others
     assert len(head.card.curve) == 4
 
 
@@ -66,7 +66,7 @@ def test_a_head_whose_worker_is_killed_is_trained_again(tmp_path):
     heard = Killer()
     specs = [HeadSpec(depth=0), *(HeadSpec(depth=d) for d in (3, 4))]
     settings = SETTINGS.model_copy(update={"epochs": 12})
-    heads, _ = train_heads(specs, EXAMPLES, settings, tmp_path, observers=[heard])
+    heads, _ = train_heads(specs, EXAMPLES, [settings], tmp_path, heard)
     assert len(heads) == heard.steps == 3
     for head in heads:
         assert len(head.card.curve) == 12

@@ -1,19 +1,14 @@
 """What a process asks of the cluster is what one of its nodes has; a cluster that is not there is
-said to be missing. Of calls that run as Ray tasks an error ends one, and a lost process costs a
-retry."""
+said to be missing."""
 
-import os
 import socket
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import ray
-from ray.cloudpickle import register_pickle_by_value
 
 from cluster import session
-from cluster.parallel import in_parallel
 from cluster.session import get, ray_session, resources, start_actor, user_error
 from jobs.console import run
 from specdec_core.base.errors import UserError
@@ -103,30 +98,3 @@ def test_the_line_of_another_error_is_not_taken_for_bad_input():
     assert user_error(f"{where}specdec_core.base.errors.UserError: no draft") == "no draft"
     assert user_error(f"{where}RuntimeError: UserError: no draft") is None
     assert user_error("") is None
-
-
-def steps(name: str, folder: Path) -> Iterator[int]:
-    yield 1
-    if name == "silent":
-        raise MemoryError
-    if name == "killed" and not (folder / name).exists():
-        (folder / name).touch()
-        os._exit(1)
-    yield 2
-
-
-def test_an_error_without_a_message_and_a_lost_process_end_no_other_call(ray_running, tmp_path):
-    register_pickle_by_value(sys.modules[__name__])  # else processes import what this file does
-    calls = {name: (name, tmp_path) for name in ("silent", "killed", "whole")}
-    failed: dict[str, str] = {}
-    found: dict[str, list[int]] = {name: [] for name in calls}
-    for name, value in in_parallel(steps, calls, 1, "cpu", failed.__setitem__):
-        found[name].append(value)
-    assert failed == {"silent": "MemoryError"}
-    assert found["whole"] == [1, 2]
-    assert (tmp_path / "killed").exists()
-    assert found["killed"][-2:] == [1, 2]  # from the beginning
-
-
-def test_without_calls_ray_does_not_start():
-    assert list(in_parallel(steps, {}, 10**6, "cpu", {}.__setitem__)) == []

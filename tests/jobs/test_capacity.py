@@ -64,7 +64,7 @@ def test_replicas_for_a_rate(simulated, home):
     assert "60.0 requests a second" in shown
     assert "median, 95th and 99th percentile" in shown
     tried = pd.read_csv(home / "capacity" / "rate" / "tried.csv")
-    assert {"replicas", "rate", "good_share", "ttft_p95", "router_busy"} <= set(tried.columns)
+    assert {"replicas", "rate", "good_share", "ttft_p95"} <= set(tried.columns)
     report = (home / "capacity" / "rate" / "capacity.md").read_text()
     assert re.search(r"Simulated [\d,]+ times as fast as replicas decode", report)
     assert tried["good_share"].max() >= 0.95 > tried["good_share"].min()
@@ -101,7 +101,7 @@ def test_without_a_name_the_pairs_latest_recording_is_simulated(simulated, comma
 def test_the_rate_of_replicas_under_another_machines_times(command, home, tmp_path):
     files = ("--config", home / "config.yaml", "--hardware", hardware_file(tmp_path, 0.1, 0.01))
     load = ("--traces", "some", "--replicas", "1,2", "--slo", "latency=60", "--seconds", 2)
-    shown = printed(command(capacity.main, home, *files, *load, "--router-ms", 1))
+    shown = printed(command(capacity.main, home, *files, *load))
     assert "1 replica: " in shown
     assert "2 replicas: " in shown
 
@@ -137,7 +137,6 @@ def test_limits_out_of_reach_are_one_clear_line(simulated):
         (["--slo", "fast", "--rate", 1], "--slo fast: expected limits in seconds"),
         (["--slo", "ttft=1", "--rate", 0], "--rate 0: expected requests a second"),
         (["--slo", "ttft=1", "--rate", 1, "--share", 2], "--share 2: expected a share"),
-        (["--slo", "ttft=1", "--rate", 1, "--router", "x"], "--router x: expected two_choices or"),
         (
             ["--slo", "ttft=1", "--rate", 1, "--cache-tokens", 130],
             "--cache-tokens 130: too few for the longest prompt",

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from cluster.serving.server_process import running
 
 from cluster.serving import drift
 from cluster.serving.control import RunningServer

@@ -16,29 +16,20 @@ SMALL = (
 
 
 @pytest.mark.long
-def test_a_head_is_trained_with_the_best_rate_and_not_trained_again(
-    command, ray_running, tiny_pair, home
-):
+def test_a_head_is_trained_and_not_trained_again(command, tiny_pair, home):
     found = recorded_answers(tiny_pair, home / "traces", prompts=60, new_tokens=12)
     for recording, name in zip(found.recordings, ("greedy", "sampled"), strict=True):
         recording.folder.rename(home / "traces" / name)
-    arguments = [*SMALL, "--learning-rate", "1e-3,3e-3"]
-    first, second = (command(main, home, *arguments, "--out", home / "out") for _ in range(2))
+    first, second = (command(main, home, *SMALL, "--out", home / "out") for _ in range(2))
     assert first.returncode == 0, first.stderr
     assert second.returncode == 0, second.stderr
-    assert "resuming: 200 of 200 done" in second.stdout
+    assert "resuming: 100 of 100 done" in second.stdout
     assert "tokens a round" in first.stdout
     out = home / "out"
     card = load_card(out / "head", EagleTrainingCard)
-    trials = [
-        load_card(path.parent, EagleTrainingCard)
-        for path in out.glob(".training/*/head/training.json")
-    ]
-    assert {trial.settings.learning_rate for trial in trials} == {1e-3, 3e-3}
-    assert card.best.acceptance.length == max(t.best.acceptance.length for t in trials)
-    assert sum(card.texts.values()) == 60
-    client, (training,), runs = runs_in(home)
-    assert len(runs) == 2  # one of each rate
-    assert all(run.info.status == "FINISHED" for run in (training, *runs))
-    assert all("kept_acceptance_greedy_2" in run.data.metrics for run in (training, *runs))
-    assert {a.path for a in client.list_artifacts(runs[0].info.run_id)} == {"head"}
+    assert card.best in card.curve
+    assert 50 < sum(card.texts.values()) <= 60  # an answer may be empty
+    client, (training,), _ = runs_in(home)
+    assert training.info.status == "FINISHED"
+    assert "kept_acceptance_greedy_2" in training.data.metrics
+    assert {a.path for a in client.list_artifacts(training.info.run_id)} == {"head"}

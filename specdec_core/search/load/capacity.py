@@ -13,7 +13,6 @@ from specdec_core.engine.scheduler import Limits
 from specdec_core.search.load.answers import Answers
 from specdec_core.search.load.measures import LoadMeasures, measure
 from specdec_core.search.load.simulator import (
-    Router,
     Simulation,
     shapes_of,
     shapes_of_trace,
@@ -31,7 +30,6 @@ _WARM_UP = 0.2  # the share of them that does not count: the first find emptier 
 # Arrivals are simulated for at least _SPAN times the seconds of an answer. In the first _FILLING of
 # these, replicas fill; requests of the last one are answered while replicas empty.
 _SPAN, _FILLING, _EMPTYING = 6, 2, 1
-_FEW = 1000  # times fewer requests than replicas answer one by one are as good as none
 _STEPS = 6  # of the search for a rate: to 2 %
 _WAVES = 32  # requests for each slot of a full replica: the last ones leave slots empty
 
@@ -43,7 +41,6 @@ class ServedTraffic:
     answers: Answers
     times: StepTimes
     limits: Limits
-    router: Router = field(default_factory=Router)
     arrivals: Arrivals = "poisson"
     seconds: float = SECONDS  # of arrivals, at least
     trace: tuple[TraceRequest, ...] = ()
@@ -61,7 +58,7 @@ class ServedTraffic:
         else:
             shapes = self._shapes(max(round(rate * (seconds or self.seconds)), _LEAST))
             arrivals = arrival_times(rate, len(shapes), self.arrivals).tolist()
-        return simulate_arrivals(self.costs, shapes, arrivals, self.limits, replicas, self.router)
+        return simulate_arrivals(self.costs, shapes, arrivals, self.limits, replicas)
 
     @cached_property
     def alone(self) -> Simulation:
@@ -123,8 +120,6 @@ class Tried:
     rate: float
     measures: LoadMeasures
     busy: float  # the share of the time that a replica steps, on average
-    router_busy: float  # the share of the time that a router works
-    messages: float  # a second, at this rate: additions to answers, for the clients
     waiting: int  # requests without their first token when the last one arrives
     simulated: float  # seconds of all replicas, …
     took: float  # … and of simulating them
@@ -146,8 +141,6 @@ class Tried:
             rate=rate,
             measures=measure(counted, slo),
             busy=sum(simulation.busy) / len(simulation.busy),
-            router_busy=min(service.router.load(rate), 1.0),
-            messages=rate * simulation.rounds / len(records),
             waiting=int((records["first"] > records["sent"].max()).sum()),
             simulated=simulation.seconds * len(simulation.busy),
             took=simulation.took,
@@ -168,8 +161,6 @@ class Tried:
             "tokens_per_second": self.measures.tokens_per_second,
             **percentiles,
             "busy": self.busy,
-            "router_busy": self.router_busy,
-            "messages": self.messages,
         }
 
 
@@ -214,7 +205,7 @@ class Capacity:
         if tried.measures.good_share < self.share:
             return False
         if not service.trace:
-            return rate < replicas * service.full_rate and service.router.load(rate) < 1
+            return rate < replicas * service.full_rate
         waits = self.slo.ttft is not None or self.slo.latency is not None
         return waits or tried.waiting <= replicas * service.limits.slots
 
@@ -242,7 +233,7 @@ def least_replicas(service: ServedTraffic, rate: float, slo: Slo, share: float =
         return search
     enough, few = 1, 0
     while not search.good(enough, rate):
-        if enough > service.most(rate):  # the routers are too slow, whatever the replicas
+        if enough > service.most(rate):
             return search
         enough, few = 2 * enough, enough
     while enough - few > 1:
@@ -267,8 +258,6 @@ def greatest_rate(
     else:
         while not search.good(replicas, low := high / 2):
             high = low
-            if high < rate / _FEW:  # a router that takes longer than the limits
-                return search
     for _ in range(_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if search.good(replicas, middle) else (low, middle)

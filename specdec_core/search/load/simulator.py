@@ -8,13 +8,11 @@ request arrives, a step ends.
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from time import perf_counter
-from typing import Literal
 
 import pandas as pd
 
@@ -26,25 +24,8 @@ from specdec_core.search.load.step_costs import RequestShape, State, StepCosts
 from specdec_core.search.load.trace import TraceRequest
 from specdec_core.search.load.workload import Slo
 
-Routing = Literal["round_robin", "least_loaded", "two_choices"]
-
 # At the same moment, steps end before requests arrive, and the next steps begin after that.
-_END, _ARRIVES, _ROUTED, _BEGIN = range(4)
-
-
-@dataclass(frozen=True)
-class Router:
-    """Sends each request to a replica: to each one after the other, to the one with the fewest
-    unfinished requests, or to the better of two random ones (as Ray Serve does). Routing takes
-    `seconds` a request, one request after another. The replicas' loads are known at once."""
-
-    routing: Routing = "round_robin"
-    seconds: float = 0.0
-    number: int = 1  # of such routers; requests go to one after the other
-
-    def load(self, rate: float) -> float:
-        """The share of the routers' time that `rate` requests a second take; above 1 they queue."""
-        return rate * self.seconds / self.number
+_END, _ARRIVES, _BEGIN = range(3)
 
 
 @dataclass
@@ -57,7 +38,6 @@ class Simulation:
     seconds: float  # simulated, until the last step's end
     took: float  # seconds of simulating
     busy: list[float]  # the share of the time that each replica steps
-    router_busy: float
     preemptions: int
     log: list[SimulatedStep] = field(default_factory=list)  # of a single replica, where wanted
 
@@ -96,7 +76,7 @@ def simulate_clients(
 ) -> Simulation:
     """A closed loop: each of `clients` clients sends the next of `shapes` to one replica when its
     last request is answered."""
-    loop = _EventLoop(costs, limits, 1, Router(), log)
+    loop = _EventLoop(costs, limits, 1, log)
     return loop.run(shapes, [0.0] * min(clients, len(shapes)), closed=True)
 
 
@@ -106,27 +86,23 @@ def simulate_arrivals(
     arrivals: Sequence[float],
     limits: Limits,
     replicas: int = 1,
-    router: Router | None = None,
     log: bool = False,
 ) -> Simulation:
-    """An open loop: each of `shapes` arrives at its second of `arrivals`, in increasing order."""
-    loop = _EventLoop(costs, limits, replicas, router or Router(), log)
+    """An open loop: each of `shapes` arrives at its second of `arrivals`, in increasing order. It
+    goes to the less busy of two random replicas, as with Ray Serve."""
+    loop = _EventLoop(costs, limits, replicas, log)
     return loop.run(shapes, arrivals, closed=False)
 
 
 class _EventLoop:
-    """The replicas, their router, and the events to come."""
+    """The replicas, and the events to come."""
 
-    def __init__(
-        self, costs: StepCosts, limits: Limits, replicas: int, router: Router, log: bool
-    ) -> None:
+    def __init__(self, costs: StepCosts, limits: Limits, replicas: int, log: bool) -> None:
         self.costs = costs
         self.log: list[SimulatedStep] = []
         self.replicas = [Replica(costs, limits, self.log if log else None) for _ in range(replicas)]
         self.running = [False] * replicas  # whether a step is under way or about to begin
-        self.router, self.router_seconds = router, 0.0
-        self.routers = deque([0.0] * router.number)  # when each is free
-        self.turn, self.random = count(), random.Random(0)
+        self.random = random.Random(0)
         # Time, kind, order, and the number of the request or replica.
         self.events: list[tuple[float, int, int, int]] = []
         self.order = count()
@@ -139,7 +115,6 @@ class _EventLoop:
         """Simulate until every request is answered. In a closed loop the requests after the first
         `arrivals` arrive as earlier ones finish."""
         began, now = perf_counter(), 0.0
-        requests: dict[int, SimulatedRequest] = {}
         unsent = enumerate(shapes)
         for at in arrivals:
             self._push(at, _ARRIVES)
@@ -156,19 +131,10 @@ class _EventLoop:
                 self.running[number] = not replica.idle
                 if self.running[number]:
                     self._push(replica.begin(now), _END, number)
-            elif what == _ARRIVES:
-                if (sent := next(unsent, None)) is None:
-                    continue
+            elif (sent := next(unsent, None)) is not None:
                 index, shape = sent
                 state = State(generated=0, rounds=0, held=0, read=self.costs.unread)
-                request = SimulatedRequest(index, str(index), shape, now, state)
-                if self.router.seconds:
-                    requests[index] = request
-                    self._push(self._routed_at(now), _ROUTED, index)
-                else:
-                    self._route(request, now)
-            else:
-                self._route(requests.pop(number), now)
+                self._route(SimulatedRequest(index, str(index), shape, now, state), now)
         return self._result(now, perf_counter() - began)
 
     def _push(self, at: float, what: int, number: int = -1) -> None:
@@ -181,24 +147,11 @@ class _EventLoop:
             self.running[number] = True
             self._push(now, _BEGIN, number)
 
-    def _routed_at(self, now: float) -> float:
-        """When the next router has routed a request that arrives now."""
-        at = max(self.routers[0], now) + self.router.seconds
-        self.routers.popleft()
-        self.routers.append(at)
-        self.router_seconds += self.router.seconds
-        return at
-
     def _choose(self) -> int:
         """The number of the replica that the next request goes to."""
         number = len(self.replicas)
         if number == 1:
             return 0
-        if self.router.routing == "round_robin":
-            return next(self.turn) % number
-        if self.router.routing == "least_loaded":
-            loads = [replica.requests for replica in self.replicas]
-            return loads.index(min(loads))
         first, second = self.random.sample(range(number), 2)
         return min(first, second, key=lambda each: self.replicas[each].requests)
 
@@ -219,7 +172,6 @@ class _EventLoop:
             seconds=seconds,
             took=took,
             busy=[replica.busy_seconds / total for replica in self.replicas],
-            router_busy=self.router_seconds / total / self.router.number,
             preemptions=sum(replica.scheduler.preemptions for replica in self.replicas),
             log=self.log,
         )

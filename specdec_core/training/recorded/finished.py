@@ -1,4 +1,4 @@
-"""The card of a trained model, and the observer of its training."""
+"""The card of a trained model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import TypeVar
 from pydantic import SerializeAsAny
 
 from specdec_core.base.errors import UserError
-from specdec_core.base.observer import Observer
 from specdec_core.config import Document, load_yaml, parse
-from specdec_core.training.finished import Finished
 from specdec_core.training.recorded.features import RecordedTexts
-from specdec_core.training.recorded.settings import Evaluation, Progress, TrainingSettings
+from specdec_core.training.recorded.settings import Evaluation, TrainingSettings
 
 CARD = "training.json"
 
@@ -39,13 +37,6 @@ class TrainingCard(Document):
 C = TypeVar("C", bound=TrainingCard)
 
 
-class TrainingObserver(Observer):
-    """Follows the training of models."""
-
-    def advanced(self, label: str, progress: Progress) -> None:
-        """A model's training has progressed."""
-
-
 def training_digest(texts: RecordedTexts, settings: TrainingSettings) -> str:
     """Names a training: the same settings, on the same texts."""
     card = texts.card
@@ -59,10 +50,10 @@ def load_card(folder: Path, kind: type[C]) -> C:
     return parse(kind, load_yaml(path), str(path))
 
 
-def finished_in(folder: Path, label: str, digest: str, kind: type[C]) -> Finished[C] | None:
-    """The model in the folder, if it is of this very training."""
+def finished_in(folder: Path, digest: str, kind: type[C]) -> C | None:
+    """The card of the model in the folder, if it is of this very training."""
     try:
         card = load_card(folder, kind)
     except UserError:
         return None
-    return Finished(label, folder, card) if card.training == digest else None
+    return card if card.training == digest else None

@@ -1,7 +1,6 @@
 """A simulation does what its times and rounds say, whatever the load."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -12,8 +11,6 @@ from specdec_core.engine.scheduler import STEP_TOKENS, Limits
 from specdec_core.search.load.answers import Answers, SimulatedRound
 from specdec_core.search.load.simulator import (
     RequestShape,
-    Router,
-    Routing,
     Simulation,
     shapes_of,
     shapes_of_trace,
@@ -47,10 +44,10 @@ def clients(answers: Answers, number: int, count: int, **limits: int) -> Simulat
 
 
 def arriving(
-    answers: Answers, arrivals: Sequence[float], slots: int, replicas: int = 1, **router: Any
+    answers: Answers, arrivals: Sequence[float], slots: int, replicas: int = 1
 ) -> Simulation:
     costs, shapes = StepCosts(answers, CONSTANT), shapes_of(answers, len(arrivals))
-    return simulate_arrivals(costs, shapes, arrivals, Limits(slots), replicas, Router(**router))
+    return simulate_arrivals(costs, shapes, arrivals, Limits(slots), replicas)
 
 
 def times(simulation: Simulation) -> Rows:
@@ -222,30 +219,11 @@ def test_a_full_cache_preempts_and_every_answer_is_whole():
     assert simulation.seconds > free.seconds
 
 
-@pytest.mark.parametrize("routing", ["round_robin", "least_loaded", "two_choices"])
-def test_routers_spread_requests(routing):
-    arrivals = arrival_times(100, 300).tolist()
-    simulation = arriving(autoregressive(), arrivals, 2, 4, routing=routing)
+def test_requests_spread_over_the_replicas():
+    simulation = arriving(autoregressive(), arrival_times(100, 300).tolist(), 2, 4)
     assert len(simulation.records) == 300
     assert len(simulation.busy) == 4
     assert min(simulation.busy) > 0.5 * max(simulation.busy)
-
-
-def test_the_least_loaded_replica_is_the_better_choice():
-    # Short and long answers alternate: a round robin sends all long ones to one replica.
-    answers = Answers([10, 10], {1: [[ALONE] * 2, [ALONE] * 60]}, None)
-
-    def latency(routing: Routing) -> float:
-        simulation = arriving(answers, arrival_times(3, 200).tolist(), 1, 2, routing=routing)
-        return simulation.measure().value("ttft", 95)
-
-    assert latency("least_loaded") < latency("round_robin")
-
-
-def test_a_router_passes_one_request_on_after_the_other():
-    simulation = arriving(autoregressive(tokens=1), [0.0] * 3, 4, 3, seconds=1.0)
-    assert simulation.records["first"].tolist() == pytest.approx([1 + T, 2 + T, 3 + T])
-    assert simulation.router_busy == pytest.approx(3 / (3 + T))
 
 
 TERMS = ForwardTerms(
