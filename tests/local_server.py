@@ -78,7 +78,6 @@ def engine_server(
     """The pair's engine behind our HTTP application, with the playground."""
     return LocalServer(
         lambda: build_app(
-            service_of(Engine(pair, configuration, slots), queue=queue),
-            page=Page(*PLAYGROUND),
+            service_of(Engine(pair, configuration, slots), queue=queue), page=Page(*PLAYGROUND)
         )
     )

@@ -16,14 +16,7 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.models.pair import Pair
 from specdec_core.servers.chains import fixed_chain
-from specdec_core.servers.server import (
-    Counterpart,
-    Mode,
-    Models,
-    ServedMode,
-    Server,
-    WrittenFiles,
-)
+from specdec_core.servers.server import Counterpart, Mode, Models, ServedMode, Server, WrittenFiles
 
 ROOT = Path(__file__).parents[1]
 

@@ -8,14 +8,7 @@ from pathlib import Path
 from specdec_core.config import DrafterSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.models.pair import Pair
-from specdec_core.servers.server import (
-    Counterpart,
-    Mode,
-    Models,
-    ServedMode,
-    Server,
-    WrittenFiles,
-)
+from specdec_core.servers.server import Counterpart, Mode, Models, ServedMode, Server, WrittenFiles
 from tests import external_program
 
 

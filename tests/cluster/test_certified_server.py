@@ -14,12 +14,7 @@ from specdec_core.config import AUTOREGRESSIVE, PairConfiguration, PairSpec, Sam
 from specdec_core.engine import Request
 from specdec_core.evidence.certificate.certificate import find_certificate
 from specdec_core.evidence.certificate.certify import Extent
-from specdec_core.evidence.certificate.served import (
-    Asked,
-    Reference,
-    Speculated,
-    compared_greedy,
-)
+from specdec_core.evidence.certificate.served import Asked, Reference, Speculated, compared_greedy
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt import Prompt
 from specdec_core.servers.answers import ServerAddress

@@ -21,8 +21,7 @@ def main(
         ),
     ] = 0,
     answers: Annotated[
-        int,
-        Option(min=0, help="JSON answers by random schemas, every second one not speculated."),
+        int, Option(min=0, help="JSON answers by random schemas, every second one not speculated.")
     ] = 0,
 ) -> None:
     """The server's key is in OPENAI_API_KEY, if it needs one."""

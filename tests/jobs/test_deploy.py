@@ -31,10 +31,7 @@ OPERATION = Operation("a secret")
 def url(home: Path, tiny_pair: Pair) -> Iterator[str]:
     """A server of this workspace that refuses every deployment, and says so."""
     service = service_of(Engine(tiny_pair, AUTOREGRESSIVE), operation=OPERATION)
-    with (
-        running(server_of(service)) as url,
-        announced(url, tiny_pair.spec, OPERATION),
-    ):
+    with running(server_of(service)) as url, announced(url, tiny_pair.spec, OPERATION):
         yield url
 
 

@@ -221,10 +221,7 @@ def test_vllm_reads_lookups_and_heads(exported, tmp_path):
     pair = load_pair(PairSpec(drafts={}))
     save_head(head_of(pair), tmp_path / "head", EagleCard(target=pair.spec.target))
     spec = pair.spec.model_copy(update={"drafts": {"head": str(tmp_path / "head")}})
-    drafters: dict[str, dict] = {
-        "ngram 5 2 4 1.0 24": LOOKUP,
-        "eagle3 3 0 0 1.0 24": CHAIN,
-    }
+    drafters: dict[str, dict] = {"ngram 5 2 4 1.0 24": LOOKUP, "eagle3 3 0 0 1.0 24": CHAIN}
     if has_suffix():
         suffix = {"kind": "suffix", "max_tokens": 16, "per_match": 1.5}
         drafters["suffix 16 None None 1.5 27"] = suffix

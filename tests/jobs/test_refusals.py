@@ -44,10 +44,7 @@ ROWS = [
     ("sweep --prompts broken.jsonl", "broken.jsonl:2"),
     ("sweep --config none.yaml", "none.yaml: no such file"),
     ("sweep --target ./nowhere", "./nowhere: no such folder"),
-    (
-        "sweep --chat-template always",
-        "bundled:held_out: chat template always: the tokenizer has",
-    ),
+    ("sweep --chat-template always", "bundled:held_out: chat template always: the tokenizer has"),
     ("sweep --max-length 2", r"pair\.runner\.max_length: .* \(got 2\)"),
     ("sweep --trials -3", r"trials: .* \(got -3\)"),
     ("sweep --draft =x", "expected [name=]model"),
@@ -126,10 +123,7 @@ ROWS = [
     (f"{EAGLE} answers/0 --set steps", "--set steps: expected name=value"),
     (f"{EAGLE} answers/0 --set steps=0", "steps: .*greater than or equal to 1"),
     (f"{EAGLE} nowhere", "nowhere: no such folder, and no recording of that name"),
-    (
-        f"{EAGLE} warm/0",
-        "warm/0: no answers at temperature 0 or 1, by which an EAGLE head is",
-    ),
+    (f"{EAGLE} warm/0", "warm/0: no answers at temperature 0 or 1, by which an EAGLE head is"),
     *(
         (
             f"{EAGLE} answers/0 --layers {layers}",

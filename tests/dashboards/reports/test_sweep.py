@@ -32,11 +32,7 @@ def folder(swept: Swept, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(
-    swept: Swept,
-    with_heads: SweepResult,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
+def page(swept: Swept, with_heads: SweepResult, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report with every section."""
     folder = shutil.copytree(swept[1], tmp_path_factory.mktemp("report") / "sweep")
     return write_report(with_heads, folder)

@@ -126,10 +126,7 @@ def test_a_prompt_that_does_not_fit_is_refused(tiny_pair):
     [
         ({"arms": [4]}, "at least two arms"),
         ({"arms": [1, 2], "bandits": [{"rule": "greedy"}]}, "rule"),
-        (
-            {"arms": [1, 2], "bandits": [{}, {"arms": [3, 4]}]},
-            "have the same arms and sampling",
-        ),
+        ({"arms": [1, 2], "bandits": [{}, {"arms": [3, 4]}]}, "have the same arms and sampling"),
         ({"arms": [1, 2], "rules": []}, "rules: unknown key"),
         ({}, "bandits"),
     ],

@@ -54,8 +54,7 @@ def test_without_candidates_to_prefer_a_beginning_for_nothing_drifts(pair):
 
 
 @pytest.mark.parametrize(
-    ("branching", "sampling", "replacement"),
-    [((4, 2, 1), "plain", True), ((3, 3), "top-k", False)],
+    ("branching", "sampling", "replacement"), [((4, 2, 1), "plain", True), ((3, 3), "top-k", False)]
 )
 def test_the_engine_writes_what_was_enumerated(pair, branching, sampling, replacement):
     drafter = TargetTreeSettings(draft=FAR, branching=branching, replacement=replacement)

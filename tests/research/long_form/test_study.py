@@ -4,11 +4,7 @@ import pandas as pd
 import pytest
 
 from research.long_form.parts import LongText, LongTexts
-from research.long_form.study import (
-    LongForm,
-    measure_long_form,
-    ranges_for,
-)
+from research.long_form.study import LongForm, measure_long_form, ranges_for
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
@@ -114,8 +110,7 @@ def test_ranges_end_with_what_the_pair_holds():
 
 
 @pytest.mark.parametrize(
-    ("edges", "message"),
-    [((8, 64), "a prompt has 10 tokens"), ((64, 10**6), "is more than the")],
+    ("edges", "message"), [((8, 64), "a prompt has 10 tokens"), ((64, 10**6), "is more than the")]
 )
 def test_ranges_that_cannot_be(tiny_pair, edges, message):
     with pytest.raises(UserError, match=message):

@@ -40,10 +40,7 @@ PLAN = PaperPlan.model_validate(
                     {"name": "Chain", "drafter": CHAIN},
                     {"name": "PLD", "drafter": LOOKUP},
                     {"name": "Wide", "drafter": {"kind": "target_tree", "branching": [2, 2]}},
-                    {
-                        "name": "UCBSpec",
-                        "drafter": {"kind": "bandit", "arms": [CHAIN, LOOKUP]},
-                    },
+                    {"name": "UCBSpec", "drafter": {"kind": "bandit", "arms": [CHAIN, LOOKUP]}},
                 ],
             },
             "lengths": {
@@ -52,9 +49,7 @@ PLAN = PaperPlan.model_validate(
                 "prompts": ["code"],
                 "columns": ["speedup"],
                 "vary": {"λ": [4, 8]},
-                "rows": [
-                    {"name": "Chain", "drafter": {"kind": "draft_model", "policy": FIXED}},
-                ],
+                "rows": [{"name": "Chain", "drafter": {"kind": "draft_model", "policy": FIXED}}],
             },
         },
     }

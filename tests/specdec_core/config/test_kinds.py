@@ -15,11 +15,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, add_drafter, add_policy, parse, run_time
 from specdec_core.config import kinds as table
 from specdec_core.config.drafters import ChainSettings, DrafterSettings, LookupSettings
-from specdec_core.config.kinds import (
-    DRAFTERS,
-    POLICIES,
-    kinds_of,
-)
+from specdec_core.config.kinds import DRAFTERS, POLICIES, kinds_of
 from specdec_core.config.policies import PolicySettings
 from specdec_core.drafting.drafter import Drafter, Lookup
 from specdec_core.drafting.policies.policy import LengthPolicy
@@ -178,8 +174,7 @@ def test_a_drafter_must_say_what_a_recording_knows_of_it(own):
         """)
     )
     with pytest.raises(
-        TypeError,
-        match="NothingSettings does not say its depth, label, unsupported_reason",
+        TypeError, match="NothingSettings does not say its depth, label, unsupported_reason"
     ):
         add_drafter("nothing", "silent")
 

@@ -10,12 +10,7 @@ from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts, Generation
 from tests.specdec_core.kinds import chain, configured
 
-POLICIES = {
-    "fixed": {"max_tokens": 4},
-    "heuristic": {},
-    "svip": {"threshold": 1.0},
-    "pre_cut": {},
-}
+POLICIES = {"fixed": {"max_tokens": 4}, "heuristic": {}, "svip": {"threshold": 1.0}, "pre_cut": {}}
 
 
 def decode(pair: Pair, policy: str, temperature: float, **options: bool) -> list[Generation]:

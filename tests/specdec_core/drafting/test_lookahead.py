@@ -12,11 +12,7 @@ from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.drafting.lookahead import LookaheadDrafter, LookaheadSettings, LookaheadWindow
 from specdec_core.engine import Engine
 from specdec_core.tokens.token_tree import TokenTree
-from tests.specdec_core.drafting.proofs import (
-    paths,
-    requests,
-    sequence,
-)
+from tests.specdec_core.drafting.proofs import paths, requests, sequence
 
 Choice = Callable[[tuple[int, ...]], int]  # the target's own token after the text and a path
 

@@ -139,10 +139,7 @@ SAMPLED: dict[str, tuple[dict[str, Any], Sampling]] = {
         toy({"kind": "cascade"}, "far", kind="svip", threshold=1.2, max_tokens=3),
         TOP_P,
     ),
-    "post-use": (
-        toy(POST_USE | {"anchors": 2}, "near", kind="fixed", max_tokens=2),
-        PLAIN,
-    ),
+    "post-use": (toy(POST_USE | {"anchors": 2}, "near", kind="fixed", max_tokens=2), PLAIN),
     "post-use that stops": (toy(POST_USE, "far", kind="svip", threshold=1.2, max_tokens=3), TOP_P),
     "ouroboros": (
         {"kind": "ouroboros", "draft": "near", "max_tokens": 2}
@@ -184,8 +181,7 @@ def test_samples_have_the_targets_joint_distribution(name):
     [
         {"kind": "target_tree", "draft": "far", "branching": [2, 2, 2]},
         pytest.param(
-            {"kind": "target_fork", "draft": "far", "width": 2, "spread": 2},
-            marks=pytest.mark.long,
+            {"kind": "target_fork", "draft": "far", "width": 2, "spread": 2}, marks=pytest.mark.long
         ),
     ],
     ids=["target tree", "target fork"],

@@ -13,10 +13,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from specdec_core.drafting.prompt_lookup import PromptLookupDrafter, PromptLookupSettings
 from specdec_core.servers.vllm.process import VENV, inherited_environment
-from tests.specdec_core.drafting.proofs import (
-    found_in,
-    sequence,
-)
+from tests.specdec_core.drafting.proofs import found_in, sequence
 
 EARLIEST = PromptLookupSettings(max_ngram=3, max_tokens=4, occurrence="earliest")
 TWICE = [1, 2, 3, 4, 5, 1, 2, 6, 7, 8, 1, 2]  # 1 2 is followed by 3 4 and by 6 7

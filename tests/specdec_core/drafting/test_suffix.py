@@ -9,11 +9,7 @@ from hypothesis import strategies as st
 
 from specdec_core.drafting.automaton import ROOT, SuffixAutomaton
 from specdec_core.drafting.suffix import EarlierOutputs, SuffixDrafter, SuffixSettings
-from tests.specdec_core.drafting.proofs import (
-    found_in,
-    paths,
-    sequence,
-)
+from tests.specdec_core.drafting.proofs import found_in, paths, sequence
 
 Texts = list[list[int]]
 few_tokens = st.integers(0, 2)
@@ -83,11 +79,7 @@ def test_found_is_the_longest_suffix_that_was_there_before(text, drafted):
     assert found.tree.is_chain
 
 
-@given(
-    st.lists(few_tokens, min_size=1, max_size=30),
-    st.integers(1, 8),
-    st.integers(1, 5),
-)
+@given(st.lists(few_tokens, min_size=1, max_size=30), st.integers(1, 8), st.integers(1, 5))
 def test_a_tree_holds_the_likeliest_continuations(text, nodes, room):
     lookup = SuffixDrafter(SuffixSettings(max_tokens=nodes, per_match=0, tree=True))
     own = sequence(text, room=room)

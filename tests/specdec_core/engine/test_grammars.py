@@ -219,9 +219,7 @@ def test_tokens_that_the_grammar_forces_are_free_and_harmless(tiny_pair, monkeyp
 def test_that_notices_masks_of_other_nodes(tiny_pair, monkeypatch):
     whole = Matcher.allowed
     monkeypatch.setattr(
-        Matcher,
-        "allowed",
-        lambda self, output, paths: whole(self, output, [()] * len(paths)),
+        Matcher, "allowed", lambda self, output, paths: whole(self, output, [()] * len(paths))
     )
     assert p_value(tiny_pair, "tree", 300) < 1e-9
 

@@ -215,10 +215,7 @@ def test_requests_of_one_batch_speculate_as_they_like(tiny_pair, free, drafter):
         ({"speculate": -1}, "speculate must be at least 0"),
         ({"stop_tokens": frozenset({10_000})}, "stop_tokens: 10000 is no token"),
         ({"sampling": Sampling(logit_bias={10_000: 1})}, "logit_bias: 10000 is no token"),
-        (
-            {"stop_tokens": frozenset(range(320)), "min_tokens": 1},
-            "every token would end the text",
-        ),
+        ({"stop_tokens": frozenset(range(320)), "min_tokens": 1}, "every token would end the text"),
     ],
 )
 def test_what_cannot_be_met_is_refused(tiny_pair, options, wrong):

@@ -11,10 +11,7 @@ from specdec_core.tokens.sampling import RandomStream
 from tests.specdec_core.kinds import chain, configured
 
 CHAIN, WARM = configured(chain(max_tokens=2)), Sampling(temperature=1.0)
-FIXED = {
-    "greedy": Sampling(),
-    "gumbel": Sampling(temperature=0.9, top_k=40, coupling="gumbel"),
-}
+FIXED = {"greedy": Sampling(), "gumbel": Sampling(temperature=0.9, top_k=40, coupling="gumbel")}
 
 
 def begun(engine: Engine, request: Request, rounds: int) -> list[Chunk]:

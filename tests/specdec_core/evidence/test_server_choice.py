@@ -5,13 +5,7 @@ import pytest
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, parse
 from specdec_core.evidence.load.result import LoadRow
-from specdec_core.evidence.server_choice import (
-    best_by_load,
-    best_of_all,
-    by_load,
-    express,
-    joined,
-)
+from specdec_core.evidence.server_choice import best_by_load, best_of_all, by_load, express, joined
 from specdec_core.search.load.workload import Load
 from specdec_core.servers.server import DraftFile, Models
 from tests.load_result import REQUESTS, load_row, records

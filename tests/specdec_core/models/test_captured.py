@@ -52,9 +52,7 @@ def model_of(kind: str) -> PreTrainedModel:
 NEEDS_GPU = pytest.mark.skipif(not GPU, reason="needs a GPU")
 
 
-@pytest.fixture(
-    params=["packed", "windows", pytest.param("fused", marks=[NEEDS_GPU])],
-)
+@pytest.fixture(params=["packed", "windows", pytest.param("fused", marks=[NEEDS_GPU])])
 def runners(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[EagerRunner]:
     """An eager runner, and one of captured graphs: of kernels as they are or, which takes long to
     compile, fused."""

@@ -10,11 +10,7 @@ from specdec_core.config import Sampling
 from specdec_core.engine import Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.recordings.find import finish
-from specdec_core.training.recorded.features import (
-    RecordedAnswers,
-    RecordedTexts,
-    record_features,
-)
+from specdec_core.training.recorded.features import RecordedAnswers, RecordedTexts, record_features
 from tests.specdec_core.recordings import recorded as recordings
 
 LAYERS = (0, 1, 2)

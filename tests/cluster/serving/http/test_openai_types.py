@@ -13,9 +13,7 @@ from openai.types.chat import (
     ChatCompletionMessageParam,
     ParsedChatCompletionMessage,
 )
-from openai.types.chat import (
-    completion_create_params as chat_create_params,
-)
+from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 from typing_extensions import is_typeddict
 

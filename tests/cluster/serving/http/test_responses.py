@@ -42,12 +42,7 @@ def test_a_stream_has_the_same_as_the_whole(client):
     assert [event.sequence_number for event in events] == [*range(len(events))]
     kinds = [event.type.removeprefix("response.") for event in events]
     assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
-    assert kinds[-4:] == [
-        "output_text.done",
-        "content_part.done",
-        "output_item.done",
-        "incomplete",
-    ]
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert len(deltas) > 1
     assert "".join(deltas) == whole.output_text == events[-1].response.output_text

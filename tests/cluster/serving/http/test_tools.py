@@ -139,10 +139,7 @@ def test_without_a_call_an_answer_is_text(tools_client):
     [
         ({"tool_choice": "required"}, "tool_choice", "no such tool"),
         (
-            {
-                "tools": TOOLS,
-                "tool_choice": {"type": "function", "function": {"name": "other"}},
-            },
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}},
             "tool_choice",
             "no such tool",
         ),

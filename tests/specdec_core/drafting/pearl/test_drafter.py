@@ -229,11 +229,7 @@ def test_the_target_does_not_wait_for_a_slot_whose_grammar_is_compiled() -> None
 
 
 def samples(
-    link: InTurns,
-    sampling: Sampling,
-    count: int,
-    whole: dict | None = None,
-    **settings: object,
+    link: InTurns, sampling: Sampling, count: int, whole: dict | None = None, **settings: object
 ) -> np.ndarray:
     configuration = pearl(**{"window": 2, **settings})
     if whole is not None:
@@ -288,10 +284,7 @@ def test_the_test_notices_guesses_that_were_not_drawn(toy_pair, monkeypatch):
     assert p_value(counts, joint(toy_pair, sampling)) < 1e-9
 
 
-@pytest.mark.parametrize(
-    ("bug", "count"),
-    [("certain", 2_000), ("late", 4_000)],
-)
+@pytest.mark.parametrize(("bug", "count"), [("certain", 2_000), ("late", 4_000)])
 def test_the_test_notices_wrong_probabilities(toy_pair, monkeypatch, bug, count):
     def wrong(self: PearlDrafter, tree: TokenTree, *others: object) -> None:
         rightly(self, tree, *others)

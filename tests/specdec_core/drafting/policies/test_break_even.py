@@ -5,11 +5,7 @@ import pytest
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.drafting.policies.break_even import (
-    BreakEvenPolicy,
-    BreakEvenSettings,
-    best_rate,
-)
+from specdec_core.drafting.policies.break_even import BreakEvenPolicy, BreakEvenSettings, best_rate
 from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 

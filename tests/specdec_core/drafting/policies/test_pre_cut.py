@@ -244,10 +244,7 @@ GOOD = QTable.initial(PreCutSettings(max_tokens=3, bins=4, target_cost=5)).model
         ('{"max_tokens": 2}', "bins: Field required"),
         (json.dumps({**GOOD, "go": [0.0]}), "go must be 12 finite numbers"),
         (json.dumps({**GOOD, "stop": [float("nan")] * 12}), "stop must be 12 finite numbers"),
-        (
-            json.dumps(GOOD),
-            "max_tokens 3 and bins 4, but the policy has max_tokens 20 and bins 8",
-        ),
+        (json.dumps(GOOD), "max_tokens 3 and bins 4, but the policy has max_tokens 20 and bins 8"),
     ],
 )
 def test_a_broken_or_foreign_table_is_refused_with_one_line(tmp_path, text, message):

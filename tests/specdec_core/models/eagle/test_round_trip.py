@@ -11,13 +11,7 @@ from torch import nn
 from specdec_core.base.errors import UserError
 from specdec_core.models.eagle import EagleHead
 from specdec_core.models.eagle.formats import specforge
-from specdec_core.models.eagle.loading import (
-    is_head,
-    load_head,
-    names_head,
-    read_card,
-    save_head,
-)
+from specdec_core.models.eagle.loading import is_head, load_head, names_head, read_card, save_head
 from tests.specdec_core.models.eagle.heads import (
     CARD,
     DRAFTED,
@@ -83,8 +77,7 @@ def test_what_sglang_reads_is_the_same_head(tmp_path, changes):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"norm_before_fc": True}, {"mlp_bias": True}, {"feature_layers": (LAYERS,)}],
+    "changes", [{"norm_before_fc": True}, {"mlp_bias": True}, {"feature_layers": (LAYERS,)}]
 )
 def test_what_sglang_has_no_place_for_is_told(changes):
     assert specforge.lacks(random_head(**changes).settings, LAYERS)

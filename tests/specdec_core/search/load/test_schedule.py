@@ -7,11 +7,7 @@ import pytest
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.drafting.schedule.settings import ScheduleSettings
-from specdec_core.search.load.schedule import (
-    choose_schedule,
-    drafter_at,
-    scheduled,
-)
+from specdec_core.search.load.schedule import choose_schedule, drafter_at, scheduled
 from tests.specdec_core.kinds import chain, configured
 
 SIX, TWO = configured(chain(max_tokens=6)), configured(chain(max_tokens=2))

@@ -55,8 +55,7 @@ VARIANT = {"feature_layers": (1, 5), "norm_before_residual": True, "norm_before_
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "changes"),
-    [(1000, {}), pytest.param(4096, VARIANT, marks=pytest.mark.long)],
+    ("vocabulary", "changes"), [(1000, {}), pytest.param(4096, VARIANT, marks=pytest.mark.long)]
 )
 def test_vllm_drafts_the_same(tmp_path, vocabulary, changes):
     name = resolve_path("bundled:target")

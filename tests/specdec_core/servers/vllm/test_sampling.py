@@ -14,14 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_core.servers.vllm.process import VENV, inherited_environment, library_environment
-from specdec_core.servers.vllm.sampling import (
-    ENTRY_POINT,
-    GROUP,
-    NAME,
-    Spreading,
-    expanded,
-    repair,
-)
+from specdec_core.servers.vllm.sampling import ENTRY_POINT, GROUP, NAME, Spreading, expanded, repair
 
 PROGRAM = Path(__file__).with_name("sampling_counts.py")
 LOGITS = [[1.0, 0.2, -0.5, 0.7], [0.0, 1.5, 0.3, -1.0], [0.4, -0.2, 0.9, 0.1]]  # after 0, 1, 2

@@ -12,23 +12,14 @@ from specdec_core.config import Sampling
 from specdec_core.recordings.schema import Recording, save_header
 from specdec_core.training.eagle.settings import EagleTrainingSettings
 from specdec_core.training.eagle.training import EagleTraining
-from specdec_core.training.recorded.features import (
-    RecordedAnswers,
-    RecordedTexts,
-    record_features,
-)
+from specdec_core.training.recorded.features import RecordedAnswers, RecordedTexts, record_features
 from specdec_core.training.recorded.gather import gather_features
 from specdec_core.training.recorded.settings import Progress
 from specdec_core.training.recorded.training import rate
 from tests.specdec_core.training.conftest import LAYERS, recorded_answers, unpacked
 
 SETTINGS = EagleTrainingSettings(
-    draft_vocab_size=200,
-    steps=3,
-    learning_rate=3e-3,
-    batch_tokens=200,
-    epochs=6,
-    evaluations=3,
+    draft_vocab_size=200, steps=3, learning_rate=3e-3, batch_tokens=200, epochs=6, evaluations=3
 )
 
 

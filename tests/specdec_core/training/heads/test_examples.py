@@ -12,10 +12,7 @@ from specdec_core.config import Sampling
 from specdec_core.engine import Request
 from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import turn_id
-from specdec_core.recordings.schema import (
-    RecordedPrompts,
-    Recording,
-)
+from specdec_core.recordings.schema import RecordedPrompts, Recording
 from specdec_core.training.heads.examples import (
     DEV,
     TEST,
