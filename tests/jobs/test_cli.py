@@ -56,10 +56,6 @@ def test_an_unknown_command_is_named(command, tmp_path):
     assert "swep" in done.stderr
 
 
-def test_the_help_of_a_draft_says_how_it_is_named(command, tmp_path):
-    assert "NAME=MODEL" in command(app, tmp_path, "record", "--help").stdout
-
-
 def test_a_model_that_is_not_installed_is_said_with_what_installs_it(
     command, tmp_path, monkeypatch
 ):

@@ -18,6 +18,10 @@ DRAFTERS = {
     "other": {"kind": "draft_model", "draft": "x"},
     "tree": {"kind": "tree"},
     "lossy": {"kind": "target_tree", "branching": [2, 1]},
+    "headed": {
+        "kind": "draft_model",
+        "policy": {"kind": "specdecpp", "head": "gone", "threshold": 0.5},
+    },
 }
 FILES = {
     "rows.yaml": "rows: []",
@@ -71,6 +75,7 @@ ROWS = [
     (f"{OFFLINE} --max-new-tokens 900", "more than the 256 that the pair holds"),
     (f"{OFFLINE} --dtype int8", "pair.runner.target_dtype: "),
     (f"{OFFLINE} --only EAGLE-9", "--only EAGLE-9: no name contains it"),
+    (f"{OFFLINE} --config headed.yaml", "no head gone.*`specdec train head` makes one"),
     (f"{SERVE} --clients 0", "--clients 0: expected positive numbers as 1,2,4"),
     (f"{SERVE} --clients 4,4", "--clients: a number of clients is given twice"),
     (f"{SERVE} --requests 4", "--clients or --rate says the load"),

@@ -10,10 +10,7 @@ import psutil
 import pytest
 from ray import serve
 
-from cluster.serving import deployment
-from cluster.serving.control import TOKEN
 from cluster.serving.deployment import (
-    application,
     check_cores,
     check_port,
     check_servable,
@@ -131,14 +128,6 @@ def test_nothing_is_started_for_a_pair_that_cannot_serve(tiny_spec):
     missing = tiny_spec.model_copy(update={"target": "/no/such/folder"})
     with pytest.raises(UserError, match="/no/such/folder"):
         check_servable(missing, FOUR)
-
-
-def test_an_empty_token_in_the_environment_is_none(tiny_spec, monkeypatch):
-    monkeypatch.setattr(deployment, "_bound", lambda start, *_: start)
-    for token in ("", "secret"):
-        monkeypatch.setenv(TOKEN, token)
-        start = application(Start(deployment_of(tiny_spec, FOUR)))
-        assert start.operation.token == (token or None)
 
 
 def test_a_port_in_use_is_refused():

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from cluster.serving.engine_loop import EngineLoop, Pace, Submission
+from cluster.serving.engine_loop import EngineLoop, Submission
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
@@ -159,16 +159,6 @@ async def test_a_request_with_many_prompts_is_taken_whole_where_there_is_room_fo
         body = {"prompt": ["def f(", "class A:", "import", "x ="], "max_tokens": 4}
         answer = await http.post("/v1/completions", json=body)
         assert (answer.status_code, len(answer.json()["choices"])) == (200, 4)
-
-
-def test_the_time_to_wait_is_that_of_those_that_finished_lately(monkeypatch):
-    now = iter([10.0, 12.0, 14.0, 16.0])
-    monkeypatch.setattr("cluster.serving.engine_loop.monotonic", lambda: next(now))
-    pace = Pace()
-    assert pace.seconds(3) == 3  # nothing is known yet
-    for _ in range(4):
-        pace.finished()
-    assert [pace.seconds(count) for count in (1, 5, 1000)] == [2, 10, 60]
 
 
 async def test_only_the_engines_thread_is_bound_to_its_cores(engine):

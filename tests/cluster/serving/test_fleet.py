@@ -647,27 +647,20 @@ async def test_an_engine_that_is_started_again_loads_the_weights_that_are_there(
         assert (fleet.restarts, fleet.switches) == (1, 0)
 
 
-def test_a_prompts_log_probabilities_are_told_once(tiny_pair):
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_prompts_log_probabilities_are_told_once(tiny_pair, steps):
+    """Also where the first engine fails before its first token."""
     asked = {"logprobs": 1, "prompt_logprobs": True, "ignore_eos": True}
     request = Request("r", tuple(range(5, 40)), 24, **asked)
     [whole] = Engine(tiny_pair).generate([request])
     failing, other = Engine(tiny_pair), Engine(tiny_pair)
     answer = _StreamedAnswer(request, 0)
     failing.add(request)
-    first, *told = [answer.took(chunk) for _ in range(3) for chunk in failing.step()]
+    told = [answer.took(chunk) for _ in range(steps) for chunk in failing.step()]
     told += [answer.took(chunk) for chunk in other.stream(answer.rest())]
-    assert first.prompt_logprobs == whole.prompt_logprobs
-    assert not any(chunk.prompt_logprobs for chunk in told)
+    assert told[0].prompt_logprobs == whole.prompt_logprobs
+    assert not any(chunk.prompt_logprobs for chunk in told[1:])
     finished = told[-1].finished
     assert finished.prompt_logprobs == whole.prompt_logprobs
     assert finished.tokens == whole.tokens
-    assert finished.logprobs is not None
     assert [entry.token for entry in finished.logprobs] == whole.tokens
-
-
-def test_what_failed_before_the_first_token_tells_them_later(tiny_pair):
-    request = Request("r", (1, 2, 3), 2, logprobs=0, prompt_logprobs=True)
-    [whole] = Engine(tiny_pair).generate([request])
-    answer = _StreamedAnswer(request, 0)
-    [*_, last] = [answer.took(chunk) for chunk in Engine(tiny_pair).stream(answer.rest())]
-    assert last.finished.prompt_logprobs == whole.prompt_logprobs

@@ -127,15 +127,6 @@ def test_a_closed_loop_never_has_more_requests_than_clients():
     assert most == 3
 
 
-def test_an_open_loop_needs_arrival_times():
-    async def answer(_: int) -> AsyncIterator[str]:
-        yield DONE
-
-    with running(stub(answer)) as url, pytest.raises(ExceptionGroup) as caught:
-        run_load(url, [LoadRequest("x", 5)])
-    assert "request 0 of an open loop has no arrival time" in str(caught.value.exceptions[0])
-
-
 def stub(answer: Callable[[int], AsyncIterator[str]]) -> LocalServer:
     """A server that answers requests, numbered as they come, with these events."""
 

@@ -122,20 +122,6 @@ def test_bad_input_is_one_line_with_exit_code_2(compared, home, arguments, messa
     assert not (home / "bandits").exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"arms": [1, {"kind": "tree", "draft": "none"}]}, "none"),
-        ({"bandits": [{"state": "nowhere"}]}, "no saved state can be read"),
-    ],
-)
-def test_a_plan_that_cannot_be_is_one_line(compared, home, changes, message):
-    path = home / "bad.yaml"
-    path.write_text(yaml.safe_dump(load_yaml(home / "plan.yaml") | changes))
-    done = compared("--config", path, "--prompts", home / "a.jsonl")
-    assert_refused(done, message)
-
-
 def test_the_plans_that_come_along_are_read():
     for name in ("bandits.yaml", "lengths.yaml"):
         path = bandits.BANDITS.with_name(name)

@@ -116,11 +116,6 @@ def test_replayed_rounds_are_the_decoded_ones(raced, tiny_pair, tmp_path):
     assert np.isfinite(replayed.table()["tokens_per_second"]).all()
 
 
-def test_a_prompt_that_does_not_fit_is_refused(tiny_pair):
-    with pytest.raises(UserError, match="the context holds"):
-        race(tiny_pair, PLAN, [tuple(range(5, 105))], 250)
-
-
 @pytest.mark.parametrize(
     ("plan", "message"),
     [

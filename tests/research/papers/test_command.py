@@ -19,8 +19,7 @@ from research.papers.plan import PaperPlan, load_paper_plan
 from research.papers.result import PapersResult
 from research.papers.run import PapersFolder, recording_plan, run_papers, study_inputs
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec, parse
-from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.config import PairSpec, parse
 from specdec_core.drafting.datastores.datastore import open_datastore
 from specdec_core.models.fingerprints import fingerprints, tokenizer_digest
 from specdec_core.models.loading import load_tokenizer
@@ -338,15 +337,6 @@ def test_a_plan_that_extends_nothing_is_refused(other, message, tmp_path):
     assert str(caught.value).endswith(message)
 
 
-def test_the_chat_models_plan_has_the_papers_tables_on_its_prompts():
-    chat = load_paper_plan(PAPERS.with_name("papers-llm.yaml"))
-    assert set(chat.tables) < set(load_paper_plan(PAPERS).tables)
-    asked = {name for table in chat.tables.values() for name in table.prompts}
-    assert not asked & {"stdlib", "corpus"}  # Python alone, which no chat model is asked for
-    names = {part for name in asked for part in chat.prompts[name].mix or (name,)}
-    assert all(chat.prompts[name].chat_template == "always" for name in names)
-
-
 def test_tables_of_eagle_heads_are_for_pairs_that_have_one(tiny_spec, tmp_path):
     content = plan(tmp_path, tiny_spec)
     content["tables"]["methods"]["eagle"] = True
@@ -444,16 +434,6 @@ def test_sections_of_recordings_are_left_out_for_a_pair_without_draft_models(tin
 
 class HeardRecording(Heard, RecordingObserver):
     pass
-
-
-def test_bandits_choose_among_the_rows_of_their_table():
-    """The table can say how a bandit compares with its best arm."""
-    plan = load_paper_plan(PAPERS)
-    rows = [c for m in plan.methods("banditspec") for c in m.configurations]
-    bandits = [c.drafter for c in rows if isinstance(c.drafter, BanditSettings)]
-    assert bandits
-    for bandit in bandits:
-        assert {Configuration(drafter=arm) for arm in bandit.arms} <= set(rows)
 
 
 def test_tables_and_prompts_can_be_fewer(tiny_spec, tmp_path):

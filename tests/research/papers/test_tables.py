@@ -16,7 +16,7 @@ from dashboards.store import tracking_uri
 from research.papers.plan import PaperPlan
 from research.papers.result import Measured, PapersResult
 from research.papers.tables import findings, notes, report, tables
-from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
+from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.results import Timing
 from specdec_core.tokens.statistics import Counts
@@ -266,12 +266,6 @@ def frontier() -> PapersResult:
         sets={"code": PromptSet(source="code.jsonl", count=5, digest="0" * 64)},
         measured=measurements,
     )
-
-
-def test_the_papers_sampling_is_decoded(frontier):
-    for method in frontier.plan.methods("rates"):
-        assert method.configurations[0].sampling == Sampling(temperature=1.0, top_k=50)
-    assert "temperature 1 and top-k 50" in tables(frontier)[0].note
 
 
 def test_forward_times_follow_from_the_decodings(frontier):

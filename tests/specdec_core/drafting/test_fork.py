@@ -148,14 +148,3 @@ def test_a_policy_that_learns_is_told_what_became_of_each_branch(tiny_pair):
     engine.drafter.observe = watched
     engine.generate(requests(40, COUNTING))
     assert winners > 0, "the first branch always won"
-
-
-def test_a_policy_that_follows_rounds_grows_with_the_fork(tiny_pair):
-    """K follows the accepted path, whichever branch it is in."""
-    drafter = ForkSettings(width=3, policy=POLICIES["heuristic"])
-    [generation] = Engine(tiny_pair, configured(drafter)).generate(requests(60, COUNTING[:1]))
-    length = 2
-    for r in generation.rounds[1:-1]:
-        assert r.depth == min(length, 60 - r.position - 1)
-        length = min(8, length + 2) if r.accepted == r.depth else max(1, length - 1)
-    assert len({r.depth for r in generation.rounds}) > 2

@@ -21,42 +21,6 @@ def choices(tree: TokenTree, choose: Choice) -> list[int]:
     return [choose(path) for path in [(), *paths(tree)]]
 
 
-def last_plus_ten(path: tuple[int, ...]) -> int:
-    return path[-1] + 10 if path else 10
-
-
-def test_a_window_of_three_columns_by_hand():
-    window = LookaheadWindow(columns=3, ngram=4, text=[9])
-    assert window.levels == [[9, 9, 9]]
-    window.levels = [[0, 1, 2]]  # level 0; its first token is the text's last
-
-    tree = TokenTree()
-    window.plant(tree, last=0, room=8)
-    assert paths(tree) == [(1,), (1, 2)]
-    assert window.advance(choices(tree, last_plus_ten), [9]) == []
-    # The text moved on by a token, and so did the columns; a new one is drawn from the text.
-    assert window.levels == [[1, 2, 9], [11, 12, 9]]
-
-    tree = TokenTree()
-    window.plant(tree, last=1, room=8)
-    # Level 1 follows level 0 of its column, and there the text's last token is the root.
-    assert paths(tree) == [(2,), (2, 9), (11,), (2, 12), (2, 9, 9)]
-    assert window.advance(choices(tree, last_plus_ten), [9]) == []
-    assert window.levels == [[2, 9, 9], [12, 9, 9], [22, 19, 9]]
-
-    tree = TokenTree()
-    window.plant(tree, last=2, room=8)
-    assert paths(tree) == [
-        (9,), (9, 9),  # level 0
-        (12,), (9, 9, 9),  # level 1: (9, 9) is there already
-        (12, 22), (9, 9, 19), (9, 9, 9, 9),  # level 2
-    ]  # fmt: skip
-    ngrams = window.advance(choices(tree, last_plus_ten), [9])
-    assert ngrams == [(2, 12, 22, 32), (9, 9, 19, 29), (9, 9, 9, 19)]
-    # Now the first level goes, the next levels take its place, and the columns stay.
-    assert window.levels == [[12, 9, 9], [22, 19, 9], [32, 29, 19]]
-
-
 @given(st.integers(1, 6), st.integers(2, 5), st.lists(st.integers(0, 3), min_size=1, max_size=9))
 def test_the_guess_of_level_i_and_column_j_is_read_i_plus_j_places_on(columns, ngram, text):
     window = LookaheadWindow(columns, ngram, text)

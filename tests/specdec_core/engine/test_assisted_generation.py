@@ -1,6 +1,5 @@
 """The policies taken from transformers draft what its own assisted generation drafts."""
 
-import itertools
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,26 +46,6 @@ def test_the_best_threshold_is_that_of_sklearns_roc_curve(values):
             assert best_threshold(probabilities, accepted) == expected
             compared += 1
     assert compared > 300
-
-
-def test_of_points_of_equal_cost_the_same_one_is_taken_as_in_sklearn():
-    # The curve rises (sure and accepted), runs along a line of equal cost in steps of `hits` and
-    # `misses`, then stays flat: rounding chooses among the steps.
-    compared = 0
-    for rise, steps, hits, misses, flat in itertools.product(
-        range(13), range(2, 7), (1, 2, 3), range(1, 7), range(12)
-    ):
-        all_hits, all_misses = rise + steps * hits, steps * misses + flat
-        if misses * all_hits != 3 * hits * all_misses:
-            continue
-        counts = [(rise, 0), *[(hits, misses)] * steps, (0, flat)]
-        probabilities, accepted = [], []
-        for i, (hit, miss) in enumerate(counts):
-            probabilities += [1 - i / 1000] * (hit + miss)
-            accepted += [True] * hit + [False] * miss
-        assert best_threshold(probabilities, accepted) == of_sklearn(probabilities, accepted)
-        compared += 1
-    assert compared > 50
 
 
 @dataclass

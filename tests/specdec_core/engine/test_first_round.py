@@ -130,10 +130,3 @@ def test_drafts_read_what_the_target_has_read(tiny_pair, given, monkeypatch):
     assert read > 100
     assert list(missed.values()) == [1] * 4, "preempted requests have had their first round"
     assert [g.tokens for g in generations] == [g.tokens for g in alone]
-
-
-def test_a_request_of_one_token_needs_no_draft_at_all(tiny_pair, monkeypatch):
-    engine = Engine(tiny_pair, configured(CHAIN), 2)
-    made = calls(engine, monkeypatch)
-    engine.generate([Request(str(n), PROMPTS[n], 1) for n in range(4)])
-    assert {model for model, _ in made} == {"target"}

@@ -138,14 +138,6 @@ def test_a_request_for_no_tokens_reads_its_prompt_alone(tiny_pair, drafter):
     assert_measured(tiny_pair, some, PROMPTS[0], also_prompt=True)
 
 
-def test_no_log_probabilities_unless_asked_for(tiny_pair):
-    [bare] = Engine(tiny_pair).generate(requests()[:1])
-    [own] = Engine(tiny_pair).generate(requests(logprobs=0)[:1])
-    assert bare.logprobs is None
-    assert own.logprobs is not None
-    assert [entry.top for entry in own.logprobs] == [()] * len(own.tokens)
-
-
 @pytest.fixture(scope="module")
 def free(tiny_pair: Pair) -> list[Generation]:
     """Without an end."""

@@ -193,14 +193,6 @@ def test_a_damaged_file_is_one_line(folder, file, content, message):
     refused(folder, message)
 
 
-def test_a_truncated_pickle_is_one_line(folder):
-    torch.save(load_file(folder / WEIGHTS), folder / BIN)
-    (folder / WEIGHTS).unlink()
-    load_pair(spec_of(folder))
-    (folder / BIN).write_bytes((folder / BIN).read_bytes()[:20_000])
-    refused(folder, "cannot load its weights: .*fetch it again")
-
-
 def test_a_missing_tokenizer_is_said_to_be_missing(folder):
     for file in folder.glob("tokenizer*"):
         file.unlink()

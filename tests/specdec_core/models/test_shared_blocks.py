@@ -9,7 +9,7 @@ import torch
 from specdec_core.base.errors import UserError
 from specdec_core.models.cache import PooledCache, SlotCache, slots
 from specdec_core.models.cache import pooled as pool_cache
-from specdec_core.models.cache.blocks import BLOCK, PooledBlocks
+from specdec_core.models.cache.blocks import BLOCK
 
 LAYERS, SLOTS, HEADS, SIZE, POSITIONS = 2, 4, 2, 64, 8 * BLOCK
 
@@ -128,31 +128,3 @@ def test_a_pool_that_cannot_grow_loses_nothing(monkeypatch):
     write(cache, 1, text)
     assert all(map(torch.equal, before, held(cache, 0, 2 * BLOCK)))
     assert torch.equal(held(cache, 1, 3 * BLOCK)[0][BLOCK:], text)
-
-
-def test_the_table_says_where_the_blocks_of_rows_are_when_a_forward_begins():
-    cache = pooled(None)
-    write(cache, 2, torch.randn(3 * BLOCK, HEADS, SIZE))
-    cache.fork(2, [0], [2 * BLOCK])
-    write(cache, 1, torch.randn(1, HEADS, SIZE))
-    write(cache, 2, torch.randn(1, HEADS, SIZE))
-    cache.truncate(2, BLOCK)
-    cache.open_window([1], [1])
-    rows = [[1, 2], [4], [1], []]
-    assert cache.table.tolist() == [[*row, *[0] * (8 - len(row))] for row in rows]
-
-
-def test_a_free_block_of_a_pool_is_taken_again():
-    blocks = PooledBlocks(rows=3, size=4)
-    assert blocks.own(0, 0, 3) == []
-    blocks.share(0, 1, 2)
-    assert blocks.rows == [[1, 2, 3], [1, 2], []]
-    assert blocks.needed(1, 1, 3) == 2
-    assert blocks.own(1, 1, 2) == [(2, 4)]
-    assert blocks.free == 0
-    blocks.cut(0, 0)
-    assert blocks.rows == [[], [1, 4], []]
-    assert blocks.free == 2
-    assert blocks.own(1, 0, 2) == []  # no other slot holds the first one any more
-    blocks.own(2, 0, 2)
-    assert sorted(blocks.rows[2]) == [2, 3]

@@ -215,11 +215,6 @@ def test_a_mistake_is_one_line_with_file_and_key(tmp_path, content, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UserError, match="no such file"):
-        load_plan(tmp_path / "none.yaml")
-
-
 def test_nested_drafters_take_every_draft_of_the_pair(tmp_path):
     path = tmp_path / "sweep.yaml"
     path.write_text(

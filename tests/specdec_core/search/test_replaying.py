@@ -257,13 +257,6 @@ def test_a_recording_of_something_else_is_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_it_is_refused_before_anything_is_written(recorded, tiny_spec, prompts_file):
-    plan = plan_for(tiny_spec, prompts_file, traces="nothing")
-    with pytest.raises(UserError, match="nothing: no such folder"):
-        run_sweep(plan, recorded[0], name="refused")
-    assert not (recorded[0] / "sweeps" / "refused").exists()
-
-
 def test_a_sweep_is_timed_in_the_data_types_of_the_recording_that_fits(
     prompts_file, recorded, tiny_spec
 ):

@@ -67,17 +67,6 @@ def test_the_rounds_texts_are_the_choices_wherever_it_ends(client, chat, end):
     assert of_rounds == text
 
 
-def test_a_chat_without_speculation_has_rounds_of_one_token(client):
-    parts = client.chat.completions.create(
-        **OPTIONS,
-        messages=[{"role": "user", "content": "hi"}],
-        stream_options=ROUNDS,
-        extra_body={"speculative": {"enabled": False}},
-    )
-    rounds = [part.round for part in parts if hasattr(part, "round")]
-    assert {(len(told["tokens"]), told["drafted"]) for told in rounds} == {(1, 0)}
-
-
 def test_other_streams_have_none(client):
     parts = client.completions.create(**OPTIONS, prompt="def main(")
     assert not any(hasattr(part, "round") for part in parts)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from jobs.bench_serve import QUICK, ROWS
 from specdec_core.base.errors import UserError
 from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.prompts.prompt_sets import Prompt
@@ -42,24 +41,6 @@ def test_too_few_prompts_are_refused_with_the_number_that_is_needed(tiny_pair):
         plan.workload(prompts[:4], tiny_pair)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"temperatures": (0.0, 1.0)}, "greedily"),
-        ({"clients": (4,), "requests": 3}, "--requests 3: fewer than the 4 clients"),
-        ({"clients": (4, 4)}, "given twice"),
-        ({"rates": (4, 4)}, "--rate: a rate is given twice"),
-        ({"clients": ()}, "give --clients or --rate"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(given, message):
-    with pytest.raises(UserError, match=message):
-        LoadPlan(**given).check()
-
-
-def test_the_rows_hold_for_any_pair():
-    plan = LoadPlan.load(ROWS, **QUICK)
-    assert {c.draft for c in plan.configurations()} == {None, "medium", "small"}
-    other = {"target": "org/large", "drafts": {"mini": "org/mini"}}
-    assert len(LoadPlan.load(ROWS, pair=other).configurations()) == 3
-    plan.check()
+def test_latencies_are_measured_of_greedy_decoding_alone():
+    with pytest.raises(UserError, match="greedily"):
+        LoadPlan(temperatures=(0.0, 1.0)).check()

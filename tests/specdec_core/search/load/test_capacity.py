@@ -1,7 +1,6 @@
 """The fewest replicas and the greatest rate are those at which the limits are just kept."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 
@@ -34,15 +33,6 @@ def test_the_fewest_replicas_are_enough_and_one_less_is_not():
     tried = found.frame()
     assert tried["replicas"].is_monotonic_increasing
     assert tried["replicas"].is_unique
-
-
-def test_the_pace_counts_the_seconds_of_all_replicas():
-    found = least_replicas(service(), 100.0, SLO)
-    tried = [found.alone, *found.tried]
-    assert found.alone.simulated == pytest.approx(500 * 10 * T)  # one answer after the other
-    assert all(each.simulated >= each.replicas * service().seconds * 0.9 for each in found.tried)
-    taken = [replace(each, took=each.simulated / 2000) for each in tried]
-    assert replace(found, alone=taken[0], tried=taken[1:]).pace == pytest.approx(2000)
 
 
 def test_what_cannot_be_kept_alone_is_kept_by_no_number():

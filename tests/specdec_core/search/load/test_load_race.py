@@ -12,7 +12,7 @@ import pytest
 from specdec_core.base.observer import Observer
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.search.load.measures import COLUMNS, measure
-from specdec_core.search.load.race import LiveRace, LoadComparison, looks_within
+from specdec_core.search.load.race import LiveRace, LoadComparison
 from specdec_core.search.load.workload import LiveSettings, Load, Slo
 from tests.specdec_core.kinds import chain, configured
 
@@ -192,19 +192,3 @@ def test_a_race_goes_on_until_the_choice_is_shown_to_cost_no_more_than_it_may():
     rough, fewer = race(near, noise=0.03, repeats=28, cost=0.02)
     assert 2 < fewer[FIELD.index(EIGHT)] < runs[FIELD.index(EIGHT)]
     assert 0.01 < rough.decision()[1].high <= 0.02
-
-
-def test_looks_are_further_and_further_apart():
-    assert [looks_within(n) for n in (1, 2, 3, 4, 13)] == [
-        *([1], [2], [2, 3], [2, 3, 4], [2, 3, 4, 6, 9, 13])
-    ]
-
-
-def test_intervals_of_several_looks_hold_together():
-    noisy = {"a": runs(1.0, 0.3), "b": runs(1.01, 0.3)}
-    once, often = (
-        LoadComparison(noisy, FOUR, "tokens_per_second", looks=looks).ratio("b", "a")
-        for looks in (1, 5)
-    )
-    assert often.value == once.value
-    assert often.low < once.low < once.high < often.high
