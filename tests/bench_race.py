@@ -8,7 +8,6 @@ from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.engine import Engine
 from specdec_core.evidence.bench.race import EngineContestant, PeerContestant, race
 from specdec_core.evidence.bench.result import BenchResult
-from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import conversations
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from tests.configurations import CHAIN
@@ -19,7 +18,7 @@ CATEGORIES = ("writing", "qa", "math")
 
 
 @pytest.fixture(scope="session")
-def bench_prompts() -> list[Prompt]:
+def bench_prompts():
     texts = ("def main(", "for i in range", "x = 1 +")
     return [
         Prompt(str(number), text, category, (text, "and more"))
@@ -28,7 +27,7 @@ def bench_prompts() -> list[Prompt]:
 
 
 @pytest.fixture(scope="session")
-def bench_result(tiny_pair: Pair, bench_prompts: list[Prompt]) -> BenchResult:
+def bench_result(tiny_pair, bench_prompts):
     """Our autoregressive decoding and a chain, and three of transformers' ways, twice, greedy and
     sampled."""
     asked = conversations(bench_prompts, tiny_pair.tokenizer, NEW_TOKENS, tiny_pair.max_length)

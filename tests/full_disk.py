@@ -2,7 +2,6 @@
 
 import resource
 import subprocess
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,7 +39,7 @@ class SmallDisk:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+def small_disk(tmp_path):
     root = tmp_path / "disk"
     root.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(root)]

@@ -21,7 +21,7 @@ SWEEP = "two"
 
 
 @pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_store(tmp_path_factory):
     """Making its tables takes seconds, so it is made once and copied."""
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     MlflowClient(f"sqlite:///{path}").search_experiments()
@@ -29,7 +29,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def home(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(empty_store, tmp_path, monkeypatch):
     """A workspace with an empty MLflow store."""
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     (tmp_path / "mlflow.db").write_bytes(empty_store.read_bytes())
@@ -50,7 +50,7 @@ def appointed(spec: PairSpec, configuration: Configuration, server: str | None =
 
 
 @pytest.fixture
-def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def swept(tmp_path, monkeypatch):
     """A workspace with a sweep of two configurations, autoregressive decoding and `SUFFIX`."""
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     profile = Hardware(name="made up", target=0.01, drafts={"*": 0.001}).profile(["small"])

@@ -73,7 +73,7 @@ def wrong_way(graph: dict[str, set[str]]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def graph() -> dict[str, set[str]]:
+def graph():
     return imports(ROOT)
 
 

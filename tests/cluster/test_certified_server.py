@@ -1,7 +1,6 @@
 """A server with speculation writes what it writes without, as checked over HTTP."""
 
 import re
-from collections.abc import Iterator
 
 import pytest
 from torch import Tensor
@@ -15,7 +14,6 @@ from specdec_core.engine import Request
 from specdec_core.evidence.certificate.certificate import find_certificate
 from specdec_core.evidence.certificate.certify import Extent
 from specdec_core.evidence.certificate.served import Asked, Reference, Speculated, compared_greedy
-from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt import Prompt
 from specdec_core.servers.answers import ServerAddress
 from specdec_core.servers.completions import AnswerServer
@@ -31,7 +29,7 @@ PROMPTS = [Prompt(text, text) for text in TEXTS]
 
 
 @pytest.fixture(scope="module")
-def urls(tiny_pair: Pair) -> Iterator[tuple[str, str]]:
+def urls(tiny_pair):
     """Our own server with speculation, and without."""
     with (
         running(engine_server(tiny_pair, CHAIN, 4)) as speculating,

@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ TRIAL = "ResourceTrainable"  # what Tune calls a trial that says what it needs
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(tmp_path, monkeypatch):
     """A head that gives no work a core, and two nodes with one each."""
     # As every command sets them; `ray start` would have them from the README.
     from cluster.session import QUIET

@@ -2,8 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -75,7 +74,7 @@ def workload(pair: Pair, plan: LoadPlan = PLAN) -> list:
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Iterator[Parts[LoadRecord]]:
+def parts(tmp_path):
     with Parts.open(tmp_path, {"plan": 1}, LoadRecord) as parts:
         yield parts
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -21,7 +20,7 @@ from tests.configurations import PEARL
 
 
 @pytest.fixture
-def three_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def three_nodes(monkeypatch):
     """The address of a cluster with three nodes of one core each."""
     for name, value in QUIET.items():
         monkeypatch.setenv(name, value)

@@ -16,7 +16,7 @@ from cluster.recording import RecordingWorker, _writing, run_recording
 from jobs.record import following
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import locked
-from specdec_core.config import PairSpec, Sampling
+from specdec_core.config import Sampling
 from specdec_core.engine import Request
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import save_head
@@ -47,7 +47,7 @@ class HeardRecording(Heard, RecordingObserver):
 
 
 @pytest.fixture(scope="module")
-def plan(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> RecordingPlan:
+def plan(tiny_spec, tmp_path_factory):
     path = prompts_file(tmp_path_factory.mktemp("prompts"), PROMPTS)
     return RecordingPlan(
         pair=tiny_spec, prompts=PromptSource(source=str(path)), max_new_tokens=12, max_draft=6
@@ -58,13 +58,13 @@ Recorded = tuple[Recording, HeardRecording]
 
 
 @pytest.fixture(scope="module")
-def recorded(plan: RecordingPlan, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+def recorded(plan, tmp_path_factory):
     heard = HeardRecording()
     return run_recording(plan, tmp_path_factory.mktemp("home"), observer=heard), heard
 
 
 @pytest.fixture
-def copy(recorded: Recorded, tmp_path: Path) -> Path:
+def copy(recorded, tmp_path):
     """A finished recording that may be damaged, in a home of its own."""
     folder = recorded[0].folder
     return Path(shutil.copytree(folder, tmp_path / "traces" / folder.name))

@@ -81,13 +81,13 @@ class OpenAiAlone:
 
 
 @pytest.fixture(scope="module")
-def url(tiny_pair: Pair) -> Iterator[str]:
+def url(tiny_pair):
     with running(served(tiny_pair)) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
-def plan(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> RecordingPlan:
+def plan(tiny_spec, tmp_path_factory):
     """A plan for a target whose weights are not here."""
     folder = tmp_path_factory.mktemp("plan")
     shutil.copytree(tiny_spec.target, folder / "target")
@@ -100,7 +100,7 @@ def plan(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> Recor
 
 
 @pytest.fixture(scope="module")
-def recording(plan: RecordingPlan, url: str, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+def recording(plan, url, tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     return run_recording(plan, home, address=ServerAddress(url=url, clients=3))
 

@@ -16,7 +16,7 @@ from specdec_core.servers.process import free_port
 
 
 @pytest.fixture
-def mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+def mixed(monkeypatch):
     """A cluster with a large node without a GPU, and a small one with one."""
     nodes = [{"CPU": 64.0}, {"CPU": 8.0, "GPU": 1.0}]
     listed = [{"Alive": True, "Resources": each} for each in nodes]
@@ -36,7 +36,7 @@ def test_threads_beside_a_gpu_are_those_of_a_node_that_has_one():
 
 
 @pytest.fixture(scope="module")
-def silent() -> Iterator[int]:
+def silent():
     """The port of a socket that takes connections and never answers."""
     with socket.create_server(("", 0)) as listener:
         yield listener.getsockname()[1]

@@ -18,7 +18,6 @@ from specdec_core.drafting.policies.heads import SpecDecPlusPlusSettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.measure.profiling import profile_pair
-from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.load.choice import choose_for_load
 from specdec_core.search.load.workload import LiveSettings, Workload
@@ -52,7 +51,7 @@ PROMPTS = PromptSet(source="prompts.jsonl", count=len(REQUESTS), digest="0" * 64
 
 
 @pytest.fixture(scope="session")
-def swept(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Swept:
+def swept(tiny_pair, tmp_path_factory):
     """The result and its folder: all configurations counted, three of them timed."""
     folder = tmp_path_factory.mktemp("sweep")
     profile = profile_pair(tiny_pair, widths=(1, 2, 4, 8), contexts=(16, 64), repeats=2)
@@ -103,15 +102,13 @@ def swept(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Swept:
 
 
 @pytest.fixture
-def result(swept: Swept) -> SweepResult:
+def result(swept):
     """A copy of the result that may be changed."""
     return swept[0].model_copy(deep=True)
 
 
 @pytest.fixture(scope="session")
-def under_load(
-    swept: Swept, tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory
-) -> SweepResult:
+def under_load(swept, tiny_pair, tmp_path_factory):
     """The sweep's result with a choice for 1 and 8 clients: with 8 nobody drafts."""
     folder, workload = tmp_path_factory.mktemp("load"), Workload(clients=(1, 8), requests=8)
     replay = recorded_texts(tiny_pair, folder)
@@ -127,9 +124,7 @@ def under_load(
 
 
 @pytest.fixture(scope="session")
-def with_heads(
-    swept: Swept, tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory
-) -> SweepResult:
+def with_heads(swept, tiny_pair, tmp_path_factory):
     """The sweep's result with configurations of untrained acceptance heads, D × w_rej × h."""
     result = swept[0].model_copy(deep=True)
     root = tmp_path_factory.mktemp("heads")

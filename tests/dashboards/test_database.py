@@ -7,7 +7,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -56,7 +55,7 @@ SPOILT = {
 
 
 @pytest.fixture(autouse=True)
-def seen_by_nothing_yet() -> None:
+def seen_by_nothing_yet():
     prepare.cache_clear()
 
 
@@ -151,7 +150,7 @@ def test_an_address_without_a_number_of_a_port_is_one_line(monkeypatch):
 
 
 @pytest.fixture
-def silent() -> Iterator[str]:
+def silent():
     """The host and port of a server that takes connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"

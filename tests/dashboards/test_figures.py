@@ -26,11 +26,10 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.oracle import OracleSettings
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.tokens.statistics import Counts
-from tests.dashboards.conftest import Swept
 
 
 @pytest.fixture
-def rounds(swept: Swept) -> pd.DataFrame:
+def rounds(swept):
     return pd.read_parquet(swept[1] / "rounds.parquet")
 
 
@@ -76,7 +75,7 @@ def test_frontier_shows_every_drafting_configuration_once(result):
 
 
 @pytest.fixture
-def crowded(result: SweepResult) -> SweepResult:
+def crowded(result):
     """A result with 1,200 configurations of three families."""
     rng = np.random.default_rng(0)
     for i in range(1200):
@@ -291,7 +290,7 @@ def card(depth: int, w_rej: float, **changes: object) -> HeadCard:
 
 
 @pytest.fixture
-def cards() -> dict[str, HeadCard]:
+def cards():
     return {f"d{d}-w{w:g}": card(d, w) for w in (6.0, 1.0) for d in (0, 3)}
 
 

@@ -1,7 +1,5 @@
 """A lossy method says so wherever it appears."""
 
-from pathlib import Path
-
 import mlflow
 import pytest
 from mlflow import MlflowClient
@@ -19,23 +17,21 @@ from jobs.console import console
 from specdec_core.config import Configuration
 from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.search.results import SweepResult, Trial
+from specdec_core.search.results import Trial
 from specdec_core.tokens.statistics import Counts
-from tests.dashboards.conftest import Swept
 
 LOSSY = Configuration(drafter=TargetTreeSettings(draft="draft", branching=(2, 2, 1)))
 
 
 @pytest.fixture
-def folder(swept: Swept, tmp_path: Path) -> Path:
+def folder(swept, tmp_path):
     (tmp_path / "rounds.parquet").write_bytes((swept[1] / "rounds.parquet").read_bytes())
     return tmp_path
 
 
 @pytest.fixture
-def result(swept: Swept, tiny_pair: Pair) -> SweepResult:
+def result(swept, tiny_pair):
     """The sweep as if it had counted a lossy configuration too, the fastest of all."""
     result = swept[0].model_copy(deep=True)
     requests = [Request("a", tuple(range(5, 25)), 24)]

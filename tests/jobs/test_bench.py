@@ -10,14 +10,13 @@ import pytest
 from jobs import bench_offline, bench_serve
 from jobs.bench_offline import ROWS
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec
 from specdec_core.evidence.bench.benchmark import BenchPlan, open_peers
 from specdec_core.evidence.bench.result import BenchResult
 from specdec_core.evidence.load.result import LoadResult
 from specdec_core.evidence.parts import Parts
 from specdec_core.search.load.workload import Load
 from specdec_core.servers.transformers.peer import TransformersPeer
-from tests.commands import Command, Done, assert_refused, config_file, printed, prompts_file
+from tests.commands import Done, assert_refused, config_file, printed, prompts_file
 from tests.conftest import save_random_head
 from tests.observers import Heard
 
@@ -27,7 +26,7 @@ Bench = Callable[..., Done]
 
 
 @pytest.fixture
-def bench(command: Command, tiny_spec: PairSpec, home: Path) -> Bench:
+def bench(command, tiny_spec, home):
     """Run the benchmark of `home / "config.yaml"` on two questions, without peers."""
     lines = [
         {"question_id": 81 + n, "category": category, "turns": [text, "And?"]}

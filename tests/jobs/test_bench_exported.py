@@ -18,7 +18,7 @@ SVIP = {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 1.5}}
 
 
 @pytest.fixture
-def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def venv(tmp_path, monkeypatch):
     """A place that has vLLM's interpreter, which is not run here."""
     (tmp_path / "venv/bin").mkdir(parents=True)
     (tmp_path / "venv/bin/python").touch()

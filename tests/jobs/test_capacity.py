@@ -3,16 +3,13 @@
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from jobs import capacity
 from specdec_core.cost import ForwardCost, Measurement, Profile
-from specdec_core.models.pair import Pair
 from tests.commands import (
-    Command,
     Done,
     assert_refused,
     config_file,
@@ -29,7 +26,7 @@ TREE = {"kind": "dynamic_tree", "policy": {"kind": "fixed", "max_tokens": 3}}
 
 
 @pytest.fixture(scope="module")
-def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tiny_pair, tmp_path_factory):
     """A workspace with a recording, a configuration, a profile and a hardware file."""
     home = tmp_path_factory.mktemp("home")
     prompts = prompts_file(home, TEXTS, "texts")
@@ -50,7 +47,7 @@ Ran = Callable[..., Done]
 
 
 @pytest.fixture
-def simulated(command: Command, home: Path) -> Ran:
+def simulated(command, home):
     """Run the command with these options after those for the configuration and the profile."""
     files = ("--config", home / "config.yaml", "--profile", home / "profile.json")
     return lambda *options: command(capacity.main, home, *files, "--seconds", 2, *options)

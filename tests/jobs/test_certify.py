@@ -25,7 +25,7 @@ def given(folder: Path, spec: PairSpec, configuration: Configuration) -> list[ob
 
 
 @pytest.fixture(autouse=True)
-def never_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+def never_slower(monkeypatch):
     """Whether it is faster says how busy this machine is."""
     monkeypatch.setattr(LiveSpeed, "passed", True)
 

@@ -23,7 +23,6 @@ from specdec_core.recordings.schema import HEADER, save_header
 from specdec_core.servers.model_files import models_of
 from specdec_core.servers.vllm.process import VENV, has_suffix, inherited_environment
 from tests.commands import (
-    Command,
     Done,
     assert_refused,
     config_file,
@@ -44,7 +43,7 @@ LOOKUP = {"kind": "prompt_lookup", "min_ngram": 2, "max_ngram": 4, "max_tokens":
 
 
 @pytest.fixture(scope="module")
-def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tiny_pair, tmp_path_factory):
     """A workspace with a recording of the tiny pair."""
     home = tmp_path_factory.mktemp("home")
     prompts = prompts_file(home, (f"x{i} = {i} + " for i in range(4)), "sums")
@@ -54,7 +53,7 @@ def home(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def exporting(command: Command, tiny_pair: Pair, tmp_path: Path) -> Callable[..., Done]:
+def exporting(command, tiny_pair, tmp_path):
     """Export a configuration with this drafter of the tiny pair."""
 
     def run(
@@ -67,7 +66,7 @@ def exporting(command: Command, tiny_pair: Pair, tmp_path: Path) -> Callable[...
 
 
 @pytest.fixture
-def exported(exporting: Callable[..., Done]) -> Callable[..., str]:
+def exported(exporting):
     """The same; returns what it printed."""
     return lambda *options, **given: printed(exporting(*options, **given))
 

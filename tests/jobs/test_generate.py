@@ -1,20 +1,17 @@
 """`specdec generate` prints the engine's text and its counts."""
 
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from jobs import generate
-from specdec_core.config import PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
-from tests.commands import Command, Done, assert_refused, config_file
+from tests.commands import Done, assert_refused, config_file
 
 
 @pytest.fixture
-def generated(command: Command, tiny_spec: PairSpec, tmp_path: Path) -> Callable[..., Done]:
+def generated(command, tiny_spec, tmp_path):
     """Run the command with a chain of the tiny pair."""
     config = config_file(tmp_path, tiny_spec, {"kind": "draft_model"})
     return lambda *arguments: command(generate.main, tmp_path, *arguments, "--config", config)

@@ -31,9 +31,7 @@ DEMO = (
 
 
 @pytest.fixture(scope="module")
-def commands(
-    tiny_pair_folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[str]]:
+def commands(tiny_pair_folders, tmp_path_factory):
     """Short ones: two sweeps of different pairs, and the demo of the first pair."""
     folder = tmp_path_factory.mktemp("plans")
     prompts = prompts_file(folder, (f"x{i} = {i}" for i in range(2)))
@@ -66,15 +64,13 @@ def ends_well(command: list[str], home: Path) -> float:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(tmp_path):
     """A fresh folder, of an unusual name."""
     return tmp_path / "what? a%2Fb #é {1}"
 
 
 @pytest.fixture(scope="module")
-def seconds(
-    commands: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, float]:
+def seconds(commands, tmp_path_factory):
     """What each command takes without an interruption."""
     return {
         name: ends_well(commands[name], tmp_path_factory.mktemp(name)) for name in ("sweep", "demo")

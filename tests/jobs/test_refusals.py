@@ -2,12 +2,10 @@
 anything is written."""
 
 import shlex
-from pathlib import Path
 
 import pytest
 
 from jobs.cli import app
-from specdec_core.models.pair import Pair
 from tests.commands import assert_refused, config_file, prompts_file
 from tests.specdec_core.training.conftest import recorded_answers
 
@@ -140,7 +138,7 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tiny_pair, tmp_path_factory):
     """The folder in which commands are given, with the files that they name."""
     folder = tmp_path_factory.mktemp("folder")
     for name, drafter in DRAFTERS.items():

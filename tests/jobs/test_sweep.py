@@ -11,7 +11,6 @@ from jobs import record, sweep
 from jobs.choice import read_config
 from jobs.options import parse_drafts
 from specdec_core.base.errors import UserError
-from specdec_core.models.pair import Pair
 from specdec_core.search.load.schedule import drafter_at
 from specdec_core.search.plan import load_plan
 from specdec_core.search.results import SweepResult
@@ -109,7 +108,7 @@ def test_forwards_are_compiled_as_the_option_or_the_file_says(
 
 
 @pytest.fixture
-def with_pearl(tiny_pair: Pair, tmp_path: Path) -> Path:
+def with_pearl(tiny_pair, tmp_path):
     """A sweep file whose configurations draft in turns with the target, and beside it."""
     prompts = {"source": str(prompts_file(tmp_path, ["def main():"]))}
     chain = {"kind": "draft_model"}

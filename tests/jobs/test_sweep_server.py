@@ -1,7 +1,5 @@
 """`specdec sweep --engine` ranks a server's settings, races them in it, registers the champion."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 
@@ -9,7 +7,6 @@ from cluster.sweep import server as server_sweep
 from dashboards.store import connect
 from dashboards.tracking.registry import find_champion
 from jobs import sweep
-from specdec_core.config import PairSpec
 from specdec_core.evidence.server_choice import ServerSweep
 from specdec_core.servers.table import SERVERS
 from tests.commands import assert_refused, prompts_file
@@ -17,7 +14,7 @@ from tests.own_server import OwnServer
 
 
 @pytest.fixture
-def plan(tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def plan(tiny_spec, tmp_path, monkeypatch):
     """A plan for the tiny pair, whose server is in the table."""
     monkeypatch.setitem(SERVERS, "own", OwnServer())
     prompts = prompts_file(tmp_path, [f"x{n} = {n} +" for n in range(6)])

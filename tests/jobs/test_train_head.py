@@ -1,19 +1,17 @@
 """`specdec train head` trains on a recording, and refuses bad input."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
 from jobs.train_head import grid, main
 from specdec_core.base.errors import UserError
 from specdec_core.drafting.heads.storage import load_card
-from specdec_core.models.pair import Pair
 from tests.specdec_core.training.heads.test_examples import PROMPTS, record
 
 
 @pytest.fixture(scope="module")
-def home(empty_store: Path, tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(empty_store, tiny_pair, tmp_path_factory):
     """A workspace with a recording named `numbers`, and one of another target."""
     home = tmp_path_factory.mktemp("home")
     shutil.copy(empty_store, home / "mlflow.db")

@@ -11,13 +11,12 @@ from cluster.serving.served import Deployment, Served
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Generation
 from tests.configurations import CHAIN, LOSSY
 
 
 @pytest.fixture(scope="module")
-def sides(tiny_pair: Pair) -> tuple[Served, Served]:
+def sides(tiny_pair):
     champion, challenger = (
         Served(
             EngineLoop(Engine(tiny_pair, configuration)),
@@ -29,7 +28,7 @@ def sides(tiny_pair: Pair) -> tuple[Served, Served]:
 
 
 @pytest.fixture(scope="module")
-def generation(tiny_pair: Pair) -> Generation:
+def generation(tiny_pair):
     [one] = Engine(tiny_pair).generate([Request("r", (5, 6, 7), 8, ignore_eos=True)])
     return one
 

@@ -1,7 +1,6 @@
 """A real Ray Serve application answers the openai client, and refuses bad input in its terms."""
 
 import socket
-from collections.abc import Iterator
 
 import grpc
 import httpx
@@ -19,7 +18,7 @@ from cluster.serving.deployment import (
 )
 from cluster.serving.start import Start
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec, Placement
+from specdec_core.config import Configuration, Placement
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.servers.process import free_port
@@ -34,7 +33,7 @@ http = httpx.Client(timeout=60)  # nothing here is about speed
 
 
 @pytest.fixture(scope="module")
-def url(ray_running: None, tiny_spec: PairSpec) -> Iterator[str]:
+def url(ray_running, tiny_spec):
     start = Start(deployment_of(tiny_spec, FOUR), MODEL, Limits(2))
     with serving(start, port=free_port()) as url:
         yield url
@@ -42,7 +41,7 @@ def url(ray_running: None, tiny_spec: PairSpec) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def client(url: str) -> openai.OpenAI:
+def client(url):
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 

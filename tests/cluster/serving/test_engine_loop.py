@@ -16,7 +16,7 @@ from tests.local_server import service_of
 
 
 @pytest.fixture
-def engine(tiny_pair) -> Engine:
+def engine(tiny_pair):
     return Engine(tiny_pair, CHAIN, slots=2)
 
 

@@ -5,7 +5,6 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from time import sleep
 
@@ -17,7 +16,7 @@ from cluster.serving.engine_process import EngineProcess
 from cluster.serving.http.service import Service
 from cluster.serving.protocol.errors import ApiError
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec
+from specdec_core.config import Configuration
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import load_pair
@@ -29,7 +28,7 @@ LIMITS = Limits(3, step_tokens=32, share_prefixes=True)
 
 
 @pytest.fixture(scope="module")
-def engine(tiny_spec: PairSpec) -> Iterator[EngineProcess]:
+def engine(tiny_spec):
     engine = EngineProcess(tiny_spec, BANDIT, LIMITS)
     yield engine
     engine.close()

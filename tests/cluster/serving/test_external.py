@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ from cluster.serving.http.limits import RequestLimits, WindowUse
 from cluster.serving.http.routes.deploy import DEPLOY, ROLL_BACK, TOKEN_HEADER
 from cluster.serving.served import Deployment, Operation
 from jobs import serve
-from specdec_core.config import Configuration, PairConfiguration, PairSpec, Sampling
+from specdec_core.config import Configuration, PairConfiguration, Sampling
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.evidence.certificate.certificate import (
@@ -60,7 +60,7 @@ WHOLE = "".join(words("def main(", 200))
 
 
 @pytest.fixture(scope="module")
-def http(tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def http(tiny_spec, tmp_path_factory):
     """A client, with a key, of our application in front of one process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECDEC_HOME", str(tmp_path_factory.mktemp("home")))

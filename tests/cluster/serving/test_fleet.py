@@ -5,7 +5,6 @@ import shutil
 import threading
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -48,7 +47,7 @@ def requests(pair: Pair, name: str, tokens: int = 120) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_pair: Pair) -> list[str]:
+def expected(tiny_pair):
     """The texts that the target alone writes."""
     engine = Engine(tiny_pair, AUTOREGRESSIVE, slots=4)
     return [g.text for g in engine.generate(requests(tiny_pair, "expected"))]
@@ -571,14 +570,14 @@ def test_the_number_of_replicas_follows_the_load_in_its_limits():
 
 
 @pytest.fixture
-def copied(tiny_spec: PairSpec, tmp_path: Path) -> PairSpec:
+def copied(tiny_spec, tmp_path):
     """The tiny pair with a draft that may be trained on."""
     folder = shutil.copytree(tiny_spec.drafts["draft"], tmp_path / "draft")
     return tiny_spec.model_copy(update={"drafts": {"draft": str(folder)}})
 
 
 @pytest.fixture
-def overwritten(copied: PairSpec, monkeypatch: pytest.MonkeyPatch) -> tuple[Fleet, Deployment]:
+def overwritten(copied, monkeypatch):
     """A fleet of that pair, whose engines can be replaced, and what it serves."""
     monkeypatch.setattr(Served, "beside", loaded_here)
     monkeypatch.setattr(EngineReplica, "replaceable", True)

@@ -13,7 +13,7 @@ from cluster.serving.metrics import Metrics
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Chunk, Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.pair import load_pair
 from specdec_core.tokens.statistics import Generation, Round
 from specdec_core.tokens.token_tree import TokenOrigin
 from tests.cluster.serving.http.events import client_of
@@ -65,7 +65,7 @@ async def serving(engine: Engine) -> AsyncIterator[Server]:
 
 
 @pytest.fixture
-def engine(tiny_pair: Pair) -> Engine:
+def engine(tiny_pair):
     return Engine(tiny_pair, FOUR, slots=2)
 
 

@@ -1,7 +1,6 @@
 """Two engines on devices that Ray finds answer as one server, also when one of them is killed."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +13,7 @@ from cluster.serving.deployment import deployment_of, serving
 from cluster.serving.scaling import Replicas
 from cluster.serving.start import Start
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec, Sampling
+from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
@@ -51,7 +50,7 @@ http = httpx.Client(timeout=120)  # no test is about speed
 
 
 @pytest.fixture(scope="module")
-def url(ray_running: None, tiny_spec: PairSpec) -> Iterator[str]:
+def url(ray_running, tiny_spec):
     start = Start(deployment_of(tiny_spec, CHAIN), queue=32, replicas=Replicas(2, 2))
     with serving(start, port=free_port()) as url:
         yield url
@@ -86,7 +85,7 @@ def health(url: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def expected(url: str) -> list[list[dict[str, Any]]]:
+def expected(url):
     """What is answered when nothing happens, to one request after the other."""
     return [answer(url, body) for body in BODIES]
 

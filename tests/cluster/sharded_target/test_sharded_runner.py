@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 from resource import RLIMIT_AS, prlimit
 from threading import Thread
@@ -18,7 +17,7 @@ from cluster.sharded_target.sharded_pair import ShardedPair, sharded_pair
 from cluster.sharded_target.sharded_runner import ShardedRunner
 from cluster.sharded_target.target_group import ShardLost
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec, Sampling
+from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.pearl.socket_link import SocketLink, serve
 from specdec_core.drafting.policies.confidence import SvipSettings
@@ -57,7 +56,7 @@ class Both:
 
 
 @pytest.fixture(scope="module")
-def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+def gpt2_folder(tmp_path_factory):
     """A model whose heads transformers cannot split."""
     folder = tmp_path_factory.mktemp("gpt2")
     torch.manual_seed(2)
@@ -69,9 +68,7 @@ def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module", params=["heads", "layers"])
-def both(
-    request: pytest.FixtureRequest, tiny_spec: PairSpec, gpt2_folder: str, ray_running: None
-) -> Iterator[Both]:
+def both(request, tiny_spec, gpt2_folder, ray_running):
     """A Llama with grouped queries of which each rank has half the heads; a GPT-2 of which one rank
     has one layer, the other two."""
     split = request.param

@@ -14,7 +14,7 @@ from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.plan import RecordingPlan
-from specdec_core.recordings.schema import Recording, shard_file
+from specdec_core.recordings.schema import shard_file
 from specdec_core.search.plan import Plan, ResolvedPlan
 from tests.commands import QUICK
 
@@ -39,22 +39,20 @@ class Heard(RecordingObserver):
 
 
 @pytest.fixture(scope="module")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prompts(tmp_path_factory):
     file = tmp_path_factory.mktemp("prompts") / "chats.jsonl"
     file.write_text("\n".join(map(json.dumps, RECORDS)))
     return file
 
 
 @pytest.fixture(scope="module")
-def plan(chat_spec: PairSpec, prompts: Path) -> RecordingPlan:
+def plan(chat_spec, prompts):
     settings = {"prompts": {"source": str(prompts)}, "max_new_tokens": TOKENS, "mixing": 0}
     return RecordingPlan.model_validate({"pair": chat_spec.model_dump(), **settings})
 
 
 @pytest.fixture(scope="module")
-def recorded(
-    plan: RecordingPlan, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Recording]:
+def recorded(plan, tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     return home, run_recording(plan, home)
 

@@ -62,7 +62,7 @@ class Stopped(HeardSweep):
 
 
 @pytest.fixture(scope="module")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prompts(tmp_path_factory):
     return prompts_file(tmp_path_factory.mktemp("prompts"), PROMPTS)
 
 
@@ -85,7 +85,7 @@ Swept = tuple[SweepResult, SweepFolder, HeardSweep]
 
 
 @pytest.fixture(scope="module")
-def swept(tiny_spec: PairSpec, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Swept:
+def swept(tiny_spec, prompts, tmp_path_factory):
     heard = HeardSweep()
     home = tmp_path_factory.mktemp("home")
     return *run_sweep(plan_for(tiny_spec, prompts), home, observers=[heard]), heard

@@ -4,11 +4,10 @@ import pytest
 import ray
 
 from cluster.placement import Placement, place
-from cluster.session import Remote
 from cluster.sweep import alone as module
 from cluster.sweep.alone import alone, left_cores
 from cluster.sweep.bench import start_bench
-from specdec_core.config import Configuration, PairSpec
+from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.pre_cut import PreCutSettings
 from tests.commands import wait_until
@@ -24,7 +23,7 @@ class Other:
 
 
 @pytest.fixture(scope="module")
-def bench(tiny_spec: PairSpec) -> Remote:
+def bench(tiny_spec):
     return start_bench(tiny_spec, gpus=0)
 
 

@@ -8,14 +8,11 @@ from dashboards.outputs.html import figure_page
 from dashboards.outputs.mlflow_runs import log_figures
 from dashboards.reports.sweep import of_folder
 from dashboards.reports.sweep_figures import drawn
-from dashboards.sections import Section
-from specdec_core.search.results import SweepResult
 from tests.dashboards import browser
-from tests.dashboards.conftest import Swept
 
 
 @pytest.fixture(scope="module")
-def drawings(swept: Swept, with_heads: SweepResult) -> dict[str, Section]:
+def drawings(swept, with_heads):
     rounds = pd.read_parquet(swept[1] / "rounds.parquet")
     sections = drawn(with_heads, rounds)
     return {section.key: section for section in sections}

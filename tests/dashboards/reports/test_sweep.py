@@ -16,7 +16,6 @@ from specdec_core.base.errors import UserError
 from specdec_core.cost import Hardware
 from specdec_core.search.results import ReplaySummary, SweepResult
 from tests.dashboards import browser
-from tests.dashboards.conftest import Swept
 
 FIGURES = {"frontier", "speedups", "time", "accepted"}
 
@@ -26,13 +25,13 @@ def write_report(result: SweepResult, folder: Path) -> Path:
 
 
 @pytest.fixture
-def folder(swept: Swept, tmp_path: Path) -> Path:
+def folder(swept, tmp_path):
     """A copy of the sweep's folder."""
     return shutil.copytree(swept[1], tmp_path / "sweep")
 
 
 @pytest.fixture(scope="module")
-def page(swept: Swept, with_heads: SweepResult, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(swept, with_heads, tmp_path_factory):
     """A report with every section."""
     folder = shutil.copytree(swept[1], tmp_path_factory.mktemp("report") / "sweep")
     return write_report(with_heads, folder)
@@ -132,7 +131,7 @@ def test_heads_that_are_gone_leave_the_rest_of_the_report(with_heads, folder):
 
 
 @pytest.fixture
-def replayed(result: SweepResult) -> SweepResult:
+def replayed(result):
     result.replay = ReplaySummary(
         recording="traces/recorded", configurations=1200, seconds=2, per_second=600,
         n_draft=9000, n_target=3000, checked=3, equal=3,

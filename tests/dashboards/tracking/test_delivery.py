@@ -56,7 +56,7 @@ def answers(port: int) -> bool:
 
 
 @pytest.fixture
-def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+def port(tmp_path, monkeypatch):
     """Where a tracking server is expected, though none is there yet."""
     port = free_port()
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))

@@ -25,7 +25,7 @@ PARAMS = {"recordings": ["training"], "settings": SETTINGS.model_dump()}
 
 
 @pytest.fixture(scope="module")
-def heads(tmp_path_factory: pytest.TempPathFactory) -> list[Finished[HeadCard]]:
+def heads(tmp_path_factory):
     root, heads = tmp_path_factory.mktemp("heads"), []
     for spec in (HeadSpec(depth=0), HeadSpec(depth=1)):
         trained = HeadTraining(spec, learnable(), SETTINGS).run()
@@ -37,7 +37,7 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> list[Finished[HeadCard]]:
 
 
 @pytest.fixture
-def store(home: Path) -> MlflowClient:
+def store(home):
     return MlflowClient(tracking_uri())
 
 

@@ -15,7 +15,6 @@ from dashboards.tracking.sweep_run import SweepRun
 from specdec_core.base.errors import UserError
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.results import SweepResult
-from tests.dashboards.conftest import Swept
 from tests.registered import runs_in
 
 PROMPTS = [Prompt("a", "def f(x):")]
@@ -23,7 +22,7 @@ Open = Callable[[Path], None]
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Open:
+def opened(monkeypatch):
     """Have this process use another workspace, as a new process would."""
 
     def use(home: Path) -> None:
@@ -34,9 +33,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Open:
 
 
 @pytest.fixture(scope="module")
-def made(
-    empty_store: Path, swept: Swept, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Path]:
+def made(empty_store, swept, tmp_path_factory):
     """A workspace in which a sweep was logged, and the logging of another one, `killed`, was begun:
     where it was made, and where it is kept for the tests."""
     place = tmp_path_factory.mktemp("made") / "wor'k space é#"
@@ -53,9 +50,7 @@ def made(
 
 
 @pytest.fixture
-def moved(
-    made: tuple[Path, Path], opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def moved(made, opened, tmp_path, monkeypatch):
     """The workspace, at another place than it was made."""
     place = shutil.copytree(made[1], tmp_path / "second")
     opened(place)

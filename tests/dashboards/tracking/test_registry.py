@@ -43,19 +43,16 @@ from specdec_core.evidence.certificate.certificate import (
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.results import SweepResult, Trial
-from tests.dashboards.conftest import Swept
 from tests.dashboards.tracking.test_sweep_run import PROMPTS, log
 
 
 @pytest.fixture
-def folder(swept: Swept, tmp_path: Path) -> Path:
+def folder(swept, tmp_path):
     return Path(shutil.copytree(swept[1], tmp_path / "another"))
 
 
 @pytest.fixture(scope="module")
-def workspace_with_runs(
-    swept: Swept, empty_store: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[SweepResult, Path]:
+def workspace_with_runs(swept, empty_store, tmp_path_factory):
     """A logged sweep with a registered champion, and its workspace."""
     result, home = swept[0].model_copy(deep=True), tmp_path_factory.mktemp("logged")
     shutil.copy(empty_store, home / "mlflow.db")
@@ -66,7 +63,7 @@ def workspace_with_runs(
 
 
 @pytest.fixture
-def logged(workspace_with_runs: tuple[SweepResult, Path], home: Path) -> SweepResult:
+def logged(workspace_with_runs, home):
     """The same sweep, in a copy of its workspace: `home`."""
     result, made = workspace_with_runs
     utils._artifact_repos_cache.clear()  # as in a new process: the runs are in another place

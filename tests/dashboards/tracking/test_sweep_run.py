@@ -18,14 +18,13 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.results import SweepResult
-from tests.dashboards.conftest import Swept
 from tests.registered import runs_in
 
 PROMPTS = [Prompt("a", "def f(x):"), Prompt("b", "import os")]
 
 
 @pytest.fixture
-def folder(swept: Swept, tmp_path: Path) -> Path:
+def folder(swept, tmp_path):
     return Path(shutil.copytree(swept[1], tmp_path / "sweep"))
 
 

@@ -2,8 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -11,11 +9,11 @@ import yaml
 
 from research.bandits import __main__ as bandits
 from research.bandits.comparison import ArmsPlan
-from specdec_core.config import PairSpec, load_yaml, parse
+from specdec_core.config import load_yaml, parse
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.recordings.find import FINISHED
-from tests.commands import Command, Done, assert_refused, prompts_file
+from tests.commands import Done, assert_refused, prompts_file
 from tests.dashboards.conftest import REQUESTS
 from tests.registered import runs_in
 from tests.specdec_core.recordings.recorded import recorded
@@ -25,7 +23,7 @@ HARDWARE = {"name": "far away", "target": 0.1, "drafts": {"*": 0.01}}
 
 
 @pytest.fixture
-def home(home: Path, tiny_spec: PairSpec) -> Path:
+def home(home, tiny_spec):
     """A workspace with a plan, prompts and a hardware file."""
     plan = {
         "pair": tiny_spec.model_dump(mode="json"),
@@ -40,7 +38,7 @@ def home(home: Path, tiny_spec: PairSpec) -> Path:
 
 
 @pytest.fixture
-def compared(command: Command, home: Path) -> Callable[..., Done]:
+def compared(command, home):
     """Run the command, by the plan of the workspace unless another one is given."""
 
     def call(*arguments: object) -> Done:

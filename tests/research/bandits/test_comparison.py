@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from research.bandits.comparison import ArmComparison, ArmsPlan, race, replay_all
+from research.bandits.comparison import ArmsPlan, race, replay_all
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, parse
 from specdec_core.cost import Hardware
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.engine import Engine
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from tests.dashboards.conftest import NEW_TOKENS, REQUESTS
 from tests.specdec_core.recordings.recorded import recorded
@@ -26,7 +25,7 @@ PROMPTS = [request.tokens for request in REQUESTS]
 
 
 @pytest.fixture(scope="module")
-def raced(tiny_pair: Pair) -> ArmComparison:
+def raced(tiny_pair):
     return race(tiny_pair, PLAN, PROMPTS, NEW_TOKENS, repeats=2)
 
 

@@ -5,12 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from research.bandits.comparison import ArmComparison, ArmsPlan, race
+from research.bandits.comparison import ArmsPlan, race
 from research.bandits.figures import bound_of, regret_lines
 from research.bandits.regret import exp3_bound, hardness
 from research.bandits.report import headline
 from specdec_core.config import parse
-from specdec_core.models.pair import Pair
 from tests.dashboards.conftest import NEW_TOKENS, REQUESTS
 
 PLAN = parse(
@@ -21,7 +20,7 @@ PLAN = parse(
 
 
 @pytest.fixture(scope="module")
-def comparison(tiny_pair: Pair) -> ArmComparison:
+def comparison(tiny_pair):
     return race(tiny_pair, PLAN, [request.tokens for request in REQUESTS], NEW_TOKENS)
 
 

@@ -19,7 +19,7 @@ WARPED = {
 
 
 @pytest.fixture(scope="module")
-def pair() -> Pair:
+def pair():
     return toy_pair()
 
 

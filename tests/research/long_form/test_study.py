@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from research.long_form.parts import LongText, LongTexts
-from research.long_form.study import LongForm, measure_long_form, ranges_for
+from research.long_form.study import measure_long_form, ranges_for
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import Configuration
@@ -12,7 +12,6 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.heads import SpecDecPlusPlusSettings
 from specdec_core.engine import Request
-from specdec_core.models.pair import Pair
 from tests.conftest import save_random_head
 
 EDGES = (16, 32, 64)
@@ -20,7 +19,7 @@ PROMPTS = [tuple(range(5, 12)), tuple(range(20, 30))]
 
 
 @pytest.fixture(scope="module")
-def long_form(tiny_pair: Pair) -> LongForm:
+def long_form(tiny_pair):
     chain = Configuration(drafter=DraftModelSettings(policy=FixedSettings(max_tokens=3)))
     return measure_long_form(tiny_pair, [chain], PROMPTS, EDGES, repeats=2)
 

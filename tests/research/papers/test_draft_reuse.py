@@ -27,7 +27,7 @@ COST, PROMPTS, K = 4.0, 4, 6
 
 
 @pytest.fixture(scope="module")
-def replay(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Replay:
+def replay(tiny_pair, tmp_path_factory):
     folder = tmp_path_factory.mktemp("recording")
     return Replay(record(tiny_pair, folder, prompts=PROMPTS, max_draft=10))
 

@@ -17,9 +17,7 @@ from research.papers.sections.post_use import POST_USE
 from research.papers.studies import TIMES
 from specdec_core.base.errors import UserError
 from specdec_core.cost import ForwardCost, Profile
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import Recording
 from tests.specdec_core.recordings.test_record import record
 
 PROMPTS = 4
@@ -30,7 +28,7 @@ PROFILE = Profile(
 
 
 @pytest.fixture(scope="module")
-def greedy(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
+def greedy(tiny_pair, tmp_path_factory):
     folder = tmp_path_factory.mktemp("recording")
     return {"texts": record(tiny_pair, folder, prompts=PROMPTS, max_draft=12)}
 

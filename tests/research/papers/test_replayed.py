@@ -13,7 +13,6 @@ from research.papers.studies import OWN_HEADS, TABLES, TIMES, DecodedPrompts
 from specdec_core.config import Configuration, PairSpec, parse
 from specdec_core.cost import ForwardCost, Profile
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.tokens.statistics import Generation
@@ -31,7 +30,7 @@ PROFILE = Profile(
 
 
 @pytest.fixture(scope="module")
-def greedy(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Sets:
+def greedy(tiny_pair, tmp_path_factory):
     return {"code": record(tiny_pair, tmp_path_factory.mktemp("greedy"), max_draft=40)}
 
 

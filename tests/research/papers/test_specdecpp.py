@@ -10,9 +10,7 @@ from specdec_core.config import Configuration, Sampling
 from specdec_core.cost import ForwardCost, Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.heads.card import HeadTrainingSettings
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import Recording
 from specdec_core.training.heads.examples import split_prompts
 from tests.specdec_core.recordings.test_record import record
 
@@ -24,21 +22,21 @@ PROFILE = Profile(
 
 
 @pytest.fixture(scope="module")
-def mixed(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+def mixed(tiny_pair, tmp_path_factory):
     """Twelve prompts, of which two are in dev and two in test."""
     folder = tmp_path_factory.mktemp("mixed")
     return record(tiny_pair, folder, 12, mixing=0.15, sampling=SAMPLING, max_draft=20)
 
 
 @pytest.fixture(scope="module")
-def judged(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+def judged(tiny_pair, tmp_path_factory):
     """The same prompts and two more."""
     folder = tmp_path_factory.mktemp("judged")
     return record(tiny_pair, folder, 14, sampling=SAMPLING, max_draft=20)
 
 
 @pytest.fixture(scope="module")
-def table(mixed: Recording, judged: Recording) -> pd.DataFrame:
+def table(mixed, judged):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(specdecpp, "WEIGHTS", (6.0,))
         patch.setattr(specdecpp, "DEPTHS", (0, 3))

@@ -13,7 +13,6 @@ from research.papers.sections.svip import SVIP
 from research.papers.studies import LONG_FORM, LONG_FORM_GREEDY, TIMES
 from specdec_core.config import Configuration, Sampling
 from specdec_core.cost import ForwardCost, Profile
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.recordings.track import Track
@@ -33,25 +32,25 @@ def all_inputs(greedy: Sets, sampled: Sets, texts: LongForm) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def greedy(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Sets:
+def greedy(tiny_pair, tmp_path_factory):
     return {"code": record(tiny_pair, tmp_path_factory.mktemp("greedy"), max_draft=MOST)}
 
 
 @pytest.fixture(scope="module")
-def sampled(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Sets:
+def sampled(tiny_pair, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sampled")
     return {"code": record(tiny_pair, folder, sampling=Sampling(temperature=1), max_draft=MOST)}
 
 
 @pytest.fixture(scope="module")
-def long_form(tiny_pair: Pair) -> LongForm:
+def long_form(tiny_pair):
     chain = {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 0.3, "max_tokens": 4}}
     asked = [Configuration.model_validate({"drafter": chain})]
     return measure_long_form(tiny_pair, asked, [(5, 6, 7), (8, 9)], (16, 32))
 
 
 @pytest.fixture(autouse=True)
-def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_are_enough(monkeypatch):
     monkeypatch.setattr(svip, "LEAST", 1)
     shorter = {
         name: {**policy, "max_tokens": min(policy["max_tokens"], MOST)}

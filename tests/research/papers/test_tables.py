@@ -87,7 +87,7 @@ def measured(prompts: str, configuration: Configuration, seconds: tuple[float, f
 
 
 @pytest.fixture(scope="module")
-def result() -> PapersResult:
+def result():
     everything = []
     for method in PLAN.methods("methods"):
         (configuration,) = method.configurations
@@ -223,7 +223,7 @@ def test_an_mlflow_run_has_tables_as_artifacts_and_numbers_as_metrics(result, ho
 
 
 @pytest.fixture
-def frontier() -> PapersResult:
+def frontier():
     """Decodings of five prompts that take 2 ms a draft forward, 10 ms a target forward and 30 ms
     for the prompt; the head saves both kinds of forwards."""
     drafters = {

@@ -8,11 +8,10 @@ import pandas as pd
 import pytest
 
 from research.plan_tree import __main__ as plan_tree
-from research.plan_tree.comparison import GRID, PLANNED, TreeComparison, compare_trees
+from research.plan_tree.comparison import GRID, PLANNED, compare_trees
 from specdec_core.config import Configuration, Sampling, load_yaml
 from specdec_core.cost import load_hardware
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.plan import load_plan
@@ -27,7 +26,7 @@ SAMPLINGS = {"greedy": Sampling(), "coupled": Sampling(temperature=1.0, coupling
 
 
 @pytest.fixture(scope="module")
-def home(empty_store: Path, tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(empty_store, tiny_pair, tmp_path_factory):
     """A workspace with a greedy recording, one of sampling, and a hardware file."""
     home = tmp_path_factory.mktemp("home")
     shutil.copy(empty_store, home / "mlflow.db")
@@ -40,7 +39,7 @@ def home(empty_store: Path, tiny_pair: Pair, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="module")
-def comparison(home: Path) -> TreeComparison:
+def comparison(home):
     replay = Replay(Recording.open(home / "traces" / "greedy"), hidden=False)
     profile = load_hardware(home / "h.yaml").profile(["draft"])
     return compare_trees(replay, profile, nodes=12, depth=4)

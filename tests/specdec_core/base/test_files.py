@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -81,7 +80,7 @@ def test_a_full_disk_is_found_behind_what_libraries_make_of_it(small_disk):
 
 
 @pytest.fixture
-def umask() -> Iterator[None]:
+def umask():
     """Files may be read by other users, and written by their own alone."""
     before = os.umask(0o022)
     yield

@@ -3,25 +3,25 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 
 import pytest
 
 from specdec_core.base import wire as module
-from specdec_core.base.wire import LinkLost, Wire, WireListener, connect
+from specdec_core.base.wire import LinkLost, WireListener, connect
 
 LIMIT = 8 << 20
 
 
 @pytest.fixture
-def listener() -> Iterator[WireListener]:
+def listener():
     with closing(WireListener("127.0.0.1", limit=LIMIT)) as listener:
         yield listener
 
 
 @pytest.fixture
-def ends(listener: WireListener) -> Iterator[tuple[Wire, Wire]]:
+def ends(listener):
     """Both ends of a wire, the listener's first."""
     there = connect("127.0.0.1", listener.port, listener.key, limit=LIMIT)
     here = listener.accept(10)

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,7 +47,7 @@ class EagerPolicy(LengthPolicy):
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def own(tmp_path, monkeypatch):
     """A folder to import from; kinds that a test adds are gone behind it."""
     known = dict(DRAFTERS), dict(POLICIES)
     monkeypatch.syspath_prepend(tmp_path)

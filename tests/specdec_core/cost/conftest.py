@@ -7,7 +7,7 @@ from tests.specdec_core.cost.examples import measure
 
 
 @pytest.fixture
-def profile() -> Profile:
+def profile():
     target = ForwardCost.fit(measure((1, 2, 4, 8, 16), (64, 256, 512), (1, 4)))
     flat = Measurement(width=1, context=256, batch=1, seconds=1e-3)
     return Profile(

@@ -6,7 +6,7 @@ import pytest
 
 import jobs
 from specdec_core.base.errors import UserError
-from specdec_core.cost import Hardware, Profile, load_hardware
+from specdec_core.cost import load_hardware
 from tests.specdec_core.cost.examples import counts
 
 SHIPPED = sorted((Path(jobs.__file__).parent / "hardware").glob("*.yaml"))
@@ -25,12 +25,12 @@ def write(folder: Path, text: str) -> Path:
 
 
 @pytest.fixture
-def hardware(tmp_path: Path) -> Hardware:
+def hardware(tmp_path):
     return load_hardware(write(tmp_path, GOOD))
 
 
 @pytest.fixture
-def llama() -> Profile:
+def llama():
     path = next(path for path in SHIPPED if path.name == "llama2-7b-70b-2xA100.yaml")
     return load_hardware(path).profile(["draft"])
 

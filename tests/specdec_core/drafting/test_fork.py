@@ -11,7 +11,6 @@ from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
 from specdec_core.engine import Engine
-from specdec_core.models.pair import Pair
 from specdec_core.tokens.sampling import warp
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from tests.conftest import save_random_head
@@ -31,7 +30,7 @@ POLICIES = {
 
 
 @pytest.fixture
-def endless(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Pair:
+def endless(tiny_pair, monkeypatch):
     """The pair without a token that ends texts: chains would end behind it, forks do not."""
     monkeypatch.setattr(tiny_pair.target.generation_config, "eos_token_id", -1)
     return tiny_pair

@@ -1,13 +1,11 @@
 """No lossless drafter changes what is written: a fixed output stays the target's own, and samples
 have the target's joint distribution."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specdec_core.config import Sampling
-from specdec_core.models.pair import Pair
 from tests.conftest import save_random_head
 from tests.specdec_core.drafting.proofs import assert_the_targets_own
 from tests.specdec_core.fits import fit
@@ -89,7 +87,7 @@ ALSO_COUPLED += ["lookahead", "cascade of a cache", "post-use", "ouroboros", "ex
 
 
 @pytest.fixture
-def head(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def head(tiny_pair, tmp_path, monkeypatch):
     """A workspace with an acceptance head of random weights."""
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     save_random_head(tiny_pair, "specdecpp", tmp_path / "heads" / "random")

@@ -12,7 +12,6 @@ from specdec_core.config import Sampling
 from specdec_core.drafting.drafter import Resources
 from specdec_core.drafting.retrieval import RetrievalDrafter, RetrievalSettings, most_frequent
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from specdec_core.training.datastores.build import write_datastore
 from tests.specdec_core.drafting.datastores.test_datastore import SMALL
 from tests.specdec_core.drafting.proofs import PROMPTS, assert_the_targets_own, found_in, paths
@@ -63,7 +62,7 @@ def test_matches_are_bounded_on_both_sides(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def store(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> str:
+def store(tiny_pair, tmp_path_factory):
     """A datastore of what the target writes, with a wrong turn in it."""
     engine = Engine(tiny_pair)
     written = engine.generate([Request(str(i), p, 60) for i, p in enumerate(PROMPTS)])

@@ -7,12 +7,12 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Sampling
+from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.config.kinds import DRAFTERS, POLICIES
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.cache import PooledCache
-from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.pair import load_pair
 from specdec_core.tokens.sampling import draw, draw_siblings, warp
 from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import TokenTree
@@ -32,7 +32,7 @@ SAMPLINGS = [
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_spec: PairSpec) -> Pair:
+def pair(tiny_spec):
     """The pair with a target that has two tokens that break its logits."""
     pair = load_pair(tiny_spec)
     poison(pair.target)
@@ -144,7 +144,7 @@ def test_a_candidate_that_breaks_its_row_costs_a_round(pair, tiny_pair, monkeypa
 
 
 @pytest.fixture(scope="module")
-def drafted(tiny_spec: PairSpec, request: pytest.FixtureRequest) -> Pair:
+def drafted(tiny_spec, request):
     """The pair with a draft that has "some" embeddings that are NaN, or "no" other ones."""
     pair = load_pair(tiny_spec)
     poison(pair.drafts["draft"], request.param == "no")

@@ -34,7 +34,7 @@ def pair_with_head(pair: Pair, **options: int) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_pair: Pair) -> Pair:
+def pair(tiny_pair):
     return pair_with_head(tiny_pair)
 
 
@@ -43,7 +43,7 @@ def requests(count: int = 24) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def expected(pair: Pair) -> list[list[int]]:
+def expected(pair):
     return [g.tokens for g in Engine(pair, AUTOREGRESSIVE).generate(requests())]
 
 
@@ -60,7 +60,7 @@ WRITTEN = [Request(str(n), text, 80, ignore_eos=True) for n, text in enumerate(T
 
 
 @pytest.fixture(scope="module")
-def taught(tiny_pair: Pair) -> Pair:
+def taught(tiny_pair):
     """The pair with a head that knows what the target writes."""
     written = Engine(tiny_pair, AUTOREGRESSIVE, 3).generate(WRITTEN)
     texts = [[*text, *own.tokens] for text, own in zip(TEXTS, written, strict=True)]

@@ -72,7 +72,7 @@ def masked(pair: Pair, request: Request) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_pair: Pair) -> list[list[int]]:
+def expected(tiny_pair):
     return [masked(tiny_pair, request) for request in requests()]
 
 

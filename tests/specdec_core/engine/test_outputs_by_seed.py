@@ -10,7 +10,6 @@ from specdec_core.config import Configuration, Sampling, parse
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import BLOCK, Limits
 from specdec_core.models.cache import PooledCache
-from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts, Generation
 from specdec_core.training.datastores.build import write_datastore
 from tests.conftest import save_random_head
@@ -135,13 +134,13 @@ COUNTS = {
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_pair: Pair) -> Pair:
+def pair(tiny_pair):
     """With an EAGLE head as a further draft."""
     return replace(tiny_pair, drafts={**tiny_pair.drafts, HEAD: head_of(tiny_pair)})
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tiny_pair, tmp_path_factory):
     """Has a datastore of what the target writes, and an acceptance head."""
     folder = tmp_path_factory.mktemp("made")
     written = Engine(tiny_pair).generate([Request("all", tuple(range(5, 20)), 60)])

@@ -26,7 +26,7 @@ DRAFTERS = {
 
 
 @pytest.fixture(scope="module")
-def pair() -> Pair:
+def pair():
     tokenizer = tiny_tokenizer()
     size = len(tokenizer)
     runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=150)

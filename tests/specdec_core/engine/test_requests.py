@@ -139,7 +139,7 @@ def test_a_request_for_no_tokens_reads_its_prompt_alone(tiny_pair, drafter):
 
 
 @pytest.fixture(scope="module")
-def free(tiny_pair: Pair) -> list[Generation]:
+def free(tiny_pair):
     """Without an end."""
     return Engine(tiny_pair, AUTOREGRESSIVE, 3).generate(requests(ignore_eos=True))
 

@@ -10,7 +10,7 @@ from specdec_core.config.kinds import DRAFTERS
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models import pair as pairs
-from specdec_core.models.pair import Pair, check_pair
+from specdec_core.models.pair import check_pair
 from specdec_core.tokens.statistics import Generation
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.drafting.proofs import PROMPTS
@@ -26,7 +26,7 @@ LOSSLESS = {"target_tree": {"branching": [1, 3, 2]}, "target_fork": {"width": 1}
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def pair(tiny_pair, tmp_path_factory):
     return short_pair(tiny_pair, tmp_path_factory.mktemp("short"))
 
 
@@ -35,7 +35,7 @@ def requests() -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def expected(pair: Pair) -> list[list[int]]:
+def expected(pair):
     return [g.tokens for g in Engine(pair, AUTOREGRESSIVE, 3).generate(requests())]
 
 

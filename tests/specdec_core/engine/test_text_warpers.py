@@ -85,7 +85,7 @@ def generated(pair: Pair, prompt: tuple[int, ...], sampling: Sampling) -> list[i
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_pair: Pair) -> dict[str, list[list[int]]]:
+def expected(tiny_pair):
     return {
         name: [generated(tiny_pair, prompt, sampling) for prompt in PROMPTS]
         for name, sampling in EDITED.items()
@@ -130,7 +130,7 @@ def test_an_asynchronous_draft_is_warped_too(tiny_pair, expected):
 
 
 @pytest.fixture(scope="module")
-def twins(tiny_pair: Pair) -> Pair:
+def twins(tiny_pair):
     return replace(tiny_pair, drafts={"draft": tiny_pair.target})
 
 

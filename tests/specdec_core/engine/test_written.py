@@ -57,7 +57,7 @@ def test_a_stop_string_over_the_border_ends_the_text(tiny_pair):
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[set[float]]:
+def drawn(monkeypatch):
     """The uniform numbers that each request draws, in the order of entering."""
     streams: list[set[float]] = []
 

@@ -19,7 +19,7 @@ from tests.specdec_core.recordings.test_record import record
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     return tmp_path
 

@@ -4,7 +4,6 @@ import gc
 import mmap
 import sys
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,7 +91,7 @@ def test_a_pool_that_does_not_fit_is_one_line():
 
 
 @pytest.fixture
-def uncollected() -> Iterator[None]:
+def uncollected():
     """Without Python's collection of reference cycles."""
     gc.collect()
     gc.disable()

@@ -53,7 +53,7 @@ NEEDS_GPU = pytest.mark.skipif(not GPU, reason="needs a GPU")
 
 
 @pytest.fixture(params=["packed", "windows", pytest.param("fused", marks=[NEEDS_GPU])])
-def runners(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[EagerRunner]:
+def runners(request, monkeypatch):
     """An eager runner, and one of captured graphs: of kernels as they are or, which takes long to
     compile, fused."""
     model = model_of(request.param)

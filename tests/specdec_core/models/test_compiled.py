@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,7 @@ LOOKUP = {"kind": "prompt_lookup", "max_ngram": 2, "max_tokens": 4}
 
 
 @pytest.fixture(scope="module")
-def graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def graphs(tmp_path_factory):
     """A folder of graphs that all tests here share: compiling one takes seconds."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
@@ -43,7 +42,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def compiled_pair(tiny_spec: PairSpec, graphs: Path) -> Pair:
+def compiled_pair(tiny_spec, graphs):
     return load_compiled(tiny_spec, device="cpu")
 
 
@@ -67,9 +66,7 @@ def both(pair: Pair, slots: int = 3) -> tuple[EagerRunner, CompiledRunner]:
 
 
 @pytest.fixture(params=["packed", pytest.param("windows", marks=pytest.mark.long)])
-def runners(
-    request: pytest.FixtureRequest, compiled_pair: Pair
-) -> tuple[EagerRunner, CompiledRunner]:
+def runners(request, compiled_pair):
     """An eager and a compiled runner of the target, or of a draft with two kinds of layers."""
     model, length = compiled_pair.target, compiled_pair.max_length
     if draft := request.param == "windows":

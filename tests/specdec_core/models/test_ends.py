@@ -1,20 +1,19 @@
 """What ends a sequence is the same wherever it is decoded: the template's end of turn, too."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
-from specdec_core.config import PairSpec, Sampling
+from specdec_core.config import Sampling
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.pair import load_pair
 from tests.conftest import chat_tokenizer
 
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}draft\n{% endfor %}"
 
 
 @pytest.fixture
-def pair(tiny_spec: PairSpec, tiny_pair_folders: dict[str, Path], tmp_path: Path) -> Pair:
+def pair(tiny_spec, tiny_pair_folders, tmp_path):
     """A pair with a template that ends turns with a token which the generation settings lack."""
     tokenizer = chat_tokenizer(TURNS)
     tokenizer.add_special_tokens({"additional_special_tokens": ["draft"]})

@@ -17,12 +17,7 @@ WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture(params=["whole", "sampled"])
-def model(
-    request: pytest.FixtureRequest,
-    tiny_pair_folders: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Path:
+def model(request, tiny_pair_folders, tmp_path, monkeypatch):
     """A model to change, read whole or as if it were large."""
     if request.param == "sampled":
         monkeypatch.setattr(module, "WHOLE", 0)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from transformers import GenerationMixin
 
-from specdec_core.config import PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.models.generation_settings import NEUTRAL
 from specdec_core.models.loading import load_skeleton
@@ -30,7 +29,7 @@ SUPPORTED = {"do_sample": True, "temperature": 0.3, "top_k": 2, "top_p": 0.4, "e
 
 
 @pytest.fixture
-def asking(tiny_pair_folders: dict[str, Path], tiny_spec: PairSpec, tmp_path: Path) -> PairSpec:
+def asking(tiny_pair_folders, tiny_spec, tmp_path):
     """The tiny pair, from checkpoints that ask for all of this."""
     for name, folder in tiny_pair_folders.items():
         shutil.copytree(folder, tmp_path / name)

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -27,7 +26,7 @@ TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def kept(tmp_path, monkeypatch):
     """A separate folder for what is unpacked."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     unpacked.cache_clear()
@@ -85,7 +84,7 @@ def merges(tokenizer: object) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def model() -> PreTrainedModel:
+def model():
     return tiny_llama(0, HIDDEN, LAYERS, len(tiny_tokenizer()))
 
 

@@ -26,7 +26,7 @@ def in_huge_pages(address: int) -> int:
 
 
 @pytest.fixture
-def mapped() -> Path:
+def mapped():
     file = Path("/proc/self/pagemap")
     if not file.exists():
         pytest.skip("this system does not say which pages are in use")

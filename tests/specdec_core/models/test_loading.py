@@ -59,7 +59,7 @@ def refused(folder: Path, pattern: str) -> None:
 
 
 @pytest.fixture
-def folder(tiny_pair_folders: dict[str, Path], tmp_path: Path) -> Path:
+def folder(tiny_pair_folders, tmp_path):
     """A small Llama, to be spoilt."""
     return Path(shutil.copytree(tiny_pair_folders["target"], tmp_path / "model"))
 

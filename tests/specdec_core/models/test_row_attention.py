@@ -20,7 +20,7 @@ ROWS = [(3, 200, 1, None), (0, 41, 8, TREE), (1, 120, 40, None), (2, 20, 3, TREE
 
 
 @pytest.fixture(autouse=True, scope="module")
-def built() -> None:
+def built():
     assert operator.available(DEVICE)
 
 

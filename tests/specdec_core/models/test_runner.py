@@ -1,13 +1,10 @@
 """The slot cache under trees, rollback and compaction gives the logits of a plain forward."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from specdec_core.models.eager import EagerRunner
-from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch
 from tests.conftest import tiny_llama
 
@@ -33,7 +30,7 @@ def plain(model: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3-window"])
-def model(request: pytest.FixtureRequest, tiny_pair: Pair) -> torch.nn.Module:
+def model(request, tiny_pair):
     if request.param == "llama":
         return tiny_pair.target
     torch.manual_seed(0)
@@ -47,7 +44,7 @@ def model(request: pytest.FixtureRequest, tiny_pair: Pair) -> torch.nn.Module:
 
 
 @pytest.fixture(params=["row by row", "packed", "operator", "pool"])
-def opened(request: pytest.FixtureRequest, model: torch.nn.Module) -> Callable[[int], EagerRunner]:
+def opened(request, model):
     """Opens a runner that runs rows one by one, packs them, attends by the project's operator, or
     does so in a pool of blocks."""
 

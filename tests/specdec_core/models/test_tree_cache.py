@@ -1,8 +1,6 @@
 """Whatever tree is fed, in whatever steps, and whatever path of it is kept: the slot cache holds
 what a plain forward of the kept text leaves behind."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -48,7 +46,7 @@ RUN = [
 
 
 @pytest.fixture(scope="module", params=RUN, ids=" ".join)
-def run(request: pytest.FixtureRequest) -> tuple[torch.nn.Module, Callable[[int], EagerRunner]]:
+def run(request):
     """A model, and what opens runners of it."""
     torch.manual_seed(0)
     name, way = request.param

@@ -5,7 +5,6 @@ import logging
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from specdec_core.base.errors import UserError
 from specdec_core.prompts.chat import end_of_turn
@@ -31,7 +30,7 @@ def texts(prompts: list[Prompt]) -> list[str]:
 
 
 @pytest.fixture
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     return chat_tokenizer()
 
 

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -243,7 +242,7 @@ COMMIT = "c" * 40
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def hub(tmp_path_factory):
     """A small hub on this machine, and the environment that points the real client at it."""
     sets = {
         "openai/gsm8k": {

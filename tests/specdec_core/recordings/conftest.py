@@ -8,5 +8,5 @@ from tests.specdec_core.recordings.recorded import TOKENS
 
 
 @pytest.fixture(scope="session")
-def requests() -> list[Request]:
+def requests():
     return [Request(str(n), tokens, TOKENS, seed=n) for n, tokens in enumerate(PROMPTS)]

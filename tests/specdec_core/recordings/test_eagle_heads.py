@@ -8,8 +8,6 @@ import torch
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling
-from specdec_core.engine import Request
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from tests.specdec_core.kinds import configured
 from tests.specdec_core.models.eagle.pair_heads import head_of
@@ -27,7 +25,7 @@ POLICIES = [
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_pair: Pair) -> Pair:
+def pair(tiny_pair):
     """The pair with a head that often agrees with the target: its last layer, read again."""
     head = head_of(tiny_pair, tokens=tiny_pair.target.config.vocab_size, feature_layers=(2,))
     head.fc.weight.data.copy_(torch.eye(32))
@@ -43,12 +41,7 @@ def pair(tiny_pair: Pair) -> Pair:
 
 
 @pytest.fixture(scope="module", params=SAMPLINGS)
-def replay(
-    pair: Pair,
-    requests: list[Request],
-    tmp_path_factory: pytest.TempPathFactory,
-    request: pytest.FixtureRequest,
-) -> Replay:
+def replay(pair, requests, tmp_path_factory, request):
     facts = {"sampling": SAMPLINGS[request.param], "eagle_heads": (HEAD,)}
     return Replay(recorded(pair, requests, tmp_path_factory.mktemp("heads"), **facts))
 

@@ -1,16 +1,13 @@
 """Every kind says whether a recording knows what it would do; where it does, its replay has the
 very rounds that decoding takes. What a kind forgets to say is found here."""
 
-from pathlib import Path
-
 import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.config.kinds import DRAFTERS, POLICIES
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
+from specdec_core.engine import Engine
 from specdec_core.recordings.replay import Replay
 from specdec_core.training.datastores.build import write_datastore
 from tests.conftest import save_random_head
@@ -24,14 +21,12 @@ KNOWN = {"token_cache": {"learn_from": "output"}, "post_use": {"cache": {"learn_
 
 
 @pytest.fixture(scope="module")
-def replay(
-    tiny_pair: Pair, requests: list[Request], tmp_path_factory: pytest.TempPathFactory
-) -> Replay:
+def replay(tiny_pair, requests, tmp_path_factory):
     return Replay(recorded(tiny_pair, requests, tmp_path_factory.mktemp("every-kind"), mixing=0))
 
 
 @pytest.fixture
-def home(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def home(tiny_pair, tmp_path, monkeypatch):
     """A workspace with the heads and the datastore that kinds ask for."""
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     for kind in ("specdecpp", "t1"):

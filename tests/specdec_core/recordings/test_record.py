@@ -34,7 +34,7 @@ def requests(count: int, new_tokens: int = N) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def recording(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+def recording(tiny_pair, tmp_path_factory):
     return record(tiny_pair, tmp_path_factory.mktemp("recording"), mixing=0.3)
 
 

@@ -4,9 +4,7 @@ from functools import partial
 
 import pytest
 
-from specdec_core.config import PairSpec
 from specdec_core.engine import Engine
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.kinds import chain, configured
@@ -15,9 +13,7 @@ from tests.specdec_core.recordings.recorded import SAMPLINGS, assert_replayed, r
 
 
 @pytest.fixture(scope="module", params=["own", "copied"])
-def pair(
-    request: pytest.FixtureRequest, tiny_spec: PairSpec, tmp_path_factory: pytest.TempPathFactory
-) -> Pair:
+def pair(request, tiny_spec, tmp_path_factory):
     if request.param == "own":
         return narrowed_pair(tiny_spec)
     return copied_pair(tiny_spec, tmp_path_factory.mktemp("copied") / "draft")

@@ -1,6 +1,5 @@
 """Replayed rounds are the live engine's, for every policy and drafter that replay can follow."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,25 +105,25 @@ class Recorded:
 
 
 @pytest.fixture(scope="module")
-def recorded() -> Recorded:
+def recorded():
     return Recorded()
 
 
 @pytest.fixture(scope="module")
-def short(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Replay:
+def short(recorded, tmp_path_factory):
     folder = tmp_path_factory.mktemp("greedy")
     return Replay(make_recording(recorded.pair, recorded.requests, folder, mixing=0))
 
 
 @pytest.fixture(scope="module")
-def coupled(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Replay:
+def coupled(recorded, tmp_path_factory):
     facts = {"mixing": 0, "sampling": COUPLED}
     folder = tmp_path_factory.mktemp("coupled")
     return Replay(make_recording(recorded.pair, recorded.requests, folder, **facts))
 
 
 @pytest.fixture
-def head(recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def head(recorded, tmp_path, monkeypatch):
     """One that knows nothing, but says different things of different candidates."""
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     save_random_head(recorded.pair, "joint", tmp_path / "heads" / "joint", draft="small")

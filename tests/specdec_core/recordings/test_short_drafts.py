@@ -6,10 +6,8 @@ import pytest
 
 from specdec_core.config import Configuration
 from specdec_core.config.kinds import DRAFTERS
-from specdec_core.engine import Request
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import NOTHING, Recording
+from specdec_core.recordings.schema import NOTHING
 from tests.specdec_core.kinds import chain, configured, drafter
 from tests.specdec_core.recordings.recorded import SAMPLINGS, assert_replayed, recorded
 from tests.specdec_core.recordings.short_pair import HEAD, POSITIONS, short_pair
@@ -22,17 +20,12 @@ from tests.specdec_core.training.heads.rows import rows_after
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def pair(tiny_pair, tmp_path_factory):
     return short_pair(tiny_pair, tmp_path_factory.mktemp("short"))
 
 
 @pytest.fixture(scope="module", params=SAMPLINGS)
-def recording(
-    pair: Pair,
-    requests: list[Request],
-    tmp_path_factory: pytest.TempPathFactory,
-    request: pytest.FixtureRequest,
-) -> Recording:
+def recording(pair, requests, tmp_path_factory, request):
     return recorded(
         pair,
         requests,

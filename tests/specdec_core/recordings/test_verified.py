@@ -11,9 +11,8 @@ from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.policy import build_policy
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import Header, RecordedPrompts, Recording, Trace
+from specdec_core.recordings.schema import Header, RecordedPrompts, Trace
 from specdec_core.recordings.track import Track
 from specdec_core.recordings.verified import verified
 from tests.specdec_core.recordings.test_record import record
@@ -23,7 +22,7 @@ TOKENS, TEXT, LONGEST = 6, 10_000, 6
 
 
 @pytest.fixture(scope="module")
-def sampled(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+def sampled(tiny_pair, tmp_path_factory):
     return record(tiny_pair, tmp_path_factory.mktemp("sampled"), sampling=SAMPLING)
 
 

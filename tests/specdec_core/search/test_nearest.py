@@ -6,7 +6,6 @@ import pytest
 
 from specdec_core.config import Configuration, parse
 from specdec_core.cost import ForwardCost, Measurement, Profile
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.chains import whole_chains
 from specdec_core.search.nearest import estimated, find_nearest, rank
@@ -52,7 +51,7 @@ SVIP = {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 1.5}}
 
 
 @pytest.fixture(scope="module")
-def replay(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Replay:
+def replay(tiny_pair, tmp_path_factory):
     return Replay(record(tiny_pair, tmp_path_factory.mktemp("recording"), 4))
 
 

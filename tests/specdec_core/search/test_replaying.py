@@ -12,7 +12,7 @@ from cluster.sweep.run import run_sweep
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair, fingerprints
+from specdec_core.models.pair import fingerprints
 from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
@@ -68,7 +68,7 @@ class Heard(SweepObserver):
 
 
 @pytest.fixture(scope="module")
-def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prompts_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
     path.write_text("\n".join(json.dumps({"prompt": text}) for text in PROMPTS))
     return path
@@ -96,9 +96,7 @@ def typed(spec: PairSpec, dtype: str) -> PairSpec:
 
 
 @pytest.fixture(scope="module")
-def recorded(
-    tiny_pair: Pair, prompts_file: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Recording]:
+def recorded(tiny_pair, prompts_file, tmp_path_factory):
     """A workspace with a recording."""
     home = tmp_path_factory.mktemp("home")
     record_prompts(tiny_pair, prompts_file, home / "traces" / "own", TOKENS)
@@ -109,7 +107,7 @@ Swept = tuple[SweepResult, SweepFolder, Heard]
 
 
 @pytest.fixture(scope="module")
-def replayed(recorded: tuple[Path, Recording], tiny_spec: PairSpec, prompts_file: Path) -> Swept:
+def replayed(recorded, tiny_spec, prompts_file):
     heard, plan = Heard(), plan_for(tiny_spec, prompts_file, race={"seconds": 0})
     return *run_sweep(plan, recorded[0], observers=[heard]), heard
 

@@ -9,8 +9,7 @@ from specdec_core.cost import Hardware
 from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import Pair, load_pair
-from specdec_core.recordings.replay import Replay
+from specdec_core.models.pair import load_pair
 from specdec_core.recordings.rounds import ReplayedRounds
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.simulator import shapes_of, simulate_clients
@@ -38,7 +37,7 @@ BANDIT = configured(kind="bandit", arms=[chain("medium"), chain("small")])
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_pair_folders) -> Pair:
+def pair(tiny_pair_folders):
     """A pair with two drafts that are the same but for their names."""
     drafts = dict.fromkeys(DRAFTS, str(tiny_pair_folders["draft"]))
     runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=256)
@@ -47,7 +46,7 @@ def pair(tiny_pair_folders) -> Pair:
 
 
 @pytest.fixture(scope="module")
-def replay(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Replay:
+def replay(pair, tmp_path_factory):
     texts = [f"x{n} = {n} + " * (1 + n % 3) for n in range(6)]
     return replay_of(pair, texts, tmp_path_factory.mktemp("recorded"), NEW_TOKENS)
 

@@ -54,7 +54,7 @@ TOKENIZERS = {"byte_level": byte_level(), "metaspace": metaspace()}
 
 
 @pytest.fixture(params=TOKENIZERS)
-def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
+def tokenizer(request):
     return TOKENIZERS[request.param]
 
 

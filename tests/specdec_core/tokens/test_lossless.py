@@ -32,7 +32,7 @@ counted = partial(toy.counted, length=LENGTH)
 
 
 @pytest.fixture(scope="module")
-def toy_pair() -> Pair:
+def toy_pair():
     """With a draft that is unlike its target."""
     pair = toy.toy_pair()
     return replace(pair, drafts={"toy": pair.drafts[toy.FAR]})
@@ -97,7 +97,7 @@ def test_trees_of_every_shape_are_lossless(toy_pair, shape, sampling):
 
 
 @pytest.fixture(scope="module")
-def holes(toy_pair: Pair) -> Pair:
+def holes(toy_pair):
     """The target never writes 0 or 3, the draft never 3, 4 or 5."""
 
     def without(model: LlamaForCausalLM, tokens: list[int]) -> LlamaForCausalLM:
@@ -122,7 +122,7 @@ def test_tokens_that_only_one_model_knows_do_no_harm(holes, shape):
 
 
 @pytest.fixture(scope="module")
-def reduced(toy_pair: Pair) -> Pair:
+def reduced(toy_pair):
     """The draft has an output layer over three of the tokens."""
     draft = draft_of(toy_pair.target.config, [1, 2, 4], seed=1)
     return Pair(toy_pair.spec, toy_pair.tokenizer, toy_pair.target, {"toy": draft})

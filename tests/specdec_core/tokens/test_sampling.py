@@ -1,7 +1,6 @@
 """From any logits and any accepted settings come distributions, and from these possible tokens."""
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from specdec_core.tokens.verification import residual
 
 
 @pytest.fixture(scope="module", autouse=True, params=["operators", "torch"])
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
+def way(request):
     """With the operators for CPUs, and with torch, as on GPUs."""
     if request.param == "operators" and not operator.available():
         pytest.skip("needs a C++ compiler")

@@ -56,7 +56,7 @@ def unpacked(pair: Pair) -> Pair:
 
 
 @pytest.fixture(scope="session")
-def recorded(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+def recorded(tiny_pair, tmp_path_factory):
     root = tmp_path_factory.mktemp("eagle")
     answers, features = recorded_answers(tiny_pair, root / "answers"), root / "features"
     record_features(unpacked(tiny_pair), LAYERS, answers, features)

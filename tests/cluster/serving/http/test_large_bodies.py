@@ -67,7 +67,7 @@ def test_where_a_token_may_stand_for_any_text_there_is_no_longest():
 
 
 @pytest.fixture
-def blocked(monkeypatch: pytest.MonkeyPatch) -> Event:
+def blocked(monkeypatch):
     """Grammars are compiled once this is set, and on no engine's thread."""
     compiling, compiled = Event(), Grammars._compile
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -16,7 +16,6 @@ from cluster.serving.http.access import Access
 from cluster.serving.http.app import build_app
 from cluster.serving.http.bodies import MAX_BODY_BYTES
 from cluster.serving.http.limits import RequestLimits
-from specdec_core.config import PairSpec
 from specdec_core.engine import Engine
 from specdec_core.models.pair import load_pair
 from tests.configurations import BANDIT
@@ -129,7 +128,7 @@ def resolved(document: dict[str, Any], reference: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def start(chat_spec: PairSpec) -> Iterator[Callable[[], Api]]:
+def start(chat_spec):
     small = chat_spec.runner.model_copy(update={"max_length": 64})
     pair = load_pair(chat_spec.model_copy(update={"runner": small}))
     with asyncio.Runner() as runner:
@@ -139,7 +138,7 @@ def start(chat_spec: PairSpec) -> Iterator[Callable[[], Api]]:
 
 
 @pytest.fixture(scope="module")
-def api(start: Callable[[], Api]) -> Api:
+def api(start):
     return start()
 
 

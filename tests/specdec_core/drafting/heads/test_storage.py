@@ -1,7 +1,6 @@
 """A saved head predicts what the trained head predicts, and only beside its own pair."""
 
 import json
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -30,7 +29,7 @@ def head_and_card(kind: HeadKind) -> tuple[Head, HeadCard]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     head, card = head_and_card("specdecpp")
     save_head(head, card, tmp_path / "mine")
     return tmp_path / "mine"

@@ -34,7 +34,7 @@ def draft_process(link: SocketLink, pair: Pair) -> Iterator[BaseProcess]:
 
 
 @pytest.fixture
-def link() -> Iterator[SocketLink]:
+def link():
     link = SocketLink("127.0.0.1")
     yield link
     link.close()

@@ -154,7 +154,7 @@ class Drafting:
 
 
 @pytest.fixture(scope="module")
-def drafting() -> Drafting:
+def drafting():
     return Drafting()
 
 

@@ -41,7 +41,7 @@ def checks_of(pair: Pair, configuration: Configuration) -> Checks:
 
 
 @pytest.fixture(scope="module")
-def certificate(tiny_pair: Pair) -> Certificate:
+def certificate(tiny_pair):
     prompts = PromptSet(source="here", count=len(TEXTS), digest="d")
     checks = checks_of(tiny_pair, CHAIN)
     # How fast it is on a busy machine is not what is tested.

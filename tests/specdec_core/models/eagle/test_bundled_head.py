@@ -14,7 +14,7 @@ HEADS = [name for name in FOR_FETCHED if names_head(f"bundled:{name}")]
 
 
 @pytest.fixture(params=HEADS)
-def name(request: pytest.FixtureRequest) -> str:
+def name(request):
     return f"bundled:{request.param}"
 
 

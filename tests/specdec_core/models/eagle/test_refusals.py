@@ -26,7 +26,7 @@ Tensors = dict[str, Tensor]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     save_head(random_head(), tmp_path / "head", CARD)
     return tmp_path / "head"
 

@@ -4,7 +4,6 @@ and rows that change together."""
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -70,7 +69,7 @@ class Rig:
 
 
 @pytest.fixture(params=["operator", "torch", "pool"])
-def rig(request: pytest.FixtureRequest, tiny_pair: Pair) -> Rig:
+def rig(request, tiny_pair):
     return Rig(tiny_pair, way=request.param)
 
 
@@ -209,7 +208,7 @@ def test_a_forward_that_does_not_fit_has_appended_nothing(rig):
 
 
 @pytest.fixture
-def cpu_rig(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+def cpu_rig(tiny_pair, tmp_path, monkeypatch):
     """With separate graphs."""
     if tiny_pair.target.device.type != "cpu":
         pytest.skip("on a GPU heads are run eagerly")

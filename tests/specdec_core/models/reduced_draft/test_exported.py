@@ -1,6 +1,5 @@
 """Other programs read a draft with a reduced vocabulary as a plain Llama that drafts the same."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ PROPOSABLE = list(range(1, 300, 3))  # without the first token
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

@@ -30,13 +30,13 @@ TEXT = torch.tensor([[5, 6, 7, 8, 90, 91]])
 
 
 @pytest.fixture
-def folder(tiny_spec: PairSpec, tmp_path: Path) -> Path:
+def folder(tiny_spec, tmp_path):
     write_draft(tiny_spec, tmp_path / "draft", PROPOSABLE)
     return tmp_path / "draft"
 
 
 @pytest.fixture(params=["projected", "target"])
-def either(request: pytest.FixtureRequest, tiny_spec: PairSpec, tmp_path: Path) -> Path:
+def either(request, tiny_spec, tmp_path):
     """A draft with embedding and output layer of the draft's width, and one with its target's."""
     write_draft(tiny_spec, tmp_path / "either", PROPOSABLE, request.param)
     return tmp_path / "either"

@@ -11,7 +11,6 @@ from specdec_core.cost.forward import ForwardTerms
 from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.answers import drafters_by_load, replayed_answers
 from specdec_core.search.load.simulator import shapes_of, simulate_clients
@@ -47,7 +46,7 @@ def schedule(ranges: dict[int, Any]) -> Configuration:
 
 
 @pytest.fixture(scope="module")
-def replay(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Replay:
+def replay(tiny_pair, tmp_path_factory):
     texts = [f"x{n} = {n} + " * (1 + n % 3) for n in range(9)]
     return replay_of(tiny_pair, texts, tmp_path_factory.mktemp("recorded"), NEW_TOKENS)
 

@@ -6,8 +6,6 @@ import pytest
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.schedule.settings import ScheduleSettings
-from specdec_core.models.pair import Pair
-from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.choice import choose_for_load, finalists_at
 from specdec_core.search.load.live import EngineTimer
@@ -29,7 +27,7 @@ LIVE = LiveSettings(repeats=2)
 
 
 @pytest.fixture(scope="module")
-def replay(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Replay:
+def replay(tiny_pair, tmp_path_factory):
     return recorded(tiny_pair, tmp_path_factory.mktemp("recorded"))
 
 

@@ -14,14 +14,12 @@ from specdec_core.cost.forward import ForwardTerms
 from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.rounds import ReplayedRounds
 from specdec_core.search.load import decoded
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.choice import choose_for_load
 from specdec_core.search.load.decoded import (
-    Decode,
     KeptRounds,
     can_simulate,
     recorded_requests,
@@ -51,12 +49,12 @@ SLOW_BEYOND_A_FEW = StepTimes(
 
 
 @pytest.fixture(scope="module")
-def replay(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Replay:
+def replay(tiny_pair, tmp_path_factory):
     return recorded(tiny_pair, tmp_path_factory.mktemp("recorded"))
 
 
 @pytest.fixture(scope="module")
-def decode(replay: Replay, tiny_pair: Pair) -> Decode:
+def decode(replay, tiny_pair):
     engine = Engine(tiny_pair)
 
     def rounds(configuration: Configuration) -> pd.DataFrame:

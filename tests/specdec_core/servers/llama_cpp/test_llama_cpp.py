@@ -48,7 +48,7 @@ DRAFTERS = {
 
 
 @pytest.fixture(scope="module")
-def pair() -> Pair:
+def pair():
     """The bundled pair, in float32."""
     runner = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=512)
     return load_pair(PairSpec(drafts={"small": "bundled:draft-small"}, runner=runner))

@@ -6,8 +6,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from specdec_core.models.pair import Pair
-from specdec_core.servers.peer import Peer
 from tests.peers import peers_of
 
 PROMPT = tuple(range(5, 14))
@@ -16,7 +14,7 @@ NEW = 12
 
 
 @pytest.fixture(scope="module")
-def peers(tiny_pair: Pair) -> list[Peer]:
+def peers(tiny_pair):
     peers = peers_of(tiny_pair, "transformers")
     for peer in peers:
         peer.open()

@@ -39,7 +39,7 @@ TEXTS = [[7, 8, 9, 10, 11] * 3 + [7, 8], [5], list(range(20, 60))]
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_pair: Pair) -> Pair:
+def pair(tiny_pair):
     return pair_with_head(tiny_pair)
 
 

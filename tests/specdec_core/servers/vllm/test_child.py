@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start():
     workers: list[Worker] = []
 
     def start(script: str) -> Worker:

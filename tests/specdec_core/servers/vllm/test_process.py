@@ -30,7 +30,7 @@ PROMPT = tuple(range(5, 14))
 
 
 @pytest.fixture
-def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def venv(tmp_path, monkeypatch):
     """A folder like vLLM's environment, without its program."""
     folder = tmp_path / "venv"
     (folder / "bin").mkdir(parents=True)

@@ -1,7 +1,5 @@
 """A trained head is shipped in half its size."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -11,12 +9,11 @@ from specdec_core.models.loading import load_skeleton
 from specdec_core.training.eagle.packed import pack_head
 from specdec_core.training.eagle.training import EagleTraining, EagleTrainingCard
 from specdec_core.training.recorded.finished import load_card
-from tests.specdec_core.training.conftest import Recorded
 from tests.specdec_core.training.eagle.test_training import SETTINGS
 
 
 @pytest.fixture(scope="module")
-def trained(recorded: Recorded, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(recorded, tmp_path_factory):
     root = tmp_path_factory.mktemp("trained")
     settings = SETTINGS.model_copy(update={"epochs": 1, "evaluations": 2})
     training = EagleTraining(recorded.texts, settings)

@@ -42,7 +42,7 @@ def record(
 
 
 @pytest.fixture(scope="module")
-def recording(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+def recording(tiny_pair, tmp_path_factory):
     return record(tiny_pair, tmp_path_factory.mktemp("recording"), range(len(PROMPTS)))
 
 
