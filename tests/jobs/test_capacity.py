@@ -9,14 +9,7 @@ import pytest
 
 from jobs import capacity
 from specdec_core.cost import ForwardCost, Measurement, Profile
-from tests.commands import (
-    Done,
-    assert_refused,
-    config_file,
-    hardware_file,
-    printed,
-    prompts_file,
-)
+from tests.commands import Done, assert_refused, config_file, hardware_file, printed, prompts_file
 from tests.jobs.conftest import record_prompts
 
 TEXTS = [*(f"x{i} = {i} + " for i in range(3)), "y = 2 + " * 15]

@@ -22,14 +22,7 @@ from specdec_core.recordings.find import latest_recording
 from specdec_core.recordings.schema import HEADER, save_header
 from specdec_core.servers.model_files import models_of
 from specdec_core.servers.vllm.process import VENV, has_suffix, inherited_environment
-from tests.commands import (
-    Done,
-    assert_refused,
-    config_file,
-    hardware_file,
-    printed,
-    prompts_file,
-)
+from tests.commands import Done, assert_refused, config_file, hardware_file, printed, prompts_file
 from tests.jobs.conftest import record_prompts
 from tests.specdec_core.models.eagle.pair_heads import head_of
 

@@ -16,12 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from cluster.serving.external.app import (
-    ExternalService,
-    _counted,
-    _prompts,
-    build_external_app,
-)
+from cluster.serving.external.app import ExternalService, _counted, _prompts, build_external_app
 from cluster.serving.external.fleet import ExternalFleet, _sums
 from cluster.serving.external.process import ExternalServer, Program, log_file
 from cluster.serving.http.access import Access
@@ -321,10 +316,7 @@ def test_a_deployment_that_is_given_up_leaves_no_process(http, tiny_spec, monkey
     [
         (["--engine", "sglang"], "it has no server that this library starts"),
         (["--engine-arguments", "--enable-lora"], "--engine-arguments needs --engine"),
-        (
-            ["--engine", "words", "--max-replicas", "3"],
-            "--max-replicas needs this",
-        ),
+        (["--engine", "words", "--max-replicas", "3"], "--max-replicas needs this"),
         (["--engine", "words", "--engine-arguments", "'"], "--engine-arguments: no closing"),
         (["--engine", "words", "--fresh"], "--fresh needs this"),
         (["--engine", "words", "--no-share-prefixes"], "--no-share-prefixes needs this"),

@@ -1,18 +1,14 @@
 """`specdec lab forwards` times every size, and knows what a forward reads."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from research.forwards import __main__ as forwards
 from research.forwards.timing import bytes_read, random_model, time_shape
 from specdec_core.base.observer import Observer
-from tests.commands import Command, assert_refused
+from tests.commands import assert_refused
 
 
-def test_each_size_is_timed() -> None:
+def test_each_size_is_timed():
     model = random_model("tiny", "float32")
     timed = time_shape(model, (1, 2), (1, 3), (8,), 1, False, Observer())
     sizes = [(each.rows, each.width, each.context) for each in timed]
@@ -20,7 +16,7 @@ def test_each_size_is_timed() -> None:
     assert all(each.seconds > 0 for each in timed)
 
 
-def test_a_forward_reads_weights_once_and_the_cache_of_each_row() -> None:
+def test_a_forward_reads_weights_once_and_the_cache_of_each_row():
     model = random_model("tiny", "float32")
     layer = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128 + 2 * 64
     weights = 2 * layer + 64 + 64 * 512  # without the input embeddings
@@ -36,7 +32,5 @@ def test_a_forward_reads_weights_once_and_the_cache_of_each_row() -> None:
         (["--rows", "0"], "must be at least 1"),
     ],
 )
-def test_what_cannot_be_timed_is_refused(
-    command: Command, tmp_path: Path, options: list[str], said: str
-) -> None:
+def test_what_cannot_be_timed_is_refused(command, tmp_path, options, said):
     assert_refused(command(forwards.main, tmp_path, *options), said)
