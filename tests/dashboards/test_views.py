@@ -2,8 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
@@ -18,13 +16,10 @@ from dashboards.views import VIEWS
 from jobs.console import console, print_runs_page
 from specdec_core.drafting.heads.card import HeadSpec
 from specdec_core.drafting.heads.storage import save_head
-from specdec_core.evidence.bench.result import BenchResult
-from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.servers.process import free_port
 from specdec_core.training.finished import Finished
 from specdec_core.training.heads.training import HeadTraining
 from tests.dashboards import browser
-from tests.dashboards.conftest import Swept
 from tests.dashboards.tracking.test_delivery import server
 from tests.dashboards.tracking.test_heads_run import SETTINGS
 from tests.specdec_core.drafting.heads.examples import learnable
@@ -34,13 +29,7 @@ NOTE = "mlflow.note.content"
 
 
 @pytest.fixture(scope="module")
-def pair(
-    swept: Swept,
-    bench_result: BenchResult,
-    bench_prompts: list[Prompt],
-    empty_store: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[str, Path]]:
+def pair(swept, bench_result, bench_prompts, empty_store, tmp_path_factory):
     """A pair's name and a workspace whose store has a sweep, a benchmark and a head of the pair."""
     home = tmp_path_factory.mktemp("views")
     shutil.copy(empty_store, home / "mlflow.db")
@@ -98,7 +87,7 @@ def test_an_experiment_gets_the_tags_that_it_lacks_and_keeps_those_that_it_has(h
 
 
 @pytest.fixture(scope="module")
-def served(pair: tuple[str, Path]) -> Iterator[str]:
+def served(pair):
     """The address of a server of the store."""
     port = free_port()
     with server(pair[1], port):
@@ -106,7 +95,7 @@ def served(pair: tuple[str, Path]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def window() -> Iterator[browser.Browser]:
+def window():
     """Wide: the table leaves out what does not fit."""
     with browser.Browser(2400, 1000) as opened:
         yield opened

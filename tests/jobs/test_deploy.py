@@ -1,7 +1,6 @@
 """Following the registry's champion goes on whatever the registry does."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +16,6 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine
-from specdec_core.models.pair import Pair
 from specdec_core.servers.process import running
 from tests.configurations import LOOKUP, SUFFIX
 from tests.dashboards.tracking.test_registry import certificate_of
@@ -28,7 +26,7 @@ OPERATION = Operation("a secret")
 
 
 @pytest.fixture
-def url(home: Path, tiny_pair: Pair) -> Iterator[str]:
+def url(home, tiny_pair):
     """A server of this workspace that refuses every deployment, and says so."""
     service = service_of(Engine(tiny_pair, AUTOREGRESSIVE), operation=OPERATION)
     with running(server_of(service)) as url, announced(url, tiny_pair.spec, OPERATION):

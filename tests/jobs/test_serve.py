@@ -22,7 +22,7 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.servers.process import free_port
-from tests.commands import Command, config_file
+from tests.commands import config_file
 
 ROOT = Path(__file__).parents[2]
 Refused = Callable[..., str]
@@ -31,12 +31,12 @@ pytestmark = pytest.mark.usefixtures("ray_running")
 
 
 @pytest.fixture
-def config(tiny_spec: PairSpec, tmp_path: Path) -> Path:
+def config(tiny_spec, tmp_path):
     return config_file(tmp_path, tiny_spec, {"kind": "draft_model"})
 
 
 @pytest.fixture
-def refused(command: Command, tmp_path: Path) -> Refused:
+def refused(command, tmp_path):
     """Run the command; returns the one line that it ends with."""
 
     def refuse(*arguments: object) -> str:

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
@@ -16,7 +15,6 @@ import psutil
 import pytest
 
 from cluster.serving.control import find_server
-from specdec_core.config import PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.servers.process import free_port
 from tests.cluster.serving.test_tls import certificate
@@ -95,9 +93,7 @@ class Client(Thread):
 
 
 @pytest.fixture
-def start(
-    tiny_spec: PairSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Running]]:
+def start(tiny_spec, tmp_path, monkeypatch):
     site = ROOT / "tests" / "word_server_site"
     monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{ROOT}")
     servers = []

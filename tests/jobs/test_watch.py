@@ -15,7 +15,6 @@ import httpx
 import pytest
 import yaml
 
-from specdec_core.models.pair import Pair
 from specdec_core.servers.process import free_port, running
 from tests.configurations import CHAIN
 from tests.local_server import engine_server
@@ -26,7 +25,7 @@ http = httpx.Client(timeout=30)
 
 
 @pytest.fixture(scope="module")
-def prometheus(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def prometheus(tiny_pair, tmp_path_factory):
     """The URL of a Prometheus that has scraped a server before and after requests."""
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not on the PATH")

@@ -1,8 +1,5 @@
 """Who has a server's token may replace what it serves, and nobody else."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import httpx
 import pytest
 
@@ -15,7 +12,6 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine
-from specdec_core.models.pair import Pair
 from specdec_core.servers.process import running
 from tests.cluster.serving.http.events import client_of
 from tests.local_server import server_of, service_of
@@ -25,14 +21,14 @@ OPERATION = Operation(TOKEN)
 
 
 @pytest.fixture
-def url(tiny_pair: Pair) -> Iterator[str]:
+def url(tiny_pair):
     service = service_of(Engine(tiny_pair, AUTOREGRESSIVE), operation=OPERATION)
     with running(server_of(service)) as url:
         yield url
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     return tmp_path
 

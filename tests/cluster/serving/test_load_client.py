@@ -1,7 +1,7 @@
 """The load client sends what it is asked to, when it is asked to, and records every answer."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from fastapi import FastAPI
@@ -11,7 +11,6 @@ from starlette.requests import Request as HttpRequest
 from cluster.serving.load_client import run_load
 from specdec_core.engine import Engine, Request
 from specdec_core.evidence.load.requests import LoadRequest
-from specdec_core.models.pair import Pair
 from specdec_core.servers.process import free_port, running
 from tests.configurations import CHAIN
 from tests.local_server import LocalServer, engine_server
@@ -21,7 +20,7 @@ TOKENS = 12
 
 
 @pytest.fixture(scope="module")
-def url(tiny_pair: Pair) -> Iterator[str]:
+def url(tiny_pair):
     with running(engine_server(tiny_pair, CHAIN, slots=2, queue=0)) as url:
         yield url
 

@@ -22,7 +22,7 @@ from specdec_core.evidence.load.result import LoadRow
 from specdec_core.evidence.server_choice import ServerSweep
 from specdec_core.models.pair import Pair
 from specdec_core.recordings.find import finish
-from specdec_core.search.plan import ResolvedPlan, load_plan
+from specdec_core.search.plan import load_plan
 from specdec_core.servers.process import ServerProcess
 from specdec_core.servers.server import Mode, ServedMode
 from tests.commands import prompts_file
@@ -34,7 +34,7 @@ from tests.specdec_core.recordings.recorded import recorded
 
 
 @pytest.fixture
-def plan(tiny_pair: Pair, tmp_path: Path) -> ResolvedPlan:
+def plan(tiny_pair, tmp_path):
     """A plan with a recording of the first half of its prompts."""
     prompts = prompts_file(tmp_path, [f"x{n} = {n} +" for n in range(12)])
     content = {
@@ -65,7 +65,7 @@ def plan(tiny_pair: Pair, tmp_path: Path) -> ResolvedPlan:
 
 
 @pytest.fixture
-def times(tmp_path: Path) -> Path:
+def times(tmp_path):
     """What steps cost: 10 ms, and 1 ms for a draft's."""
 
     def cost(seconds: float) -> ForwardCost:
@@ -87,7 +87,7 @@ def times(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def in_process(tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+def in_process(tiny_pair, monkeypatch):
     """The server's modes run in this process. Returns the names of modes that end at their first
     request, none yet."""
     ends: set[str] = set()

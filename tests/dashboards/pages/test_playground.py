@@ -1,6 +1,5 @@
 """The playground in a real browser: it asks a real server and shows what that says."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -10,7 +9,6 @@ from jobs.generate import ORIGINS
 from specdec_core.config import Configuration
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from specdec_core.servers.process import running
 from tests.dashboards import browser
 from tests.local_server import engine_server
@@ -40,13 +38,13 @@ MESSAGE = "return document.querySelector('#message').textContent"
 
 
 @pytest.fixture(scope="module")
-def url(chat_pair: Pair) -> Iterator[str]:
+def url(chat_pair):
     with running(engine_server(chat_pair, CONFIGURATION, slots=2)) as url:
         yield url
 
 
 @pytest.fixture(scope="module", params=["light", "dark"])
-def opened(url: str, request: pytest.FixtureRequest) -> Iterator[tuple[str, browser.Browser]]:
+def opened(url, request):
     """The page in a headless Chromium: wide and light, or narrow and dark."""
     flags = ["--blink-settings=preferredColorScheme=0"] if request.param == "dark" else []
     with browser.Browser(500 if flags else 1280, 1000, *flags) as window:
@@ -103,7 +101,7 @@ def brightness(colour: str) -> int:
 
 
 @pytest.fixture
-def window(opened: tuple[str, browser.Browser]) -> browser.Browser:
+def window(opened):
     return opened[1]
 
 
@@ -152,7 +150,7 @@ def test_escape_stops_and_a_refusal_is_shown(window):
 
 
 @pytest.fixture
-def spoiled(window: browser.Browser) -> Iterator[browser.Browser]:
+def spoiled(window):
     """A chat in which second answers fail, and `asked` has the bodies of all requests."""
     window.run("document.querySelector('[value=chat]').click()")
     window.run("""

@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from cluster.serving.cores import Cores, on_cores
+from cluster.serving.cores import Cores
 from specdec_core.base.errors import UserError
 from specdec_core.servers.process import ServerProcess, running
 from tests.commands import children, wait_until
@@ -153,12 +153,3 @@ def test_cores_are_divided_between_the_engine_and_the_others(monkeypatch):
     assert "core 2, the load client on core 3, 5" in Cores.divide(1).sentence
     monkeypatch.delattr(os, "sched_getaffinity")
     assert Cores.divide(4) == Cores()
-
-
-def test_a_block_runs_on_its_cores_only():
-    before = os.sched_getaffinity(0)
-    with on_cores([min(before)]):
-        assert os.sched_getaffinity(0) == {min(before)}
-    with on_cores([]):
-        assert os.sched_getaffinity(0) == before
-    assert os.sched_getaffinity(0) == before

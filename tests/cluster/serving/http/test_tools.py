@@ -1,7 +1,6 @@
 """Tools by the openai client: the template gets them, and calls come back parsed."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,6 @@ from cluster.serving.http.routes.chat import ChatRequest
 from cluster.serving.protocol.errors import ApiError
 from cluster.serving.protocol.tools import CallReader, CallSyntax, Tool, ToolCall
 from specdec_core.config import Configuration
-from specdec_core.models.pair import Pair
 from specdec_core.servers.process import running
 from specdec_core.tokens.detokenising import StreamDecoder
 from specdec_core.tokens.grammar import Grammar
@@ -60,7 +58,7 @@ MESSAGES: Any = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
-def tools_client(chat_pair: Pair) -> Iterator[openai.OpenAI]:
+def tools_client(chat_pair):
     pair = replace(chat_pair, tokenizer=chat_tokenizer(HERMES))
     with running(engine_server(pair, Configuration(), slots=4)) as url:
         yield openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)

@@ -222,9 +222,7 @@ def drafted(told: Told, slot: int) -> list[int]:
     return [token[2] for message in sent if message.slot == slot for token in message.tokens]
 
 
-def test_a_slot_whose_grammar_is_compiled_keeps_no_other_waiting(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slot_whose_grammar_is_compiled_keeps_no_other_waiting(tiny_pair, monkeypatch):
     may_compile, compiled, plain = Event(), Event(), Grammars._compile
 
     def slowly(self: Grammars, grammar: Grammar) -> Any:
@@ -260,8 +258,8 @@ def test_a_slot_whose_grammar_is_compiled_keeps_no_other_waiting(
 
 
 def test_a_sequence_that_ends_or_begins_anew_while_its_grammar_is_compiled_is_forgotten(
-    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tiny_pair, monkeypatch
+):
     may_compile, plain = Event(), Grammars._compile
 
     def slowly(self: Grammars, grammar: Grammar) -> Any:

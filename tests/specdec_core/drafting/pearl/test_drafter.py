@@ -12,14 +12,7 @@ from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.drafter import Outcome, Resources, SlotState
 from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.drafting.pearl.drafter import PearlDrafter
-from specdec_core.drafting.pearl.messages import (
-    Begin,
-    Compiling,
-    Configured,
-    Drafted,
-    End,
-    Pause,
-)
+from specdec_core.drafting.pearl.messages import Begin, Compiling, Configured, Drafted, End, Pause
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair
@@ -213,7 +206,7 @@ def test_the_target_waits_for_no_candidate_after_a_pause_though_some_before_it_w
     assert not any(link.timeouts)
 
 
-def test_the_target_does_not_wait_for_a_slot_whose_grammar_is_compiled() -> None:
+def test_the_target_does_not_wait_for_a_slot_whose_grammar_is_compiled():
     link = Scripted()
     resources = Resources(None, None, 100, frozenset(), open_link=lambda: link)
     drafter = PearlDrafter(PearlSettings(window=2, wait=2), resources)

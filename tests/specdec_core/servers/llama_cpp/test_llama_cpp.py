@@ -134,9 +134,7 @@ HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).
 """
 
 
-def test_a_server_that_cannot_use_its_draft_is_not_ready(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_pair: Pair
-) -> None:
+def test_a_server_that_cannot_use_its_draft_is_not_ready(monkeypatch, tmp_path, tiny_pair):
     (tmp_path / "bin").mkdir()
     program, file = tmp_path / "bin" / "llama-server", tmp_path / "model.gguf"
     program.write_text(WITHOUT.format(python=sys.executable))
