@@ -3,7 +3,6 @@ said to be missing."""
 
 import socket
 import sys
-from collections.abc import Iterator
 
 import pytest
 import ray

@@ -3,7 +3,6 @@
 import shlex
 import sys
 import time
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -17,7 +16,6 @@ from dashboards.tracking.canary_run import log_canary
 from jobs.traffic import SIGNAL, read_command, watched
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine
-from specdec_core.models.pair import Pair
 from specdec_core.servers.process import running
 from tests.commands import wait_until
 from tests.configurations import CHAIN
@@ -28,7 +26,7 @@ KEYS = Access(keys=(b"nobody's hash",)).admitting(OPERATION.token)
 
 
 @pytest.fixture
-def server(tiny_pair: Pair) -> Iterator[RunningServer]:
+def server(tiny_pair):
     """One that asks for keys, of which the operator's token is one."""
     service = service_of(Engine(tiny_pair, CHAIN), operation=OPERATION, access=KEYS)
     with running(server_of(service)) as url:
