@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -269,15 +270,19 @@ class _ServerSweep:
 
     def _defaults(self) -> list[Mode]:
         """The server's own modes that finalists are raced beside."""
-        modes = defaults(self.server.modes(self.pair, served=True))
-        return [mode for mode in modes if mode.draft not in self.unread]
+        return [mode for mode in defaults(self.modes) if mode.draft not in self.unread]
+
+    @cached_property
+    def modes(self) -> list[Mode]:
+        """The server's own, autoregressive decoding first."""
+        return self.server.modes(self.pair, served=True)
 
     def record(self, home: Path) -> Recording:
         """A recording of the server's own answers, in the sweep's folder."""
         place = self.folder.path / "recording"
         if finished(place):
             return Recording.open(place)
-        plain = self.contestant(self.server.modes(self.pair, served=True)[0])
+        plain = self.contestant(self.modes[0])
         asked = RecordingPlan(
             pair=self.pair.spec,
             prompts=self.plan.prompts,
@@ -313,7 +318,7 @@ class _ServerSweep:
         """Whether a profile is of this version of the server, and of as many requests at once."""
         wanted = self.plan.profile.batches or self.race.clients
         measured = max(m.batch for m in profile.target.measurements)
-        plain = self.contestant(self.server.modes(self.pair, served=True)[0])
+        plain = self.contestant(self.modes[0])
         return measured >= max(wanted) and _release(plain.row.version) in profile.device
 
     def run(

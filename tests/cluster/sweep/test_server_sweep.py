@@ -125,7 +125,8 @@ def in_process(tiny_pair, monkeypatch):
 def test_a_sweep_of_these_weights_is_ranked_raced_and_written_once(
     plan, times, tmp_path, monkeypatch
 ):
-    home = tmp_path / "home"
+    home, own, asked = tmp_path / "home", OwnServer.modes, []
+    monkeypatch.setattr(OwnServer, "modes", lambda *args, **kw: asked.append(1) or own(*args, **kw))
 
     def sweep(fresh: bool = False) -> ServerSweep:
         given = (plan, OwnServer(), home, "specdec sweep", "mine", fresh, times)
@@ -133,6 +134,7 @@ def test_a_sweep_of_these_weights_is_ranked_raced_and_written_once(
 
     result, folder = sweep(), home / "sweeps" / "mine"
     assert result.ranked == 2
+    assert len(asked) == 1  # it warns of what is not installed
     assert [row.name for row in result.race.rows][:2] == ["own", "own K=2"]
     assert len(result.left_out) == 1
     assert result.others_raced
