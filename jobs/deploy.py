@@ -84,7 +84,8 @@ def main(
     if deployment.certificate is None and not uncertified:
         raise UserError(
             f"{deployment.configuration.id} ({deployment.source}) has no certificate:"
-            f" `{_certify(server.program)}` writes one, --uncertified accepts it without"
+            f" `{certify_command(server.program, config)}` writes one, --uncertified accepts it"
+            " without"
         )
     if canary is not None:
         _try_out(server, deployment, _share(canary))
@@ -104,7 +105,7 @@ def _switch(server: RunningServer, order: Callable[[], Deployment]) -> None:
     say(server.url, served)
 
 
-def _certify(engine: str | None, config: str | None = None) -> str:
+def certify_command(engine: str | None, config: str | Path | None = None) -> str:
     """The command that certifies a configuration in an engine."""
     options = given(config=config, engine=engine)
     words = [f"--{name} {value}" for name, value in options.items()]
@@ -134,7 +135,7 @@ def _promote(config_id: str, alias: Any, uncertified: bool, engine: str | None) 
     if certificate is None and not uncertified:
         raise UserError(
             f"{trial.id} has no certificate for {result.pair.name}:"
-            f" `{_certify(engine, trial.id)}` writes one,"
+            f" `{certify_command(engine, trial.id)}` writes one,"
             " --uncertified accepts it without"
         )
     version = register(result, trial.id, alias=alias, server=engine)
@@ -244,7 +245,8 @@ def follow_champion(url: str, version: int | None, seconds: float) -> None:
             if found.certificate is None:
                 raise UserError(
                     f"version {found.version}, the new champion, has no certificate for the weights"
-                    f" that are here and is not served; `{_certify(server.program)}` writes one"
+                    f" that are here and is not served;"
+                    f" `{certify_command(server.program)}` writes one"
                 )
             try:
                 served = server.deploy(found)

@@ -18,7 +18,7 @@ from typer import Option
 from dashboards.pages import PLAYGROUND
 from jobs.choice import choose_version
 from jobs.console import console, on_stop, print_configuration, run, wait_for_stop
-from jobs.deploy import follow_champion
+from jobs.deploy import certify_command, follow_champion
 from jobs.options import Config, MaxLength, Placed, chosen_pair, numbers
 from jobs.traffic import read_command, watched
 from specdec_core.base.errors import UserError
@@ -324,7 +324,8 @@ def main(
             )
             with server as url:
                 status.stop()
-                _announce(url, deployment, slots, start.access.keys is not None, tls_cert, engine)
+                keys = start.access.keys is not None
+                _announce(url, deployment, slots, keys, tls_cert, engine, config)
                 running = find_server(url)
                 with watched(running, command, _warn) if command else nullcontext():
                     if follow is not None:
@@ -359,6 +360,7 @@ def _announce(
     keys: bool,
     certificate: Path | None = None,
     engine: str | None = None,
+    config: Path | None = None,
 ) -> None:
     """Say that requests are answered, with one to try: a chat where the model has a template."""
     from specdec_core.models.loading import load_tokenizer
@@ -377,7 +379,7 @@ def _announce(
     if certificate is not None:
         key += f" --cacert {shlex.quote(str(certificate))}"
     print_configuration(configuration, deployment.source, f"[green]ready[/green]  {url}  ")
-    check = "specdec certify" + ("" if engine is None else f" --engine {engine}")
+    check = certify_command(engine, config)
     console.print(deployment.certificate or f"[yellow]not certified[/yellow]: `{check}` checks it")
     if never := [n for n in drafters_by_load(configuration.drafter) if n > slots]:
         _warn(
