@@ -15,12 +15,12 @@ PACKAGES = ("specdec_core", "cluster", "dashboards", "jobs")
 ELSEWHERE = {"triton", "vllm"}
 
 
-def name_of(requirement: str) -> str:
+def name_of(requirement):
     """A requirement's distribution, spelled as an index does."""
     return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement)[0]).lower()
 
 
-def imported() -> dict[str, Path]:
+def imported():
     """Each package that is imported from outside, and a file that does it."""
     found: dict[str, Path] = {}
     for package in PACKAGES:

@@ -1,7 +1,6 @@
 """The order of the rooms: a module imports only from its own room and from rooms before it."""
 
 import ast
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -21,7 +20,7 @@ ROOMS = [
 ]
 
 
-def imports(folder: Path) -> dict[str, set[str]]:
+def imports(folder):
     """What each module below `folder` imports of the project, imports for types included."""
     files = {
         ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__"): file
@@ -29,7 +28,7 @@ def imports(folder: Path) -> dict[str, set[str]]:
         for file in (folder / package).rglob("*.py")
     }
 
-    def found(name: str, file: Path) -> Iterator[str]:
+    def found(name, file):
         for node in ast.walk(ast.parse(file.read_text())):
             named = []
             if isinstance(node, ast.Import):
@@ -45,7 +44,7 @@ def imports(folder: Path) -> dict[str, set[str]]:
     return {name: set(found(name, file)) for name, file in files.items()}
 
 
-def level(module: str) -> int:
+def level(module):
     """The place in the order; raises for a module that is in no room."""
     [place] = [
         n
@@ -55,7 +54,7 @@ def level(module: str) -> int:
     return place
 
 
-def wrong_way(graph: dict[str, set[str]]) -> list[str]:
+def wrong_way(graph):
     """Imports against the order, and those between rooms that stand side by side."""
     return sorted(
         f"{module} imports {other}"

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("specdec_core", "cluster", "dashboards", "jobs")
 
 
-def run(*command: str | Path, folder: Path) -> str:
+def run(*command, folder):
     """What a command prints, in a folder and an environment that know nothing of the checkout."""
     hidden = ("PYTHONPATH", "VIRTUAL_ENV", "RAY_ADDRESS")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}

@@ -3,13 +3,12 @@
 import re
 
 import pytest
-from torch import Tensor
 
-from cluster.certified_server import WEIGHTS, ServerChecks, check_running
+from cluster.certified_server import WEIGHTS, check_running
 from jobs import certify
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.config import AUTOREGRESSIVE, PairConfiguration, PairSpec, Sampling
+from specdec_core.config import AUTOREGRESSIVE, PairConfiguration
 from specdec_core.engine import Request
 from specdec_core.evidence.certificate.certificate import find_certificate
 from specdec_core.evidence.certificate.certify import Extent
@@ -38,7 +37,7 @@ def urls(tiny_pair):
         yield speculating, plain
 
 
-def checks_of(urls: tuple[str, str], spec: PairSpec, texts: int, weights: bool) -> ServerChecks:
+def checks_of(urls, spec, texts, weights):
     speculating, plain = (ServerAddress(url=url) for url in urls)
     extent = Extent(max_new_tokens=24, texts=texts)
     against = None if weights else plain
@@ -66,7 +65,7 @@ def test_a_lossless_server_gets_a_certificate(urls, tiny_spec, command, tmp_path
 def test_drawing_at_a_wrong_temperature_is_found(urls, tiny_spec, monkeypatch, weights):
     """As vLLM's build for CPUs does when it speculates."""
 
-    def colder(logits: Tensor, samplings: list[Sampling]) -> Tensor:
+    def colder(logits, samplings):
         return (logits.float() / 0.6).softmax(dim=-1)
 
     monkeypatch.setattr("specdec_core.engine.judging.distributions", colder)

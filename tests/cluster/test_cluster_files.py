@@ -10,7 +10,6 @@ import sys
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -37,16 +36,16 @@ KINDS = {
 }
 
 
-def documents() -> list[dict[str, Any]]:
+def documents():
     return [document for file in MANIFESTS for document in yaml.safe_load_all(file.read_text())]
 
 
-def manifest(kind: str) -> dict[str, Any]:
+def manifest(kind):
     (found,) = [document for document in documents() if document["kind"] == kind]
     return found["spec"]
 
 
-def ray_clusters() -> list[dict[str, Any]]:
+def ray_clusters():
     return [
         manifest("RayCluster"),
         manifest("RayJob")["rayClusterSpec"],
@@ -54,17 +53,17 @@ def ray_clusters() -> list[dict[str, Any]]:
     ]
 
 
-def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
+def pods(cluster):
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
     return [group["template"]["spec"] for group in groups]
 
 
-def variables(pod: dict[str, Any]) -> dict[str, str]:
+def variables(pod):
     (container,) = pod["containers"]
     return {each["name"]: each["value"] for each in container["env"]}
 
 
-def check_command(line: str) -> None:
+def check_command(line):
     """`line` is a job of this checkout, with options that it has."""
     words = shlex.split(line, comments=True)
     assert words[:2] == ["python", "-m"], line
@@ -156,10 +155,10 @@ def test_the_mlflow_server_answers_pods_and_keeps_its_store_on_its_volume(tmp_pa
     assert (tmp_path / "mlflow.db").exists()
 
 
-def wait_for(probe: str) -> None:
+def wait_for(probe):
     """Until the address answers one that asks by the pod's own address, as Kubernetes does."""
 
-    def answers() -> bool:
+    def answers():
         with suppress(httpx.TransportError):
             assert httpx.get(probe, headers={"Host": "10.1.2.3:5000"}).status_code == 200
             return True

@@ -3,12 +3,11 @@
 import os
 import tempfile
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 
 from cluster.devices import claim_core
 
 
-def claim(end: Connection) -> None:
+def claim(end):
     end.send(claim_core())
     end.recv()
 

@@ -10,12 +10,10 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
 from specdec_core.search.results import SweepResult
@@ -45,7 +43,7 @@ def cluster(tmp_path, monkeypatch):
         found.shutdown()
 
 
-def actors(node: Node) -> dict[str, int]:
+def actors(node):
     """The processes of a node's actors by their classes."""
     import psutil  # Ray brings it and puts it on the path
 
@@ -54,7 +52,7 @@ def actors(node: Node) -> dict[str, int]:
     return {t.removeprefix("ray::").partition(".")[0]: pid for t, pid in titles.items()}
 
 
-def wait_for(condition: Callable[[], bool], driver: subprocess.Popen) -> None:
+def wait_for(condition, driver):
     wait_until(lambda: driver.poll() is not None or condition(), 240)
     assert driver.poll() is None, driver.communicate()[0]
 
@@ -86,10 +84,10 @@ def test_a_sweep_loses_nothing_with_a_killed_actor_and_a_lost_node(cluster, tiny
     }
     config = plan_file(tmp_path, **plan)
 
-    def times() -> dict[Path, int]:
+    def times():
         return {f: f.stat().st_mtime_ns for f in tmp_path.glob("sweeps/*/trials/*.json")}
 
-    def finished() -> int:
+    def finished():
         return len(times())
 
     with subprocess.Popen(
@@ -152,7 +150,7 @@ def test_a_folder_that_a_node_does_not_have_is_named_before_anything_is_loaded(
     (homes[0] / "target").mkdir(parents=True)
     homes[1].mkdir()
 
-    def check() -> subprocess.CompletedProcess:
+    def check():
         environment = {**os.environ, "RAY_ADDRESS": cluster.address, "HOME": str(homes[0])}
         command = [sys.executable, "-c", CHECK]
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

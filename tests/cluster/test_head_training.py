@@ -55,7 +55,7 @@ def test_of_several_learning_rates_the_one_with_the_least_eval_loss_is_kept(tmp_
 @pytest.mark.long
 def test_a_head_whose_worker_is_killed_is_trained_again(tmp_path):
     class Killer(Heard):
-        def step(self) -> None:
+        def step(self):
             if not self.steps:  # the other worker is at work on the next one
                 workers = children("train_head")
                 assert workers

@@ -10,14 +10,13 @@ import pytest
 from cluster.load_comparison import Contestant, compare_servers
 from cluster.serving.cores import Cores
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, RunnerSettings
+from specdec_core.config import AUTOREGRESSIVE, PairSpec, RunnerSettings
 from specdec_core.engine import Engine
 from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.load.requests import LoadRecord
 from specdec_core.evidence.load.result import LoadRow
 from specdec_core.evidence.parts import Parts
 from specdec_core.measure.comparison import over
-from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.servers.process import ServerProcess, StartableServer
 from tests.configurations import CHAIN
@@ -33,20 +32,20 @@ class Turns:
     """Makes contestants and keeps, for each start of a server, who started with how many slots and
     the prompts that it was sent."""
 
-    def __init__(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, pair, monkeypatch):
         self.pair = pair
         self.started: list[tuple[str, int]] = []
         self.sent: list[list[tuple[int, ...]]] = []
         add = Engine.add
 
-        def adding(engine: Engine, request: object) -> None:
+        def adding(engine, request):
             self.sent[-1].append(request.tokens)
             add(engine, request)
 
         monkeypatch.setattr(Engine, "add", adding)
 
-    def contestant(self, name: str, configuration: Configuration) -> Contestant:
-        def server(slots: int) -> StartableServer:
+    def contestant(self, name, configuration):
+        def server(slots):
             self.started.append((name, slots))
             self.sent.append([])
             return engine_server(self.pair, configuration, slots)
@@ -56,19 +55,19 @@ class Turns:
 
 
 class Broken(LocalServer):
-    def start(self, port: int) -> str:
+    def start(self, port):
         raise UserError("no memory")
 
-    def stop(self) -> None:
+    def stop(self):
         pass
 
 
-def broken(needed: bool) -> Contestant:
+def broken(needed):
     server: Callable[[int], StartableServer] = lambda slots: Broken(lambda: None)  # noqa: E731
     return Contestant(LoadRow(name="other", group="vllm"), server, needed)
 
 
-def workload(pair: Pair, plan: LoadPlan = PLAN) -> list:
+def workload(pair, plan=PLAN):
     prompts = [Prompt(str(n), f"x{n} = {n} + ") for n in range(plan.needed)]
     return plan.workload(prompts, pair)
 
@@ -150,7 +149,7 @@ def test_a_server_that_ends_under_a_load_has_no_further_runs_under_it(
     turns, log, observer = Turns(tiny_pair, monkeypatch), tmp_path / "other.log", Heard()
     started: list[int] = []
 
-    def ending(slots: int) -> StartableServer:
+    def ending(slots):
         started.append(slots)
         if slots == 1:
             return engine_server(tiny_pair, AUTOREGRESSIVE, slots)

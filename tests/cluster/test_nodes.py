@@ -11,7 +11,7 @@ from ray.cluster_utils import Cluster
 from cluster.placed_engine import placed_engine
 from cluster.placement import Placement
 from cluster.session import QUIET, ray_session
-from specdec_core.config import PairSpec, Sampling
+from specdec_core.config import Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import load_pair
@@ -34,7 +34,7 @@ def three_nodes(monkeypatch):
         cluster.shutdown()
 
 
-def decode(address: str, spec: PairSpec) -> None:
+def decode(address, spec):
     """A process of its own, as other tests' Ray may run in theirs."""
     os.environ["RAY_ADDRESS"] = address
     whole = load_pair(spec)

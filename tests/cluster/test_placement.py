@@ -20,10 +20,10 @@ FILES = sorted((Path(__file__).parents[2] / "cluster").glob("*-[0-9]*.yaml"))
 class Pinned:
     """An actor that claims its device and says on which cores its threads may run."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.device = claim_device()
 
-    def cores(self) -> set[str]:
+    def cores(self):
         lines = [
             line
             for task in Path("/proc/self/task").iterdir()
@@ -32,7 +32,7 @@ class Pinned:
         return {line.split()[1] for line in lines if line.startswith("Cpus_allowed_list")}
 
 
-def placement(draft: int = 1, target: int = 1, **more: str) -> Placement:
+def placement(draft=1, target=1, **more):
     value = {"draft": {"devices": draft}, "target": {"devices": target}, **more}
     return Placement.model_validate(value)
 
@@ -69,7 +69,7 @@ def test_a_model_on_a_core_has_one_thread(ray_running, tiny_spec):
     runner = tiny_spec.runner.model_copy(update={"threads": 2})
     spec = tiny_spec.model_copy(update={"runner": runner})
 
-    def threads(actor: object) -> int:
+    def threads(actor):
         return torch.get_num_threads()
 
     alone = placement(draft=0)

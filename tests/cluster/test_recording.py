@@ -4,10 +4,8 @@ import errno
 import resource
 import shutil
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -25,7 +23,7 @@ from specdec_core.recordings.find import find_recording
 from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.plan import SHARD, RecordingPlan
 from specdec_core.recordings.record import Recorder
-from specdec_core.recordings.schema import Header, Recording, save_header, shard_file
+from specdec_core.recordings.schema import Recording, save_header, shard_file
 from tests.commands import children, prompts_file
 from tests.observers import Heard
 from tests.specdec_core.models.eagle.pair_heads import head_of
@@ -41,7 +39,7 @@ PARTS = ("prompts", "drafts/draft", "examples/draft")
 class HeardRecording(Heard, RecordingObserver):
     prompts = tokens = 0
 
-    def recorded(self, prompts: int, tokens: int) -> None:
+    def recorded(self, prompts, tokens):
         self.prompts += prompts
         self.tokens += tokens
 
@@ -70,15 +68,15 @@ def copy(recorded, tmp_path):
     return Path(shutil.copytree(folder, tmp_path / "traces" / folder.name))
 
 
-def tables(folder: Path) -> dict[tuple[str, int], pa.Table]:
+def tables(folder):
     return {(p, n): pq.read_table(shard_file(folder, p, n)) for p in PARTS for n in range(4)}
 
 
-def times(folder: Path) -> dict[Path, int]:
+def times(folder):
     return {file: file.stat().st_mtime_ns for file in folder.rglob("*.parquet")}
 
 
-def asked(recorder: Recorder, numbers: Iterable[int]) -> list[tuple[int, Request]]:
+def asked(recorder, numbers):
     """The requests of these prompts."""
     encode = recorder.engine.encode
     return [(n, Request(f"prompts/{n}", encode(PROMPTS[n]), 12, seed=n)) for n in numbers]
@@ -151,7 +149,7 @@ def test_killed_actors_are_started_again_with_their_shards(plan, recorded, tmp_p
     class Killer(HeardRecording):
         killed = 0
 
-        def recorded(self, prompts: int, tokens: int) -> None:
+        def recorded(self, prompts, tokens):
             super().recorded(prompts, tokens)
             if self.killed:
                 return
@@ -169,14 +167,14 @@ def test_killed_actors_are_started_again_with_their_shards(plan, recorded, tmp_p
 @pytest.mark.long
 def test_an_actor_that_comes_too_late_for_work_is_not_told_of(plan, tmp_path, monkeypatch, capfd):
     class Late(RecordingWorker):
-        def ready(self, header: Header) -> None:
+        def ready(self, header):
             if self.loaded is None:  # the first one has loaded it by now
                 (tmp_path / "late").touch()
                 time.sleep(600)
             super().ready(header)
 
     class Waits(HeardRecording):
-        def recorded(self, prompts: int, tokens: int) -> None:
+        def recorded(self, prompts, tokens):
             super().recorded(prompts, tokens)
             while not (tmp_path / "late").exists():
                 time.sleep(0.1)
@@ -291,7 +289,7 @@ def test_what_is_on_a_full_disk_stays_whole_and_the_recording_goes_on_with_more_
     room = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     class Filler(HeardRecording):
-        def recorded(self, prompts: int, tokens: int) -> None:
+        def recorded(self, prompts, tokens):
             super().recorded(prompts, tokens)
             resource.setrlimit(resource.RLIMIT_FSIZE, (1024, room[1]))
 

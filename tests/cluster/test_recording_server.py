@@ -3,11 +3,10 @@
 import json
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message
 
 from cluster.recording import run_recording
 from cluster.serving.http.service import Service
@@ -27,7 +26,7 @@ from specdec_core.models.pair import Pair, load_pair
 from specdec_core.prompts.source import PromptSource
 from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import OF_LOGITS, Recording
+from specdec_core.recordings.schema import OF_LOGITS
 from specdec_core.servers.answers import ServerAddress
 from specdec_core.servers.completions import AnswerServer
 from specdec_core.servers.process import running
@@ -49,7 +48,7 @@ DRAFTERS = [
 ]
 
 
-def served(pair: Pair, name: str = "tiny") -> LocalServer:
+def served(pair, name="tiny"):
     """The target of a pair behind our HTTP application."""
     return server_of(Service(fleet_of(Engine(pair, AUTOREGRESSIVE, 4)), name))
 
@@ -57,10 +56,10 @@ def served(pair: Pair, name: str = "tiny") -> LocalServer:
 class OpenAiAlone:
     """An application that refuses fields that OpenAI's protocol does not have."""
 
-    def __init__(self, application: ASGIApp) -> None:
+    def __init__(self, application):
         self.application = application
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope, receive, send):
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.application(scope, receive, send)
             return
@@ -74,7 +73,7 @@ class OpenAiAlone:
             return
         parts: Iterator[Message] = iter([{"type": "http.request", "body": body}])
 
-        async def again() -> Message:
+        async def again():
             return next(parts, None) or await receive()
 
         await self.application(scope, again, send)
@@ -147,7 +146,7 @@ def test_the_same_command_resumes_it(recording, plan, url, tmp_path):
     assert again.table("prompts") == recording.table("prompts")
 
 
-def unfinished(recording: Recording, folder: Path) -> Path:
+def unfinished(recording, folder):
     shutil.copytree(recording.folder, folder)
     (folder / "finished").unlink()
     (folder / "prompts" / "shard-00001.parquet").unlink()

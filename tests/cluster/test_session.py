@@ -78,10 +78,10 @@ def test_a_cluster_that_is_not_there_is_one_line_and_exit_code_2(
 class Broken:
     """An actor whose model is not there."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         raise UserError("some/model: cannot load its weights: UserError: a file is damaged")
 
-    def name(self) -> str:
+    def name(self):
         return ""
 
 

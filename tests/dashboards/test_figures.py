@@ -24,7 +24,7 @@ from specdec_core.drafting.policies.confidence import (
 )
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.oracle import OracleSettings
-from specdec_core.search.results import SweepResult, Trial
+from specdec_core.search.results import Trial
 from specdec_core.tokens.statistics import Counts
 
 
@@ -33,7 +33,7 @@ def rounds(swept):
     return pd.read_parquet(swept[1] / "rounds.parquet")
 
 
-def draw_all(result: SweepResult, rounds: pd.DataFrame) -> dict[str, go.Figure]:
+def draw_all(result, rounds):
     return {
         "frontier": frontier(result),
         "speedups": speedups(result),
@@ -42,7 +42,7 @@ def draw_all(result: SweepResult, rounds: pd.DataFrame) -> dict[str, go.Figure]:
     }
 
 
-def scatters(figure: go.Figure) -> list[go.Scatter]:
+def scatters(figure):
     return [trace for trace in figure.data if trace.type == "scatter"]
 
 
@@ -133,7 +133,7 @@ def test_the_oracle_as_a_configuration_is_a_mark_and_no_contender(result):
 
 
 def test_a_frontier_keeps_what_nothing_beats_in_both_rates():
-    def trial(discard: float, verification: float) -> Trial:
+    def trial(discard, verification):
         metrics = {"discard_rate": discard, "verification_rate": verification}
         return Trial(configuration=Configuration(), counts={}, metrics=metrics)
 
@@ -245,7 +245,7 @@ VISION = {
 }  # fmt: skip
 
 
-def lab(colour: str, vision: np.ndarray) -> np.ndarray:
+def lab(colour, vision):
     """CIE L*a*b* of an sRGB colour as someone with `vision` sees it."""
     rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
@@ -280,7 +280,7 @@ def test_every_drafter_has_a_look_of_its_own():
     assert len(set(symbols)) == len(symbols)
 
 
-def card(depth: int, w_rej: float, **changes: object) -> HeadCard:
+def card(depth, w_rej, **changes):
     values = {
         "kind": "specdecpp", "draft": "draft", "depth": depth, "width": 64, "hidden_size": 32,
         "top_k": 10, "w_acc": 1.0, "w_rej": w_rej, "pair": {}, "sampling": Sampling(),

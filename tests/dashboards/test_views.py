@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 from mlflow import MlflowClient
-from mlflow.entities import Run
 
 from dashboards.outputs.mlflow_runs import log
 from dashboards.reports.bench import report
@@ -49,7 +48,7 @@ def pair(swept, bench_result, bench_prompts, empty_store, tmp_path_factory):
         yield result.pair.name, home
 
 
-def runs_of(experiment: str, view: str) -> list[Run]:
+def runs_of(experiment, view):
     client = MlflowClient(tracking_uri())
     return client.search_runs([experiment_id_of(client, experiment)], VIEWS[view].runs)
 
@@ -108,7 +107,7 @@ HEADINGS = """
 """
 
 
-def shows(window: browser.Browser, view: str, runs: int) -> None:
+def shows(window, view, runs):
     """Fails unless a table shows `runs` runs with the columns of a view, from the left."""
     columns = ["attributes.`Run Name`", "runDateAndNestInfo", *VIEWS[view].columns]
     ready = f"""

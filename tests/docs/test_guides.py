@@ -23,12 +23,12 @@ for folder, code in json.loads(sys.argv[1]):
 """
 
 
-def blocks(page: str) -> list[tuple[str, str, str]]:
+def blocks(page):
     """Language, title and content of the code on a page."""
     return BLOCK.findall((GUIDES / page).read_text())
 
 
-def write_files(page: str, folder: Path) -> dict[str, str]:
+def write_files(page, folder):
     """Write what the page says are files; returns the environment to use them in."""
     for _, title, content in blocks(page):
         if "." in title:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
 
-def run(name: str, *arguments: object) -> str:
+def run(name, *arguments):
     """What the example prints."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *map(str, arguments)],

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -38,7 +37,7 @@ def bench(command, tiny_spec, home):
     files = ("--config", home / "config.yaml", "--rows", home / "rows.yaml", "--peers", "none")
     asked = ("--prompts", home / "q.jsonl", "--name", "mine")
 
-    def run(*options: object, main: Callable[..., None] = bench_offline.main) -> Done:
+    def run(*options, main=bench_offline.main):
         return command(main, home, *files, *asked, *options)
 
     return run
@@ -71,7 +70,7 @@ def test_a_head_that_was_trained_anew_is_measured_anew(
     config_file(home, tiny_pair.spec, {"kind": "draft_model", "policy": policy})
     prompts_file(home, (f"x{n} = {n} +" for n in range(4)), "q")
 
-    def opened(folder: Path, what: dict[str, object], *_: object) -> None:
+    def opened(folder, what, *_):
         begun.append(what)
         raise UserError("interrupted")
 
@@ -110,7 +109,7 @@ def test_a_mode_that_does_not_start_leaves_the_others_in(tiny_pair, monkeypatch)
     broken = "transformers prompt lookup K=10"
     started = TransformersPeer.open
 
-    def fails(peer: TransformersPeer) -> None:
+    def fails(peer):
         if peer.name == broken:
             raise UserError("it has no memory left")
         started(peer)

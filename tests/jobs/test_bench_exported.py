@@ -27,7 +27,7 @@ def venv(tmp_path, monkeypatch):
     return tmp_path / "venv"
 
 
-def chosen(*drafters: dict) -> tuple[Configuration, ...]:
+def chosen(*drafters):
     return tuple(parse(Configuration, {"drafter": drafter}, "test") for drafter in drafters)
 
 

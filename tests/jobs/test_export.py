@@ -5,7 +5,6 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,12 +16,12 @@ from specdec_core.cost import ForwardCost, Profile
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import save_head
 from specdec_core.models.location import located
-from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.pair import load_pair
 from specdec_core.recordings.find import latest_recording
 from specdec_core.recordings.schema import HEADER, save_header
 from specdec_core.servers.model_files import models_of
 from specdec_core.servers.vllm.process import VENV, has_suffix, inherited_environment
-from tests.commands import Done, assert_refused, config_file, hardware_file, printed, prompts_file
+from tests.commands import assert_refused, config_file, hardware_file, printed, prompts_file
 from tests.jobs.conftest import record_prompts
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
@@ -49,9 +48,7 @@ def home(tiny_pair, tmp_path_factory):
 def exporting(command, tiny_pair, tmp_path):
     """Export a configuration with this drafter of the tiny pair."""
 
-    def run(
-        drafter: object, *options: object, home: Path = tmp_path, spec: PairSpec = tiny_pair.spec
-    ) -> Done:
+    def run(drafter, *options, home=tmp_path, spec=tiny_pair.spec):
         file = config_file(tmp_path, spec, drafter)
         return command(export.main, home, "--config", file, *options)
 
@@ -64,7 +61,7 @@ def exported(exporting):
     return lambda *options, **given: printed(exporting(*options, **given))
 
 
-def pad_logits(model: str | Path, folder: Path) -> Path:
+def pad_logits(model, folder):
     """A copy of a model that has 64 logits more by its configuration."""
     shutil.copytree(model, folder)
     settings = json.loads((folder / "config.json").read_text())
@@ -187,7 +184,7 @@ def test_vllm_reads_what_is_written(exported, tmp_path, padded):
     assert read == "draft_model [(1, 3, 5), (4, 7, 2), (8, 1024, 0)]"
 
 
-def read_by_vllm(pair: Pair, folders: list[Path], *shown: str) -> list[str]:
+def read_by_vllm(pair, folders, *shown):
     """What vLLM makes of the file in each folder: the method, and what is `shown` of it."""
     program = (
         "import json, sys; from vllm.engine.arg_utils import EngineArgs\n"

@@ -6,8 +6,7 @@ import pytest
 
 from jobs import generate
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
-from tests.commands import Done, assert_refused, config_file
+from tests.commands import assert_refused, config_file
 
 
 @pytest.fixture
@@ -17,15 +16,15 @@ def generated(command, tiny_spec, tmp_path):
     return lambda *arguments: command(generate.main, tmp_path, *arguments, "--config", config)
 
 
-def count(output: str, name: str) -> str:
+def count(output, name):
     return next(line for line in output.splitlines() if line.startswith(name)).split()[-1]
 
 
-def printable(text: str) -> str:
+def printable(text):
     return "".join(filter(str.isprintable, text))
 
 
-def expected(pair: Pair, tokens: int) -> str:
+def expected(pair, tokens):
     engine = Engine(pair)
     [generation] = engine.generate([Request("", engine.encode("def main("), tokens)])
     return f"def main({printable(generation.text)}"
@@ -56,7 +55,7 @@ def test_a_target_alone_answers_a_message_by_its_chat_template(
     target = tmp_path / "chat"
     shutil.copytree(tiny_pair_folders["target"], target)
 
-    def alone(*arguments: str) -> Done:
+    def alone(*arguments):
         options = ("--target", target, "--max-new-tokens", 12)
         return command(generate.main, tmp_path, *arguments, *options)
 

@@ -51,7 +51,7 @@ def commands(tiny_pair_folders, tmp_path_factory):
     return {"sweep": [*sweep, one], "other": [*sweep, other], "demo": ["-c", DEMO, one]}
 
 
-def ends_well(command: list[str], home: Path) -> float:
+def ends_well(command, home):
     """Give the command; returns the seconds that it took."""
     begun = time.monotonic()
     with started(home, *command) as process:

@@ -2,7 +2,6 @@
 named by their path."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 from mlflow.tracking._tracking_service import utils
@@ -12,33 +11,33 @@ from jobs.choice import choose_version
 from specdec_core.models.pair import load_pair
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.results import SweepResult
-from tests.commands import QUICK, Command, Done, plan_file, printed, prompts_file
+from tests.commands import QUICK, plan_file, printed, prompts_file
 
 POLICY = {"kind": "fixed", "max_tokens": [1, 2]}
 SEARCH = [{"drafter": {"kind": "draft_model", "policy": POLICY}}]
 
 
-def done(result: Done) -> str:
+def done(result):
     utils._artifact_repos_cache.clear()  # the next command is another process's
     return printed(result)
 
 
-def named(home: Path) -> tuple[object, ...]:
+def named(home):
     """The options that name what lies in the workspace, by absolute paths."""
     models = home / "models"
     pair = ("--target", models / "target", "--draft", f"draft={models / 'draft'}")
     return (*pair, "--prompts", home / "prompts.jsonl")
 
 
-def recorded(command: Command, home: Path) -> Done:
+def recorded(command, home):
     return command(record.main, home, *named(home), "--max-new-tokens", 12)
 
 
-def swept(command: Command, home: Path) -> Done:
+def swept(command, home):
     return command(sweep.main, home, "--config", home / "sweep.yaml", *named(home))
 
 
-def tree(folder: Path) -> dict[Path, bytes]:
+def tree(folder):
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
@@ -86,7 +85,7 @@ def test_a_workspace_goes_on_where_it_was_moved_or_copied_to(
     assert not third.exists()
 
 
-def works(command: Command, home: Path, champion: str) -> None:
+def works(command, home, champion):
     """Every command finds in the workspace what it holds."""
     assert "(champion, version " in done(command(generate.main, home, "x1 = "))
     chosen, _, _ = choose_version(None)  # as `serve` does

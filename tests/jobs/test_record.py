@@ -17,7 +17,7 @@ from tests.commands import plan_file, printed, prompts_file, stopped
 SUFFIX = [{"drafter": {"kind": "suffix"}}]
 
 
-def whole_shards(home: Path) -> dict[Path, int]:
+def whole_shards(home):
     """Files of whole shards and when they were written."""
     return {file: file.stat().st_mtime_ns for file in home.glob("traces/*/prompts/shard-*.parquet")}
 
@@ -60,7 +60,7 @@ def test_a_recording_goes_on_after_ctrl_c_and_says_what_it_holds(
         assert following in done.stdout
 
 
-def recorded(pair: PairSpec, **sampling: object) -> Recording:
+def recorded(pair, **sampling):
     header = Header(
         pair=pair,
         fingerprints={},

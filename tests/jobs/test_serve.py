@@ -5,7 +5,6 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
@@ -19,7 +18,7 @@ from cluster.serving.served import Deployment
 from jobs import serve
 from jobs.serve_keys import main as make_key
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
+from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.engine import Engine, Request
 from specdec_core.servers.process import free_port
 from tests.commands import config_file
@@ -39,7 +38,7 @@ def config(tiny_spec, tmp_path):
 def refused(command, tmp_path):
     """Run the command; returns the one line that it ends with."""
 
-    def refuse(*arguments: object) -> str:
+    def refuse(*arguments):
         done = command(serve.main, tmp_path / "home", *arguments)
         assert (done.returncode, done.stdout.strip()) == (2, "")
         [line] = done.stderr.splitlines()
@@ -48,12 +47,12 @@ def refused(command, tmp_path):
     return refuse
 
 
-def beside(folder: Path, spec: PairSpec) -> Path:
+def beside(folder, spec):
     """A configuration whose draft drafts beside the target."""
     return config_file(folder, spec, {"kind": "pearl"})
 
 
-def rayservice(config: Path, **more: Any) -> tuple[dict[str, Any], Any]:
+def rayservice(config, **more):
     """What KubeRay's manifest says of its application, and this built with the arguments there, a
     configuration, a placement and no keys; `more` replaces arguments."""
     manifest = yaml.safe_load((ROOT / "cluster" / "kuberay" / "ray-service.yaml").read_text())

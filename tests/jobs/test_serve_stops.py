@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
 
@@ -39,7 +38,7 @@ class Running:
     """A server, with all of its processes in a workspace of its own. `said` is what it printed
     until it was ready."""
 
-    def __init__(self, home: Path, *options: object, before: tuple[str, ...] = ()) -> None:
+    def __init__(self, home, *options, before=()):
         self.home, self.port, self.said = home, free_port(), ""
         self.url = f"http://127.0.0.1:{self.port}"
         own = ("--slots", 8, "--port", self.port, "--drain", DRAIN)
@@ -50,7 +49,7 @@ class Running:
                 return
         raise AssertionError(self.said)
 
-    def processes(self, name: str = ALL) -> list[psutil.Process]:
+    def processes(self, name=ALL):
         """Those that are alive: all, or those whose command has this in it."""
         if name == "main":
             return [psutil.Process(self.process.pid)]
@@ -65,7 +64,7 @@ class Running:
                 found.append(process)
         return found
 
-    def status(self) -> int | None:
+    def status(self):
         """What `/ready` answers; None: nothing."""
         try:
             return http.get(f"{self.url}/ready").status_code
@@ -76,11 +75,11 @@ class Running:
 class Client(Thread):
     """Asks for a stream. `ended` is when its last part came."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url):
         super().__init__()
         self.url, self.parts, self.ended, self.whole = url, 0, 0.0, False
 
-    def run(self) -> None:
+    def run(self):
         try:
             with httpx.stream(
                 "POST", f"{self.url}/v1/completions", json=BODY, timeout=60, trust_env=False
@@ -98,9 +97,7 @@ def start(tiny_spec, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{ROOT}")
     servers = []
 
-    def start(
-        *options: object, drafter: str = "draft_model", before: tuple[str, ...] = ()
-    ) -> Running:
+    def start(*options, drafter="draft_model", before=()):
         config = config_file(tmp_path, tiny_spec, {"kind": drafter})
         server = Running(tmp_path / "home", "--config", config, *options, before=before)
         servers.append(server)
@@ -151,7 +148,7 @@ def test_serves_a_draft_beside_the_target_until_ctrl_c(start, tiny_pair):
     assert (server.process.returncode, rest.strip()) == (0, "stopped")
 
 
-def asked(server: Running, clients: int) -> list[Client]:
+def asked(server, clients):
     """Clients that are being answered."""
     asking = [Client(server.url) for _ in range(clients)]
     for client in asking:

@@ -2,7 +2,6 @@
 
 import signal
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -29,7 +28,7 @@ from tests.registered import runs_in
 ROOT = Path(__file__).parents[2]
 
 
-def finished_trials(home: Path) -> dict[Path, int]:
+def finished_trials(home):
     """Files of finished configurations and when they were written."""
     return {path: path.stat().st_mtime_ns for path in home.glob("sweeps/*/trials/*.json")}
 
@@ -95,7 +94,7 @@ def test_what_is_to_be_recorded_first_is_of_the_sweeps_pair(tmp_path):
 def test_forwards_are_compiled_as_the_option_or_the_file_says(
     job, compiled, command, tmp_path, monkeypatch
 ):
-    def asked(plan: Any, *_: object) -> None:
+    def asked(plan, *_):
         raise UserError(f"compiled: {plan.pair.runner.compile}")
 
     monkeypatch.setattr(job, job.__name__.partition(".")[2], asked)

@@ -33,7 +33,7 @@ def server(tiny_pair):
         yield RunningServer(url=url, token="a secret", pair=tiny_pair.spec)
 
 
-def ask(server: RunningServer, tokens: int, prompt: str = "def main(") -> dict:
+def ask(server, tokens, prompt="def main("):
     body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
     headers = {"authorization": f"Bearer {server.token}"}
     answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)

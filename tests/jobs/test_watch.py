@@ -6,10 +6,8 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
 
 import httpx
 import pytest
@@ -50,13 +48,13 @@ def prometheus(tiny_pair, tmp_path_factory):
                 os.killpg(watch.pid, signal.SIGTERM)
 
 
-def found(address: str, query: str) -> list[Any]:
+def found(address, query):
     answer = http.get(f"{address}/api/v1/query", params={"query": query}).json()
     assert answer["status"] == "success", answer
     return answer["data"]["result"]
 
 
-def wait_for(address: str, query: str) -> None:
+def wait_for(address, query):
     end = monotonic() + 60
     while True:
         try:
@@ -68,7 +66,7 @@ def wait_for(address: str, query: str) -> None:
         sleep(0.2)
 
 
-def queries() -> Iterator[tuple[str, str]]:
+def queries():
     """Each panel's title and one of its queries, in PromQL for all models."""
     for panel in json.loads((GRAFANA / "specdec.json").read_text())["panels"]:
         for target in panel["targets"]:

@@ -11,7 +11,6 @@ from cluster.serving.served import Deployment, Served
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.engine import Engine, Request
-from specdec_core.tokens.statistics import Generation
 from tests.configurations import CHAIN, LOSSY
 
 
@@ -33,9 +32,7 @@ def generation(tiny_pair):
     return one
 
 
-def tried(
-    sides: tuple[Served, Served], generation: Generation, speedup: float, most: int
-) -> tuple[Canary, list[bool]]:
+def tried(sides, generation, speedup, most):
     """A canary of up to `most` requests, one after the other, that the challenger answers so many
     times faster; and which of them it answered."""
     canary, taken, random = Canary([sides[0]], [sides[1]], 0.2), [], Random(0)

@@ -89,12 +89,12 @@ def test_it_takes_orders_with_its_token_and_says_why_it_refuses_one(home, url, t
 def test_what_fails_for_now_is_told_from_a_refusal(home, url, tiny_spec, monkeypatch):
     deployment = Deployment(pair=tiny_spec, configuration=AUTOREGRESSIVE)
 
-    async def fails(*_: object) -> Deployment:
+    async def fails(*_):
         raise EngineFailed("no engine works")
 
     taken: list[Deployment] = []
 
-    async def served(_: object, wanted: Deployment) -> Deployment:
+    async def served(_, wanted):
         taken.append(wanted)
         return wanted
 

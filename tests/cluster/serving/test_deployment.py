@@ -75,7 +75,7 @@ def test_nothing_is_between_a_client_and_the_replica_on_one_node(url):
     assert "server" not in answer.headers
 
 
-def called(port: int) -> grpc.StatusCode:
+def called(port):
     """How a call of a replica's method by gRPC ends, without Ray's token."""
     method = "/ray.serve.ASGIService/HandleRequest"
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as end:
@@ -99,7 +99,7 @@ def test_ray_serves_own_port_asks_for_rays_token(url):
 def test_a_client_that_leaves_frees_its_slots(url):
     body = {"prompt": [PROMPT] * 32, "max_tokens": 200, "ignore_eos": True}
 
-    def health() -> dict:
+    def health():
         return http.get(f"{url}/health").json()
 
     with http.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}) as answer:

@@ -12,7 +12,7 @@ from cluster.serving.drift import WEEK, Drift
 Traffic = Iterator[tuple[float, float, float]]  # seconds, log₂ of prompt tokens, acceptance
 
 
-def alone(random: Random, rate: float) -> Traffic:
+def alone(random, rate):
     """`rate` requests a second. Seven in ten are questions, the rest bring documents along."""
     now = 0.0
     while True:
@@ -21,7 +21,7 @@ def alone(random: Random, rate: float) -> Traffic:
         yield now, log2(random.lognormvariate(centre, spread) + 1), random.betavariate(5, 3)
 
 
-def conversations(random: Random, rate: float) -> Traffic:
+def conversations(random, rate):
     """The same rate, by users who ask one to eight times, a minute apart, with prompts that grow
     and texts that are easy or hard to draft."""
     began, number = random.expovariate(rate / 4.5), 0
@@ -39,7 +39,7 @@ def conversations(random: Random, rate: float) -> Traffic:
             heappush(waiting, (now + random.expovariate(1 / 60), user, longer, level, left - 1))
 
 
-def watched(traffic: Traffic, seconds: float) -> Drift:
+def watched(traffic, seconds):
     """What the first `seconds` of this traffic left behind."""
     clock = [0.0]
     drift = Drift(lambda: clock[0])
@@ -52,7 +52,7 @@ def watched(traffic: Traffic, seconds: float) -> Drift:
     return drift
 
 
-def changed(at: float, prompt: float, acceptance: float, seed: int) -> Traffic:
+def changed(at, prompt, acceptance, seed):
     """A request each three seconds; from then on prompts and acceptance are so much greater."""
     random, now = Random(seed), 0.0
     while True:

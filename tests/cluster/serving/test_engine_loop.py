@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from cluster.serving.engine_loop import EngineLoop, Submission
+from cluster.serving.engine_loop import EngineLoop
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
@@ -20,11 +20,11 @@ def engine(tiny_pair):
     return Engine(tiny_pair, CHAIN, slots=2)
 
 
-def request(engine: Engine, name: str, prompt: str = "def main(", tokens: int = 24) -> Request:
+def request(engine, name, prompt="def main(", tokens=24):
     return Request(name, engine.encode(prompt), max_new_tokens=tokens, ignore_eos=True)
 
 
-async def generations(submission: Submission, count: int = 1) -> list[Generation]:
+async def generations(submission, count=1):
     """Those of `count` requests, in the order of their ids."""
     done: dict[str, Generation] = {}
     while len(done) < count:

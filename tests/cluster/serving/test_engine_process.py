@@ -13,7 +13,6 @@ import pytest
 from cluster.serving import replica
 from cluster.serving.engine_loop import EngineLoop
 from cluster.serving.engine_process import EngineProcess
-from cluster.serving.http.service import Service
 from cluster.serving.protocol.errors import ApiError
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
@@ -117,7 +116,7 @@ def test_whatever_ends_its_start_is_said(tiny_spec):
 LONG = Request("long", (5, 6, 7), 200, ignore_eos=True)
 
 
-async def killed(service: Service, signal: int) -> list[int]:
+async def killed(service, signal):
     """The tokens of an answer while which the engine's process gets this signal."""
     tokens: list[int] = []
     async for _, chunk in await service.submit([LONG]):

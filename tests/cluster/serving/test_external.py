@@ -6,14 +6,11 @@ import json
 import os
 import socket
 import time
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
-from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from cluster.serving.external.app import ExternalService, _counted, _prompts, build_external_app
@@ -73,25 +70,25 @@ def http(tiny_spec, tmp_path_factory):
             yield client
 
 
-def operate(http: httpx.Client, path: str, wanted: Deployment | None = None) -> httpx.Response:
+def operate(http, path, wanted=None):
     body = None if wanted is None else wanted.model_dump_json()
     return http.post(path, content=body, headers={TOKEN_HEADER: TOKEN})
 
 
-def events(http: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:
+def events(http, body):
     """The events of a stream, without its end."""
     answer = http.post("/v1/completions", json={**body, "stream": True})
     lines = [line.removeprefix("data: ") for line in answer.text.split("\n") if line]
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
-def programs() -> list[psutil.Process]:
+def programs():
     """The processes of the program, without those that end it."""
     keepers = children("keeper.py")
     return [process for process in children("external_program") if process not in keepers]
 
 
-def text_of(found: list[dict[str, Any]]) -> str:
+def text_of(found):
     return "".join(choice["text"] for event in found for choice in event["choices"])
 
 
@@ -167,13 +164,13 @@ def test_every_prompt_counts_and_unused_tokens_are_given_back(tiny_spec):
     assert _prompts(["a", "b"]) == _prompts([[1], [2, 3]]) == 2
     assert _prompts([1, 2]) == _prompts("ab") == _prompts(None) == 1
 
-    async def left(answer: list[bytes], prompt: int | None) -> int:
+    async def left(answer, prompt):
         taken = WindowUse(0.0, 1000)
         async for _ in _counted(_chunks(answer), taken, prompt):
             pass
         return taken.amount
 
-    async def _chunks(answer: list[bytes]) -> AsyncIterator[bytes]:
+    async def _chunks(answer):
         for chunk in answer:
             yield chunk
 
@@ -280,7 +277,7 @@ def test_a_certificate_names_what_is_different_here(tiny_spec, tmp_path, monkeyp
     certificate.save()
     certified = Deployment(pair=tiny_spec, configuration=CHAIN, certificate=certificate.sentence)
 
-    def said(version: str, arguments: tuple[str, ...], **changed: object) -> str | None:
+    def said(version, arguments, **changed):
         program = Program("words", "tiny", arguments=arguments)
         server = ExternalServer("0", program, certified)
         server._mode = ServedMode(version, {**settings, **changed}, lambda *_: [], {})
@@ -292,7 +289,7 @@ def test_a_certificate_names_what_is_different_here(tiny_spec, tmp_path, monkeyp
 
 
 def test_a_deployment_that_is_given_up_leaves_no_process(http, tiny_spec, monkeypatch):
-    def served(*_: object) -> ServedMode:  # it never answers
+    def served(*_):  # it never answers
         return ServedMode("words 1", {}, lambda slots, port: ["sleep", "1000"], os.environ)
 
     monkeypatch.setattr(WordServer, "served", served)

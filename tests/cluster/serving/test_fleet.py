@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import threading
-from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -19,12 +18,12 @@ from cluster.serving.scaling import Replicas, Scaling
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from cluster.serving.stream import Stream, _StreamedAnswer
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Sampling
+from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.trained import weights_here
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.pair import load_pair
 from tests.commands import children
 from tests.configurations import BANDIT, FOUR, LOOKUP
 from tests.conftest import tiny_llama, tiny_tokenizer
@@ -36,7 +35,7 @@ COUPLED = Sampling(temperature=0.9, coupling="gumbel")
 PROMPTS = ("def main(", "class A:", "import os", "x = 1")
 
 
-def requests(pair: Pair, name: str, tokens: int = 120) -> list[Request]:
+def requests(pair, name, tokens=120):
     """A greedy and a coupled request for each prompt."""
     prompts = [tuple(pair.tokenizer(prompt)["input_ids"]) for prompt in PROMPTS]
     return [
@@ -53,7 +52,7 @@ def expected(tiny_pair):
     return [g.text for g in engine.generate(requests(tiny_pair, "expected"))]
 
 
-async def text(stream: Stream) -> str:
+async def text(stream):
     """What a client of one request receives, which must be the request's whole text."""
     sent, whole = "", ""
     async for _, chunk in stream:
@@ -67,13 +66,7 @@ async def text(stream: Stream) -> str:
     return sent
 
 
-def here(
-    pair: Pair,
-    configurations: Sequence[Configuration] = (FOUR,),
-    operation: Operation = NOT_OPERATED,
-    slots: int = 8,
-    queue: int = 128,
-) -> Fleet:
+def here(pair, configurations=(FOUR,), operation=NOT_OPERATED, slots=8, queue=128):
     """A fleet of engines in this process, one for each configuration."""
     return Fleet(
         [
@@ -87,7 +80,7 @@ def here(
     )
 
 
-async def loaded_here(served: Served, deployment: Deployment) -> Served:
+async def loaded_here(served, deployment):
     """Instead of :meth:`Served.beside`, in this process."""
     engine = Engine(load_pair(deployment.pair), deployment.configuration, 8)
     other = Served(EngineLoop(engine, served.loop.queue), deployment)
@@ -95,20 +88,20 @@ async def loaded_here(served: Served, deployment: Deployment) -> Served:
     return other
 
 
-def kill(served: Served) -> None:
+def kill(served):
     process = served.loop.engine._process
     process.kill()
     process.wait(10)
 
 
-async def sent(streams: Sequence[Stream], characters: int) -> None:
+async def sent(streams, characters):
     """Wait until each stream has sent more than this."""
     answers = [answer for stream in streams for answer in stream._unfinished.values()]
     while not all(answer.sent > characters for answer in answers):
         await asyncio.sleep(0.001)
 
 
-async def drained(fleet: Fleet) -> None:
+async def drained(fleet):
     while any(replica._draining for replica in fleet.replicas):
         await asyncio.sleep(0.01)
 
@@ -116,14 +109,12 @@ async def drained(fleet: Fleet) -> None:
 # Engines in processes of their own.
 
 
-async def switched(
-    fleet: Fleet, pair: Pair, expected: list[str], others: list[Configuration]
-) -> int:
+async def switched(fleet, pair, expected, others):
     """Deploy each of `others` while eight clients keep asking; returns the number of answers, of
     which all have the expected text."""
     done, answered = False, 0
 
-    async def client(number: int) -> None:
+    async def client(number):
         nonlocal answered
         while not done:
             request = requests(pair, f"{answered} {number}")[number]
@@ -142,7 +133,7 @@ async def switched(
     return answered
 
 
-async def survived(fleet: Fleet, pair: Pair, expected: list[str]) -> None:
+async def survived(fleet, pair, expected):
     """An engine is killed while it answers eight streams."""
     before = fleet.restarts
     streams = [await fleet.submit([r]) for r in requests(pair, f"killed {before}")]
@@ -157,12 +148,12 @@ async def survived(fleet: Fleet, pair: Pair, expected: list[str]) -> None:
     assert fleet.deployment.configuration == FOUR
 
 
-def engines() -> set[int]:
+def engines():
     """The processes of this process's engines."""
     return {process.pid for process in children("engine_main", recursive=False)}
 
 
-async def left(fleet: Fleet, pair: Pair, expected: list[str]) -> None:
+async def left(fleet, pair, expected):
     """An engine is killed while it answers eight streams. A client that leaves while another engine
     is loaded does not stop that for the other clients, and leaves no process behind."""
     before, [first, other] = fleet.restarts, requests(pair, "left")[:2]
@@ -192,12 +183,12 @@ async def left(fleet: Fleet, pair: Pair, expected: list[str]) -> None:
     assert fleet.switches == 0
 
 
-def too_many_files(*_: object) -> EngineProcess:
+def too_many_files(*_):
     """No engine can be started."""
     raise OSError("too many open files")
 
 
-async def refused(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def refused(fleet, monkeypatch):
     """What cannot be served leaves everything as it is."""
     served, before = fleet.replicas[0].served, fleet.deployment
     beside = Configuration.model_validate({"drafter": {"kind": "pearl"}})
@@ -220,7 +211,7 @@ async def refused(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fleet.deployment is before
 
 
-async def broken(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def broken(fleet, monkeypatch):
     """An engine dies, and cannot be started again."""
     monkeypatch.setattr(fleet.engine, "another", too_many_files)
     stream = await fleet.submit([Request("r", (5, 6, 7), 200, ignore_eos=True)])
@@ -351,7 +342,7 @@ async def test_a_request_goes_to_the_replica_with_its_beginning_and_past_a_full_
 async def test_a_deployment_that_one_replica_cannot_load_changes_none(tiny_pair, monkeypatch):
     fleet, loaded = here(tiny_pair, [FOUR, FOUR]), []
 
-    async def beside(served: Served, deployment: Deployment) -> Served:
+    async def beside(served, deployment):
         if served is fleet.replicas[1].served and deployment.configuration != LOOKUP:
             raise OSError("no memory")
         loaded.append(await loaded_here(served, deployment))
@@ -373,7 +364,7 @@ async def test_a_deployment_that_one_replica_cannot_load_changes_none(tiny_pair,
         assert served == {fleet.deployment.configuration} == {LOOKUP}
 
 
-def trying(fleet: Fleet, pair: Pair) -> Canary:
+def trying(fleet, pair):
     """The challenger LOOKUP gets half of the traffic."""
     deployment = Deployment(pair=pair.spec, configuration=LOOKUP)
     for replica in fleet.replicas:
@@ -488,7 +479,7 @@ async def test_what_cannot_be_written_down_is_served_all_the_same(tiny_pair, tmp
     assert "is not remembered" in caplog.text
 
 
-def known(served: Served) -> list[int]:
+def known(served):
     """The rounds of each arm that a bandit knows of."""
     return list(served.state()["rounds"])
 
@@ -511,7 +502,7 @@ async def test_replicas_share_what_they_learn(tiny_pair, monkeypatch):
 
 
 async def test_replicas_come_under_load_and_go_when_idle(tiny_pair, monkeypatch):
-    def start(number: int, deployment: Deployment) -> Served:
+    def start(number, deployment):
         return Served(EngineLoop(Engine(tiny_pair, deployment.configuration, 2)), deployment)
 
     monkeypatch.setattr(fleet_module, "_WATCH", 0.01)
@@ -585,12 +576,12 @@ def overwritten(copied, monkeypatch):
     return service_of(Engine(load_pair(copied), FOUR), deployment=first).fleet, first
 
 
-def train_on(spec: PairSpec) -> None:
+def train_on(spec):
     """The draft's folder has other weights from now on."""
     tiny_llama(7, 32, 2, vocab=len(tiny_tokenizer())).save_pretrained(spec.drafts["draft"])
 
 
-def deployed(spec: PairSpec, configuration: Configuration, **more: object) -> Deployment:
+def deployed(spec, configuration, **more):
     """As `specdec deploy` makes it."""
     weights = weights_here(spec, [configuration])
     return Deployment(pair=spec, configuration=configuration, weights=weights, **more)

@@ -2,13 +2,11 @@
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 
 from cluster.serving import fleet
 from cluster.serving.deployment import learned_state
-from cluster.serving.http.service import Service
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration
 from specdec_core.drafting.bandit.drafter import build_bandit
@@ -23,11 +21,11 @@ BANDIT = Configuration(drafter=BanditSettings(rule="exp3", arms=[1, 4, {"kind": 
 BODY = {"prompt": "def main(", "max_tokens": 40, "ignore_eos": True}
 
 
-def state_of(service: Service) -> dict[str, Any] | None:
+def state_of(service):
     return service.fleet.replicas[0].served.state()
 
 
-async def session(service: Service, completions: int) -> list[dict[str, Any]]:
+async def session(service, completions):
     """Run the application as a server would; /health after each completion."""
     found = []
     async with client_of(service) as http:
@@ -61,7 +59,7 @@ async def test_it_is_kept_now_and_then_also_after_a_failure(tiny_pair, tmp_path,
     service = service_of(Engine(tiny_pair, BANDIT), learned=path)
     keep, failures = service.fleet.keep_learned, [RuntimeError("the engine's process has ended")]
 
-    async def fails_once() -> None:
+    async def fails_once():
         if failures:
             raise failures.pop()
         await keep()

@@ -1,7 +1,6 @@
 """The load client sends what it is asked to, when it is asked to, and records every answer."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
 
 import pytest
 from fastapi import FastAPI
@@ -80,7 +79,7 @@ DONE = "data: [DONE]\n\n"
     ],
 )
 def test_only_whole_answers_count(events, error):
-    async def answer(_: int) -> AsyncIterator[str]:
+    async def answer(_):
         yield events
 
     with running(stub(answer)) as url:
@@ -93,7 +92,7 @@ def test_an_open_loop_waits_for_nobody():
     """The server answers only once all requests have come."""
     come = 0
 
-    async def answer(_: int) -> AsyncIterator[str]:
+    async def answer(_):
         nonlocal come
         come += 1
         while come < 4:
@@ -110,7 +109,7 @@ def test_an_open_loop_waits_for_nobody():
 def test_a_closed_loop_never_has_more_requests_than_clients():
     most = now = 0
 
-    async def answer(_: int) -> AsyncIterator[str]:
+    async def answer(_):
         nonlocal most, now
         now += 1
         most = max(most, now)
@@ -126,10 +125,10 @@ def test_a_closed_loop_never_has_more_requests_than_clients():
     assert most == 3
 
 
-def stub(answer: Callable[[int], AsyncIterator[str]]) -> LocalServer:
+def stub(answer):
     """A server that answers requests, numbered as they come, with these events."""
 
-    def build() -> FastAPI:
+    def build():
         app, numbers = FastAPI(), iter(range(1_000_000))
 
         @app.get("/health")

@@ -1,11 +1,8 @@
 """`/metrics` counts what the answers say, under vLLM's names."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -26,7 +23,7 @@ PROMPTS = ["def main(", "import", "class A:"]
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def samples(page: str) -> Samples:
+def samples(page):
     """The values by name and labels; of all, the model's name is left out."""
     return {
         (s.name, frozenset(s.labels.items()) - {("model_name", "tiny")}): s.value
@@ -38,15 +35,15 @@ def samples(page: str) -> Samples:
 class Server:
     """The application in this process."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
+    def __init__(self, http):
         self.http = http
 
-    async def complete(self, prompt: str, **body: Any) -> dict[str, Any]:
+    async def complete(self, prompt, **body):
         answer = await self.http.post("/v1/completions", json={"prompt": prompt, **body})
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    async def metrics(self) -> Samples:
+    async def metrics(self):
         # What Prometheus says it takes; names keep their colons all the same.
         accept = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4"}
         answer = await self.http.get("/metrics", headers=accept)
@@ -54,12 +51,12 @@ class Server:
         return samples(answer.text)
 
 
-def value(found: Samples, name: str, **labels: str) -> float:
+def value(found, name, **labels):
     return found[name, frozenset(labels.items())]
 
 
 @asynccontextmanager
-async def serving(engine: Engine) -> AsyncIterator[Server]:
+async def serving(engine):
     async with client_of(service_of(engine, queue=2)) as http:
         yield Server(http)
 
@@ -123,7 +120,7 @@ async def test_the_time_of_reading_prompts_is_counted(tiny_pair):
 
 
 def test_an_oracle_drafts_up_to_the_last_accepted_candidate(engine):
-    def chunk(drafted: int, accepted: int) -> Chunk:
+    def chunk(drafted, accepted):
         step = Round(0, drafted, accepted, accepted + 1, 4, 8.0, 2.0, 1.0, depth=drafted)
         return Chunk(str(drafted), "", [1], [TokenOrigin.BONUS], step)
 
@@ -147,7 +144,7 @@ def test_time_between_rounds_and_of_a_token_are_counted_as_vllm_does(engine, mon
     monkeypatch.setattr("cluster.serving.metrics.perf_counter", lambda: now)
     metrics = Metrics("tiny", fleet_of(engine))
 
-    def counted(name: str) -> tuple[float, float]:
+    def counted(name):
         found = samples(metrics.page()[0].decode())
         return value(found, f"vllm:{name}_seconds_count"), value(found, f"vllm:{name}_seconds_sum")
 
@@ -179,7 +176,7 @@ def test_the_first_tokens_time_is_not_that_of_a_round_before_it(tiny_pair):
 async def test_running_waiting_refused_and_abandoned_requests_are_counted(engine):
     async with serving(engine) as server:
 
-        async def ask() -> int:
+        async def ask():
             body = {"prompt": "def main(", "max_tokens": 200, "ignore_eos": True}
             return (await server.http.post("/v1/completions", json=body)).status_code
 

@@ -2,12 +2,12 @@
 
 from collections import Counter
 
-from cluster.serving.prefixes import BLOCK, Choice, Prefixes
+from cluster.serving.prefixes import BLOCK, Prefixes
 
 IDLE = dict.fromkeys("abc", 0)
 
 
-def sent(prefixes: Prefixes, tokens: list[int], load: dict[str, int] | None = None) -> Choice:
+def sent(prefixes, tokens, load=None):
     """Send a sequence to its replica."""
     choice = prefixes.choose(tokens, load or IDLE)
     prefixes.sent(choice.replicas[0], tokens)

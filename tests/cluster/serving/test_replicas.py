@@ -57,7 +57,7 @@ def url(ray_running, tiny_spec):
     serve.shutdown()
 
 
-def answer(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+def answer(url, body):
     """The choices of a streamed answer."""
     body = body | {"stream": True, "stream_options": {"include_usage": True}}
     choices: dict[int, dict[str, Any]] = {}
@@ -80,7 +80,7 @@ def answer(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     return [choices[index] | {"usage": usage} for index in sorted(choices)]
 
 
-def health(url: str) -> dict[str, Any]:
+def health(url):
     return dict(http.get(f"{url}/health").json())
 
 

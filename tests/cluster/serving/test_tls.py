@@ -3,7 +3,6 @@
 import ssl
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
-from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -15,7 +14,7 @@ from cluster.serving.tls import Tls, read_tls, trusting
 from specdec_core.base.errors import UserError
 
 
-def certificate(folder: Path, password: bytes | None = None, authority: Tls | None = None) -> Tls:
+def certificate(folder, password=None, authority=None):
     """A new one for 127.0.0.1, and its key: signed by itself, or by `authority`, whose certificate
     then follows it in its file."""
     key = ec.generate_private_key(ec.SECP256R1())
@@ -89,7 +88,7 @@ def test_a_chain_trusts_the_server_and_nothing_else_that_its_authority_vouches_f
         trusting(ours.key)
 
 
-def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> bool:
+def _shake_hands(client, server):
     """Whether the two come to terms, in memory."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [

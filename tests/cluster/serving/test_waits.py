@@ -1,7 +1,6 @@
 """Nothing that serves waits for ever."""
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -25,7 +24,7 @@ BOUNDED = {
 }
 
 
-def waits(file: Path) -> Iterator[str]:
+def waits(file):
     """Calls that wait, without a limit."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

@@ -17,7 +17,7 @@ SILENT: list[socket.socket] = []
 LARGE = 1 << 21  # 8 MB: more than sockets hold
 
 
-def connected(rank: int, ranks: int, folder: Path) -> SocketExchange:
+def connected(rank, ranks, folder):
     """All ranks know all addresses, as Ray tells them."""
     listener = WireListener("127.0.0.1", LARGEST, patience=None)
     write_atomically(folder / str(rank), f"{listener.port} {listener.key.hex()}")
@@ -37,7 +37,7 @@ def connected(rank: int, ranks: int, folder: Path) -> SocketExchange:
     return SocketExchange(listener, rank, addresses)
 
 
-def rank_of_three(rank: int, folder: str) -> None:
+def rank_of_three(rank, folder):
     exchange = connected(rank, RANKS, Path(folder))
     for size in (1, LARGE):
         own = torch.full((size, 1), rank + 1.0)

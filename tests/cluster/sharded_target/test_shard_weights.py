@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -57,7 +56,7 @@ BY_HEADS = ["llama", "llama-untied-biased", "qwen3", "qwen2-mixed-window", "gemm
 CASES = [(name, "heads") for name in BY_HEADS] + [(name, "layers") for name in FAMILIES]
 
 
-def logits_of(runner: EagerRunner) -> list[Tensor]:
+def logits_of(runner):
     """Of ragged rows, a tree, and what is kept of it."""
     runner.prefill([0, 1], [list(range(5, 25)), list(range(40, 50))])
     found = [runner.forward(Batch([1, 0], [[5, 6, 7], [8, 9, 1]])).logits]
@@ -67,7 +66,7 @@ def logits_of(runner: EagerRunner) -> list[Tensor]:
     return found
 
 
-def part(rank: int, folder: str, split: str, pack: bool) -> None:
+def part(rank, folder, split, pack):
     """One of two processes."""
     store = dist.FileStore(f"{folder}/store-{split}", 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)

@@ -25,7 +25,7 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.tree.settings import TreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
-from specdec_core.models.runner import Batch, CacheLost, ModelRunner
+from specdec_core.models.runner import Batch, CacheLost
 from specdec_core.tokens.statistics import TokenOrigin
 from tests.configurations import LOSSY, PEARL
 from tests.conftest import tiny_tokenizer
@@ -105,9 +105,7 @@ def test_logits_are_those_of_the_whole_model(both):
     assert all(runner.mixes for runner in runners)
 
 
-def assert_as_the_whole(
-    both: Both, runner: ModelRunner, prompt: list[int], more: list[int]
-) -> None:
+def assert_as_the_whole(both, runner, prompt, more):
     """Behind `prompt`, which the runner has, the logits of `more` are those of the whole model."""
     whole = both.whole.open_runner(None, 1)
     whole.prefill([0], [prompt])

@@ -1,21 +1,19 @@
 """A recording of conversations is what a sweep of them replays, and of no other rendering."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from cluster.recording import run_recording
 from cluster.sweep.run import run_sweep
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec
 from specdec_core.engine.turns import requests_of
 from specdec_core.models.pair import load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.recordings.observer import RecordingObserver
 from specdec_core.recordings.plan import RecordingPlan
 from specdec_core.recordings.schema import shard_file
-from specdec_core.search.plan import Plan, ResolvedPlan
+from specdec_core.search.plan import Plan
 from tests.commands import QUICK
 
 pytestmark = pytest.mark.usefixtures("ray_running")
@@ -31,10 +29,10 @@ TURNS = 7 * 3 + 2  # that are recorded
 
 
 class Heard(RecordingObserver):
-    def __init__(self) -> None:
+    def __init__(self):
         self.turns = 0
 
-    def recorded(self, prompts: int, tokens: int) -> None:
+    def recorded(self, prompts, tokens):
         self.turns += prompts
 
 
@@ -57,7 +55,7 @@ def recorded(plan, tmp_path_factory):
     return home, run_recording(plan, home)
 
 
-def sweep_of(spec: PairSpec, prompts: Path, limit: int | None = None, **more: str) -> ResolvedPlan:
+def sweep_of(spec, prompts, limit=None, **more):
     return Plan.model_validate(
         {
             "pair": spec.model_dump(),

@@ -6,8 +6,6 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -22,7 +20,7 @@ from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
 from specdec_core.search.plan import Plan
-from specdec_core.search.results import SweepResult, Trial
+from specdec_core.search.results import SweepResult
 from specdec_core.search.round_tables import RoundTable
 
 PLAN = Plan.model_validate(
@@ -44,7 +42,7 @@ class IdleTask:
     chunk: int = 4
     replay: None = None
 
-    def replays(self, configuration: object) -> bool:
+    def replays(self, configuration):
         return False
 
 
@@ -52,15 +50,15 @@ class IdleTrial(tune.Trainable):
     """Sleeps for each configuration, and answers as :class:`cluster.sweep.trial.CountTrial`
     without loading a model."""
 
-    def setup(self, config: dict[str, Any], task: IdleTask) -> None:
+    def setup(self, config, task):
         self.task = task
         self.reset_config(config)
 
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
+    def reset_config(self, new_config):
         self.configurations = json.loads(new_config["configurations"])
         return True
 
-    def step(self) -> dict[str, Any]:
+    def step(self):
         configuration = self.configurations.pop()
         time.sleep(self.task.seconds)
         trial = {
@@ -81,7 +79,7 @@ class IdleTrial(tune.Trainable):
 class PidTrial(IdleTrial):
     """Leaves the number of its process in its rounds."""
 
-    def step(self) -> dict[str, Any]:
+    def step(self):
         result = super().step()
         result["rounds"] = RoundTable.of(pd.DataFrame({"pid": [os.getpid()]}))
         return result
@@ -90,13 +88,13 @@ class PidTrial(IdleTrial):
 class DeadlyTrial(IdleTrial):
     """Its process ends where one configuration is among those that it has to count."""
 
-    def step(self) -> dict[str, Any]:
+    def step(self):
         if any((each["drafter"] or {}).get("max_tokens") == DEADLY for each in self.configurations):
             os._exit(1)
         return super().step()
 
 
-def count(folder: Path, tell: SweepObserver, trial: type[IdleTrial] = IdleTrial) -> SweepResult:
+def count(folder, tell, trial=IdleTrial):
     """Count what `folder` does not hold, with trials that take next to no time."""
     own = SweepFolder(folder / "sweeps" / "idle")
     result = SweepResult(
@@ -127,7 +125,7 @@ def test_a_configuration_that_ends_its_process_takes_no_other_with_it(ray_runnin
     warned: list[str] = []
 
     class Told(SweepObserver):
-        def warned(self, message: str) -> None:
+        def warned(self, message):
             warned.append(message)
 
     result = count(tmp_path, Told(), DeadlyTrial)
@@ -140,10 +138,10 @@ def test_a_configuration_that_ends_its_process_takes_no_other_with_it(ray_runnin
 @pytest.mark.long
 def test_a_full_disk_ends_counting_in_one_line_and_with_room_it_goes_on(ray_running, small_disk):
     class Filler(SweepObserver):
-        def __init__(self, after: int) -> None:
+        def __init__(self, after):
             self.after, self.finished = after, 0
 
-        def trial_finished(self, trial: Trial) -> None:
+        def trial_finished(self, trial):
             self.finished += 1
             if self.finished == self.after:
                 small_disk.fill()

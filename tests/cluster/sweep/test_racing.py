@@ -1,8 +1,6 @@
 """The race of a sweep's finalists: who goes on, when it ends, who wins."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,19 +26,19 @@ class NoisyTimer:
 
     drift = 1.0
 
-    def __init__(self, means: Mapping[Configuration, float], prompts: int) -> None:
+    def __init__(self, means, prompts):
         self.rng = np.random.default_rng(0)
         self.sizes = self.rng.lognormal(0, 0.4, prompts)
         self.means, self.passes = means, 0
         self.decoded: Counter[tuple[str, int]] = Counter()
 
-    def prepare(self, configurations: Sequence[Configuration], request: Request) -> None:
+    def prepare(self, configurations, request):
         assert all(configuration in self.means for configuration in configurations)
 
-    def forget(self) -> None:
+    def forget(self):
         self.passes += 1
 
-    def decode(self, configuration: Configuration, request: Request) -> tuple[float, Generation]:
+    def decode(self, configuration, request):
         self.decoded[configuration.id, request.seed] += 1
         noise = self.rng.normal(1, 0.05)
         if self.passes > 1:
@@ -52,14 +50,7 @@ class NoisyTimer:
 class Raced:
     """A race on 12 prompts and `further` ones; those `late` come in when they seem faster."""
 
-    def __init__(
-        self,
-        means: Mapping[Configuration, float],
-        late: Sequence[Configuration] = (),
-        further: int = 0,
-        repeats: int = 3,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, means, late=(), further=0, repeats=3, **settings):
         self.timer = NoisyTimer(means, 12 + further)
         requests = [Request(str(n), (1,), 10, seed=n) for n in range(12 + further)]
         first = [configuration for configuration in means if configuration not in late]
@@ -67,7 +58,7 @@ class Raced:
             first, requests[:12], requests[12:], self.timer, RaceSettings(**settings)
         )
 
-        def challengers(taken: Mapping[str, float]) -> list[Configuration]:
+        def challengers(taken):
             best = min(means[c] for c in means if c.id in taken)
             return [c for c in late if c.id not in taken and means[c] < best]
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,7 @@ import pytest
 from cluster.sweep.finalists import choose_challengers, choose_finalists
 from cluster.sweep.run import run_sweep
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec
+from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
@@ -20,7 +19,7 @@ from specdec_core.drafting.target_started.settings import TargetTreeSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.search.folder import SweepFolder, find_trial
 from specdec_core.search.observer import SweepObserver
-from specdec_core.search.plan import Plan, ResolvedPlan
+from specdec_core.search.plan import Plan
 from specdec_core.search.results import SweepResult, Trial
 from specdec_core.tokens.statistics import Counts
 from tests.commands import prompts_file
@@ -41,22 +40,22 @@ TREE = {"kind": "dynamic_tree", "policy": {"kind": "fixed", "max_tokens": 6}}
 
 
 class HeardSweep(Heard, SweepObserver):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.finished: list[str] = []
 
-    def trial_finished(self, trial: Trial) -> None:
+    def trial_finished(self, trial):
         self.finished.append(trial.id)
 
 
 class Stopped(HeardSweep):
     """Ctrl-C comes when this stage begins."""
 
-    def __init__(self, stage: str) -> None:
+    def __init__(self, stage):
         super().__init__()
         self.last = stage
 
-    def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+    def stage(self, name, steps=None, done=0):
         if name == self.last:
             raise KeyboardInterrupt
 
@@ -66,7 +65,7 @@ def prompts(tmp_path_factory):
     return prompts_file(tmp_path_factory.mktemp("prompts"), PROMPTS)
 
 
-def plan_for(spec: PairSpec, prompts: Path, **changes: object) -> ResolvedPlan:
+def plan_for(spec, prompts, **changes):
     return Plan.model_validate(
         {
             "pair": spec.model_dump(),
@@ -253,9 +252,7 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_written(tiny_spe
 # Choices
 
 
-def trial(
-    configuration: Configuration, estimate: float, finished: bool = True, seconds: float = 1.0
-) -> Trial:
+def trial(configuration, estimate, finished=True, seconds=1.0):
     counts = Counts(1, 10, 0, 10, 0, 0, 0, 10).as_dict()
     metrics = {"estimated_speedup": estimate, "estimated_seconds": seconds}
     return Trial(configuration=configuration, counts=counts, metrics=metrics, finished=finished)
@@ -310,7 +307,7 @@ def test_a_lossy_method_that_is_allowed_by_name_may_be_a_finalist():
 # Folders
 
 
-def begun(root: Path, name: str, digest: str) -> SweepFolder:
+def begun(root, name, digest):
     folder = SweepFolder(root / name)
     folder.begin({"search": SEARCH}, digest)
     return folder

@@ -4,14 +4,11 @@ champion. The server's modes run in this process."""
 import os
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from cluster.load_comparison import Contestant
-from cluster.serving.cores import Cores
 from cluster.sweep import server as server_sweep
 from cluster.sweep.server import run_server_sweep, shown_command
 from specdec_core.base.errors import UserError
@@ -19,12 +16,10 @@ from specdec_core.config import Configuration
 from specdec_core.cost import ForwardCost, Measurement, Profile
 from specdec_core.engine import Request
 from specdec_core.evidence.load.result import LoadRow
-from specdec_core.evidence.server_choice import ServerSweep
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.find import finish
 from specdec_core.search.plan import load_plan
 from specdec_core.servers.process import ServerProcess
-from specdec_core.servers.server import Mode, ServedMode
+from specdec_core.servers.server import ServedMode
 from tests.commands import prompts_file
 from tests.external_program import ENDS
 from tests.local_server import engine_server
@@ -68,7 +63,7 @@ def plan(tiny_pair, tmp_path):
 def times(tmp_path):
     """What steps cost: 10 ms, and 1 ms for a draft's."""
 
-    def cost(seconds: float) -> ForwardCost:
+    def cost(seconds):
         return ForwardCost.fit(
             [
                 Measurement(width=width, context=16, batch=batch, seconds=seconds + width * 1e-5)
@@ -92,15 +87,7 @@ def in_process(tiny_pair, monkeypatch):
     request, none yet."""
     ends: set[str] = set()
 
-    def local(
-        server: OwnServer,
-        pair: Pair,
-        mode: Mode,
-        cores: Cores,
-        scratch: Path,
-        needed: bool = False,
-        *_: Any,
-    ) -> Contestant:
+    def local(server, pair, mode, cores, scratch, needed=False, *_):
         drafter = dict(mode.settings) or None
         configuration = Configuration.model_validate({"drafter": drafter})
         row = LoadRow(
@@ -128,7 +115,7 @@ def test_a_sweep_of_these_weights_is_ranked_raced_and_written_once(
     home, own, asked = tmp_path / "home", OwnServer.modes, []
     monkeypatch.setattr(OwnServer, "modes", lambda *args, **kw: asked.append(1) or own(*args, **kw))
 
-    def sweep(fresh: bool = False) -> ServerSweep:
+    def sweep(fresh=False):
         given = (plan, OwnServer(), home, "specdec sweep", "mine", fresh, times)
         return run_server_sweep(*given)[0]
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("ray_running")
 
 @ray.remote(num_cpus=1)
 class Other:
-    def ready(self) -> None:
+    def ready(self):
         pass
 
 
@@ -27,7 +27,7 @@ def bench(tiny_spec):
     return start_bench(tiny_spec, gpus=0)
 
 
-def starts(seconds: float) -> bool:
+def starts(seconds):
     """Whether Ray gives a core to somebody else within `seconds`."""
     other = Other.remote()
     ready, _ = ray.wait([other.ready.remote()], timeout=seconds)

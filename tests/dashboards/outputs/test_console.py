@@ -18,7 +18,7 @@ ROWS = pd.DataFrame(
 )
 
 
-def printed(width: int) -> str:
+def printed(width):
     console = Console(width=width)
     with console.capture() as capture:
         console.print(table(Section(key="load", shown=ROWS), width))

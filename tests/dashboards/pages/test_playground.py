@@ -1,7 +1,5 @@
 """The playground in a real browser: it asks a real server and shows what that says."""
 
-from typing import Any
-
 import httpx
 import pytest
 
@@ -53,7 +51,7 @@ def opened(url, request):
         yield request.param, window
 
 
-def ask(window: browser.Browser, prompt: str = PROMPT, **fields: Any) -> list[dict[str, Any]]:
+def ask(window, prompt=PROMPT, **fields):
     """Fill in the form, send it with the keyboard, and wait for both answers."""
     window.run(
         """
@@ -96,7 +94,7 @@ def test_two_answers_race_to_the_engines_text(opened, chat_pair):
     assert (brightness(ink) > brightness(ground)) == (kind == "dark")
 
 
-def brightness(colour: str) -> int:
+def brightness(colour):
     return sum(int(part) for part in colour.strip("rgb()").split(","))
 
 

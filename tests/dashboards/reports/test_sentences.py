@@ -7,7 +7,7 @@ CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 4}}
 LOOKUP = {"kind": "prompt_lookup"}
 
 
-def configuration(drafter: object) -> Configuration:
+def configuration(drafter):
     return Configuration.model_validate({"drafter": drafter})
 
 

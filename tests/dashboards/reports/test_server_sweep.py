@@ -3,20 +3,19 @@
 from dashboards.outputs.markdown import document
 from dashboards.reports.server_sweep import report
 from specdec_core.config import AUTOREGRESSIVE
-from specdec_core.evidence.load.result import LoadRow
 from specdec_core.evidence.server_choice import ServerRace, ServerSweep
 from tests.load_result import CHAIN, load_result, load_row
 
 SHARED = {"name", "started", "command", "pair", "prompts", "max_new_tokens", "repeats", "loads"}
 
 
-def race(*rows: LoadRow) -> ServerRace:
+def race(*rows):
     shared = load_result()
     values = {name: getattr(shared, name) for name in SHARED}
     return ServerRace(**values, rows=list(rows), environment={"cpu": "a processor"})
 
 
-def sweep() -> ServerSweep:
+def sweep():
     """A chain is the fastest, a table of lengths faster in a second race, and a default fails."""
     plain = load_row("vLLM", "vllm", 0.1, 0.01, autoregressive=True)
     failed = load_row("vLLM n-gram K=4", "vllm", 0.1, 0.008)

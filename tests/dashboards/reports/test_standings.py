@@ -4,17 +4,16 @@ from rich.console import Console
 
 from dashboards.outputs.console import table
 from dashboards.reports.standings import standings, timed_sentences
-from specdec_core.search.results import SweepResult
 
 
-def shown(result: SweepResult, most: int = 40) -> list[str]:
+def shown(result, most=40):
     console = Console(width=90, color_system=None)
     with console.capture() as capture:
         console.print(table(standings(result, most)))
     return capture.get().splitlines()
 
 
-def row(lines: list[str], label: str) -> str:
+def row(lines, label):
     return next(line for line in lines if line.strip().startswith(f"{label} "))
 
 

@@ -14,13 +14,13 @@ from dashboards.reports.sweep import caveats, facts, headline, of_folder, report
 from jobs import report as job
 from specdec_core.base.errors import UserError
 from specdec_core.cost import Hardware
-from specdec_core.search.results import ReplaySummary, SweepResult
+from specdec_core.search.results import ReplaySummary
 from tests.dashboards import browser
 
 FIGURES = {"frontier", "speedups", "time", "accepted"}
 
 
-def write_report(result: SweepResult, folder: Path) -> Path:
+def write_report(result, folder):
     return write_page(of_folder(result, folder), folder)
 
 
@@ -110,7 +110,7 @@ def test_a_click_on_a_heading_sorts_the_table(opened):
     assert window.run(column) == sorted(rates)
 
 
-def drawn_in(page: Path) -> set[str]:
+def drawn_in(page):
     return set(re.findall(r'class="plot" id="(\w+)"', page.read_text()))
 
 
@@ -179,7 +179,7 @@ def test_what_people_named_cannot_break_out_of_the_page(result, folder):
     assert "<script>alert" not in html
 
 
-def champion_timing(result: SweepResult, **measured: float) -> None:
+def champion_timing(result, **measured):
     (timing,) = [t for t in result.timings if t.config_id == result.champion]
     for name, value in measured.items():
         setattr(timing, name, value)

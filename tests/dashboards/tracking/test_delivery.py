@@ -5,9 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -23,7 +21,7 @@ from tests.dashboards.tracking.test_sweep_run import log
 
 
 @contextmanager
-def server(folder: Path, port: int) -> Iterator[None]:
+def server(folder, port):
     """A tracking server of the store in `folder`, killed at the end."""
     command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -47,7 +45,7 @@ def server(folder: Path, port: int) -> Iterator[None]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def answers(port: int) -> bool:
+def answers(port):
     try:
         with urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
             return True

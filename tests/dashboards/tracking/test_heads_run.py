@@ -1,8 +1,5 @@
 """Heads are shown and logged as they were trained, and logged once."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from mlflow import MlflowClient
 
@@ -12,7 +9,7 @@ from dashboards.reports.heads import FITS, fits
 from dashboards.store import tracking_uri
 from dashboards.tracking.training_run import log_heads
 from specdec_core.config import PairSpec
-from specdec_core.drafting.heads.card import HeadCard, HeadSpec, HeadTrainingSettings
+from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.storage import save_head
 from specdec_core.servers.process import free_port
 from specdec_core.training.finished import Finished
@@ -41,7 +38,7 @@ def store(home):
     return MlflowClient(tracking_uri())
 
 
-def log(heads: list[Finished[HeadCard]], out: Path, params: dict[str, Any] = PARAMS) -> str:
+def log(heads, out, params=PARAMS):
     """Log a training that has ended; returns its run."""
     return log_heads(PairSpec(), "small", params, heads, out)
 

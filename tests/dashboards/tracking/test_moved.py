@@ -14,7 +14,6 @@ from dashboards.tracking.registry import load_champion
 from dashboards.tracking.sweep_run import SweepRun
 from specdec_core.base.errors import UserError
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.search.results import SweepResult
 from tests.registered import runs_in
 
 PROMPTS = [Prompt("a", "def f(x):")]
@@ -25,7 +24,7 @@ Open = Callable[[Path], None]
 def opened(monkeypatch):
     """Have this process use another workspace, as a new process would."""
 
-    def use(home: Path) -> None:
+    def use(home):
         monkeypatch.setenv("SPECDEC_HOME", str(home))
         utils._artifact_repos_cache.clear()
 
@@ -57,7 +56,7 @@ def moved(made, opened, tmp_path, monkeypatch):
     return place
 
 
-def addresses() -> list[str]:
+def addresses():
     """All places that the store gives."""
     client = connect()
     experiments = [e for e in client.search_experiments() if e.name != "Default"]
@@ -73,18 +72,18 @@ def addresses() -> list[str]:
     return [*given, *(folder.partition(":")[2] for folder in folders)]
 
 
-def tree(folder: Path) -> dict[Path, bytes]:
+def tree(folder):
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def begin(result: SweepResult, folder: Path) -> None:
+def begin(result, folder):
     """Begin to log a sweep, as a process that is killed meanwhile."""
     client = connect()
     experiment_id = experiment_id_of(client, result.pair.name)
     client.create_run(experiment_id, tags={FOLDER: place_of(folder)})
 
 
-def go_on(result: SweepResult, folder: Path) -> str | None:
+def go_on(result, folder):
     """Log a sweep to its end; returns its run."""
     again = result.model_copy(update={"mlflow_run_id": None}, deep=True)
     logged = SweepRun()

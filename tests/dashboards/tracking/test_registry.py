@@ -22,7 +22,7 @@ from dashboards.tracking.registry import (
     register,
 )
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec, Sampling
+from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -42,7 +42,6 @@ from specdec_core.evidence.certificate.certificate import (
 )
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.prompts.prompt_sets import PromptSet
-from specdec_core.search.results import SweepResult, Trial
 from tests.dashboards.tracking.test_sweep_run import PROMPTS, log
 
 
@@ -131,7 +130,7 @@ def test_the_champion_before_is_kept_as_previous_and_a_challenger_beside_it(home
         load_registered(name, 9)
 
 
-def certificate_of(pair: PairSpec, configuration: Configuration) -> Certificate:
+def certificate_of(pair, configuration):
     """One that says little of the pair's weights."""
     dtypes = {"target_dtype": "float32", "draft_dtype": "float32"}
     times = {"ratio": 1.5, "low": 1.2, "high": 1.8, "tokens_per_second": 100.0}
@@ -210,7 +209,7 @@ def test_the_files_of_a_champion_come_with_it_unless_they_are_given_by_path(home
     assert not elsewhere.exists()
 
 
-def with_a_head(home: Path, logged: SweepResult) -> tuple[Path, Trial]:
+def with_a_head(home, logged):
     """A head of the workspace, and a trial that uses it."""
     head = home / "heads" / "mine"
     head.mkdir(parents=True)

@@ -28,7 +28,7 @@ def folder(swept, tmp_path):
     return Path(shutil.copytree(swept[1], tmp_path / "sweep"))
 
 
-def log(result: SweepResult, folder: Path) -> int | None:
+def log(result, folder):
     """Log a sweep that has ended; returns the registered version."""
     tracking = SweepRun()
     tracking.begun(result, PROMPTS, folder)
@@ -121,7 +121,7 @@ def test_a_store_that_cannot_be_used_is_one_line(home, result, folder, monkeypat
 # Replayed
 
 
-def replayed(result: SweepResult, more: int) -> SweepResult:
+def replayed(result, more):
     """The sweep as if it had replayed its fixed K, and `more` of them."""
     model = next(t for t in result.trials if t.configuration.family == "fixed")
     for trial in result.trials:

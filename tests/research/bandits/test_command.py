@@ -13,7 +13,7 @@ from specdec_core.config import load_yaml, parse
 from specdec_core.drafting.bandit.drafter import build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.recordings.find import FINISHED
-from tests.commands import Done, assert_refused, prompts_file
+from tests.commands import assert_refused, prompts_file
 from tests.dashboards.conftest import REQUESTS
 from tests.registered import runs_in
 from tests.specdec_core.recordings.recorded import recorded
@@ -41,7 +41,7 @@ def home(home, tiny_spec):
 def compared(command, home):
     """Run the command, by the plan of the workspace unless another one is given."""
 
-    def call(*arguments: object) -> Done:
+    def call(*arguments):
         given = [] if "--config" in arguments else ["--config", home / "plan.yaml"]
         return command(bandits.main, home, *arguments, *given)
 

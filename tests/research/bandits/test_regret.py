@@ -1,7 +1,6 @@
 """Regret is counted against the best arm, and its bounds are the paper's."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from research.bandits.regret import (
 from specdec_core.tokens.statistics import Round
 
 
-def course(*tokens: int, cost: Sequence[float] | None = None) -> RoundCosts:
+def course(*tokens, cost=None):
     return RoundCosts(
         np.array(tokens), np.array(cost if cost is not None else np.ones(len(tokens)))
     )

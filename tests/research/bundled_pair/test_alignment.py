@@ -4,7 +4,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from research.bundled_pair.alignment import greedy_trajectories, measure_alignment
 
 
-def tiny(seed: int) -> LlamaForCausalLM:
+def tiny(seed):
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=40,

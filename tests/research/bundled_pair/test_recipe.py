@@ -34,11 +34,11 @@ def test_killed_training_resumes_to_the_same_weights(tmp_path):
     unbroken.mkdir()
     broken.mkdir()
 
-    def kill_half_way(phase: str, share: float, figures: dict[str, float]) -> None:
+    def kill_half_way(phase, share, figures):
         if share > 0.5:
             raise Killed
 
-    def quiet(phase: str, share: float, figures: dict[str, float]) -> None:
+    def quiet(phase, share, figures):
         pass
 
     tokenizer = train_tokenizer(settings, unbroken)

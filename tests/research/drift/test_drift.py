@@ -7,13 +7,12 @@ import torch
 from research.drift.drift import Written, divergence, scored, write
 from specdec_core.config import Configuration, Sampling
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts
 
 SAMPLING = Sampling(temperature=1.0)
 
 
-def distributions(cells: int = 400) -> tuple[np.ndarray, np.ndarray]:
+def distributions(cells=400):
     rng = np.random.default_rng(1)
     target = rng.dirichlet(np.full(cells, 2.0))
     drifted = target * np.exp(0.4 * rng.standard_normal(cells))
@@ -77,7 +76,7 @@ def test_likelihoods_are_those_of_one_text_at_a_time(tiny_pair):
     assert found[1] == agreeing
 
 
-def greedy(pair: Pair, prompt: list[int], new_tokens: int) -> list[int]:
+def greedy(pair, prompt, new_tokens):
     [generation] = Engine(pair).generate([Request("greedy", tuple(prompt), new_tokens)])
     return generation.tokens
 

@@ -8,7 +8,6 @@ from research.drift.exact import exact_divergence, written_distribution
 from research.drift.toy_pair import FAR, NEAR, exact_distribution, sample_counts, toy_pair
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.target_started.settings import TargetTreeSettings
-from specdec_core.models.pair import Pair
 
 PLAIN = Sampling(temperature=1.0)
 WARPED = {
@@ -23,7 +22,7 @@ def pair():
     return toy_pair()
 
 
-def drift(pair: Pair, branching: tuple[int, ...], sampling: Sampling, **options: object) -> tuple:
+def drift(pair, branching, sampling, **options):
     drafter = TargetTreeSettings(branching=branching, **options)
     written = written_distribution(pair, drafter, sampling, 3)
     assert written.sum() == pytest.approx(1)

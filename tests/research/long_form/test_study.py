@@ -59,13 +59,13 @@ def test_a_range_has_the_rounds_that_begin_in_it(long_form):
 class Interrupt(Observer):
     """Stops a run after so many texts."""
 
-    def __init__(self, texts: int) -> None:
+    def __init__(self, texts):
         self.left, self.done = texts, 0
 
-    def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+    def stage(self, name, steps=None, done=0):
         self.done = max(self.done, done)
 
-    def step(self) -> None:
+    def step(self):
         self.left -= 1
         if not self.left:
             raise KeyboardInterrupt

@@ -22,7 +22,7 @@ NEARLY = (1 - 1e-9) * ONE_HOT + 1e-9 * UNIFORM
 HALF = np.repeat([0.25, 0.0], 4)
 
 
-def random_pairs() -> list[tuple[np.ndarray, np.ndarray]]:
+def random_pairs():
     """(p, q) from equal to unrelated, from flat to almost certain."""
     rng = np.random.default_rng(0)
     pairs = []

@@ -5,7 +5,6 @@ import re
 import signal
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -19,7 +18,7 @@ from research.papers.plan import PaperPlan, load_paper_plan
 from research.papers.result import PapersResult
 from research.papers.run import PapersFolder, recording_plan, run_papers, study_inputs
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec, parse
+from specdec_core.config import parse
 from specdec_core.drafting.datastores.datastore import open_datastore
 from specdec_core.models.fingerprints import fingerprints, tokenizer_digest
 from specdec_core.models.loading import load_tokenizer
@@ -33,7 +32,7 @@ CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
 LOOKUP = {"kind": "prompt_lookup", "max_tokens": 4}
 
 
-def plan(folder: Path, spec: PairSpec) -> dict[str, Any]:
+def plan(folder, spec):
     """Three small tables: one timed, over two sets and their mixture, one timed once, sampled, one
     counted, over a number."""
     texts = {"sums": ["x = 1 + 1", "y = 2 + 2"], "loops": ["for i in x:", "while True:"]}
@@ -93,14 +92,14 @@ def plan(folder: Path, spec: PairSpec) -> dict[str, Any]:
     }
 
 
-def loaded(folder: Path, content: dict[str, Any], **options: Any) -> PaperPlan:
+def loaded(folder, content, **options):
     """The plan of a file with this content."""
     config = folder / "papers.yaml"
     config.write_text(json.dumps(content))  # JSON is YAML
     return load_paper_plan(config, **options)
 
 
-def unmeasured(asked: PaperPlan) -> PapersResult:
+def unmeasured(asked):
     now = datetime.now(UTC)
     return PapersResult(name="x", started=now, plan=asked, pair=asked.pair, sets={}, measured=[])
 
@@ -408,7 +407,7 @@ def test_a_head_that_was_trained_since_has_its_rows_measured(
     )
     asked, looked_for = loaded(tmp_path, content), []
 
-    def measured(root: Path, digest: str) -> None:
+    def measured(root, digest):
         looked_for.append(digest)
         raise InterruptedError
 

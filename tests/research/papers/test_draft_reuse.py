@@ -15,12 +15,9 @@ from research.papers.draft_reuse import (
 )
 from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine import Engine
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.replay import Replay
-from specdec_core.tokens.statistics import Generation
 from tests.specdec_core.recordings.test_record import record, requests
 
 COST, PROMPTS, K = 4.0, 4, 6
@@ -32,7 +29,7 @@ def replay(tiny_pair, tmp_path_factory):
     return Replay(record(tiny_pair, folder, prompts=PROMPTS, max_draft=10))
 
 
-def decoding(pair: Pair, length: int) -> Engine:
+def decoding(pair, length):
     policy = FixedSettings(max_tokens=length)
     return Engine(pair, Configuration(drafter=DraftModelSettings(policy=policy)))
 
@@ -66,7 +63,7 @@ def test_the_best_fixed_length_is_the_fastest_by_the_papers_equation(tiny_pair, 
     assert max(speeds, key=lambda length: speeds[length]) == found.fixed
 
 
-def naive(pair: Pair, generations: list[Generation], rounds: list[tuple]) -> pd.DataFrame:
+def naive(pair, generations, rounds):
     """The shares by the definition, from rounds as they were decoded: the request, the text before
     a round, its chain, and the accepted tokens."""
     rows = []
@@ -100,7 +97,7 @@ def test_phrases_that_come_again_are_those_of_decoding(tiny_pair, replay):
     rounds: list[tuple] = []
     lengths = {tuple(r.tokens): r.id for r in requests(PROMPTS)}
 
-    def watch(sequences: list[SlotState]) -> list:
+    def watch(sequences):
         trees = propose(sequences)
         [sequence], [tree] = sequences, trees
         prompt = tuple(sequence.tokens[:3])
@@ -109,7 +106,7 @@ def test_phrases_that_come_again_are_those_of_decoding(tiny_pair, replay):
             rounds.append((lengths[prompt], position, sequence.tokens[-1], tree.tokens, 0))
         return trees
 
-    def listen(sequence: SlotState, outcome: Outcome) -> None:
+    def listen(sequence, outcome):
         if len(outcome.tree):
             rounds[-1] = (*rounds[-1][:4], outcome.accepted)
         observe(sequence, outcome)

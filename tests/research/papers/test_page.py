@@ -13,7 +13,7 @@ from research.papers.__main__ import METHODS, PAPERS
 from research.papers.inputs import with_own_heads
 from research.papers.methods import Paper, load_methods, measured_range
 from research.papers.page import papers_page
-from research.papers.plan import PaperPlan, load_paper_plan
+from research.papers.plan import load_paper_plan
 from research.papers.result import PapersResult
 from research.papers.sections import SECTIONS, PaperSection
 from research.papers.studies import LONG_FORM, LONG_FORM_GREEDY, OWN_HEADS, TABLES, TIMES, Study
@@ -149,7 +149,7 @@ def test_a_section_has_both_numbers_its_setting_and_its_figure(
 
 
 def test_rows_with_the_head_of_another_pair_are_left_out():
-    def rows(plan: PaperPlan) -> list[str]:
+    def rows(plan):
         return [row.name for row in plan.tables["specdecpp-1"].rows]
 
     watching = Heard()

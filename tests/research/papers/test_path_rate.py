@@ -3,11 +3,11 @@
 import pytest
 
 from research.papers.result import path_rate
-from specdec_core.tokens.statistics import Generation, TokenOrigin
+from specdec_core.tokens.statistics import TokenOrigin
 from tests.specdec_core.tokens.test_statistics import B, C, D, generation, round_of
 
 
-def decoded(drafted: int | None = None, first_generates: int = 1) -> Generation:
+def decoded(drafted=None, first_generates=1):
     """:func:`generation` after a first round, which has no candidates."""
     whole = generation("a")
     for r in whole.rounds:

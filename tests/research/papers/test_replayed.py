@@ -1,7 +1,6 @@
 """Sections of several papers say what the studies behind them say of the same recordings."""
 
 import math
-from collections.abc import Sequence
 from xml.etree import ElementTree
 
 import pytest
@@ -10,12 +9,11 @@ from research.papers import banditspec, replayed
 from research.papers.result import PapersResult
 from research.papers.sections.replayed import REPLAYED
 from research.papers.studies import OWN_HEADS, TABLES, TIMES, DecodedPrompts
-from specdec_core.config import Configuration, PairSpec, parse
+from specdec_core.config import Configuration, parse
 from specdec_core.cost import ForwardCost, Profile
-from specdec_core.engine import Engine, Request
+from specdec_core.engine import Engine
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
-from specdec_core.tokens.statistics import Generation
 from tests.conftest import save_random_head
 from tests.specdec_core.recordings.test_record import record
 
@@ -91,7 +89,7 @@ def test_bounds_add_up_over_prompts_for_bandits_that_the_theorems_cover(greedy):
     assert table.loc["UCBSpec", "bound"] == pytest.approx(ucb)
 
 
-def decoded(spec: PairSpec) -> DecodedPrompts:
+def decoded(spec):
     result = PapersResult.model_construct(pair=spec)
     return DecodedPrompts(result, {})
 
@@ -99,7 +97,7 @@ def decoded(spec: PairSpec) -> DecodedPrompts:
 def test_setting_two_decodes_several_requests_at_once(greedy, tiny_spec, monkeypatch):
     batches, generate = [], Engine.generate
 
-    def counted(self: Engine, requests: Sequence[Request]) -> list[Generation]:
+    def counted(self, requests):
         batches.append(len(requests))
         return generate(self, requests)
 

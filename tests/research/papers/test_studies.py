@@ -11,17 +11,17 @@ from tests.observers import Heard
 class Counted:
     """Doubles its input; says how often it was asked, and fails for 13."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.asked: list[int] = []
 
-    def __call__(self, number: int) -> pd.DataFrame:
+    def __call__(self, number):
         if number == 13:
             raise KeyboardInterrupt
         self.asked.append(number)
         return pd.DataFrame({"twice": [2 * number]})
 
 
-def inputs(**numbers: int) -> dict[str, Input]:
+def inputs(**numbers):
     return {name: Input(f"is {n}", lambda n=n: n) for name, n in numbers.items()}
 
 
@@ -53,7 +53,7 @@ def test_an_interrupted_run_keeps_the_tables_that_it_has(tmp_path):
 def test_each_table_is_a_stage_after_those_of_its_inputs(tmp_path):
     watching = Heard()
 
-    def make() -> int:
+    def make():
         watching.stage("making a", 6)
         return 3
 
@@ -64,7 +64,7 @@ def test_each_table_is_a_stage_after_those_of_its_inputs(tmp_path):
     assert watching.stages == ["making a", "computing double", "computing again"]
 
 
-def too_few(number: int) -> pd.DataFrame:
+def too_few(number):
     raise UserError(f"{number} prompts are too few")
 
 

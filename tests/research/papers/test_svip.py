@@ -1,13 +1,12 @@
 """SVIP's figures and tables from recordings say what the recordings hold."""
 
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from research.long_form.study import LongForm, measure_long_form
+from research.long_form.study import measure_long_form
 from research.papers import svip
 from research.papers.sections.svip import SVIP
 from research.papers.studies import LONG_FORM, LONG_FORM_GREEDY, TIMES
@@ -15,7 +14,6 @@ from specdec_core.config import Configuration, Sampling
 from specdec_core.cost import ForwardCost, Profile
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
-from specdec_core.recordings.track import Track
 from tests.specdec_core.recordings.test_record import record
 
 Sets = dict[str, Recording]
@@ -26,7 +24,7 @@ PROFILE = Profile(
 )  # fmt: skip
 
 
-def all_inputs(greedy: Sets, sampled: Sets, texts: LongForm) -> dict[str, Any]:
+def all_inputs(greedy, sampled, texts):
     recorded = {"greedy": greedy, "sampled": sampled, "long": sampled}
     return {**recorded, LONG_FORM: texts, LONG_FORM_GREEDY: texts, TIMES: PROFILE}
 
@@ -59,7 +57,7 @@ def few_are_enough(monkeypatch):
     monkeypatch.setattr(svip, "POLICIES", shorter)
 
 
-def texts(sets: Sets) -> list[tuple[np.ndarray, Track]]:
+def texts(sets):
     """The places of each text in its track, and the track."""
     [recording] = sets.values()
     track = Replay(recording, hidden=False, drawn=True).track()

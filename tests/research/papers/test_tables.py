@@ -1,7 +1,6 @@
 """The papers' tables say what was measured: cells, bold, ties, lossy marks, CSV, page, MLflow."""
 
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,6 @@ from mlflow import MlflowClient
 from dashboards.outputs.files import write
 from dashboards.outputs.markdown import part
 from dashboards.outputs.mlflow_runs import log
-from dashboards.sections import Section
 from dashboards.store import tracking_uri
 from research.papers.plan import PaperPlan
 from research.papers.result import Measured, PapersResult
@@ -64,7 +62,7 @@ SECONDS = {
 }
 
 
-def measured(prompts: str, configuration: Configuration, seconds: tuple[float, float]) -> Measured:
+def measured(prompts, configuration, seconds):
     ratio = 16 / sum(seconds)
     counts = Counts(2, 64, 40, round(64 / ratio), 10, 50, 40, round(64 / ratio))
     timing = Timing(
@@ -111,11 +109,11 @@ def result():
     )
 
 
-def written(result: PapersResult, folder: Path) -> list[Path]:
+def written(result, folder):
     return write(report(result), folder, "papers", apart=True)
 
 
-def rows(sheet: Section) -> dict[str, list[str]]:
+def rows(sheet):
     """The cells of a table's Markdown by its methods."""
     lines = [line for line in part(sheet).splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

@@ -1,6 +1,5 @@
 """The planner finds the tree that trying all of them finds."""
 
-from collections.abc import Iterator
 from functools import cache
 from itertools import product
 
@@ -27,7 +26,7 @@ Subtree = tuple["Subtree", ...]  # of a node: its children's
 
 
 @cache
-def forests(nodes: int, depth: int) -> tuple[tuple[Subtree, ...], ...]:
+def forests(nodes, depth):
     """All ordered lists of trees with exactly `nodes` nodes and at most `depth` levels."""
     if nodes == 0:
         return ((),)
@@ -41,12 +40,12 @@ def forests(nodes: int, depth: int) -> tuple[tuple[Subtree, ...], ...]:
     )
 
 
-def value(acceptance: list[float], forest: tuple[Subtree, ...]) -> float:
+def value(acceptance, forest):
     rates = [*acceptance, *[0.0] * len(forest)]
     return sum(p * (1 + value(acceptance, own)) for p, own in zip(rates, forest, strict=False))
 
 
-def branchings(nodes: int, depth: int, most: int) -> Iterator[tuple[int, ...]]:
+def branchings(nodes, depth, most):
     """All k-configurations within a budget."""
     for levels in range(1, depth + 1):
         for branching in product(range(1, most + 1), repeat=levels):

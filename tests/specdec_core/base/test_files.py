@@ -25,7 +25,7 @@ from specdec_core.base.files import (
 def test_an_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path):
     path = write_atomically(tmp_path / "deep" / "file.txt", "old")
 
-    def interrupted() -> None:
+    def interrupted():
         with atomic_path(path) as temporary:
             temporary.write_text("half")
             raise KeyboardInterrupt
@@ -66,7 +66,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file_and_no_litter(small_dis
 def test_a_full_disk_is_found_behind_what_libraries_make_of_it(small_disk):
     small_disk.fill()
 
-    def wrapped() -> None:
+    def wrapped():
         try:
             (small_disk.folder / "file").write_bytes(bytes(10_000))
         except OSError:
@@ -87,7 +87,7 @@ def umask():
     os.umask(before)
 
 
-def mode(path: Path) -> int:
+def mode(path):
     return path.stat().st_mode & 0o7777
 
 
@@ -130,7 +130,7 @@ def test_what_is_renamed_is_on_the_disk_before(tmp_path, monkeypatch):
     synced: dict[int, bool] = {}  # by inode, whether it was in place
     fsync, places = os.fsync, (tmp_path / "file", tmp_path / "folder")
 
-    def spy(handle: int) -> None:
+    def spy(handle):
         inode = os.fstat(handle).st_ino
         there = (path for place in places for path in (place, *place.rglob("*")) if path.exists())
         synced[inode] = any(path.stat().st_ino == inode for path in there)
@@ -152,7 +152,7 @@ def test_a_folder_takes_its_place_whole_or_not_at_all(tmp_path):
     with atomic_folder(path) as new:
         write_atomically(new / "file", "old")
 
-    def interrupted() -> None:
+    def interrupted():
         with atomic_folder(path) as new:
             write_atomically(new / "other", "half")
             raise KeyboardInterrupt
@@ -180,7 +180,7 @@ def test_what_lies_where_a_lock_should_is_refused_and_not_waited_for(tmp_path, p
 def test_there_is_always_one_of_two_folders(tmp_path):
     path = tmp_path / "folder"
 
-    def replace() -> None:
+    def replace():
         with atomic_folder(path) as new:
             (new / "file").touch()
 
@@ -238,7 +238,7 @@ def test_where_folders_cannot_be_exchanged_an_interruption_keeps_one_of_them(tmp
     with atomic_folder(path) as new:
         (new / "file").write_text("old")
 
-    def interrupted(place: Path, target: Path) -> Path:
+    def interrupted(place, target):
         renamed = rename(place, target)
         if place == path:
             raise KeyboardInterrupt

@@ -4,21 +4,21 @@ from specdec_core.base.observer import Observer, together
 
 
 class Cooking(Observer):
-    def served(self, dish: str, guests: int = 1) -> None:
+    def served(self, dish, guests=1):
         """A dish is on the table."""
 
 
 class Heard(Cooking):
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls: list[tuple] = []
 
-    def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+    def stage(self, name, steps=None, done=0):
         self.calls.append(("stage", name, steps, done))
 
-    def warned(self, message: str) -> None:
+    def warned(self, message):
         self.calls.append(("warned", message))
 
-    def served(self, dish: str, guests: int = 1) -> None:
+    def served(self, dish, guests=1):
         self.calls.append(("served", dish, guests))
 
 

@@ -3,7 +3,6 @@
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 
 import pytest
@@ -63,7 +62,7 @@ def test_a_listener_without_the_key_is_not_believed():
     """Another process may have taken the port."""
     with socket.create_server(("127.0.0.1", 0)) as impostor:
 
-        def answer() -> None:
+        def answer():
             connected, _ = impostor.accept()
             with connected:
                 connected.sendall(b"c" * 32)
@@ -77,7 +76,7 @@ def test_a_listener_without_the_key_is_not_believed():
         thread.join()
 
 
-def drip(stranger: socket.socket) -> None:
+def drip(stranger):
     while True:
         try:
             stranger.sendall(b"x")
@@ -109,11 +108,11 @@ def test_strangers_keep_no_process_waiting_and_are_dropped(listener, monkeypatch
         assert listener.accept(0) is None
 
 
-def between(listener: WireListener, change: Callable[[bytes], bytes], stack: ExitStack) -> int:
+def between(listener, change, stack):
     """A port that leads to `listener`; `change` is made to what comes after the handshake."""
     server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
 
-    def lead() -> None:
+    def lead():
         connected, _ = server.accept()
         onward = socket.create_connection(("127.0.0.1", listener.port))
         with connected, onward:

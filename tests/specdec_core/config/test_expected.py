@@ -1,7 +1,5 @@
 """A mistake in a file is named by its path in the file, with what would be right."""
 
-from typing import Any
-
 import pytest
 
 from specdec_core.base.errors import UserError
@@ -58,7 +56,7 @@ def test_a_mistake_in_a_drafter(drafter, message):
     assert "\n" not in str(caught.value)
 
 
-def cached(kind: str = "post_use", **settings: Any) -> dict[str, Any]:
+def cached(kind="post_use", **settings):
     return {"kind": kind, **settings}
 
 

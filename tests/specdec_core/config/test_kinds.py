@@ -213,7 +213,7 @@ def test_kinds_that_the_environment_names_are_there_in_every_process(tmp_path):
     assert "SPECDEC_KINDS: not_there: No module named 'not_there'" in done.stderr
 
 
-def run(script: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(script, check=True, **environment):
     """A script in a separate process."""
     import os
 

@@ -1,7 +1,5 @@
 """What configurations are called, and the sentences beside."""
 
-from typing import Any
-
 import pytest
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling, distinct_labels
@@ -11,7 +9,7 @@ from tests.specdec_core.kinds import drafter, policy
 KINDS = [*((drafter, kind) for kind in DRAFTERS), *((policy, kind) for kind in POLICIES)]
 
 
-def chain(draft: str | None = "small", **own: Any) -> dict[str, Any]:
+def chain(draft="small", **own):
     return {"kind": "draft_model", "draft": draft, "policy": own}
 
 
@@ -24,7 +22,7 @@ CASCADE = {
 }
 
 
-def configuration(drafter: dict[str, Any] | None, **sampling: Any) -> Configuration:
+def configuration(drafter, **sampling):
     return Configuration.model_validate({"drafter": drafter, "sampling": sampling})
 
 

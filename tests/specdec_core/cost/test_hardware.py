@@ -18,7 +18,7 @@ drafts: {small: 0.01, "*": 0.05}
 """
 
 
-def write(folder: Path, text: str) -> Path:
+def write(folder, text):
     path = folder / "h.yaml"
     path.write_text(text)
     return path

@@ -6,14 +6,13 @@ import pytest
 
 from specdec_core.config import Sampling
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
-from specdec_core.tokens.statistics import Counts, Generation
+from specdec_core.tokens.statistics import Counts
 from tests.specdec_core.kinds import chain, configured
 
 POLICIES = {"fixed": {"max_tokens": 4}, "heuristic": {}, "svip": {"threshold": 1.0}, "pre_cut": {}}
 
 
-def decode(pair: Pair, policy: str, temperature: float, **options: bool) -> list[Generation]:
+def decode(pair, policy, temperature, **options):
     drafter = chain(policy, **POLICIES[policy])
     requests = [
         Request(str(i), tuple(range(5 + i, 12 + 3 * i)), 17 + 4 * i, seed=i, **options)

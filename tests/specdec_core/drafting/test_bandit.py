@@ -10,10 +10,8 @@ from specdec_core.drafting.bandit.drafter import BanditDrafter, build_bandit
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.states import save_state
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
-from specdec_core.models.runner import Batch, ModelRunner, Output
+from specdec_core.models.runner import ModelRunner
 from specdec_core.servers import model_files
-from specdec_core.tokens.statistics import Generation
 from tests.specdec_core.drafting.proofs import COUNTING as PROMPTS
 from tests.specdec_core.kinds import chain, configured
 
@@ -30,9 +28,7 @@ MIXED = (
 LENGTHS = (1, 2, 3, 4)
 
 
-def decode(
-    pair: Pair, drafter: BanditSettings, slots: int = 3, new_tokens: int = 40, **sampling: float
-) -> tuple[Engine, list[Generation]]:
+def decode(pair, drafter, slots=3, new_tokens=40, **sampling):
     engine = Engine(pair, Configuration(drafter=drafter, sampling=Sampling(**sampling)), slots)
     requests = [
         Request(str(i), prompt, new_tokens - 3 * i, seed=i, ignore_eos=True)
@@ -54,7 +50,7 @@ def test_every_request_of_a_batch_has_its_own_length_and_one_pass_drafts_them_al
     widths: list[int] = []
     forward = ModelRunner.forward
 
-    def counted(self: ModelRunner, batch: Batch) -> Output:
+    def counted(self, batch):
         if self is not engine.target:
             widths.append(len(batch.rows))
         return forward(self, batch)
@@ -131,7 +127,7 @@ def test_a_saved_state_goes_on_in_another_engine(tiny_pair, tmp_path):
 
 
 def test_a_saved_state_goes_on_where_a_target_forward_costs_something_else(tmp_path):
-    def bandit(cost: float | str, **more: str) -> BanditSettings:
+    def bandit(cost, **more):
         return BanditSettings(arms=(1, chain("break_even", target_cost=cost)), **more)
 
     learned = build_bandit(bandit(12.5))
@@ -146,7 +142,7 @@ def test_a_saved_state_goes_on_where_a_target_forward_costs_something_else(tmp_p
 def test_a_saved_state_goes_on_where_a_head_lies_elsewhere(tmp_path):
     """As in a plug-in: its file has paths where a workspace has names."""
 
-    def bandit(head: str, **more: str) -> BanditSettings:
+    def bandit(head, **more):
         return BanditSettings(arms=(1, chain("specdecpp", head=head, threshold=0.5)), **more)
 
     learned = build_bandit(bandit("mine"))
@@ -161,7 +157,7 @@ def test_the_keys_that_name_what_is_read_are_those_that_are_placed():
     assert set(READ) == set(model_files.READ_AT)
 
 
-def decode_again(engine: Engine) -> tuple[Engine, list[list[int]]]:
+def decode_again(engine):
     generations = engine.generate([Request("again", PROMPTS[1], 40, ignore_eos=True)])
     return engine, [[r.arm for r in g.rounds] for g in generations]
 

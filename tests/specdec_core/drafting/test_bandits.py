@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specdec_core.base.errors import UserError
 from specdec_core.drafting.bandit.drafter import build_bandit
-from specdec_core.drafting.bandit.rules import SUMS, Bandit, EXP3Spec, Thompson, UCBSpec
+from specdec_core.drafting.bandit.rules import SUMS, EXP3Spec, Thompson, UCBSpec
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.states import load_state, save_state
 
@@ -27,7 +27,7 @@ plays = st.lists(
 )
 
 
-def play(bandit: Bandit, rewards: list[tuple[int, float]]) -> list[int]:
+def play(bandit, rewards):
     chosen = []
     for tokens, seconds in rewards:
         chosen.append(bandit.select())
@@ -225,7 +225,7 @@ def test_settings_build_the_bandit_that_they_describe(tmp_path, monkeypatch):
         assert build_bandit(named).state() == bandit.state()
 
 
-def pulled(bandit: Bandit, rounds: int, seed: int) -> None:
+def pulled(bandit, rounds, seed):
     """Let it choose, and reward it."""
     random_tokens = random.Random(seed)
     for _ in range(rounds):
@@ -234,7 +234,7 @@ def pulled(bandit: Bandit, rounds: int, seed: int) -> None:
         bandit.update(arm, tokens, 0.01 * (arm + 1))
 
 
-def exchanged(bandits: list[Bandit]) -> None:
+def exchanged(bandits):
     """What replicas do from time to time."""
     gains = [bandit.gained() for bandit in bandits]
     for place, bandit in enumerate(bandits):

@@ -10,9 +10,9 @@ from specdec_core.drafting.draft_model.settings import CascadeSettings, DraftMod
 from specdec_core.drafting.drafter import Resources, SlotState
 from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.engine import Engine, Request
-from specdec_core.tokens.acceptance import VerifierOutput, rule_of
+from specdec_core.tokens.acceptance import rule_of
 from specdec_core.tokens.sampling import RandomStream, draw, warp
-from specdec_core.tokens.statistics import Counts, Generation, TokenOrigin
+from specdec_core.tokens.statistics import Counts, TokenOrigin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from specdec_core.tokens.verification import Verdict
 from tests.conftest import save_random_head
@@ -25,7 +25,7 @@ COUPLED = Sampling(temperature=1.0, coupling="gumbel")
 CACHE = TokenCacheSettings(phrases=3, phrase_length=4)
 
 
-def rounds(generations: list[Generation]) -> list[tuple[int, int, int]]:
+def rounds(generations):
     """What the length policy decided and what became of it."""
     return [(r.position, r.drafted, r.accepted) for g in generations for r in g.rounds]
 
@@ -87,7 +87,7 @@ SHORT = CascadeSettings(
 class AnyPossibleGuess(type(rule_of(Sampling(temperature=1.0)))):
     """A wrong rule for what a draft model draws: a guess wherever it is possible at all."""
 
-    def verify(self, reading: VerifierOutput, choices: list[int]) -> Verdict:
+    def verify(self, reading, choices):
         tree, _, probs, random, _ = reading
         guesses = tree.children().get(ROOT, [])
         possible = [node for node in guesses if probs[0, tree.tokens[node]] > 0]
@@ -105,7 +105,7 @@ class Foreseeing(ChainDrafter):
 
     told: dict[int, list[int]]
 
-    def guess(self, sequence: SlotState, drafted: list[int], room: int) -> TokenTree:
+    def guess(self, sequence, drafted, room):
         tree = TokenTree()
         tree.graft(ROOT, [5], TokenOrigin.CACHE)
         tree.graft(ROOT, self.told[sequence.slot][len(drafted) :][:room], TokenOrigin.CACHE)

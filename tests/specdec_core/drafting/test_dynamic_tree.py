@@ -18,9 +18,7 @@ FIXED, SVIP = FixedSettings(max_tokens=5), SvipSettings(threshold=2.25, max_toke
 
 
 @torch.inference_mode()
-def grown_plainly(
-    model: torch.nn.Module, text: list[int], drafter: DynamicTreeSettings, levels: int
-) -> set[tuple[int, ...]]:
+def grown_plainly(model, text, drafter, levels):
     """The paths of the tree, expanded and reranked without a cache, for policy SVIP or fixed."""
     confidence: dict[tuple[int, ...], float] = {(): 1.0}
     frontier = [()]
@@ -59,7 +57,7 @@ def test_trees_are_those_of_a_plain_expansion(tiny_pair, policy, least):
 
 
 @st.composite
-def scored_trees(draw: st.DrawFn) -> tuple[list[int], list[float]]:
+def scored_trees(draw):
     """Parents, and log confidences that fall along every path or stay."""
     parents: list[int] = []
     scores: list[float] = []

@@ -1,18 +1,14 @@
 """Forks: they end when the policy would stop every branch, and tell it what became of each."""
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 
 from specdec_core.config import Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.policy import PolicyOutcome
-from specdec_core.drafting.policies.signals import Signals
 from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
 from specdec_core.engine import Engine
 from specdec_core.tokens.sampling import warp
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.token_tree import ROOT
 from tests.conftest import save_random_head
 from tests.specdec_core.drafting.proofs import COUNTING, proposals, requests
 from tests.specdec_core.kinds import configured, policy
@@ -58,14 +54,14 @@ def test_a_fork_and_a_tree_of_width_one_are_the_chain(
     assert all(outcome == outcomes[0] for outcome in outcomes)
 
 
-def branches(tree: TokenTree, width: int) -> list[list[int]]:
+def branches(tree, width):
     """The nodes of each branch."""
     assert tree.parents == [ROOT if n < width else n - width for n in range(len(tree))]
     return [list(range(branch, len(tree), width)) for branch in range(width)]
 
 
 @torch.inference_mode()
-def confidences(model: torch.nn.Module, text: list[int], sampling: Sampling) -> list[float]:
+def confidences(model, text, sampling):
     logits = model(torch.tensor([text])).logits[0]
     probs = logits.softmax(dim=-1) if sampling.greedy else warp(logits, sampling)
     return probs.amax(dim=-1).tolist()
@@ -100,13 +96,13 @@ def test_a_fork_ends_when_all_its_branches_are_below_the_threshold(tiny_pair, sa
 class Told:
     """The calls of a fork's policy, slot by slot."""
 
-    def __init__(self, fork: object) -> None:
+    def __init__(self, fork):
         self.seen: dict[int, list[int]] = {}
         self.told: list[tuple[int, int, int, list[int]]] = []
         policy = fork.policy
         go_on, observe = policy.go_on, policy.observe
 
-        def watched_go_on(signals: Signals) -> Sequence[bool]:
+        def watched_go_on(signals):
             for slot, token, position in zip(
                 signals.slots, signals.tokens, signals.positions, strict=True
             ):
@@ -115,7 +111,7 @@ class Told:
                 self.seen[slot].append(token)
             return go_on(signals)
 
-        def watched_observe(slot: int, outcome: PolicyOutcome) -> None:
+        def watched_observe(slot, outcome):
             assert outcome.draft_calls == outcome.drafted  # a forward a level
             told = slot, outcome.drafted, outcome.accepted, self.seen.get(slot, [])
             self.told.append(told)
@@ -131,7 +127,7 @@ def test_a_policy_that_learns_is_told_what_became_of_each_branch(tiny_pair):
     observe = engine.drafter.observe
     winners = 0
 
-    def watched(sequence: object, outcome: object) -> None:
+    def watched(sequence, outcome):
         nonlocal winners
         told.told.clear()
         observe(sequence, outcome)

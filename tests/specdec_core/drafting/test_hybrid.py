@@ -1,13 +1,10 @@
 """Hybrids: the lookup where it finds enough, the other drafter elsewhere, or both in one tree."""
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.drafting.hybrid import HybridSettings, merged
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.engine import Engine, Request
@@ -20,7 +17,7 @@ CHAIN = DraftModelSettings(policy=FixedSettings(max_tokens=4))
 
 
 @st.composite
-def trees(draw: st.DrawFn, origin: TokenOrigin) -> TokenTree:
+def trees(draw, origin):
     """Small trees of few tokens, siblings unlike each other."""
     tree = TokenTree()
     for _ in range(draw(st.integers(0, 8))):
@@ -39,12 +36,12 @@ def test_a_merged_tree_has_the_paths_of_both_once(drafted, found):
     assert set(tree.origins[len(drafted) :]) <= {TokenOrigin.LOOKUP}
 
 
-def watch(engine: Engine) -> list[tuple[SlotState, Outcome]]:
+def watch(engine):
     """The outcomes that the hybrid's other drafter observes, each with the text at that time."""
     seen, other = [], engine.drafter.otherwise
     observe = other.observe
 
-    def record(sequence: SlotState, outcome: Outcome) -> None:
+    def record(sequence, outcome):
         seen.append((list(sequence.tokens), outcome))
         observe(sequence, outcome)
 
@@ -115,7 +112,7 @@ def test_slots_without_a_hit_are_drafted_together(tiny_pair):
     hybrid, sizes = engine.drafter, []
     propose = hybrid.otherwise.propose
 
-    def record(sequences: Sequence[SlotState]) -> list[TokenTree]:
+    def record(sequences):
         sizes.append(len(sequences))
         return propose(sequences)
 

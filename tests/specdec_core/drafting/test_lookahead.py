@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec_core.config import Configuration
-from specdec_core.drafting.drafter import Outcome, SlotState
+from specdec_core.drafting.drafter import Outcome
 from specdec_core.drafting.lookahead import LookaheadDrafter, LookaheadSettings, LookaheadWindow
 from specdec_core.engine import Engine
 from specdec_core.tokens.token_tree import TokenTree
@@ -17,7 +17,7 @@ from tests.specdec_core.drafting.proofs import paths, requests, sequence
 Choice = Callable[[tuple[int, ...]], int]  # the target's own token after the text and a path
 
 
-def choices(tree: TokenTree, choose: Choice) -> list[int]:
+def choices(tree, choose):
     return [choose(path) for path in [(), *paths(tree)]]
 
 
@@ -41,7 +41,7 @@ def test_the_guess_of_level_i_and_column_j_is_read_i_plus_j_places_on(columns, n
         assert len(ngrams) == (columns if len(levels) == ngram - 1 else 0)
 
 
-def opened(settings: LookaheadSettings, text: list[int]) -> tuple[LookaheadDrafter, SlotState]:
+def opened(settings, text):
     drafter, own = LookaheadDrafter(settings, None), sequence(text)
     drafter.open([own])
     return drafter, own
@@ -77,7 +77,7 @@ def test_ngrams_in_the_pool_are_what_the_target_chose(tiny_pair):
     engine = Engine(tiny_pair, Configuration(drafter=drafter), slots=3)
     observe, checked = engine.drafter.observe, 0
 
-    def check(sequence: SlotState, outcome: Outcome) -> None:
+    def check(sequence, outcome):
         nonlocal checked
         window = engine.drafter._windows[sequence.slot]
         nodes = list(window._nodes)

@@ -26,7 +26,7 @@ MIXED = [
 ]
 
 
-def fork(kind: str = "fork", /, **policy: Any) -> dict[str, Any]:
+def fork(kind="fork", /, **policy):
     return {"kind": kind, "policy": policy}
 
 
@@ -104,7 +104,7 @@ def test_coupled_output_is_the_targets_own(tiny_pair, name):
     assert_the_targets_own(tiny_pair, DRAFTERS[name], COUPLED)
 
 
-def toy(drafter: dict[str, Any], draft: str, **policy: Any) -> dict[str, Any]:
+def toy(drafter, draft, **policy):
     return {**drafter, "draft": draft, **({"policy": policy} if policy else {})}
 
 

@@ -15,13 +15,13 @@ OPERATIONS = st.lists(st.one_of(INSERTS, LOOKUPS), max_size=80)
 class SlowPool:
     """The same rules, read off a list of everything that happened."""
 
-    def __init__(self, keys: int, per_key: int) -> None:
+    def __init__(self, keys, per_key):
         self.keys, self.per_key = keys, per_key
         self.stacks: dict[int, list[tuple[int, ...]]] = {}
         self.uses: dict[int, list[int]] = {}
         self.clock = 0
 
-    def insert(self, key: int, phrase: tuple[int, ...]) -> None:
+    def insert(self, key, phrase):
         self.clock += 1
         if key not in self.stacks:
             if len(self.stacks) == self.keys:
@@ -34,7 +34,7 @@ class SlowPool:
         kept = [known for known in stack if known != phrase[: len(known)]]
         self.stacks[key] = [*kept, phrase][-self.per_key :]
 
-    def lookup(self, key: int, count: int) -> list[tuple[int, ...]]:
+    def lookup(self, key, count):
         self.clock += 1
         if key not in self.stacks or count == 0:
             return []

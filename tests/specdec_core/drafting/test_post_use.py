@@ -4,13 +4,11 @@ import torch
 
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.drafter import SlotState
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.post_use.drafter import PostUseDrafter
 from specdec_core.drafting.post_use.settings import OuroborosSettings, PostUseSettings
 from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import Counts, TokenOrigin
 from specdec_core.tokens.token_tree import ROOT, TokenTree
 from tests.specdec_core.drafting.proofs import generate
@@ -43,7 +41,7 @@ def test_the_fit_notices_phrases_that_pass_for_drafted(monkeypatch):
     """Phrases after an anchor carry the distribution of the draft model's token after it."""
     propose = PostUseDrafter.propose
 
-    def mistaken(self: PostUseDrafter, sequences: list[SlotState]) -> list[TokenTree]:
+    def mistaken(self, sequences):
         trees = propose(self, sequences)
         for tree in trees:
             own = {
@@ -59,7 +57,7 @@ def test_the_fit_notices_phrases_that_pass_for_drafted(monkeypatch):
 PROMPT = (9, 8, 11)  # the draft model continues it with four different tokens
 
 
-def drafting(pair: Pair, **settings: object) -> tuple[PostUseDrafter, SlotState]:
+def drafting(pair, **settings):
     """A drafter of chains of up to four, and a sequence with room for seven tokens."""
     drafter = PostUseSettings(policy=FixedSettings(max_tokens=4), **settings)
     engine = Engine(pair, Configuration(drafter=drafter))
@@ -141,7 +139,7 @@ def test_the_next_line_is_what_the_draft_model_said_behind_the_last_one(tiny_pai
     drafter, checked = engine.drafter, 0
     learn = drafter.learn
 
-    def check(sequence: SlotState, drafted: list[int], outcome: object) -> None:
+    def check(sequence, drafted, outcome):
         nonlocal checked
         text = [*sequence.tokens, *drafted]
         tree: TokenTree = outcome.tree

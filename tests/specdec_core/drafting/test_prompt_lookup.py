@@ -20,7 +20,7 @@ TWICE = [1, 2, 3, 4, 5, 1, 2, 6, 7, 8, 1, 2]  # 1 2 is followed by 3 4 and by 6 
 few_tokens = st.integers(0, 2)
 
 
-def copied(settings: PromptLookupSettings, text: list[int]) -> list[int]:
+def copied(settings, text):
     return list(found_in(PromptLookupDrafter(settings), text).tree.tokens)
 
 

@@ -1,7 +1,6 @@
 """The retrieval drafter proposes the most frequent continuations in its datastore, as a tree."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -23,7 +22,7 @@ continuations = st.lists(
 )
 
 
-def columns(texts: list[list[int]], depth: int) -> list[list[int]]:
+def columns(texts, depth):
     """The sorted texts, ended and padded, place by place."""
     rows = sorted([*text, END, *[0] * depth][:depth] for text in texts)
     return [list(place) for place in zip(*rows, strict=True)]
@@ -39,7 +38,7 @@ def test_the_tree_holds_the_most_frequent_branches(texts, nodes, depth):
     assert counts == sorted(shares.values(), reverse=True)[: len(chosen)]
 
 
-def lookup_in(folder: Path, documents: list[list[int]], **settings: int) -> RetrievalDrafter:
+def lookup_in(folder, documents, **settings):
     write_datastore(documents, ["test"], SMALL, folder)
     drafter = RetrievalSettings(datastore=str(folder), **settings)
     return RetrievalDrafter(drafter, Resources(None, None, 5, frozenset()))

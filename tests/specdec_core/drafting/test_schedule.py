@@ -1,15 +1,12 @@
 """A schedule changes the drafter with the load, and harms no request's output or drafter."""
 
-from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
 import pytest
 
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling, parse
-from specdec_core.engine import Chunk, Engine, Request
-from specdec_core.models.pair import Pair
-from specdec_core.tokens.statistics import Generation, Round
+from specdec_core.engine import Engine, Request
 from tests.specdec_core.kinds import configured
 
 PARTS: dict[str, Any] = {
@@ -24,19 +21,19 @@ PARTS: dict[str, Any] = {
 }
 
 
-def schedule(ranges: dict[int, Any], **sampling: Any) -> Configuration:
+def schedule(ranges, **sampling):
     given = {"drafter": {"kind": "schedule", "ranges": ranges}, "sampling": sampling}
     return parse(Configuration, given, "test")
 
 
-def requests(count: int, new_tokens: int = 24) -> list[Request]:
+def requests(count, new_tokens=24):
     return [
         Request(str(n), tuple(range(5, 15 + 3 * n)), new_tokens + 8 * n, seed=n, ignore_eos=True)
         for n in range(count)
     ]
 
 
-def decoded(pair: Pair, configuration: Configuration, slots: int = 3) -> list[Generation]:
+def decoded(pair, configuration, slots=3):
     return Engine(pair, configuration, slots).generate(requests(5))
 
 
@@ -60,9 +57,7 @@ def test_outputs_do_not_depend_on_which_drafter_proposes(tiny_pair, part, coupli
     assert used == ({0, 1, None} if part != "suffix" else {0, None})
 
 
-def assert_as_if_new(
-    pair: Pair, part: str, long: Request, found: Generation, resumed: list[Round]
-) -> None:
+def assert_as_if_new(pair, part, long, found, resumed):
     """`resumed`, the last rounds of `found`, equal the rounds of a new request after its first one.
     Its prompt is the sequence a token before these rounds."""
     before = resumed[0].position - 1
@@ -104,7 +99,7 @@ def test_a_drafter_that_rested_in_between_drafts_as_if_it_had_not_drafted_before
     assert_as_if_new(tiny_pair, part, long, found, resumed)
 
 
-def _chunks(engine: Engine) -> Iterator[Chunk]:
+def _chunks(engine):
     while not engine.idle:
         yield from engine.step()
 

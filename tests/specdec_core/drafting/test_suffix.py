@@ -1,8 +1,6 @@
 """The suffix drafter finds the longest suffix that was there before and proposes what most often
 followed it."""
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +14,7 @@ few_tokens = st.integers(0, 2)
 texts = st.lists(st.lists(few_tokens, max_size=14), max_size=4)
 
 
-def places(texts: Texts, phrase: Sequence[int]) -> list[tuple[int, int]]:
+def places(texts, phrase):
     """Where `phrase` ends: text and position, in the order in which they were read."""
     size = len(phrase)
     return [
@@ -27,18 +25,18 @@ def places(texts: Texts, phrase: Sequence[int]) -> list[tuple[int, int]]:
     ]
 
 
-def followers(texts: Texts, phrase: Sequence[int]) -> list[int]:
+def followers(texts, phrase):
     """The tokens behind `phrase`, in that order."""
     return [texts[n][end] for n, end in places(texts, phrase) if end < len(texts[n])]
 
 
-def longest(texts: Texts, end: Sequence[int]) -> int:
+def longest(texts, end):
     """Of the suffixes of `end` that something follows, the longest one's length; by trying all."""
     sizes = range(len(end), 0, -1)
     return next((n for n in sizes if followers(texts, end[len(end) - n :])), 0)
 
 
-def most_frequent(texts: Texts, phrase: Sequence[int], count: int) -> list[int]:
+def most_frequent(texts, phrase, count):
     """What most often follows, token by token; of equals what followed last."""
     tokens: list[int] = []
     while len(tokens) < count and (found := followers(texts, [*phrase, *tokens])):

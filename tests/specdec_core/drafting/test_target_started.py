@@ -6,14 +6,13 @@ from research.drift.toy_pair import NEAR, toy_pair
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.target_started.settings import TargetForkSettings, TargetTreeSettings
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
-from specdec_core.tokens.statistics import Generation, TokenOrigin
+from specdec_core.tokens.statistics import TokenOrigin
 from specdec_core.tokens.token_tree import ROOT
 from tests.specdec_core.drafting.proofs import COUNTING, proposals, requests
 from tests.specdec_core.kinds import configured, policy
 
 
-def generate(pair: Pair, settings: object, slots: int = 1, **sampling: object) -> list[Generation]:
+def generate(pair, settings, slots=1, **sampling):
     engine = Engine(pair, configured(settings, Sampling(**sampling)), slots)
     return engine.generate(requests(24, COUNTING))
 
@@ -38,7 +37,7 @@ def test_a_policy_that_learns_is_told_what_became_of_each_branch(tiny_pair):
     engine = Engine(tiny_pair, configured(settings))
     observe, told = engine.drafter.policy.observe, []
 
-    def watched(slot: int, outcome: object) -> None:
+    def watched(slot, outcome):
         told.append((slot, outcome.drafted, outcome.accepted))
         observe(slot, outcome)
 

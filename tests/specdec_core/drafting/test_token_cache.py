@@ -3,7 +3,6 @@
 import torch
 
 from specdec_core.config import Configuration, Sampling
-from specdec_core.drafting.drafter import Outcome, SlotState
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.post_use.settings import PostUseSettings
 from specdec_core.drafting.token_cache import TokenCacheDrafter, TokenCacheSettings, useful_phrases
@@ -32,15 +31,15 @@ def test_useful_tokens_are_those_that_the_target_itself_would_write(tiny_pair):
     observe, phrases_seen, behind_rejections = engine.drafter.cache.observe, 0, 0
     learned: list[bool] = []
 
-    def check(sequence: SlotState, outcome: Outcome) -> None:
+    def check(sequence, outcome):
         nonlocal phrases_seen, behind_rejections
         tree = outcome.tree
         text = sequence.tokens[: len(sequence.tokens) - outcome.accepted - 1]
 
-        def path(node: int) -> list[int]:
+        def path(node):
             return [] if node == ROOT else [*path(tree.parents[node]), node]
 
-        def choice(node: int) -> int:
+        def choice(node):
             drafted = [tree.tokens[n] for n in path(node)]
             return int(target(torch.tensor([text + drafted])).logits[0, -1].argmax())
 

@@ -8,20 +8,12 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.tree.settings import ForkSettings, TreeSettings
 from specdec_core.engine import Engine
 from specdec_core.models.eager import EagerRunner
-from specdec_core.models.pair import Pair
 from specdec_core.tokens.coupling import SharedNoise
 from specdec_core.tokens.sampling import warp
 from specdec_core.tokens.statistics import TokenOrigin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.token_tree import ROOT
 from specdec_core.tokens.topology import k_configuration, static_tree
-from tests.specdec_core.drafting.proofs import (
-    COUNTING,
-    Proposal,
-    paths,
-    proposals,
-    proposed,
-    requests,
-)
+from tests.specdec_core.drafting.proofs import COUNTING, paths, proposals, proposed, requests
 from tests.specdec_core.kinds import configured
 
 SHAPES = {
@@ -39,19 +31,17 @@ SAMPLINGS = {
 }
 
 
-def decoded(
-    pair: Pair, drafter: object, sampling: str = "greedy", new_tokens: int = 12
-) -> list[Proposal]:
+def decoded(pair, drafter, sampling="greedy", new_tokens=12):
     return proposed(pair, drafter, sampling=SAMPLINGS[sampling], new_tokens=new_tokens)
 
 
 @torch.inference_mode()
-def plain(model: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
+def plain(model, tokens):
     """The model's logits after `tokens`, computed afresh."""
     return model(torch.tensor([tokens])).logits[0, -1]
 
 
-def path(tree: TokenTree, node: int) -> list[int]:
+def path(tree, node):
     return [] if node == ROOT else list(paths(tree)[node])
 
 

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from sklearn.metrics import roc_curve
 from transformers import AutoModelForCausalLM
 from transformers.generation import AssistedCandidateGenerator
 
-from specdec_core.config import Configuration, PolicySettings
+from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.dynamic_confidence import (
     DynamicConfidenceSettings,
@@ -19,14 +18,13 @@ from specdec_core.drafting.policies.dynamic_confidence import (
 )
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 
 Prompt = tuple[int, ...]
 PROMPTS: list[Prompt] = [tuple(range(5, 5 + n)) for n in (3, 9, 17)]
 NEW_TOKENS = 40
 
 
-def of_sklearn(probabilities: list[float], accepted: list[bool]) -> float:
+def of_sklearn(probabilities, accepted):
     """transformers' formula, as in `update_candidate_strategy`."""
     fpr, tpr, thresholds = roc_curve([int(a) for a in accepted], probabilities)
     return float(thresholds[np.argmin(fpr + 3 * (1 - tpr))])
@@ -58,9 +56,7 @@ class Decoded:
     thresholds: list[float] = field(default_factory=list)
 
 
-def theirs(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, prompts: list[Prompt], **settings
-) -> list[Decoded]:
+def theirs(folders, monkeypatch, prompts, **settings):
     """What transformers does, one `generate` call a prompt with the same models. It drafts from the
     prompt on, the engine from the target's first token on: that is part of its prompts."""
     target, draft = (
@@ -72,7 +68,7 @@ def theirs(
     update = AssistedCandidateGenerator.update_candidate_strategy
     current = Decoded([])
 
-    def spy(self: AssistedCandidateGenerator, input_ids, scores, num_matches) -> None:
+    def spy(self, input_ids, scores, num_matches):
         current.rounds.append((scores.shape[1] - 1, int(num_matches)))
         update(self, input_ids, scores, num_matches)
         current.thresholds.append(self.generation_config.assistant_confidence_threshold)
@@ -93,7 +89,7 @@ def theirs(
     return texts
 
 
-def ours(pair: Pair, policy: PolicySettings, prompts: list[Prompt]) -> list[Decoded]:
+def ours(pair, policy, prompts):
     """What the engine does after the first token, one request a prompt in the same slot."""
     engine = Engine(pair, Configuration(drafter=DraftModelSettings(policy=policy)))
     texts = []
@@ -109,7 +105,7 @@ def ours(pair: Pair, policy: PolicySettings, prompts: list[Prompt]) -> list[Deco
     return texts
 
 
-def begun(pair: Pair, prompts: list[Prompt]) -> list[Prompt]:
+def begun(pair, prompts):
     """The prompts, each with the target's first token."""
     generations = Engine(pair).generate([Request(str(n), p, 1) for n, p in enumerate(prompts)])
     return [(*p, *g.tokens) for p, g in zip(prompts, generations, strict=True)]

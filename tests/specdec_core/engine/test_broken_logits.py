@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
@@ -14,8 +13,6 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.cache import PooledCache
 from specdec_core.models.pair import load_pair
 from specdec_core.tokens.sampling import draw, draw_siblings, warp
-from specdec_core.tokens.statistics import Generation
-from specdec_core.tokens.token_tree import TokenTree
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.kinds import drafter, policy
@@ -40,7 +37,7 @@ def pair(tiny_spec):
 
 
 @torch.no_grad()
-def poison(model: LlamaForCausalLM, every: bool = False) -> None:
+def poison(model, every=False):
     """The output layer, which is packed, stays unchanged."""
     table = model.get_input_embeddings().weight
     table[NAN], table[INFINITE] = torch.nan, torch.inf
@@ -48,7 +45,7 @@ def poison(model: LlamaForCausalLM, every: bool = False) -> None:
         table[:] = torch.nan
 
 
-def asked(sampling: Sampling, tokens: int = 24) -> list[Request]:
+def asked(sampling, tokens=24):
     """Healthy requests, and among them broken ones, which end sooner."""
     healthy = [
         Request(f"healthy {n}", text, tokens, sampling, seed=n, ignore_eos=True)
@@ -61,7 +58,7 @@ def asked(sampling: Sampling, tokens: int = 24) -> list[Request]:
     return [*healthy[:1], *broken, *healthy[1:]]
 
 
-def served(engine: Engine, requests: list[Request]) -> dict[str, Generation]:
+def served(engine, requests):
     for request in requests:
         engine.add(request)
     done = {}
@@ -130,7 +127,7 @@ def test_a_candidate_that_breaks_its_row_costs_a_round(pair, tiny_pair, monkeypa
     engine.target.packs = packs and engine.target.packs
     propose, broken = engine.drafter.propose, []
 
-    def wrong(states: list) -> list[TokenTree]:
+    def wrong(states):
         trees = propose(states)
         for tree in trees:
             if len(tree) > 1 and len(broken) < 9:

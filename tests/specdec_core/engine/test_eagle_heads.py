@@ -9,8 +9,6 @@ from research.drift.toy_pair import toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import Pair
-from specdec_core.tokens.token_tree import TokenTree
 from tests.specdec_core.fits import fit
 from tests.specdec_core.kinds import configured
 from tests.specdec_core.models.eagle.pair_heads import head_of, taught_head_of
@@ -28,7 +26,7 @@ DRAFTERS = {
 }
 
 
-def pair_with_head(pair: Pair, **options: int) -> Pair:
+def pair_with_head(pair, **options):
     """The pair with a random head as a further draft."""
     return replace(pair, drafts={**pair.drafts, HEAD: head_of(pair, **options)})
 
@@ -38,7 +36,7 @@ def pair(tiny_pair):
     return pair_with_head(tiny_pair)
 
 
-def requests(count: int = 24) -> list[Request]:
+def requests(count=24):
     return [Request(str(n), prompt, count, seed=n) for n, prompt in enumerate(PROMPTS)]
 
 
@@ -69,7 +67,7 @@ def taught(tiny_pair):
 
 @pytest.mark.parametrize("kind", ["chain", "dynamic tree"])
 def test_drafts_stay_as_good_in_chunks_and_after_preemption(taught, kind):
-    def rounds(limits: Limits) -> list[list[tuple[int, int]]]:
+    def rounds(limits):
         engine = Engine(taught, configured({**DRAFTERS[kind], "draft": HEAD}), limits=limits)
         found = [[(r.drafted, r.accepted) for r in g.rounds] for g in engine.generate(WRITTEN)]
         assert (engine.scheduler.preemptions > 0) == (limits.cache_tokens is not None)
@@ -110,7 +108,7 @@ def test_samples_have_the_targets_joint_distribution(drafter, sampling):
 def test_numbers_of_the_wrong_vocabulary_would_be_found(monkeypatch):
     propose = Engine._draft
 
-    def by_draft_numbers(engine: Engine, active: list) -> list[TokenTree]:
+    def by_draft_numbers(engine, active):
         trees = propose(engine, active)
         for tree in trees:
             tree.draft_probs = [torch.cat([q[::2], q[1::2]]) for q in tree.draft_probs]
@@ -128,7 +126,7 @@ def test_a_head_proposes_tokens_of_its_own_vocabulary_alone(pair):
     engine, proposed = Engine(pair, configuration, 3), set()
     draft = engine.drafter.propose
 
-    def record(sequences: list) -> list[TokenTree]:
+    def record(sequences):
         trees = draft(sequences)
         proposed.update(token for tree in trees for token in tree.tokens)
         return trees

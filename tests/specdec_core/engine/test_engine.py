@@ -1,7 +1,6 @@
 """What the engine promises about a request: its end, its text, its randomness, its accounts."""
 
 import itertools
-from collections.abc import Callable
 
 import pytest
 
@@ -10,7 +9,7 @@ from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import check_pair, load_pair
-from specdec_core.models.runner import Batch, CacheLost, Output
+from specdec_core.models.runner import CacheLost
 from specdec_core.tokens.statistics import TokenOrigin
 from tests.specdec_core.kinds import chain, configured
 
@@ -19,16 +18,16 @@ SAMPLED = CHAIN.model_copy(update={"sampling": Sampling(temperature=0.9)})
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 17, 30, 1)]
 
 
-def requests(new_tokens: int = 24, **options: object) -> list[Request]:
+def requests(new_tokens=24, **options):
     return [Request(str(i), p, new_tokens, seed=i, **options) for i, p in enumerate(PROMPTS)]
 
 
-def losing(engine: Engine, lost: Callable[[int], bool]) -> Engine:
+def losing(engine, lost):
     """The engine; its target's n-th forward loses all rows where `lost(n)`."""
     target, numbers = engine.target, itertools.count()
     forward = target.forward
 
-    def step(batch: Batch) -> Output:
+    def step(batch):
         if not lost(next(numbers)):
             return forward(batch)
         for slot in range(engine.slots):
@@ -94,7 +93,7 @@ def test_the_cache_has_room_for_all_that_a_round_verifies(tiny_pair):
     assert engine.max_length == min(tiny_pair.max_length, 512 - 64)
     forward = engine.target.forward
 
-    def counted(batch: Batch) -> Output:
+    def counted(batch):
         new = dict(zip(batch.rows, map(len, batch.tokens), strict=True))
         running = {request.slot for request in engine.scheduler.running.values()}
         held.append(sum(engine.target.lengths[row] + new.get(row, 0) for row in running))

@@ -65,7 +65,7 @@ REQUESTS = [
 ]
 
 
-def noisy_copy(model: torch.nn.Module, config: PretrainedConfig) -> torch.nn.Module:
+def noisy_copy(model, config):
     """A draft that agrees with `model` often, not always."""
     draft = AutoModelForCausalLM.from_config(config).eval()
     draft.load_state_dict(model.state_dict())

@@ -8,10 +8,9 @@ import pytest
 
 from specdec_core.config import Configuration
 from specdec_core.config.kinds import DRAFTERS
-from specdec_core.drafting.drafter import SlotState
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.runner import Batch, ModelRunner, Output
+from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.training.datastores.build import write_datastore
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.drafting.proofs import PROMPTS
@@ -29,12 +28,12 @@ FOLLOWING: dict[str, dict[str, Any]] = {
 }
 
 
-def calls(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Batch]]:
+def calls(engine, monkeypatch):
     """The forwards of the engine's models, as they come."""
     made: list[tuple[str, Batch]] = []
     forward = ModelRunner.forward
 
-    def logged(self: ModelRunner, batch: Batch) -> Output:
+    def logged(self, batch):
         made.append(("target" if self is engine.target else "draft", batch))
         return forward(self, batch)
 
@@ -51,11 +50,11 @@ def test_no_drafter_is_asked_in_the_first_round(tiny_pair, kind, tmp_path, monke
     asked, missed = Counter[int](), Counter[int]()
     propose, miss = engine.drafter.propose, engine.drafter.missed
 
-    def proposing(sequences: list[SlotState]) -> Any:
+    def proposing(sequences):
         asked.update(id(sequence) for sequence in sequences)
         return propose(sequences)
 
-    def missing(sequence: SlotState) -> None:
+    def missing(sequence):
         assert not asked[id(sequence)]
         missed[id(sequence)] += 1
         miss(sequence)
@@ -111,7 +110,7 @@ def test_drafts_read_what_the_target_has_read(tiny_pair, given, monkeypatch):
     forward, read, missed = ModelRunner.forward, 0, Counter[int]()
     miss = engine.drafter.missed
 
-    def watched(self: ModelRunner, batch: Batch) -> Output:
+    def watched(self, batch):
         nonlocal read
         if self is not engine.target:
             for row, tokens in zip(batch.rows, batch.tokens, strict=True):

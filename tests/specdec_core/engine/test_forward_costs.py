@@ -6,7 +6,6 @@ from specdec_core.config import Configuration
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.break_even import BreakEvenSettings
 from specdec_core.engine import Engine, forward_costs
-from specdec_core.models.runner import ModelRunner
 
 EVEN = Configuration(drafter=DraftModelSettings(policy=BreakEvenSettings()))
 
@@ -31,7 +30,7 @@ def test_a_candidate_takes_a_call_and_a_place_in_the_targets_forward(
     engine = Engine(tiny_pair)
     took = {(True, 1): 10.0, (True, 5): 14.0, (False, 1): 2.0}
 
-    def timed(runner: ModelRunner, width: int) -> float:
+    def timed(runner, width):
         return took[runner is engine.target, width]
 
     monkeypatch.setattr(forward_costs, "time_forward", timed)

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +13,10 @@ import torch
 from scipy.stats import chisquare
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
+from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.drafting.pearl.settings import PearlSettings
-from specdec_core.engine import Chunk, Engine, Request
-from specdec_core.engine.active_request import ActiveRequest, Addition
-from specdec_core.models.pair import Pair
+from specdec_core.engine import Engine, Request
+from specdec_core.engine.active_request import ActiveRequest
 from specdec_core.tokens.grammar import Grammar, Matcher
 from specdec_core.tokens.token_tree import TokenOrigin
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
@@ -42,11 +40,11 @@ GRAMMARS = {
 NEW = 40
 
 
-def under(drafter: str | None, sampling: Sampling) -> Configuration:
+def under(drafter, sampling):
     return configured(drafter and DRAFTERS[drafter], sampling)
 
 
-def requests() -> list[Request]:
+def requests():
     return [
         Request(f"{name} {n}", prompt, NEW, seed=n, grammar=grammar)
         for name, grammar in GRAMMARS.items()
@@ -55,7 +53,7 @@ def requests() -> list[Request]:
 
 
 @torch.inference_mode()
-def masked(pair: Pair, request: Request) -> list[int]:
+def masked(pair, request):
     """One token at a time, each the most likely one after which the text can be continued."""
     from llguidance import LLMatcher
     from llguidance.hf import from_tokenizer
@@ -139,7 +137,7 @@ TEXTS = {
 
 
 @torch.inference_mode()
-def exact(pair: Pair, grammar: Grammar) -> dict[tuple[int, ...], float]:
+def exact(pair, grammar):
     """The probability of each text, by its tokens."""
     texts: dict[tuple[int, ...], float] = {(): 1.0}
     ended: dict[tuple[int, ...], float] = {}
@@ -156,7 +154,7 @@ def exact(pair: Pair, grammar: Grammar) -> dict[tuple[int, ...], float]:
     return ended
 
 
-def possible(pair: Pair, grammar: Grammar, text: tuple[int, ...]) -> set[int]:
+def possible(pair, grammar, text):
     """The tokens that may follow `text` in a text of the grammar. Where only "token" can follow, it
     is written as the tokenizer writes it."""
     written = pair.tokenizer.decode(text)
@@ -167,14 +165,12 @@ def possible(pair: Pair, grammar: Grammar, text: tuple[int, ...]) -> set[int]:
     return likely | ({0} if written in TEXTS[grammar] else set())
 
 
-def begins(grammar: Grammar, text: str) -> bool:
+def begins(grammar, text):
     """Whether a text of the grammar begins like this."""
     return any(whole.startswith(text) for whole in TEXTS[grammar])
 
 
-def p_value(
-    pair: Pair, drafter: str, samples: int, grammar: Grammar = SHORT, right: bool = True
-) -> float:
+def p_value(pair, drafter, samples, grammar=SHORT, right=True):
     engine = Engine(pair, under(drafter, Sampling(temperature=1.0)), 128)
     asked = [Request(str(n), PROMPTS[0], 12, seed=n, grammar=grammar) for n in range(samples)]
     generations = engine.generate(asked)
@@ -201,7 +197,7 @@ def test_tokens_that_the_grammar_forces_are_free_and_harmless(tiny_pair, monkeyp
     rounds = []
     account = ActiveRequest.account
 
-    def counted(self: ActiveRequest, addition: Addition, *rest: Any) -> Chunk:
+    def counted(self, addition, *rest):
         if TokenOrigin.GRAMMAR in addition.tree.origins:
             rounds.append((len(addition.tree), len(addition.path), addition.tree.draft_forwards))
         return account(self, addition, *rest)

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from specdec_core.config import Configuration, Sampling, parse
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import BLOCK, Limits
 from specdec_core.models.cache import PooledCache
-from specdec_core.tokens.statistics import Counts, Generation
+from specdec_core.tokens.statistics import Counts
 from specdec_core.training.datastores.build import write_datastore
 from tests.conftest import save_random_head
 from tests.specdec_core.models.eagle.pair_heads import head_of
@@ -149,19 +148,19 @@ def folder(tiny_pair, tmp_path_factory):
     return folder
 
 
-def configured(drafter: str, folder: Path) -> Configuration:
+def configured(drafter, folder):
     given = json.loads(json.dumps({"drafter": ALL[drafter]}).replace(FOLDER, str(folder)))
     return parse(Configuration, given, "test")
 
 
-def requests(rule: str) -> list[Request]:
+def requests(rule):
     return [
         Request(f"{rule} {n}", tuple(range(5, 5 + length)), 12, SAMPLINGS[rule], n, ignore_eos=True)
         for n, length in enumerate(LENGTHS)
     ]
 
 
-def expected(rule: str, drafter: str) -> list[list[int]]:
+def expected(rule, drafter):
     text = TEXTS.get((rule, drafter)) or FIXED[rule]
     return [[int(token) for token in own.split()] for own in text.split(" | ")]
 
@@ -221,7 +220,7 @@ def test_requests_that_begin_alike_write_what_they_would_have(pair, folder, rule
     configuration = configured(drafter, folder)
     engine = Engine(pair, configuration, limits=Limits(3, share_prefixes=True))
 
-    def asked(name: str, prompt: tuple[int, ...], new_tokens: int) -> Request:
+    def asked(name, prompt, new_tokens):
         return Request(name, prompt, new_tokens, SAMPLINGS[rule], 7, ignore_eos=True)
 
     header = tuple(range(5, 50))
@@ -275,7 +274,7 @@ def test_a_cache_in_a_pool_of_blocks_changes_nothing(pair, folder, drafter):
     assert found[0] == found[1]
 
 
-def rounds(generation: Generation) -> list[tuple[int, ...]]:
+def rounds(generation):
     return [
         (r.position, r.drafted, r.accepted, r.generated, r.draft_forwards, r.draft_tokens)
         for r in generation.rounds

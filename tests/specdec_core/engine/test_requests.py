@@ -2,17 +2,14 @@
 speculation."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
+from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.pair import Pair
-from specdec_core.tokens.statistics import Generation
 from specdec_core.tokens.token_tree import TokenOrigin
 from tests.specdec_core.engine.test_text_warpers import DRAFTERS, PROMPTS
 from tests.specdec_core.kinds import configured
@@ -25,11 +22,11 @@ SAMPLINGS = {
 }
 
 
-def under(drafter: str, sampling: Sampling | None = None) -> Configuration:
+def under(drafter, sampling=None):
     return configured(DRAFTERS[drafter], sampling)
 
 
-def requests(**options: Any) -> list[Request]:
+def requests(**options):
     asked = {"max_new_tokens": NEW, **options}
     return [Request(str(n), prompt, seed=n, **asked) for n, prompt in enumerate(PROMPTS)]
 
@@ -60,9 +57,7 @@ def test_log_probabilities_are_those_of_one_forward_over_the_text(tiny_pair, dra
 
 
 @torch.inference_mode()
-def assert_measured(
-    pair: Pair, finished: Generation, prompt: tuple[int, ...], also_prompt: bool = False
-) -> None:
+def assert_measured(pair, finished, prompt, also_prompt=False):
     text = [*prompt, *finished.tokens]
     first = 1 if also_prompt else len(prompt)
     scores = pair.target(torch.tensor([text])).logits[0, first - 1 : -1].log_softmax(dim=-1)

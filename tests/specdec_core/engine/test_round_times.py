@@ -16,7 +16,7 @@ TREE = {"kind": "tree", "branching": [2, 1]}
 PROMPTS = [tuple(range(5, 25)), (7, 8, 9) * 6]
 
 
-def requests(tokens: int = 20) -> list[Request]:
+def requests(tokens=20):
     return [Request(str(i), p, tokens, seed=i, ignore_eos=True) for i, p in enumerate(PROMPTS)]
 
 
@@ -45,7 +45,7 @@ class Copies:
 
     READERS = ("tolist", "item", "numpy", "__float__", "__int__", "__bool__", "__index__")
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.count, self._within = 0, False
         for name in self.READERS:
             monkeypatch.setattr(torch.Tensor, name, self._counting(getattr(torch.Tensor, name)))
@@ -92,7 +92,7 @@ def test_a_round_waits_once_for_each_drafted_token_and_once_for_the_verification
     copies = Copies(monkeypatch)
     together = torch.stack
 
-    def on_a_gpu(*values: torch.Tensor) -> list[list[float]]:
+    def on_a_gpu(*values):
         return together([own.double() for own in values]).tolist()
 
     monkeypatch.setattr("specdec_core.drafting.policies.signals.to_host", on_a_gpu)

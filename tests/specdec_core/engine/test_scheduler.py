@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from specdec_core.engine.scheduler import BLOCK, Limits, Scheduler, StepPlan
 
 
-def decoded(scheduler: Scheduler, step: StepPlan, left: Counter[str]) -> None:
+def decoded(scheduler, step, left):
     """Every decoding request of the step writes a token, and leaves after its last."""
     scheduler.fed([0] * len(step.decoding))
     for request in list(scheduler.running.values()):

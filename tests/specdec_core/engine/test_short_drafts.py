@@ -11,7 +11,6 @@ from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.models import pair as pairs
 from specdec_core.models.pair import check_pair
-from specdec_core.tokens.statistics import Generation
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.kinds import drafter
@@ -30,7 +29,7 @@ def pair(tiny_pair, tmp_path_factory):
     return short_pair(tiny_pair, tmp_path_factory.mktemp("short"))
 
 
-def requests() -> list[Request]:
+def requests():
     return [Request(str(n), p, LONG, seed=n, ignore_eos=True) for n, p in enumerate(PROMPTS)]
 
 
@@ -39,7 +38,7 @@ def expected(pair):
     return [g.tokens for g in Engine(pair, AUTOREGRESSIVE, 3).generate(requests())]
 
 
-def assert_drafts_as_far_as_it_reads(found: list[Generation], expected: list[list[int]]) -> None:
+def assert_drafts_as_far_as_it_reads(found, expected):
     assert [g.tokens for g in found] == expected
     near = 0
     for generation in found:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import chisquare
-from torch import Tensor
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -20,7 +19,6 @@ from transformers import (
 from research.drift.toy_pair import NEAR, PROMPT, VOCABULARY, toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from specdec_core.tokens.text_warper import TextWarper
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.kinds import configured
@@ -52,17 +50,17 @@ EDITED = {
 class Counts(LogitsProcessor):
     """Presence and frequency penalties as OpenAI defines them, of the output alone."""
 
-    def __init__(self, sampling: Sampling, prompt: int) -> None:
+    def __init__(self, sampling, prompt):
         self.sampling, self.prompt = sampling, prompt
 
-    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+    def __call__(self, ids, scores):
         for token, count in Counter(ids[0, self.prompt :].tolist()).items():
             scores[0, token] -= self.sampling.frequency_penalty * count
             scores[0, token] -= self.sampling.presence_penalty
         return scores
 
 
-def generated(pair: Pair, prompt: tuple[int, ...], sampling: Sampling) -> list[int]:
+def generated(pair, prompt, sampling):
     """What transformers writes greedily."""
     processors = LogitsProcessorList()
     if sampling.logit_bias:
@@ -92,7 +90,7 @@ def expected(tiny_pair):
     }
 
 
-def requests(**options: Any) -> list[Request]:
+def requests(**options):
     asked = {"max_new_tokens": NEW, "min_tokens": NEW, **options}
     return [Request(str(n), prompt, seed=n, **asked) for n, prompt in enumerate(PROMPTS)]
 
@@ -177,7 +175,7 @@ TOY_DRAFTERS = {
 }
 
 
-def next_probs(logits: Tensor, text: tuple[int, ...], case: str) -> Tensor:
+def next_probs(logits, text, case):
     """The exact distribution (vocabulary,) after PROMPT and `text`, one token at a time."""
     sampling, options = SAMPLED[case]
     scores = logits.double().tolist()
@@ -196,7 +194,7 @@ def next_probs(logits: Tensor, text: tuple[int, ...], case: str) -> Tensor:
 
 
 @torch.inference_mode()
-def exact(pair: Pair, case: str) -> dict[tuple[int, ...], float]:
+def exact(pair, case):
     """The probability of each text that can be written."""
     final = SAMPLED[case][1].get("stop_tokens", frozenset())
     finished: dict[tuple[int, ...], float] = {}
@@ -213,7 +211,7 @@ def exact(pair: Pair, case: str) -> dict[tuple[int, ...], float]:
     return finished
 
 
-def p_value(case: str, drafter: str, samples: int) -> float:
+def p_value(case, drafter, samples):
     """Of a chi-square goodness of fit. Texts expected less than 10 times are put together with
     those that differ in their first tokens alone: the last ones had candidates before them."""
     sampling, options = SAMPLED[case]
@@ -246,13 +244,13 @@ def test_samples_have_the_targets_warped_distribution(case, drafter):
     assert p_value(case, drafter, 800) > 1e-3
 
 
-def none_at_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+def none_at_the_target(monkeypatch):
     from specdec_core.engine import judging
 
     monkeypatch.setattr(judging, "warped", lambda output, *_: output)
 
 
-def without_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_paths(monkeypatch):
     whole = TextWarper.warp
     monkeypatch.setattr(
         TextWarper,
@@ -261,7 +259,7 @@ def without_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def of_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def of_another_node(monkeypatch):
     whole = TextWarper.warp
     monkeypatch.setattr(
         TextWarper,

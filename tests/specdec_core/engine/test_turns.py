@@ -6,14 +6,13 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.turns import requests_of
-from specdec_core.models.pair import Pair
 from specdec_core.prompts.chat import rendered
 from specdec_core.prompts.prompt_sets import Prompt
 
 NEW = 12
 
 
-def asked(pair: Pair, *prompts: Prompt) -> list[Prompt]:
+def asked(pair, *prompts):
     return rendered(prompts, pair.tokenizer, "auto", "set")
 
 

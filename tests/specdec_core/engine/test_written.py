@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specdec_core.config import Sampling
-from specdec_core.engine import Chunk, Engine, Request
+from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.tokens.sampling import RandomStream
 from tests.specdec_core.kinds import chain, configured
@@ -14,7 +14,7 @@ CHAIN, WARM = configured(chain(max_tokens=2)), Sampling(temperature=1.0)
 FIXED = {"greedy": Sampling(), "gumbel": Sampling(temperature=0.9, top_k=40, coupling="gumbel")}
 
 
-def begun(engine: Engine, request: Request, rounds: int) -> list[Chunk]:
+def begun(engine, request, rounds):
     """The chunks of a request's first rounds."""
     engine.add(request)
     chunks = [chunk for _ in range(rounds) for chunk in engine.step()]
@@ -22,7 +22,7 @@ def begun(engine: Engine, request: Request, rounds: int) -> list[Chunk]:
     return chunks
 
 
-def behind(request: Request, chunks: list[Chunk]) -> Request:
+def behind(request, chunks):
     written = [pair for c in chunks for pair in zip(c.tokens, c.origins, strict=True)]
     return replace(request, written=tuple(written))
 
@@ -61,11 +61,11 @@ def drawn(monkeypatch):
     """The uniform numbers that each request draws, in the order of entering."""
     streams: list[set[float]] = []
 
-    def noted(*arguments: int) -> RandomStream:
+    def noted(*arguments):
         stream, numbers = RandomStream(*arguments), set()
         uniform = stream.uniform
 
-        def draw() -> float:
+        def draw():
             numbers.add(number := uniform())
             return number
 

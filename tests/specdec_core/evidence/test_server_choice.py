@@ -4,7 +4,6 @@ import pytest
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, parse
-from specdec_core.evidence.load.result import LoadRow
 from specdec_core.evidence.server_choice import best_by_load, best_of_all, by_load, express, joined
 from specdec_core.search.load.workload import Load
 from specdec_core.servers.server import DraftFile, Models
@@ -16,16 +15,16 @@ LOADS = [Load(clients=n, requests=REQUESTS) for n in (1, 4)]
 SERVER = OwnServer()
 
 
-def chain(tokens: int) -> Configuration:
+def chain(tokens):
     policy = {"kind": "fixed", "max_tokens": tokens}
     return of({"kind": "draft_model", "draft": "small", "policy": policy})
 
 
-def of(drafter: dict[str, object]) -> Configuration:
+def of(drafter):
     return parse(Configuration, {"drafter": drafter}, "test")
 
 
-def row(name: str, alone: float, together: float) -> LoadRow:
+def row(name, alone, together):
     """A row that takes so many seconds a token with 1 and with 4 clients."""
     found = load_row(name, "own", 0.1, 0.01, autoregressive=name == "plain")
     for clients, seconds in ((1, alone), (4, together)):

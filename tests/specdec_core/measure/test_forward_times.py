@@ -24,7 +24,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def profile_of(*drafts: str) -> Profile:
+def profile_of(*drafts):
     costs = {name: ForwardCost.constant(0.25) for name in drafts}
     types = {"target_dtype": "float32", "draft_dtype": "float32"}
     return Profile(target=ForwardCost.constant(0.5), drafts=costs, device="known", **types)
@@ -62,7 +62,7 @@ def test_times_of_a_recorded_pair_are_found_without_its_models(home, tiny_spec, 
 
 
 def test_how_a_pair_is_run_names_its_times_and_what_it_holds_does_not(home, tiny_spec):
-    def run(**settings: object) -> Path:
+    def run(**settings):
         runner = tiny_spec.runner.model_copy(update=settings)
         return workspace_profile(tiny_spec.model_copy(update={"runner": runner}))
 
@@ -73,7 +73,7 @@ def test_how_a_pair_is_run_names_its_times_and_what_it_holds_does_not(home, tiny
 def test_times_of_another_kind_of_machine_are_not_this_ones(home, tiny_spec, monkeypatch):
     """Workspaces may be shared, and copied."""
 
-    def on(**facts: str) -> Path:
+    def on(**facts):
         monkeypatch.setattr(module, "environment", lambda: {"cpu": "A × 2", **facts})
         return workspace_profile(tiny_spec)
 

@@ -17,10 +17,10 @@ class Steps(Observer):
     expected: int | None = None
     done = 0
 
-    def stage(self, name: str, steps: int | None = None, done: int = 0) -> None:
+    def stage(self, name, steps=None, done=0):
         self.expected, self.done = steps, done
 
-    def step(self) -> None:
+    def step(self):
         self.done += 1
 
 

@@ -23,12 +23,12 @@ SLOTS, TOKENS, HEADS, SIZE, LAYERS = 4, 1500, 8, 64, 2
 HELD = SLOTS * TOKENS * LAYERS * 2 * HEADS * SIZE * 4  # bytes of keys and values in float32
 
 
-def resident() -> int:
+def resident():
     """Bytes of memory that this process has."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-def filled(cache: SlotCache, row: int, states: torch.Tensor) -> None:
+def filled(cache, row, states):
     cache.open_window([row], [states.shape[2]])
     for layer in cache.layers:
         layer.update(states, states)
@@ -106,13 +106,13 @@ def test_the_caches_of_an_engine_go_with_it(tiny_pair, kind, tmp_path, monkeypat
     made: list[weakref.ref[Store]] = []
     make = Store.__init__
 
-    def counted(store: Store, *args: object) -> None:
+    def counted(store, *args):
         make(store, *args)
         made.append(weakref.ref(store))
 
     monkeypatch.setattr(Store, "__init__", counted)
 
-    def decode() -> None:
+    def decode():
         link = InTurns(tiny_pair, seed=1)  # to PEARL's draft
         engine = Engine(tiny_pair, Configuration(drafter=drafter(kind)), 2, lambda: link)
         engine.generate([Request(str(n), text, 12) for n, text in enumerate(PROMPTS[:2])])

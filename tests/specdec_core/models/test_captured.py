@@ -4,13 +4,12 @@ Without a GPU what a graph would replay is run at once, on the same padded input
 """
 
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable
 from functools import cache
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from specdec_core.models.compiled import CompiledRunner
 from specdec_core.models.compiled import captured as packed
@@ -28,17 +27,17 @@ TREE = [-1, 0, 0, 1, 2, 3, 3]
 class AtOnce:
     """In the place of captured graphs: the step itself."""
 
-    def __init__(self, step: Callable[..., Sequence[Tensor]], device: torch.device) -> None:
+    def __init__(self, step, device):
         self._step = step
         self.kinds: set[Hashable] = set()
 
-    def run(self, inputs: Sequence[Tensor], kind: Hashable = None) -> Sequence[Tensor]:
+    def run(self, inputs, kind=None):
         self.kinds.add((kind, *(tensor.shape for tensor in inputs)))
         return self._step(*inputs, kind)
 
 
 @cache
-def model_of(kind: str) -> PreTrainedModel:
+def model_of(kind):
     """A Llama, or a model with two kinds of masks."""
     if kind != "windows":
         return tiny_llama(0, hidden=32, layers=2, vocab=320).to(DEVICE)
@@ -69,7 +68,7 @@ def runners(request, monkeypatch):
     return [EagerRunner(model, 3, POSITIONS, packs=False), captured]
 
 
-def assert_alike(runners: list[EagerRunner], *arguments: object) -> None:
+def assert_alike(runners, *arguments):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="running without")
         expected, found = (runner.forward(Batch(*arguments)) for runner in runners)
@@ -128,7 +127,7 @@ def test_a_model_that_no_graph_can_hold_is_one_warning_and_the_eager_logits():
     model = tiny_llama(0, hidden=32, layers=2, vocab=320).to(DEVICE)
     inner = model.model.layers[0].mlp.forward
 
-    def waits(states: Tensor) -> Tensor:
+    def waits(states):
         assert states.sum().item() < float("inf")
         return inner(states)
 

@@ -14,17 +14,16 @@ from torch import nn
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
-from specdec_core.config import PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.models import attention, features, huge_pages
 from specdec_core.models.compiled import CompiledRunner, packages, step
 from specdec_core.models.compiled.packages import load
 from specdec_core.models.compiled.step import PackedStep
 from specdec_core.models.eager import EagerRunner
-from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.pair import load_pair
 from specdec_core.models.reduced_draft import model
 from specdec_core.models.row_attention import operator, plans
-from specdec_core.models.runner import Batch, ModelRunner, Output
+from specdec_core.models.runner import Batch
 from tests.specdec_core.kinds import configured
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [20, 21, 22, 20, 21], [30, 31, 30, 31, 30]]
@@ -46,19 +45,19 @@ def compiled_pair(tiny_spec, graphs):
     return load_compiled(tiny_spec, device="cpu")
 
 
-def load_compiled(spec: PairSpec, **settings: object) -> Pair:
+def load_compiled(spec, **settings):
     """The target alone."""
     runner = spec.runner.model_copy(update={"compile": True, "max_length": 96, **settings})
     return load_pair(spec.model_copy(update={"drafts": {}, "runner": runner}))
 
 
-def decoded(pair: Pair, drafter: dict | None, slots: int) -> list[list[int]]:
+def decoded(pair, drafter, slots):
     engine = Engine(pair, configured(drafter), slots)
     requests = [Request(str(n), tuple(own), 32) for n, own in enumerate(PROMPTS)]
     return [generation.tokens for generation in engine.generate(requests)]
 
 
-def both(pair: Pair, slots: int = 3) -> tuple[EagerRunner, CompiledRunner]:
+def both(pair, slots=3):
     """An eager and a compiled runner of the target."""
     compiled = pair.open_runner(None, slots)
     assert isinstance(compiled, CompiledRunner)
@@ -82,13 +81,13 @@ def runners(request, compiled_pair):
     return EagerRunner(model, 3, length), compiled
 
 
-def forwards(runners: tuple[ModelRunner, ...], *batch: object) -> tuple[Output, Output]:
+def forwards(runners, *batch):
     eager, compiled = (runner.forward(Batch(*batch)) for runner in runners)
     assert eager.choices() == compiled.choices()
     return eager, compiled
 
 
-def assert_close(found: Output, expected: Output, atol: float) -> None:
+def assert_close(found, expected, atol):
     torch.testing.assert_close(found.logits, expected.logits, atol=atol, rtol=0)
     sure = expected.logits.float().softmax(dim=-1).amax(dim=-1)
     torch.testing.assert_close(found.confidence, sure, atol=max(atol, 1e-6), rtol=0)
@@ -107,7 +106,7 @@ def test_compiled_engines_write_the_eager_engines_tokens(tiny_pair, compiled_pai
 def test_a_second_start_compiles_nothing(compiled_pair, monkeypatch):
     both(compiled_pair)
 
-    def refuse(*args: object, **kwargs: object) -> None:
+    def refuse(*args, **kwargs):
         raise AssertionError("compiled again")
 
     monkeypatch.setattr(torch.export, "export", refuse)
@@ -172,7 +171,7 @@ def test_processes_share_one_copy_and_leave_nothing_behind_even_killed(
 
 @pytest.mark.long
 def test_weights_of_a_graph_lie_in_huge_pages(graphs, tmp_path):
-    def in_huge_pages() -> int:
+    def in_huge_pages():
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages"))
 

@@ -38,7 +38,7 @@ def asking(tiny_pair_folders, tiny_spec, tmp_path):
     return tiny_spec.model_copy(update=folders)
 
 
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings(caplog):
     return [r.getMessage() for r in caplog.records if r.name.startswith("specdec_core")]
 
 

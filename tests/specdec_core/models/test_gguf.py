@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 
 import gguf
-import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairSpec, RunnerSettings
@@ -34,13 +32,13 @@ def kept(tmp_path, monkeypatch):
     unpacked.cache_clear()
 
 
-def swapped(weight: np.ndarray, heads: int) -> np.ndarray:
+def swapped(weight, heads):
     """Rows of a rotated projection in the order of llama.cpp: a pair's halves are neighbours."""
     parts = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return parts.swapaxes(1, 2).reshape(weight.shape)
 
 
-def written(model: PreTrainedModel, path: Path, kind: gguf.GGMLQuantizationType) -> Path:
+def written(model, path, kind):
     """`model`, a Llama, as a GGUF file with matrices of this type."""
     config, tokenizer = model.config, tiny_tokenizer()
     writer = gguf.GGUFWriter(path, "llama")
@@ -78,7 +76,7 @@ def written(model: PreTrainedModel, path: Path, kind: gguf.GGMLQuantizationType)
     return path
 
 
-def merges(tokenizer: object) -> list[tuple[str, str]]:
+def merges(tokenizer):
     found = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     return [tuple(pair) for pair in found]
 
@@ -89,7 +87,7 @@ def model():
 
 
 @torch.inference_mode()
-def logits(model: PreTrainedModel) -> torch.Tensor:
+def logits(model):
     return model(torch.tensor([[5, 60, 7, 81]], device=model.device)).logits[0].float().cpu()
 
 

@@ -12,7 +12,7 @@ from specdec_core.models import huge_pages
 MIB = 1 << 20
 
 
-def in_huge_pages(address: int) -> int:
+def in_huge_pages(address):
     """KiB in huge pages of the mapping that holds the address."""
     here = False
     for line in Path("/proc/self/smaps").read_text().splitlines():

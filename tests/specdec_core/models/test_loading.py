@@ -3,9 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +17,6 @@ from transformers import (
     Gemma3TextConfig,
     MixtralConfig,
     MixtralForCausalLM,
-    PreTrainedModel,
 )
 
 from specdec_core.base.errors import UserError
@@ -45,11 +42,11 @@ SHAPE = {
 }
 
 
-def spec_of(folder: Path) -> PairSpec:
+def spec_of(folder):
     return PairSpec(target=str(folder), drafts={}, runner=RUNNER)
 
 
-def refused(folder: Path, pattern: str) -> None:
+def refused(folder, pattern):
     with pytest.raises(UserError) as error:
         load_pair(spec_of(folder))
     line = str(error.value)
@@ -64,12 +61,12 @@ def folder(tiny_pair_folders, tmp_path):
     return Path(shutil.copytree(tiny_pair_folders["target"], tmp_path / "model"))
 
 
-def configure(folder: Path, **values: Any) -> None:
+def configure(folder, **values):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | values))
 
 
-def change_tensors(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def change_tensors(folder, change):
     save_file(change(load_file(folder / WEIGHTS)), folder / WEIGHTS, metadata={"format": "pt"})
 
 
@@ -218,15 +215,15 @@ def test_a_reason_is_the_last_line_that_says_what_is_wrong():
 # Models that are not causal
 
 
-def bert(is_decoder: bool) -> PreTrainedModel:
+def bert(is_decoder):
     return BertLMHeadModel(BertConfig(**SHAPE, is_decoder=is_decoder))
 
 
-def electra(is_decoder: bool) -> PreTrainedModel:
+def electra(is_decoder):
     return ElectraForCausalLM(ElectraConfig(**SHAPE, is_decoder=is_decoder))
 
 
-def gemma(causal: bool) -> PreTrainedModel:
+def gemma(causal):
     heads = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8}
     return Gemma3ForCausalLM(
         Gemma3TextConfig(**SHAPE, **heads, use_bidirectional_attention=not causal)

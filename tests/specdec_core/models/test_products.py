@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_core.models.cache import SlotCache
@@ -24,7 +24,7 @@ needs_operator = pytest.mark.skipif(
 )
 
 
-def random(*shape: int) -> Tensor:
+def random(*shape):
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, generator=generator).bfloat16()
 
@@ -50,12 +50,12 @@ def test_a_row_is_bit_for_bit_what_it_is_alone():
 @needs_operator
 def test_layers_that_read_the_same_rows_become_one_product_and_others_stay():
     class Layers(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.query, self.key = nn.Linear(16, 64, bias=False), nn.Linear(16, 32, bias=False)
             self.narrow, self.biased = nn.Linear(16, 24, bias=False), nn.Linear(16, 32)
 
-        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        def forward(self, x):
             return self.query(x), self.narrow(x), self.key(x), self.biased(x)
 
     layers = Layers().bfloat16().eval()
@@ -103,7 +103,7 @@ def test_forwards_are_padded_only_where_another_library_multiplies(bias):
     packed: Any = PackagedPacked(packages, SlotCache(1, 1, 64))
     widths: list[tuple[int, int]] = []
 
-    def record(feed: Tensor, wanted: Tensor, *_: object) -> list[Tensor]:
+    def record(feed, wanted, *_):
         widths.append((feed.shape[1], len(wanted)))
         return [wanted]
 

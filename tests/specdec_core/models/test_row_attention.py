@@ -24,7 +24,7 @@ def built():
     assert operator.available(DEVICE)
 
 
-def fed(rows: list[tuple[int, int, int, list[int] | None]]) -> list[RowTokens]:
+def fed(rows):
     topologies = Topologies(torch.float32, "cpu")
     placed, first = [], 0
     for slot, end, count, tree in rows:
@@ -36,10 +36,7 @@ def fed(rows: list[tuple[int, int, int, list[int] | None]]) -> list[RowTokens]:
     return placed
 
 
-def expected(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: list[RowTokens],
-    window: int | None,
-) -> torch.Tensor:  # fmt: skip
+def expected(query, keys, values, rows, window):  # fmt: skip
     """By whole matrices in float64, with the masks of each row alone."""
     query, keys, values = query.cpu(), keys.cpu(), values.cpu()
     group = query.shape[1] // keys.shape[1]
@@ -54,17 +51,12 @@ def expected(
     return torch.cat(parts)
 
 
-def attended(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: list[RowTokens],
-    window: int | None = None,
-) -> torch.Tensor:  # fmt: skip
+def attended(query, keys, values, rows, window=None):  # fmt: skip
     plan = OperatorPlan(*SeenPlaces(rows, window).tables(DEVICE))
     return plan.attend(torch.nn.Module(), query.transpose(0, 1)[None], keys, values)[0]
 
 
-def case(
-    heads: int, key_heads: int, size: int, dtype: torch.dtype, kept: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def case(heads, key_heads, size, dtype, kept):
     generator = torch.Generator().manual_seed(heads * size)
     tokens = sum(count for _, _, count, _ in ROWS)
     shapes = [(tokens, heads, size), *2 * [(6, key_heads, POSITIONS, size)]]
@@ -85,7 +77,7 @@ def test_it_is_the_attention_of_whole_matrices(heads, key_heads, size, window):
     torch.testing.assert_close(found.cpu().double(), wanted, atol=2e-6, rtol=2e-5)
 
 
-def scattered(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def scattered(keys, values):
     """The slots' blocks anywhere in a pool, with NaN in its other blocks, and their places:
     (slots, blocks of a slot) and the pool's keys and values."""
     slots, count = len(keys), -(-POSITIONS // BLOCK)

@@ -16,7 +16,7 @@ TOKENS = [11, 12, 13, 14, 15, 16]
 PREFIXES = [[3, 4, 5, 6, 7, 8, 9], [20, 21, 22]]
 
 
-def ancestors(node: int) -> list[int]:
+def ancestors(node):
     path = []
     while node >= 0:
         path.append(node)
@@ -25,7 +25,7 @@ def ancestors(node: int) -> list[int]:
 
 
 @torch.inference_mode()
-def plain(model: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
+def plain(model, tokens):
     return model(torch.tensor([tokens], device=model.device)).logits[0]
 
 
@@ -48,7 +48,7 @@ def opened(request, model):
     """Opens a runner that runs rows one by one, packs them, attends by the project's operator, or
     does so in a pool of blocks."""
 
-    def open_runner(slots: int) -> EagerRunner:
+    def open_runner(slots):
         way = request.param
         runner = EagerRunner(
             model,
@@ -136,7 +136,7 @@ def test_a_forward_that_raises_has_appended_nothing(model, opened):
     torch.testing.assert_close(logits, expected, atol=2e-5, rtol=0)
 
 
-def reads_its_mask(module: torch.nn.Module, args: tuple, options: dict) -> tuple[tuple, dict]:
+def reads_its_mask(module, args, options):
     return args, {**options, "attention_mask": options["attention_mask"][:, :, :, :]}
 
 

@@ -1,7 +1,6 @@
 """Rows of the cache that begin alike hold that beginning once, and never change one another."""
 
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from specdec_core.models.cache.blocks import BLOCK
 LAYERS, SLOTS, HEADS, SIZE, POSITIONS = 2, 4, 2, 64, 8 * BLOCK
 
 
-def write(cache: SlotCache, row: int, states: torch.Tensor) -> None:
+def write(cache, row, states):
     """Append states (tokens, heads, size) to a row of every layer, as keys, and negated values."""
     packed = states.transpose(0, 1)[None]
     cache.open_window([row], [len(states)])
@@ -23,12 +22,12 @@ def write(cache: SlotCache, row: int, states: torch.Tensor) -> None:
     cache.append([row], [len(states)])
 
 
-def pooled(tokens: int | None, slots: int = SLOTS) -> PooledCache:
+def pooled(tokens, slots=SLOTS):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return PooledCache(LAYERS, slots, POSITIONS, device, torch.float32, tokens)
 
 
-def held(cache: SlotCache, row: int, count: int) -> list[torch.Tensor]:
+def held(cache, row, count):
     """The keys and values (tokens, heads, size) of a row in every layer."""
     if not count:
         return [torch.zeros(0, HEADS, SIZE)] * (2 * len(cache.layers))
@@ -36,7 +35,7 @@ def held(cache: SlotCache, row: int, count: int) -> list[torch.Tensor]:
     return [store.tensor.cpu()[at, :, places] for layer in cache.held() for store in layer.stores]
 
 
-def saved(cache: SlotCache) -> int:
+def saved(cache):
     """Blocks that are held for another row, too."""
     if not isinstance(cache, PooledCache):
         return 0
@@ -113,7 +112,7 @@ def test_a_pool_that_cannot_grow_loses_nothing(monkeypatch):
     write(cache, 0, torch.randn(2 * BLOCK, HEADS, SIZE))
     before, zeros, room = held(cache, 0, 2 * BLOCK), pool_cache._zeros, [True, False]
 
-    def short(*arguments: Any) -> torch.Tensor:
+    def short(*arguments):
         if not room.pop(0):
             raise UserError("a cache does not fit")
         return zeros(*arguments)

@@ -16,7 +16,7 @@ VOCABULARY, LENGTH = 64, 48
 TOKEN = st.integers(0, VOCABULARY - 1)
 
 
-def gemma() -> torch.nn.Module:
+def gemma():
     """Layers with windows of 4 tokens, and one without."""
     config = Gemma3TextConfig(
         vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=3,
@@ -27,7 +27,7 @@ def gemma() -> torch.nn.Module:
     return AutoModelForCausalLM.from_config(config)
 
 
-def gpt2() -> torch.nn.Module:
+def gpt2():
     """Learned positions."""
     config = GPT2Config(
         vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=4, n_positions=LENGTH,
@@ -53,7 +53,7 @@ def run(request):
     make = {"gemma": gemma, "gpt2": gpt2}.get(name)
     model = (make() if make else tiny_llama(0, 16, 2, VOCABULARY)).eval()
 
-    def opened(slots: int) -> EagerRunner:
+    def opened(slots):
         runner = EagerRunner(
             model,
             slots,
@@ -69,7 +69,7 @@ def run(request):
     return model, opened
 
 
-def held(runner: EagerRunner, row: int, count: int) -> list[torch.Tensor]:
+def held(runner, row, count):
     """The keys and values (tokens, heads, size) of a row in every layer."""
     at, places = runner.cache.at([row] * count, range(count))
     layers = runner.cache.held()
@@ -77,7 +77,7 @@ def held(runner: EagerRunner, row: int, count: int) -> list[torch.Tensor]:
 
 
 @st.composite
-def slot_round(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], list[int], list[int]]:
+def slot_round(draw):
     """A slot's text, the tokens and parents of its tree, the path that is kept, and at which nodes
     the tree is cut into the forwards that feed it."""
     text = draw(st.lists(TOKEN, min_size=1, max_size=12))
@@ -93,11 +93,11 @@ def slot_round(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], list[i
 
 
 @torch.inference_mode()
-def plain(model: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
+def plain(model, tokens):
     return model(torch.tensor([tokens])).logits[0, -1]
 
 
-def ancestors(parents: list[int], node: int) -> list[int]:
+def ancestors(parents, node):
     above = []
     while node != ROOT:
         above.insert(0, node)

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -19,13 +18,13 @@ TURNS = {"question_id": 81, "turns": ["Why?", "Why not?"]}
 PLAIN = {"question": "How many?", "answer": "3"}  # as GSM8K has it
 
 
-def load(folder: Path, tokenizer: object, choice: str, *records: object) -> list[Prompt]:
+def load(folder, tokenizer, choice, *records):
     file = folder / "set.jsonl"
     file.write_text("\n".join(map(json.dumps, records)))
     return load_prompts(str(file), None, tokenizer, choice)
 
 
-def texts(prompts: list[Prompt]) -> list[str]:
+def texts(prompts):
     return [prompt.text for prompt in prompts]
 
 

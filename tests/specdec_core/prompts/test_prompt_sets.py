@@ -6,7 +6,6 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow
@@ -23,13 +22,13 @@ ROOT = Path(__file__).parents[3]
 SPEED_BENCH = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 
 
-def write(path: Path, *records: Any) -> str:
+def write(path, *records):
     lines = [r if isinstance(r, str) else json.dumps(r) for r in records]
     path.write_text("".join(f"{line}\n" for line in lines))
     return str(path)
 
 
-def chat(content: Any, role: str = "user") -> dict[str, Any]:
+def chat(content, role="user"):
     """A record of a chat with one message."""
     return {"messages": [{"role": role, "content": content}]}
 
@@ -265,7 +264,7 @@ def hub(tmp_path_factory):
             parquet.write_table(pyarrow.Table.from_pylist(rows), path)
 
     class Hub(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+        def do_GET(self):
             parts = unquote(urlsplit(self.path).path).strip("/").split("/")
             if parts[:2] == ["api", "datasets"] and (folder / "/".join(parts[2:4])).is_dir():
                 name, what = "/".join(parts[2:4]), parts[4]
@@ -292,7 +291,7 @@ def hub(tmp_path_factory):
 
         do_HEAD = do_GET  # noqa: N815
 
-        def answer(self, body: Any) -> None:
+        def answer(self, body):
             data = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
             self.send_response(404 if body is None else 200)
             if body is None:
@@ -304,7 +303,7 @@ def hub(tmp_path_factory):
             if self.command == "GET":
                 self.wfile.write(data)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
@@ -321,7 +320,7 @@ def hub(tmp_path_factory):
     server.server_close()
 
 
-def load_in_process(environment: dict[str, str], *calls: tuple[str, int | None]) -> list:
+def load_in_process(environment, *calls):
     """Load in a fresh process, because the client reads its environment at import. Prompts are
     [id, text] pairs, a UserError is its text."""
     code = (

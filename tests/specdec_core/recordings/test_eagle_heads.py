@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, Sampling
+from specdec_core.config import Sampling
 from specdec_core.recordings.replay import Replay
 from tests.specdec_core.kinds import configured
 from tests.specdec_core.models.eagle.pair_heads import head_of
@@ -46,7 +46,7 @@ def replay(pair, requests, tmp_path_factory, request):
     return Replay(recorded(pair, requests, tmp_path_factory.mktemp("heads"), **facts))
 
 
-def decoding(drafter: dict, replay: Replay) -> Configuration:
+def decoding(drafter, replay):
     return configured(drafter, replay.header.sampling)
 
 

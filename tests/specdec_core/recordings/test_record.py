@@ -1,10 +1,8 @@
 """Recordings say what the models do, and bad ones are refused."""
 
 import warnings
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ import torch
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
 from specdec_core.engine import Request
-from specdec_core.models.pair import Pair
 from specdec_core.recordings.record import Recorder
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording, save_header, write_shard
@@ -23,13 +20,13 @@ from tests.specdec_core.recordings.recorded import recorded
 N = 40
 
 
-def record(pair: Pair, folder: Path, prompts: int = 6, **settings: object) -> Recording:
+def record(pair, folder, prompts=6, **settings):
     """Record a few short prompts of the tiny pair in shards of two."""
     given = {"fingerprints": {"target": "t", "draft": "d"}, **settings}
     return recorded(pair, requests(prompts), folder, shard=2, **given)
 
 
-def requests(count: int, new_tokens: int = N) -> list[Request]:
+def requests(count, new_tokens=N):
     return [Request(f"p{i}", (3 + i, 9, 4 * i + 1), new_tokens, seed=i) for i in range(count)]
 
 
@@ -80,7 +77,7 @@ def test_columns_are_those_of_both_models_along_the_text(tiny_pair, recording):
 
 
 @contextmanager
-def every_warning_an_error() -> Iterator[None]:
+def every_warning_an_error():
     """Also those that torch gives once a process."""
     always = torch.is_warn_always_enabled()
     torch.set_warn_always(True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec, RunnerSettings, Sampling
+from specdec_core.config import PairSpec, RunnerSettings, Sampling
 from specdec_core.cost import Hardware, oracle_counts
 from specdec_core.drafting.policies.heuristic import HeuristicPolicy
 from specdec_core.drafting.policies.policy import PolicyOutcome
@@ -14,7 +14,7 @@ from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import Pair, load_pair
 from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.recordings.replay import Replay
-from specdec_core.tokens.statistics import Counts, Generation
+from specdec_core.tokens.statistics import Counts
 from tests.conftest import save_random_head
 from tests.specdec_core.kinds import NEEDED, configured
 from tests.specdec_core.recordings.recorded import assert_same
@@ -26,11 +26,11 @@ COUPLED = Sampling(temperature=1.0, coupling="gumbel")
 Drafter = dict[str, Any]
 
 
-def policy(kind: str, /, **values: object) -> Drafter:
+def policy(kind, /, **values):
     return {"kind": kind, **NEEDED.get(kind, {}), **values}
 
 
-def chain(kind: str = "fixed", /, **values: object) -> Drafter:
+def chain(kind="fixed", /, **values):
     return {"kind": "draft_model", "draft": "small", "policy": policy(kind, **values)}
 
 
@@ -90,7 +90,7 @@ LASTING: dict[str, Drafter] = {
 class Recorded:
     """The bundled pair in float32, and requests of it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         settings = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=512)
         drafts = {"small": "bundled:draft-small"}
         self.pair: Pair = load_pair(PairSpec(drafts=drafts, runner=settings))
@@ -100,7 +100,7 @@ class Recorded:
             for i, prompt in enumerate([*prompts[: FEW - 1], prompts[LONG]])
         ]
 
-    def live(self, configuration: Configuration, slots: int) -> list[Generation]:
+    def live(self, configuration, slots):
         return Engine(self.pair, configuration, slots).generate(self.requests)
 
 
@@ -163,7 +163,7 @@ def test_a_replayed_policy_observes_what_the_live_one_does(recorded, short, draf
     told: list[PolicyOutcome] = []
     observe = HeuristicPolicy.observe
 
-    def noted(self: HeuristicPolicy, slot: int, outcome: PolicyOutcome) -> None:
+    def noted(self, slot, outcome):
         told.append(outcome)
         observe(self, slot, outcome)
 
@@ -196,7 +196,7 @@ def test_a_bandit_rewarded_in_time_is_modelled_by_a_profile(recorded, short):
     configuration = configured({"kind": "bandit", "arms": (1, 8), "reward": "time"})
     assert not short.can(configuration)
 
-    def preferred(draft_seconds: float) -> int:
+    def preferred(draft_seconds):
         hardware = Hardware(name="made up", target=1.0, drafts={"*": draft_seconds})
         profile = hardware.profile(["small"])
         replay = Replay(short.recording, profile=profile)

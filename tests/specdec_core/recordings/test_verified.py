@@ -12,7 +12,7 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.policy import build_policy
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.recordings.replay import Replay
-from specdec_core.recordings.schema import Header, RecordedPrompts, Trace
+from specdec_core.recordings.schema import RecordedPrompts, Trace
 from specdec_core.recordings.track import Track
 from specdec_core.recordings.verified import verified
 from tests.specdec_core.recordings.test_record import record
@@ -29,15 +29,15 @@ def sampled(tiny_pair, tmp_path_factory):
 class Chains:
     """A target and a draft: p and q (token, token) of the next token, given the last one."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.random = np.random.default_rng(3)
         self.p, self.q = self.random.dirichlet(np.full(TOKENS, 0.5), (2, TOKENS))
         self.q = 0.5 * self.p + 0.5 * self.q
 
-    def draw(self, probabilities: np.ndarray) -> int:
+    def draw(self, probabilities):
         return min(int(probabilities.cumsum().searchsorted(self.random.random())), TOKENS - 1)
 
-    def recorded(self, header: Header, top_k: int) -> Trace:
+    def recorded(self, header, top_k):
         """A long text of the target, with what the draft drafts at each of its tokens."""
         text, rows = [0], []
         for t in range(TEXT):
@@ -71,7 +71,7 @@ class Chains:
         prompts = RecordedPrompts([0], ["text"], [np.array([0])], [np.array(text[1:])])
         return Trace(header, prompts, columns)
 
-    def decoded(self, longest: int, threshold: float) -> tuple[float, float, float]:
+    def decoded(self, longest, threshold):
         """Speculative sampling (Leviathan et al., Alg. 1): a round's tokens, its candidates, and
         the share of them that is accepted."""
         last, tokens, rounds, drafted, accepted = 0, 0, 0, 0, 0
@@ -104,7 +104,7 @@ def test_rounds_are_as_long_as_those_of_speculative_sampling(policy, top_k, samp
     recorded = chains.recorded(sampled.header, top_k)
     rule = build_policy(policy, lambda head: None)
 
-    def replayed(trace: Trace) -> tuple[float, float, float]:
+    def replayed(trace):
         track = Track(trace)
         counts = track.walk_all(track.chains(rule.lengths(track))).counts
         rounds = counts.n_target

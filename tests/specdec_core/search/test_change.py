@@ -7,24 +7,24 @@ import pytest
 from scipy.integrate import quad
 
 from specdec_core.search import change
-from specdec_core.search.change import Change, ChangeDetector
+from specdec_core.search.change import ChangeDetector
 
 BETWEEN, LENGTH, RUNS = 500, 100, 300
 
 
-def values(kind: str, random: Random, count: int) -> list[float]:
+def values(kind, random, count):
     if kind == "two":
         return [float(random.random() < 0.3) for _ in range(count)]
     return [random.betavariate(2, 5) for _ in range(count)]
 
 
-def alarms(detector: ChangeDetector, stream: list[float], share: float) -> list[tuple[int, Change]]:
+def alarms(detector, stream, share):
     """Each alarm, and how many values there had been."""
     found = ((n, detector.add(value, share)) for n, value in enumerate(stream, 1))
     return [(n, alarm) for n, alarm in found if alarm is not None]
 
 
-def false_alarms(kind: str) -> float:
+def false_alarms(kind):
     random = Random(0)
     detectors = (ChangeDetector(0, 1, 0.0, seed) for seed in range(RUNS))
     streams = (values(kind, random, LENGTH) for _ in range(RUNS))
@@ -90,7 +90,7 @@ def test_an_alarm_says_what_changed_however_few_values_came_before(before):
 def test_changes_too_small_to_matter_raise_no_alarm_until_they_add_up():
     detector, random = ChangeDetector(0, 1, 0.05), Random(0)
 
-    def at(mean: float) -> list[tuple[int, Change]]:
+    def at(mean):
         return alarms(detector, [random.gauss(mean, 0.04) for _ in range(1000)], 1e-4)
 
     assert at(0.55) == at(0.53) == at(0.55) == at(0.53) == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.cost import ForwardCost, Profile
 from specdec_core.search.estimates import correct, corrected
 from specdec_core.search.results import METRIC, SECONDS, Trial
@@ -24,7 +24,7 @@ LOOKUPS = [configured({"kind": "prompt_lookup", "max_tokens": k}) for k in (4, 8
 SUFFIX = configured({"kind": "suffix"})
 
 
-def trial(configuration: Configuration, rounds: int, drafts: int = 0) -> Trial:
+def trial(configuration, rounds, drafts=0):
     """100 tokens in `rounds` rounds."""
     kept = 100 - rounds
     counts = Counts(

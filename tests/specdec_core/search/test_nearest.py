@@ -1,7 +1,5 @@
 """What comes nearest, also to a schedule; what another engine drafts beyond this one is counted."""
 
-from typing import Any
-
 import pytest
 
 from specdec_core.config import Configuration, parse
@@ -55,14 +53,14 @@ def replay(tiny_pair, tmp_path_factory):
     return Replay(record(tiny_pair, tmp_path_factory.mktemp("recording"), 4))
 
 
-def profile(draft: float) -> Profile:
+def profile(draft):
     """Of a machine: a forward of the draft takes `draft` seconds, one of the target a second."""
     costs = {"draft": ForwardCost.constant(draft)}
     types = {"device": "known", "target_dtype": "float32", "draft_dtype": "float32"}
     return Profile(target=ForwardCost.constant(1.0), drafts=costs, **types)
 
 
-def nearest(server: str, drafter: dict[str, Any], replay: Replay, draft: float) -> Any:
+def nearest(server, drafter, replay, draft):
     option = parse(Configuration, {"drafter": drafter}, "test")
     return find_nearest(SERVERS[server], MODELS, option, replay, profile(draft))
 

@@ -1,7 +1,6 @@
 """A sweep file is checked in full, and every mistake is one line that names file and key."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -16,7 +15,7 @@ FIXED = {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tok
 LOOKUP = {"drafter": {"kind": "prompt_lookup"}}
 
 
-def write(folder: Path, **content: Any) -> Path:
+def write(folder, **content):
     path = folder / "sweep.yaml"
     path.write_text(yaml.safe_dump({"search": [FIXED], **content}))
     return path
@@ -243,7 +242,7 @@ def test_a_runner_is_overridden_key_by_key_and_drafts_as_a_whole(tmp_path):
 
 
 def test_a_template_that_is_left_open_does_not_change_which_sweep_it_is(tmp_path):
-    def digest(**prompts: str) -> str:
+    def digest(**prompts):
         return load_plan(write(tmp_path, prompts={"source": "a.jsonl", **prompts})).digest("0")
 
     assert digest() == digest(chat_template="auto") != digest(chat_template="always")

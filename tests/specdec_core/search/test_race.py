@@ -9,14 +9,14 @@ from specdec_core.search.race import Race
 LAPS = 50
 
 
-def lap(rng: np.random.Generator, race: Race, prompt: int, means: dict[str, float]) -> None:
+def lap(rng, race, prompt, means):
     """One prompt under everyone: prompts differ threefold, and each contestant by prompt."""
     size = rng.lognormal(0, 0.5)
     for name, mean in means.items():
         race.add(name, prompt, size * mean * rng.lognormal(-0.02, 0.2), 64)
 
 
-def ever_wrong(seed: int) -> bool:
+def ever_wrong(seed):
     """Whether, at any lap, two equally fast contestants seem to be told apart."""
     rng = np.random.default_rng(seed)
     race = Race(["a", "b"])

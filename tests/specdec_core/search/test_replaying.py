@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -10,22 +9,20 @@ import pytest
 from cluster.recording import run_recording
 from cluster.sweep.run import run_sweep
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.models.pair import fingerprints
 from specdec_core.recordings.plan import RecordingPlan
-from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.search.folder import SweepFolder
 from specdec_core.search.observer import SweepObserver
-from specdec_core.search.plan import Plan, ResolvedPlan
+from specdec_core.search.plan import Plan
 from specdec_core.search.replaying import (
     fitting_recording,
     open_replay,
     recording_of,
     with_types_of,
 )
-from specdec_core.search.results import SweepResult, Trial
+from specdec_core.search.results import SweepResult
 from specdec_core.tokens.statistics import Counts
 from tests.conftest import save_random_head
 from tests.jobs.conftest import record_prompts
@@ -36,7 +33,7 @@ PROMPTS = ["def add(a, b): return a + b", "for i in range(10): print(i)", "x = [
 TOKENS = 24
 
 
-def drafting(**policy: object) -> dict[str, object]:
+def drafting(**policy):
     return {"drafter": {"kind": "draft_model", "policy": policy}}
 
 
@@ -56,14 +53,14 @@ SEARCH = [
 
 
 class Heard(SweepObserver):
-    def __init__(self) -> None:
+    def __init__(self):
         self.finished: list[str] = []
         self.warnings: list[str] = []
 
-    def trial_finished(self, trial: Trial) -> None:
+    def trial_finished(self, trial):
         self.finished.append(trial.id)
 
-    def warned(self, message: str) -> None:
+    def warned(self, message):
         self.warnings.append(message)
 
 
@@ -74,7 +71,7 @@ def prompts_file(tmp_path_factory):
     return path
 
 
-def plan_for(spec: PairSpec, prompts: Path, /, **changes: object) -> ResolvedPlan:
+def plan_for(spec, prompts, /, **changes):
     return Plan.model_validate(
         {
             "pair": spec.model_dump(),
@@ -89,7 +86,7 @@ def plan_for(spec: PairSpec, prompts: Path, /, **changes: object) -> ResolvedPla
     ).resolve()
 
 
-def typed(spec: PairSpec, dtype: str) -> PairSpec:
+def typed(spec, dtype):
     """The pair in a data type."""
     types = {"target_dtype": dtype, "draft_dtype": dtype}
     return spec.model_copy(update={"runner": spec.runner.model_copy(update=types)})
@@ -208,7 +205,7 @@ def test_optuna_is_answered_by_replay_too(recorded, tiny_spec, prompts_file):
 
 @pytest.mark.long
 def test_another_machine_ranks_without_timing_anything(recorded, tiny_spec, prompts_file):
-    def ranked_for(draft_seconds: float) -> SweepResult:
+    def ranked_for(draft_seconds):
         hardware = {"name": "far", "target": 0.1, "drafts": {"*": draft_seconds}}
         plan = plan_for(tiny_spec, prompts_file, search=SEARCH[1:-1], hardware=hardware)
         return run_sweep(plan, recorded[0])[0]
@@ -298,7 +295,7 @@ def test_a_recording_of_other_weights_is_refused_and_never_found(recorded, tiny_
     swapped = tiny_spec.model_copy(update={"drafts": {"draft": tiny_spec.target}})
     small = [drafting(kind="fixed", max_tokens=3)]
 
-    def opened(spec: PairSpec, named: Recording | None, **changes: object) -> Replay | None:
+    def opened(spec, named, **changes):
         plan = plan_for(spec, prompts_file, search=small, **changes)
         digest = recording.header.prompts.digest
         return open_replay(plan, home, spec, fingerprints(spec), named, digest, len(PROMPTS))

@@ -10,7 +10,6 @@ from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import load_pair
-from specdec_core.recordings.rounds import ReplayedRounds
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.simulator import shapes_of, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
@@ -24,12 +23,12 @@ PROFILE = MACHINE.profile(list(DRAFTS))
 NEW_TOKENS = 24
 
 
-def chain(draft: str) -> dict[str, object]:
+def chain(draft):
     policy = {"kind": "fixed", "max_tokens": 4}
     return {"kind": "draft_model", "draft": draft, "policy": policy}
 
 
-def configured(**drafter: object) -> Configuration:
+def configured(**drafter):
     return parse(Configuration, {"drafter": drafter}, "test")
 
 
@@ -51,7 +50,7 @@ def replay(pair, tmp_path_factory):
     return replay_of(pair, texts, tmp_path_factory.mktemp("recorded"), NEW_TOKENS)
 
 
-def drafting(rounds: ReplayedRounds) -> float:
+def drafting(rounds):
     """Seconds of the bandit's draft models."""
     forwards = [int(rounds.draft_forwards[rounds.arm == arm].sum()) for arm in (0, 1)]
     assert min(forwards) > 0

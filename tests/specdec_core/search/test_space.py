@@ -13,7 +13,7 @@ from specdec_core.search.space import Search
 FIXED = {"drafter": {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 4}}}
 
 
-def lookup(**values: object) -> dict:
+def lookup(**values):
     return {"drafter": {"kind": "prompt_lookup", **values}}
 
 
@@ -65,7 +65,7 @@ def test_optuna_proposes_configurations_of_every_entry():
     assert {c.family for c in found} == {"prompt_lookup", "svip"}
 
 
-def tree(branching: object) -> dict:
+def tree(branching):
     return {"drafter": {"kind": "tree", "branching": branching}}
 
 

@@ -28,7 +28,7 @@ vllm:inter_token_latency_seconds_sum{{engine="0",model_name="m"}} {seconds}
 """
 
 
-def metrics(folder: Path, seconds: float = 2.0) -> Path:
+def metrics(folder, seconds=2.0):
     file = folder / "metrics.txt"
     file.write_text(METRICS.format(seconds=seconds).lstrip())
     return file
@@ -44,7 +44,7 @@ def test_prometheus_text_gives_steps_and_acceptance_by_position(tmp_path):
     assert [seen.tokens(k) for k in (3, 4)] == pytest.approx([1.9 + 0.15, 1.9 + 0.15 + 0.075])
 
 
-def response(by_accepted: list[int], tokens: int, milliseconds: float, length: int = 2) -> str:
+def response(by_accepted, tokens, milliseconds, length=2):
     steps = sum(by_accepted)
     told = {
         "acceptance_histogram": by_accepted,

@@ -1,7 +1,7 @@
 """What a server's answers become, and its errors, with a scripted server."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
@@ -22,26 +22,26 @@ PROMPT: list[int] = TOKENIZER("def")["input_ids"]
 Answer = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
 
 
-def choice(text: str = "a", reason: str = "length", **more: Any) -> dict[str, Any]:
+def choice(text="a", reason="length", **more):
     return {"choices": [{"text": text, "finish_reason": reason, **more}]}
 
 
-def answers(*given: Any) -> Answer:
+def answers(*given):
     """400 to fields beside OpenAI's, then the given choice."""
     return lambda body: (400, {}) if "return_token_ids" in body else (200, choice(*given))
 
 
 @contextmanager
-def scripted(answer: Answer) -> Iterator[str]:
+def scripted(answer):
     class Script(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+        def do_GET(self):
             self._give(200, {"data": [{"id": "tiny"}]})
 
-        def do_POST(self) -> None:
+        def do_POST(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
             self._give(*answer(json.loads(body)))
 
-        def _give(self, status: int, content: dict[str, Any]) -> None:
+        def _give(self, status, content):
             data = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
@@ -49,7 +49,7 @@ def scripted(answer: Answer) -> Iterator[str]:
                 self.end_headers()
                 self.wfile.write(data)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Script)
@@ -102,13 +102,13 @@ def test_a_stopped_answer_of_a_chat_ends_with_the_end_of_turn():
 def test_only_a_refusal_of_fields_means_that_they_are_unknown():
     statuses = [200, 503]
 
-    def busy_once(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def busy_once(body):
         return statuses.pop() if len(statuses) > 1 else 200, choice(token_ids=[5, 6])
 
     with scripted(busy_once) as url:
         assert AnswerServer(url, TOKENIZER, [0]).complete(PROMPT, 2) == [5, 6]
 
-    def failing(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def failing(body):
         return 500, {"error": {"message": "no memory"}}
 
     with scripted(failing) as url, pytest.raises(UserError, match="status 500: no memory"):
@@ -119,7 +119,7 @@ def test_llama_cpp_gives_token_ids_by_its_own_route():
     """Its route of OpenAI's protocol takes all fields, and gives none."""
     asked: list[dict[str, Any]] = []
 
-    def llama_cpp(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def llama_cpp(body):
         asked.append(body)
         return 200, {"tokens": [5, 6, 0][: body["n_predict"]]} if "n_predict" in body else choice()
 
@@ -136,7 +136,7 @@ def test_llama_cpp_gives_token_ids_by_its_own_route():
 def test_an_interrupt_does_not_wait_for_an_answer_under_way():
     started, end = Event(), Event()
 
-    def slow(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def slow(body):
         if body["max_tokens"] > 1:
             started.set()
             end.wait(60)

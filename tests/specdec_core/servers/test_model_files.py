@@ -11,10 +11,9 @@ from specdec_core.config import Configuration, parse
 from specdec_core.models.eagle import EagleOneHead, EagleSettings
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import save_head
-from specdec_core.models.pair import Pair
-from specdec_core.search.nearest import Nearest, counterpart_or_nearest
+from specdec_core.search.nearest import counterpart_or_nearest
 from specdec_core.servers.model_files import models_of
-from specdec_core.servers.server import DraftFile, Models
+from specdec_core.servers.server import DraftFile
 from specdec_core.servers.table import SERVERS
 from tests.specdec_core.models.eagle.pair_heads import head_of
 from tests.specdec_core.models.reduced_draft.drafts import write_draft
@@ -22,22 +21,22 @@ from tests.specdec_core.models.reduced_draft.drafts import write_draft
 CHAIN = {"kind": "draft_model", "draft": "head", "policy": {"kind": "fixed", "max_tokens": 4}}
 
 
-def exported(server: str, models: Models, configuration: Configuration) -> None:
+def exported(server, models, configuration):
     """Find the settings of a server; fails where a replay looks for the nearest."""
 
-    def by_replay(*_: object) -> Nearest:
+    def by_replay(*_):
         pytest.fail("the nearest was looked for")
 
     counterpart_or_nearest(SERVERS[server], models, configuration, by_replay)
 
 
-def head_file(pair: Pair, folder: Path, server: str) -> DraftFile:
+def head_file(pair, folder, server):
     drafts = {**pair.spec.drafts, "head": str(folder)}
     spec = pair.spec.model_copy(update={"drafts": drafts})
     return models_of(spec, SERVERS[server].heads).drafts["head"]
 
 
-def eagle_one(pair: Pair, folder: Path, architecture: str) -> Path:
+def eagle_one(pair, folder, architecture):
     """A head of EAGLE-1 as its authors keep it, or as SGLang does."""
     config = pair.target.config
     settings = EagleSettings.for_target(config, config.vocab_size, feature_layers=(2,))

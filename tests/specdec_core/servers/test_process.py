@@ -32,8 +32,8 @@ except KeyboardInterrupt:
 """
 
 
-def server(script: str, *arguments: object) -> ServerProcess:
-    def command(port: int) -> list[str]:
+def server(script, *arguments):
+    def command(port):
         return [sys.executable, "-c", script, str(port), *map(str, arguments)]
 
     return ServerProcess("a server", command, os.environ)
@@ -50,7 +50,7 @@ def test_it_answers_and_stops_with_its_children(tmp_path):
     wait_until(lambda: not alive(child))
 
 
-def alive(pid: int) -> bool:
+def alive(pid):
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

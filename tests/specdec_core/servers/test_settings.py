@@ -1,13 +1,12 @@
 """Settings of other servers are the keys that these have, and say what was asked for."""
 
 import json
-from typing import Any
 
 import pytest
 import yaml
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import AnyDrafter, DrafterSettings, parse
+from specdec_core.config import AnyDrafter, parse
 from specdec_core.search.nearest import expressible
 from specdec_core.servers.chains import fixed_chain, spans
 from specdec_core.servers.server import DraftFile, Models, Server
@@ -43,21 +42,21 @@ SVIP = CHAIN | {"policy": {"kind": "svip", "threshold": 0.9}}
 CONFIDENCE = CHAIN | {"policy": {"kind": "confidence", "threshold": 0.5, "max_tokens": 8}}
 
 
-def settings(server: str, drafter: dict[str, Any] | None) -> dict[str, Any] | None:
+def settings(server, drafter):
     asked = None if drafter is None else read(drafter)
     counterpart = SERVERS[server].counterpart(asked, MODELS)
     return None if counterpart is None else dict(counterpart.settings)
 
 
-def read(drafter: dict[str, Any]) -> DrafterSettings:
+def read(drafter):
     return parse(AnyDrafter, drafter, "drafter")
 
 
-def by_batch(tokens: dict[int, int]) -> dict[str, Any]:
+def by_batch(tokens):
     return {"policy": {"kind": "by_batch", "tokens": tokens}}
 
 
-def resting(*drafters: dict[str, Any] | None) -> dict[str, Any]:
+def resting(*drafters):
     """A schedule whose ranges begin at 1, 4, 9 and 12 requests."""
     return {"kind": "schedule", "ranges": dict(zip((1, 4, 9, 12), drafters, strict=False))}
 

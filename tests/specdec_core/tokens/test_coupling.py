@@ -20,7 +20,7 @@ def test_coupled_samples_have_the_targets_joint_distribution():
 
 
 def test_the_test_notices_noise_that_is_not_exponential(monkeypatch):
-    def uniform(self: SharedNoise, position: int) -> torch.Tensor:
+    def uniform(self, position):
         generator = torch.Generator().manual_seed(1000 * self.seed + position)
         return torch.rand(self.size, generator=generator) + 1e-3
 

@@ -12,7 +12,7 @@ from specdec_core.tokens.detokenising import MAX_OPEN, StreamDecoder
 TEXT = "def main(n): return 'naïve café' + \"你好，世界\" # 🚀🎉 done\n    if n  >= 1:\n"
 
 
-def byte_level() -> PreTrainedTokenizerFast:
+def byte_level():
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -26,7 +26,7 @@ def byte_level() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
 
 
-def metaspace() -> PreTrainedTokenizerFast:
+def metaspace():
     """Like Llama 2: words start with ▁, unknown characters are byte tokens."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
@@ -58,18 +58,18 @@ def tokenizer(request):
     return TOKENIZERS[request.param]
 
 
-def chunks(rng: random.Random, tokens: list[int]) -> list[list[int]]:
+def chunks(rng, tokens):
     cuts = sorted(rng.sample(range(len(tokens) + 1), rng.randint(0, min(6, len(tokens)))))
     return [tokens[a:b] for a, b in zip([0, *cuts], [*cuts, len(tokens)], strict=True)]
 
 
-def stream(decoder: StreamDecoder, pieces: list[list[int]]) -> str:
+def stream(decoder, pieces):
     text = "".join(decoder.push(piece) for piece in pieces) + decoder.finish()
     assert text == decoder.text
     return text
 
 
-def cut(text: str, stop: tuple[str, ...]) -> str:
+def cut(text, stop):
     """The specification, letter by letter."""
     for end in range(len(text) + 1):
         complete = [s for s in stop if text[:end].endswith(s)]

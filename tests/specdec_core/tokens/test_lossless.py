@@ -8,8 +8,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from transformers import LlamaForCausalLM
 
 from research.drift import toy_pair as toy
 from research.drift.toy_pair import VOCABULARY as VOCAB
@@ -62,7 +60,7 @@ def test_chains_are_lossless(toy_pair, drafter, sampling, samples):
 
 @pytest.mark.parametrize("bug", ["no-residual", "swapped-residual"])
 def test_the_test_notices_a_wrong_residual(toy_pair, monkeypatch, bug):
-    def wrong(p: torch.Tensor, token: int, q: torch.Tensor) -> torch.Tensor:
+    def wrong(p, token, q):
         if bug == "no-residual":
             return p
         left = (q - p).clamp(min=0)  # as SVIP's Algorithm 4 is printed
@@ -100,7 +98,7 @@ def test_trees_of_every_shape_are_lossless(toy_pair, shape, sampling):
 def holes(toy_pair):
     """The target never writes 0 or 3, the draft never 3, 4 or 5."""
 
-    def without(model: LlamaForCausalLM, tokens: list[int]) -> LlamaForCausalLM:
+    def without(model, tokens):
         copy = deepcopy(model)
         copy.lm_head = torch.nn.Linear(8, VOCAB)
         copy.lm_head.weight = model.lm_head.weight
@@ -140,7 +138,7 @@ def test_the_test_notices_tokens_drawn_as_if_the_draft_had_them_all(reduced, mon
     assert fit(SHAPES["3x2x1"], PLAIN, pair=reduced) < 1e-9
 
 
-def raw_rest(q: Tensor, uniforms: list, replacement: bool) -> tuple[list, list[Tensor]]:
+def raw_rest(q, uniforms, replacement):
     """Siblings carry what the ones before left of q, but not made to sum to 1."""
     tokens, sources = draw_siblings(q, uniforms, replacement)
     for n in range(1, len(sources)):
@@ -148,13 +146,13 @@ def raw_rest(q: Tensor, uniforms: list, replacement: bool) -> tuple[list, list[T
     return tokens, sources
 
 
-def first_for_all(q: Tensor, uniforms: list, replacement: bool) -> tuple[list, list[Tensor]]:
+def first_for_all(q, uniforms, replacement):
     """Siblings drawn without replacement carry q as if drawn with it."""
     tokens, sources = draw_siblings(q, uniforms, replacement)
     return tokens, [q] * len(sources)
 
 
-def others_place(q: Tensor, uniforms: list, replacement: bool) -> tuple[list, list[Tensor]]:
+def others_place(q, uniforms, replacement):
     """The children of one node carry the distribution of another's."""
     tokens, sources = draw_siblings(q, uniforms, replacement)
     return tokens, [source.roll(1, dims=0) for source in sources]
@@ -171,7 +169,7 @@ def test_the_test_notices_a_wrong_mask(toy_pair, monkeypatch):
     """Nodes see all nodes before them, as in a chain, in the target."""
 
     class Chained(topology.Topology):
-        def __init__(self, *arguments: object) -> None:
+        def __init__(self, *arguments):
             super().__init__(*arguments)
             self._sees = np.tril(np.ones((len(self), len(self)), dtype=bool))
 

@@ -14,11 +14,11 @@ from specdec_core.tokens.statistics import (
 D, C, B = TokenOrigin.DRAFT, TokenOrigin.CORRECTION, TokenOrigin.BONUS
 
 
-def round_of(position: int, drafted: int, accepted: int, generated: int) -> Round:
+def round_of(position, drafted, accepted, generated):
     return Round(position, drafted, accepted, generated, drafted, 0.0, 0.0, 0.0)
 
 
-def generation(request_id: str = "a") -> Generation:
+def generation(request_id="a"):
     """Three rounds: all of 3 accepted, 1 of 3 accepted, and an end token as the last accepted."""
     return Generation(
         request_id=request_id,

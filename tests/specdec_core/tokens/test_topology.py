@@ -14,23 +14,23 @@ POSITIONS = 80
 
 
 @st.composite
-def trees(draw: st.DrawFn) -> list[int]:
+def trees(draw):
     """The parents of any tree (or several side by side) of up to 12 nodes."""
     size = draw(st.integers(1, 12))
     return [draw(st.integers(ROOT, node - 1)) for node in range(size)]
 
 
 @st.composite
-def fed(draw: st.DrawFn) -> tuple[list[int], int, int]:
+def fed(draw):
     """A tree, how many of its nodes a forward feeds, and where in the cache it begins."""
     parents = draw(trees())
     return parents, draw(st.integers(1, len(parents))), draw(st.integers(0, 20))
 
 
-def sees(parents: list[int], start: int, node: int, column: int, window: int | None) -> bool:
+def sees(parents, start, node, column, window):
     """Whether a node may attend to a column of the cache, the slow way."""
 
-    def depth(n: int) -> int:
+    def depth(n):
         return 0 if parents[n] == ROOT else depth(parents[n]) + 1
 
     if column < start:
@@ -45,9 +45,7 @@ def sees(parents: list[int], start: int, node: int, column: int, window: int | N
     return related and (window is None or start + depth(node) - place < window)
 
 
-def check(
-    known: Topologies, parents: list[int], count: int, start: int, window: int | None
-) -> None:
+def check(known, parents, count, start, window):
     """Compare the mask and the depths of the last `count` nodes with the slow way."""
     topology, nodes = known.find(parents, count), range(len(parents) - count, len(parents))
     mask = topology.mask(start, nodes, window)

@@ -10,7 +10,7 @@ from specdec_core.tokens.token_tree import ROOT, RemoteDistribution, TokenTree
 VOCAB = 7
 
 
-def tree_and_target(seed: int) -> tuple[TokenTree, torch.Tensor]:
+def tree_and_target(seed):
     generator = torch.Generator().manual_seed(seed)
     tree, parents = TokenTree(), [ROOT, 0, 0, 1, ROOT, 4]
     for node, parent in enumerate(parents):

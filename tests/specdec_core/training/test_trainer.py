@@ -1,9 +1,5 @@
 """A training ends with its budget or without improvement, and resumes where it was stopped."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,31 +11,31 @@ ROWS = torch.randn(12, 8, 16, generator=torch.Generator().manual_seed(0))
 
 
 class Batches:
-    def __len__(self) -> int:
+    def __len__(self):
         return len(ROWS)
 
-    def __getitems__(self, numbers: list[int]) -> dict[str, Any]:
+    def __getitems__(self, numbers):
         return {"rows": ROWS[numbers[0]], "count": 8}
 
 
 class Stop(TrainerCallback):
     """Stops a training after a few steps, as if its process were killed behind a checkpoint."""
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args, state, control, **_):
         if state.global_step % 5 == 0:
             control.should_log = control.should_save = control.should_training_stop = True
 
 
-def make(folder: Path, **changes: Any) -> tuple[nn.Module, ModelTrainer]:
+def make(folder, **changes):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 16))
     model[0].bias.requires_grad_(False)
 
-    def loss(rows: Tensor) -> Tensor:
+    def loss(rows):
         noisy = rows + 0.1 * torch.randn(rows.shape)  # what is drawn is drawn again
         return (model(noisy) - rows).square().mean()
 
-    def judge() -> tuple[float, dict[str, Any]]:
+    def judge():
         error = float((model(ROWS) - ROWS).square().mean())
         return -error, {"error": error}
 
@@ -77,7 +73,7 @@ def test_it_is_evaluated_at_equal_shares_and_reports_how_far_it_is(tmp_path):
     assert heard[-1].seconds > 0
 
 
-def scores(*values: float) -> Callable[[], tuple[float, dict[str, Any]]]:
+def scores(*values):
     left = list(values)
     return lambda: (left.pop(0), {})
 
@@ -86,7 +82,7 @@ def test_the_best_weights_are_kept_and_patience_ends_it(tmp_path):
     kept: list[Tensor] = []
     judged = scores(1, 3, 2, 0, 5)
 
-    def judge() -> tuple[float, dict[str, Any]]:
+    def judge():
         kept.append(model[1].weight.detach().clone())
         return judged()
 

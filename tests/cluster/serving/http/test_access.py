@@ -2,10 +2,7 @@
 
 import hashlib
 import logging
-from contextlib import AbstractAsyncContextManager
-from typing import Any
 
-import httpx
 import pytest
 
 from cluster.serving.http.access import Access, check_exposed, read_keys
@@ -14,7 +11,6 @@ from cluster.serving.http.pages import Page
 from dashboards.pages import PLAYGROUND
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine
-from specdec_core.models.pair import Pair
 from tests.cluster.serving.http.events import client_of
 from tests.local_server import service_of
 
@@ -23,11 +19,11 @@ KEYS = tuple(hashlib.sha256(key.encode()).digest() for key in (ANNE, BEN))
 BODY = {"prompt": "def main(", "max_tokens": 4}
 
 
-def client_with(pair: Pair, access: Access) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+def client_with(pair, access):
     return client_of(service_of(Engine(pair), access=access))
 
 
-def bearer(key: str) -> dict[str, str]:
+def bearer(key):
     return {"Authorization": f"Bearer {key}"}
 
 
@@ -60,7 +56,7 @@ async def test_all_routes_but_health_and_ready_need_a_key(chat_pair):
 async def test_each_key_has_an_allowance_of_its_own(chat_pair):
     async with client_with(chat_pair, Access(KEYS, Allowance(requests=2))) as http:
 
-        async def ask(key: str) -> httpx.Response:
+        async def ask(key):
             return await http.post("/v1/completions", json=BODY, headers=bearer(key))
 
         answers = [await ask(ANNE) for _ in range(3)]
@@ -79,7 +75,7 @@ async def test_tokens_are_counted_as_they_were_used(chat_pair):
 
     async with client_with(chat_pair, Access(allowance=allowance)) as http:
 
-        async def ask(**more: Any) -> httpx.Response:
+        async def ask(**more):
             return await http.post("/v1/completions", json={**BODY, **more})
 
         large = await ask(max_tokens=prompt + 9)

@@ -7,7 +7,7 @@ import pytest
 from cluster.serving.http.prompts import Prompts
 from cluster.serving.http.routes.chat import ChatRequest
 from cluster.serving.protocol.errors import ApiError
-from specdec_core.engine import Engine, Request
+from specdec_core.engine import Request
 from tests.conftest import chat_tokenizer, tiny_tokenizer
 
 MESSAGES = [
@@ -17,7 +17,7 @@ MESSAGES = [
 RENDERED = "<|endoftext|>[system]short\n[user]hi\nyou\n[assistant]"
 
 
-def text(alone: Engine, prompt: str, **options: Any) -> str:
+def text(alone, prompt, **options):
     tokens = tuple(alone.pair.tokenizer(prompt, add_special_tokens=False)["input_ids"])
     return alone.generate([Request("", tokens, **options)])[0].text
 
@@ -68,7 +68,7 @@ def test_without_a_number_an_answer_has_all_the_room(client):
     assert answer.usage.total_tokens == 256
 
 
-def asked(**more: Any) -> ChatRequest:
+def asked(**more):
     return ChatRequest(messages=[{"role": "user", "content": "hi"}], **more)
 
 

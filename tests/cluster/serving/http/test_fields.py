@@ -5,7 +5,6 @@ import re
 from typing import Any
 
 import httpx
-import openai
 import pytest
 import torch
 from jsonschema import Draft202012Validator
@@ -21,7 +20,7 @@ from tests.specdec_core.tokens.test_detokenising import metaspace
 PROMPT = "def main("
 
 
-def ask(client: openai.OpenAI, max_tokens: int = 16, **body: Any) -> Any:
+def ask(client, max_tokens=16, **body):
     """A completion of PROMPT with these fields; whole, and the same from a stream's parts."""
     prompt = body.pop("prompt", PROMPT)
     asked: dict[str, Any] = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens}
@@ -38,7 +37,7 @@ def ask(client: openai.OpenAI, max_tokens: int = 16, **body: Any) -> Any:
     return whole
 
 
-def tokens_of(client: openai.OpenAI, **body: Any) -> list[int]:
+def tokens_of(client, **body):
     return list(ask(client, return_token_ids=True, **body).choices[0].token_ids)
 
 
@@ -53,7 +52,7 @@ def test_prompts_come_as_text_tokens_or_lists_of_them(client, chat_pair):
     prompts = [PROMPT, "import", "class A:"]
     tokens = [chat_pair.tokenizer(prompt)["input_ids"] for prompt in prompts]
 
-    def texts(prompt: object, **more: Any) -> list[str]:
+    def texts(prompt, **more):
         choices = ask(client, prompt=prompt, **more).choices
         assert [choice.index for choice in choices] == list(range(len(choices)))
         return [choice.text for choice in choices]
@@ -96,7 +95,7 @@ def test_logprobs_are_the_targets(client, chat_pair):
         assert tops[name] == own
 
 
-def assert_told(said: Any, rows: torch.Tensor, ids: list[int]) -> None:
+def assert_told(said, rows, ids):
     """The last of what is `said` are the log-probabilities in `rows` of these tokens, and of the
     two likeliest."""
     first = len(said.tokens) - len(ids)
@@ -294,7 +293,7 @@ def test_a_models_card_has_what_clients_of_vllm_read(chat_url):
 
 
 def test_texts_become_tokens_and_back(chat_url, chat_pair):
-    def post(path: str, **body: Any) -> Any:
+    def post(path, **body):
         return httpx.post(f"{chat_url}{path}", json=body, timeout=60).json()
 
     cut = post("/tokenize", prompt=PROMPT, return_token_strs=True)

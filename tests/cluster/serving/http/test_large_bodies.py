@@ -3,7 +3,6 @@
 import asyncio
 from multiprocessing import Pipe
 from threading import Event, current_thread
-from typing import Any
 
 import openai
 import pytest
@@ -35,7 +34,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_cut(client, monkeypatch)
     assert refused.value.code == "context_length_exceeded"
 
 
-def whole_words(**changes: Any) -> PreTrainedTokenizerFast:
+def whole_words(**changes):
     """One token for every word, also for one that is not known."""
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -71,7 +70,7 @@ def blocked(monkeypatch):
     """Grammars are compiled once this is set, and on no engine's thread."""
     compiling, compiled = Event(), Grammars._compile
 
-    def slowly(self: Grammars, grammar: Grammar) -> Any:
+    def slowly(self, grammar):
         assert not current_thread().name.startswith(("engine", "MainThread"))
         assert compiling.wait(60)
         return compiled(self, grammar)
@@ -80,7 +79,7 @@ def blocked(monkeypatch):
     return compiling
 
 
-def request(engine: Engine, name: str, grammar: Grammar | None = None) -> Request:
+def request(engine, name, grammar=None):
     return Request(name, engine.encode("def main("), 24, grammar=grammar)
 
 

@@ -21,13 +21,13 @@ HELD = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache
 WORDS = ("def", "class", "import", "return", "if", "x", "y", "1", "(", ")", ":")
 
 
-async def asked(url: str, requests: int, clients: int = 32) -> tuple[int, int]:
+async def asked(url, requests, clients=32):
     """Send random requests from clients of which a third leaves midway. Returns the number of
     requests that were answered, and of those that were given up."""
     random, counts = Random(0), {"answered": 0, "left": 0}
     limits = httpx.Limits(max_connections=None)
 
-    async def ask() -> str:
+    async def ask():
         most = random.randint(1, 8) if random.random() < 1 / 3 else None
         body = {
             "prompt": " ".join(random.choices(WORDS, k=random.randint(1, 40))),
@@ -49,7 +49,7 @@ async def asked(url: str, requests: int, clients: int = 32) -> tuple[int, int]:
                     return "left"
         raise AssertionError("the answer broke off")
 
-    async def client() -> None:
+    async def client():
         for _ in waiting:
             counts[await ask()] += 1
 
@@ -59,7 +59,7 @@ async def asked(url: str, requests: int, clients: int = 32) -> tuple[int, int]:
     return counts["answered"], counts["left"]
 
 
-def lost(url: str, seconds: float = 30) -> bool:
+def lost(url, seconds=30):
     """Whether requests or parts of the cache are still held after this time."""
     end = time.monotonic() + seconds
     while True:

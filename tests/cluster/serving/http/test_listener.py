@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -18,11 +17,11 @@ from specdec_core.servers.process import free_port
 PARTS = 4
 
 
-def app(part: float) -> FastAPI:
+def app(part):
     """Answers in `PARTS` parts of `part` seconds each."""
     app = FastAPI()
 
-    async def parts() -> AsyncIterator[str]:
+    async def parts():
         for number in range(PARTS):
             yield f"{number} "
             await asyncio.sleep(part)
@@ -34,12 +33,12 @@ def app(part: float) -> FastAPI:
     return app
 
 
-async def stopped(part: float, drain: float, host: str = "127.0.0.1") -> list[str]:
+async def stopped(part, drain, host="127.0.0.1"):
     """The parts of an answer that a client reads when the server stops after the first one."""
     listener, read = Listener(host, free_port()), []
     first = asyncio.Event()
 
-    async def client() -> None:
+    async def client():
         url = url_of(listener.host, listener.port)
         async with httpx.AsyncClient(trust_env=False) as http, http.stream("GET", url) as answer:
             async for text in answer.aiter_text():
@@ -55,7 +54,7 @@ async def stopped(part: float, drain: float, host: str = "127.0.0.1") -> list[st
     return read
 
 
-def bound(host: str) -> bool:
+def bound(host):
     """Whether this machine has the address."""
     try:
         socket.create_server((host, 0), family=socket.AF_INET6).close()
@@ -76,7 +75,7 @@ async def test_an_answer_that_takes_too_long_is_broken_off():
         await stopped(60, drain=1)
 
 
-async def said(port: int, *parts: bytes) -> bytes:
+async def said(port, *parts):
     """The first line of the answer to a request that comes in these parts, without its end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:

@@ -2,7 +2,6 @@
 refused by its name."""
 
 import types
-from collections.abc import Iterator
 from typing import Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
 
 import httpx
@@ -36,7 +35,7 @@ PLAIN = {str: "tiny", int: 1, float: 1.0, bool: True, object: {}, Any: {}, type(
 MOST = 5  # values of a field
 
 
-def values(kind: Any, depth: int = 0) -> Iterator[Any]:
+def values(kind, depth=0):
     """Some values of a type; of a dictionary's those with its required keys, and each other key
     with each of its values."""
     origin, parts = get_origin(kind), get_args(kind)
@@ -145,7 +144,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '
     ],
 )
 def test_a_message_is_sent_back_as_a_client_parsed_it(client, message, content):
-    def answered(said: Any) -> str:
+    def answered(said):
         chat: list[ChatCompletionMessageParam] = [*ASKED, said, {"role": "user", "content": "x"}]
         answer = client.chat.completions.create(model="tiny", messages=chat, max_tokens=8)
         return answer.choices[0].message.content or ""

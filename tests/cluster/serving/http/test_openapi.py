@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -47,7 +46,7 @@ JUNK |= st.lists(JUNK, max_size=3) | st.dictionaries(st.text(max_size=3), JUNK, 
 class Api:
     """The application in this process, and what it says of itself."""
 
-    def __init__(self, engine: Engine, runner: asyncio.Runner, stack: AsyncExitStack) -> None:
+    def __init__(self, engine, runner, stack):
         self.engine, self.run = engine, runner.run
         app = build_app(service_of(engine, access=Access(limits=RequestLimits(tokens=8))))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -55,10 +54,10 @@ class Api:
         self.run(stack.enter_async_context(app.router.lifespan_context(app)))
         self.document = self.run(self.http.get("/openapi.json")).json()
 
-    def validator(self, schema: dict[str, Any]) -> Draft202012Validator:
+    def validator(self, schema):
         return Draft202012Validator({**schema, "components": self.document["components"]})
 
-    def ask(self, method: str, path: str, **request: Any) -> httpx.Response:
+    def ask(self, method, path, **request):
         """The answer, if its status and its body are documented."""
         answer = self.run(self.http.request(method, path, **request))
         route = "/v1/models/{name}" if path.startswith("/v1/models/") else path
@@ -80,7 +79,7 @@ class Api:
                 self.validator(inner["contentSchema"]).validate(json.loads(data))
         return answer
 
-    def values(self, schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+    def values(self, schema):
         """What `schema` allows, as far as its keywords are known here."""
         match schema:
             case {"$ref": reference}:
@@ -119,7 +118,7 @@ class Api:
         return JUNK
 
 
-def resolved(document: dict[str, Any], reference: str) -> Any:
+def resolved(document, reference):
     root, *names = reference.split("/")
     assert root == "#"
     for name in names:
@@ -142,7 +141,7 @@ def api(start):
     return start()
 
 
-def references(part: Any) -> Iterator[str]:
+def references(part):
     if isinstance(part, dict):
         if "$ref" in part:
             yield part["$ref"]
@@ -235,7 +234,7 @@ def test_what_is_answered_is_documented(api, method, path, content, status):
 def test_what_is_answered_when_the_engine_has_failed_is_documented(start, monkeypatch):
     api = start()
 
-    def break_down() -> None:
+    def break_down():
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(api.engine, "step", break_down)

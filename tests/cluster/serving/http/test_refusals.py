@@ -17,7 +17,7 @@ CACHED = HINT | {"cache_control": {"type": "ephemeral"}}
 BAD_SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}
 
 
-def says(content: Any, **more: Any) -> dict[str, Any]:
+def says(content, **more):
     """The field of a chat's message."""
     return {"messages": [{"role": "user", "content": content, **more}]}
 

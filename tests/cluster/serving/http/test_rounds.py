@@ -12,7 +12,6 @@ from cluster.serving.replica import EngineReplica
 from specdec_core.config import Configuration
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.engine import Chunk, Engine
-from specdec_core.models.pair import Pair
 from tests.cluster.serving.http.events import client_of, events_of
 from tests.configurations import BEGUN
 from tests.local_server import service_of
@@ -47,7 +46,7 @@ def test_the_rounds_texts_are_the_choices_wherever_it_ends(client, chat, end):
     asked = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "def main("}
     asked = {**OPTIONS, **asked, "stream_options": ROUNDS}
 
-    def told(**more: Any) -> tuple[str, list[int], str]:
+    def told(**more):
         parts = [p for p in create(**asked, extra_body={"return_token_ids": True, **more})]
         said = [p.choices[0].delta.content if chat else p.choices[0].text for p in parts]
         rounds = [part.round for part in parts if hasattr(part, "round")]
@@ -103,9 +102,7 @@ async def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair):
 BODY = {"max_tokens": 8, "ignore_eos": True, "n": 2, "return_token_ids": True}
 
 
-async def answered(
-    pair: Pair, path: str, body: dict[str, Any], configuration: Configuration = BEGUN
-) -> tuple[Any, list[dict[str, Any]]]:
+async def answered(pair, path, body, configuration=BEGUN):
     """The whole answer, and the events of one that is streamed."""
     async with client_of(service_of(Engine(pair, configuration, 2))) as http:
         streamed = await http.post(path, json={**BODY, **body, "stream": True})
@@ -113,7 +110,7 @@ async def answered(
         return (await http.post(path, json={**BODY, **whole})).json(), events_of(streamed)
 
 
-def parts_of(events: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
+def parts_of(events, index):
     return [part for event in events for part in event["choices"] if part["index"] == index]
 
 
@@ -156,7 +153,7 @@ async def test_a_chats_choice_has_one_role(chat_pair, traced):
 async def test_lower_choices_open_first(chat_pair, monkeypatch, path, body):
     step, held = Engine.step, list[Chunk]()
 
-    def late(self: Engine) -> list[Chunk]:
+    def late(self):
         """Delays the chunks of every first of two steps behind the chunks of the second."""
         chunks = step(self)
         if not held and not self.idle:

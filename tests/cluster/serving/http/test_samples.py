@@ -10,7 +10,6 @@ from cluster.serving.http.routes.completions import CompletionRequest
 from cluster.serving.http.samples import PromptSampling, Samples
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine
-from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt import Message, Prompt
 from specdec_core.prompts.prompt_sets import load_prompts
 from specdec_core.prompts.shards import keep_within, write_shard
@@ -25,9 +24,7 @@ CHAT = [
 RESULT = [{"role": "tool", "tool_call_id": "c1", "content": "3"}]
 
 
-async def served(
-    pair: Pair, sampling: PromptSampling | None, bodies: list[tuple[str, dict]]
-) -> list[int]:
+async def served(pair, sampling, bodies):
     """The statuses of the answers to these bodies."""
     async with client_of(service_of(Engine(pair)), None, sampling) as http:
         answers = [

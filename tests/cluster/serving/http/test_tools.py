@@ -64,13 +64,13 @@ def tools_client(chat_pair):
         yield openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
-def streamed(client: openai.OpenAI, **asked: Any) -> Any:
+def streamed(client, **asked):
     """The choice that the client's own helper puts together from a stream."""
     with client.chat.completions.stream(model="tiny", messages=MESSAGES, **asked) as stream:
         return stream.get_final_completion().choices[0]
 
 
-def calls(choice: Any) -> list[tuple[str, Any]]:
+def calls(choice):
     called = choice.message.tool_calls or []
     return [(call.function.name, json.loads(call.function.arguments)) for call in called]
 
@@ -121,7 +121,7 @@ def test_a_models_calls_come_back_parsed(tools_client, monkeypatch):
 
 
 def test_without_a_call_an_answer_is_text(tools_client):
-    def text(**asked: Any) -> Any:
+    def text(**asked):
         return tools_client.chat.completions.create(
             model="tiny", messages=MESSAGES, max_tokens=12, **asked
         ).choices[0]
@@ -221,6 +221,6 @@ def test_marks_of_calls_are_text_where_they_are_shown():
     assert Prompts(_mistral(tokenizer)).call_marks == {mark}
 
 
-def _mistral(tokenizer: Any) -> Any:
+def _mistral(tokenizer):
     tokenizer.chat_template = MISTRAL
     return tokenizer

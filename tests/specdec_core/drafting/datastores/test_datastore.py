@@ -1,7 +1,6 @@
 """A datastore finds what a naive search finds; it is written whole, and refused where it does not
 fit."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,7 +22,7 @@ from specdec_core.training.datastores.build import suffix_array, write_datastore
 from tests.conftest import tiny_tokenizer
 
 
-def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
+def word_tokenizer(size):
     words = Tokenizer(models.WordLevel({str(i): i for i in range(size)}, unk_token="0"))
     return PreTrainedTokenizerFast(tokenizer_object=words)
 
@@ -33,14 +32,14 @@ Documents = list[list[int]]
 DEPTH = 6
 
 
-def build(documents: Documents, tokenizer: PreTrainedTokenizerFast) -> Datastore:
+def build(documents, tokenizer):
     with TemporaryDirectory() as folder:
         write_datastore(documents, ["test"], tokenizer, Path(folder) / "store")
         store = open_datastore(Path(folder) / "store", tokenizer_digest(tokenizer))
         return Datastore(store.card, *map(np.array, (store.tokens, store.suffixes, store._starts)))
 
 
-def followed(documents: Documents, phrase: Sequence[int]) -> list[tuple[int, ...]]:
+def followed(documents, phrase):
     """What follows `phrase` where something does, up to the document's end or DEPTH tokens; sorted,
     an end being larger than every token."""
     size = len(phrase)
@@ -53,7 +52,7 @@ def followed(documents: Documents, phrase: Sequence[int]) -> list[tuple[int, ...
     return sorted(found, key=lambda tokens: (*tokens, 10**6))
 
 
-def check(store: Datastore, documents: Documents, text: list[int], least: int, most: int) -> None:
+def check(store, documents, text, least, most):
     matches = store.longest(text, least, most)
     sizes = range(min(most, len(text)), least - 1, -1)
     size = next((n for n in sizes if followed(documents, text[len(text) - n :])), 0)
@@ -111,7 +110,7 @@ def test_interrupted_building_leaves_what_was_there(tmp_path):
     folder = tmp_path / "store"
     write_datastore([[1, 2]], ["old"], SMALL, folder)
 
-    def interrupted() -> object:
+    def interrupted():
         yield [1]
         raise KeyboardInterrupt
 
@@ -123,7 +122,7 @@ def test_interrupted_building_leaves_what_was_there(tmp_path):
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def refused(name: str | Path, tokenizer: str | None = None) -> str:
+def refused(name, tokenizer=None):
     with pytest.raises(UserError) as error:
         open_datastore(name, tokenizer)
     assert "\n" not in str(error.value)
@@ -134,7 +133,7 @@ def test_every_datastore_of_a_search_is_checked_before_it_begins(tmp_path):
     known, missing = tmp_path / "known", tmp_path / "missing"
     write_datastore([[1, 2, 3]], ["test"], SMALL, known)
 
-    def search(folder: Path) -> list[Configuration]:
+    def search(folder):
         inner = HybridSettings(lookup=RetrievalSettings(datastore=str(folder)))
         return [AUTOREGRESSIVE, Configuration(drafter=HybridSettings(otherwise=inner))]
 

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from specdec_core.drafting.heads.modules import build_head, join_features
 
 
-def parameters(head: torch.nn.Module) -> int:
+def parameters(head):
     return sum(p.numel() for p in head.parameters())
 
 

@@ -10,14 +10,14 @@ from safetensors.torch import load
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
 from specdec_core.drafting.heads.card import HeadCard
-from specdec_core.drafting.heads.modules import Head, HeadKind, build_head, join_features
+from specdec_core.drafting.heads.modules import HeadKind, build_head, join_features
 from specdec_core.drafting.heads.storage import load_card, load_head, save_head, weights_of
 from tests.specdec_core.drafting.heads.examples import PAIR
 
 HIDDEN, TOP_K = 8, 3
 
 
-def head_and_card(kind: HeadKind) -> tuple[Head, HeadCard]:
+def head_and_card(kind):
     torch.manual_seed(1)
     head = build_head(kind, HIDDEN, TOP_K, depth=2, width=5)
     head.standardise(torch.randn(50, len(head.mean)) * 3 + 1)

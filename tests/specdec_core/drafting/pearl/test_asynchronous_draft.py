@@ -3,12 +3,11 @@
 import random
 from threading import Event
 from time import monotonic, sleep
-from typing import Any
 
 import pytest
 import torch
 
-from specdec_core.config import DrafterSettings, Sampling
+from specdec_core.config import Sampling
 from specdec_core.drafting.draft_model.settings import CascadeSettings, DraftModelSettings
 from specdec_core.drafting.pearl.asynchronous_draft import AsynchronousDraft
 from specdec_core.drafting.pearl.messages import (
@@ -27,7 +26,6 @@ from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.drafting.token_cache import TokenCacheSettings
-from specdec_core.models.pair import Pair
 from specdec_core.tokens.grammar import Grammar, Grammars
 from specdec_core.tokens.text_warper import TextRules
 
@@ -45,9 +43,7 @@ GREEDY, COUPLED = Sampling(), Sampling(temperature=1.0, coupling="gumbel")
 class Told:
     """Texts by the numbers of their last tokens, as a target's side may know them."""
 
-    def __init__(
-        self, pair: Pair, width: int, sampling: Sampling = GREEDY, drafter: DrafterSettings = PLAIN
-    ) -> None:
+    def __init__(self, pair, width, sampling=GREEDY, drafter=PLAIN):
         self.sent: list = []
         self.draft = AsynchronousDraft(pair, self.sent.append)
         self.draft.handle(
@@ -62,7 +58,7 @@ class Told:
         self.pauses: list[int] = []  # how long the text is there
         self.most = 0  # candidates by one forward
 
-    def hear(self) -> None:
+    def hear(self):
         for message in self.sent:
             if isinstance(message, Pause):
                 self.pauses.append(len(self.texts[message.node]))
@@ -77,13 +73,13 @@ class Told:
                         self.guessed.add((*before, token))
         self.sent.clear()
 
-    def chain(self) -> list[int]:
+    def chain(self):
         found: list[int] = []
         while (token := self.drawn.get((*self.text, *found))) is not None:
             found.append(token)
         return found
 
-    def say(self, tokens: list[int]) -> None:
+    def say(self, tokens):
         # The target has read all candidates: those that it accepted and the one that it did not.
         drafted = min(len(tokens), len(self.chain()))
         self.text += tokens
@@ -215,7 +211,7 @@ def test_coupled_candidates_are_those_that_the_shared_noise_chooses(tiny_pair):
     assert all(told.chain() == first.chain() for told in others)
 
 
-def drafted(told: Told, slot: int) -> list[int]:
+def drafted(told, slot):
     """The tokens of the slot that the draft has sent since the last call."""
     sent = [message for message in told.sent if isinstance(message, Drafted)]
     told.sent.clear()
@@ -225,7 +221,7 @@ def drafted(told: Told, slot: int) -> list[int]:
 def test_a_slot_whose_grammar_is_compiled_keeps_no_other_waiting(tiny_pair, monkeypatch):
     may_compile, compiled, plain = Event(), Event(), Grammars._compile
 
-    def slowly(self: Grammars, grammar: Grammar) -> Any:
+    def slowly(self, grammar):
         may_compile.wait(10)
         compiled.set()
         return plain(self, grammar)
@@ -262,7 +258,7 @@ def test_a_sequence_that_ends_or_begins_anew_while_its_grammar_is_compiled_is_fo
 ):
     may_compile, plain = Event(), Grammars._compile
 
-    def slowly(self: Grammars, grammar: Grammar) -> Any:
+    def slowly(self, grammar):
         may_compile.wait(10)
         return plain(self, grammar)
 

@@ -4,7 +4,6 @@ drafts die."""
 import itertools
 from functools import partial
 
-import numpy as np
 import pytest
 
 from specdec_core.base.errors import UserError
@@ -15,11 +14,9 @@ from specdec_core.drafting.pearl.drafter import PearlDrafter
 from specdec_core.drafting.pearl.messages import Begin, Compiling, Configured, Drafted, End, Pause
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
-from specdec_core.tokens.acceptance import Places
 from specdec_core.tokens.sampling import RandomStream
 from specdec_core.tokens.statistics import TokenOrigin
-from specdec_core.tokens.token_tree import RemoteDistribution, TokenTree
+from specdec_core.tokens.token_tree import RemoteDistribution
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.fits import p_value
 from tests.specdec_core.tokens.test_lossless import counted, joint, toy_pair
@@ -44,21 +41,21 @@ LOOKUPS = [
 SHORT = {"kind": "token_cache", "phrases": 2, "phrase_length": 1, "from_prompt": True}
 
 
-def pearl(**settings: object) -> Configuration:
+def pearl(**settings):
     # The models here are unsure of everything: look behind whatever the target may say.
     settings = {"width": 4, "least": 0, **settings}
     return Configuration.model_validate({"drafter": {"kind": "pearl", **settings}})
 
 
-def cascade(proposer: dict = LOOKUPS[0], **settings: object) -> dict:
+def cascade(proposer=LOOKUPS[0], **settings):
     return {"kind": "cascade", "proposer": proposer, **settings}
 
 
-def _same(link: InTurns) -> InTurns:
+def _same(link):
     return link
 
 
-def requests(pair: Pair, count: int = 4, new_tokens: int = 40, **more: object) -> list[Request]:
+def requests(pair, count=4, new_tokens=40, **more):
     texts = [
         "def main():",
         "class Draft:\n    pass",
@@ -71,16 +68,16 @@ def requests(pair: Pair, count: int = 4, new_tokens: int = 40, **more: object) -
     ]
 
 
-def model(policy: dict) -> dict:
+def model(policy):
     return {"kind": "draft_model", "policy": policy}
 
 
-def sped_up(proposer: dict, width: int) -> Configuration:
+def sped_up(proposer, width):
     policy = {"kind": "confidence", "threshold": 0.1, "max_tokens": 6}
     return pearl(drafter=cascade(proposer, policy=policy), window=5, width=width)
 
 
-def wholes(window: int, **more: object) -> list[dict]:
+def wholes(window, **more):
     """Drafters that PEARL is a part of."""
     part = {"kind": "pearl", "window": window, "width": 2, "least": 0, **more}
     lookup = {"kind": "suffix", "max_tokens": 2}
@@ -171,15 +168,15 @@ class Scripted:
 
     number, connected, configured = 1, True, None
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.heard: list = []
         self.to_say: list = [Configured(1024)]
         self.timeouts: list[float] = []
 
-    def send(self, message: object) -> None:
+    def send(self, message):
         self.heard.append(message)
 
-    def receive(self, timeout: float = 0.0) -> list:
+    def receive(self, timeout=0.0):
         self.timeouts.append(timeout)
         said, self.to_say = self.to_say, []
         return said
@@ -221,9 +218,7 @@ def test_the_target_does_not_wait_for_a_slot_whose_grammar_is_compiled():
     assert tree.tokens == [11]
 
 
-def samples(
-    link: InTurns, sampling: Sampling, count: int, whole: dict | None = None, **settings: object
-) -> np.ndarray:
+def samples(link, sampling, count, whole=None, **settings):
     configuration = pearl(**{"window": 2, **settings})
     if whole is not None:
         configuration = Configuration.model_validate({"drafter": whole})
@@ -262,7 +257,7 @@ def test_samples_have_it_where_lookups_take_part(toy_pair, whole):
 
 
 def test_the_test_notices_guesses_that_were_not_drawn(toy_pair, monkeypatch):
-    def wrong(self: AsynchronousDraft, places: list, at: Places, likely: list) -> list:
+    def wrong(self, places, at, likely):
         drawn = rightly(self, places, at, likely)
         for n, (_, node) in enumerate(places):
             if guesses := node.guesses:
@@ -279,7 +274,7 @@ def test_the_test_notices_guesses_that_were_not_drawn(toy_pair, monkeypatch):
 
 @pytest.mark.parametrize(("bug", "count"), [("certain", 2_000), ("late", 4_000)])
 def test_the_test_notices_wrong_probabilities(toy_pair, monkeypatch, bug, count):
-    def wrong(self: PearlDrafter, tree: TokenTree, *others: object) -> None:
+    def wrong(self, tree, *others):
         rightly(self, tree, *others)
         if bug == "certain" or tree.fed is not None:
             source = tree.draft_probs[-1]
@@ -328,7 +323,7 @@ def test_the_draft_forgets_a_cancelled_request_and_counts_the_others(tiny_pair, 
         engine.step()
     batches, limit = [], link.draft._windows._policy.limit
 
-    def noted(slot: int, batch: int) -> int:
+    def noted(slot, batch):
         batches.append((slot, batch))
         return limit(slot, batch)
 

@@ -5,7 +5,7 @@ import pytest
 from specdec_core.drafting.pearl.pace import DraftPace
 
 
-def pace(t_draft: float, t_target: float, acceptance: float, t_notice: float = 0.0) -> DraftPace:
+def pace(t_draft, t_target, acceptance, t_notice=0.0):
     found = DraftPace(12)
     found.t_draft.add(t_draft)
     found.t_target.add(t_target)

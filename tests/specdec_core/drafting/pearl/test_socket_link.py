@@ -5,10 +5,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
-from multiprocessing.process import BaseProcess
 
 import pytest
 
@@ -16,14 +14,13 @@ from specdec_core.base.wire import LinkLost
 from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.pearl.socket_link import SocketLink, serve
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair
 from specdec_core.tokens.statistics import TokenOrigin
 
 PEARL = Configuration.model_validate({"drafter": {"kind": "pearl", "window": 4, "wait": 2}})
 
 
 @contextmanager
-def draft_process(link: SocketLink, pair: Pair) -> Iterator[BaseProcess]:
+def draft_process(link, pair):
     arguments = ("127.0.0.1", link.port, link.key, pair)
     process = get_context("fork").Process(target=serve, args=arguments, daemon=True)
     process.start()
@@ -40,7 +37,7 @@ def link():
     link.close()
 
 
-def requests(pair: Pair, sampling: Sampling, tokens: int = 120) -> list[Request]:
+def requests(pair, sampling, tokens=120):
     texts = ["def main():", "import tokenizers", "class Draft:"]
     return [
         Request(str(n), tuple(pair.tokenizer(text)["input_ids"]), tokens, sampling, seed=n)
@@ -48,7 +45,7 @@ def requests(pair: Pair, sampling: Sampling, tokens: int = 120) -> list[Request]
     ]
 
 
-def wait_until_ready(engine: Engine) -> None:
+def wait_until_ready(engine):
     """A draft that has come still needs a moment, in which decoding is autoregressive."""
     assert engine.drafter.prepare(30)
     [first, *_] = engine.generate(requests(engine.pair, Sampling())[:1])

@@ -1,20 +1,11 @@
 """Every length policy sees each window of a draft that drafts ahead as a separate round."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
 
-from specdec_core.config import (
-    Configuration,
-    DrafterSettings,
-    PairSpec,
-    PolicySettings,
-    RunnerSettings,
-    Sampling,
-    kinds,
-)
+from specdec_core.config import Configuration, PairSpec, RunnerSettings, Sampling, kinds
 from specdec_core.drafting.draft_model.drafter import DraftModelDrafter
 from specdec_core.drafting.draft_model.settings import CascadeSettings, DraftModelSettings
 from specdec_core.drafting.drafter import Resources, SlotState
@@ -22,8 +13,7 @@ from specdec_core.drafting.heads.storage import load_pair_head
 from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.pearl.settings import PearlSettings
 from specdec_core.drafting.policies.heads import DecisionSettings
-from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome
-from specdec_core.drafting.policies.signals import Signals
+from specdec_core.drafting.policies.policy import PolicyOutcome
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.engine import Engine, Request
@@ -71,15 +61,15 @@ class Window:
 class Watched:
     """A policy that checks the order of its calls."""
 
-    def __init__(self, policy: LengthPolicy, link: InTurns) -> None:
+    def __init__(self, policy, link):
         self.policy, self.link = policy, link
         self.windows: list[Window | None] = []  # None where a request begins
         self.open: dict[int, Window] = {}
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name):
         return getattr(self.policy, name)
 
-    def limit(self, slot: int, batch: int = 1) -> int:
+    def limit(self, slot, batch=1):
         assert slot not in self.open, "asked for another limit before the verdict"
         limit = self.policy.limit(slot, batch)
         text = self.link.draft._slots[slot].state.tokens
@@ -87,7 +77,7 @@ class Watched:
         self.windows.append(self.open[slot])
         return limit
 
-    def go_on(self, signals: Signals) -> Sequence[bool]:
+    def go_on(self, signals):
         answers = self.policy.go_on(signals)
         asked = zip(signals.slots, signals.tokens, signals.positions, answers, strict=True)
         for slot, token, position, going in asked:
@@ -99,7 +89,7 @@ class Watched:
             window.going = going
         return answers
 
-    def observe(self, slot: int, outcome: PolicyOutcome) -> None:
+    def observe(self, slot, outcome):
         window = self.open.pop(slot)
         window.outcome = outcome
         # A policy that does not learn is not asked about the last possible candidate.
@@ -109,7 +99,7 @@ class Watched:
         assert 1 <= outcome.draft_calls <= outcome.drafted
         self.policy.observe(slot, outcome)
 
-    def reset(self, slot: int) -> None:
+    def reset(self, slot):
         self.open.pop(slot, None)
         self.windows.append(None)
         self.policy.reset(slot)
@@ -118,31 +108,29 @@ class Watched:
 class Drafting:
     """The bundled pair in float32, and what its target writes alone."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         settings = RunnerSettings(target_dtype="float32", draft_dtype="float32", max_length=512)
         self.pair = load_pair(PairSpec(drafts={"small": "bundled:draft-small"}, runner=settings))
         prompts = load_prompts("bundled:held_out", 2, self.pair.tokenizer)
         self.prompts = [tuple(self.pair.tokenizer(p.text)["input_ids"])[-40:] for p in prompts]
         self._alone: dict[Sampling, list[Generation]] = {}
 
-    def requests(self, sampling: Sampling) -> list[Request]:
+    def requests(self, sampling):
         return [
             Request(str(n), prompt, 40 + n, sampling, seed=n)
             for n, prompt in enumerate(self.prompts)
         ]
 
-    def alone(self, sampling: Sampling) -> list[Generation]:
+    def alone(self, sampling):
         if sampling not in self._alone:
             self._alone[sampling] = Engine(self.pair, slots=2).generate(self.requests(sampling))
         return self._alone[sampling]
 
-    def asynchronously(
-        self, drafter: DrafterSettings, sampling: Sampling, slots: int, patch: pytest.MonkeyPatch
-    ) -> tuple[Watched, list[Generation]]:
+    def asynchronously(self, drafter, sampling, slots, patch):
         """What an asynchronous draft's target writes, and what the policy was asked."""
         link, watched, rightly = InTurns(self.pair, 0), [], Resources.policy
 
-        def policy(resources: Resources, draft: str | None, settings: PolicySettings) -> Watched:
+        def policy(resources, draft, settings):
             watched.append(Watched(rightly(resources, draft, settings), link))
             return watched[0]
 
@@ -158,11 +146,11 @@ def drafting():
     return Drafting()
 
 
-def plain(policy: PolicySettings) -> DraftModelSettings:
+def plain(policy):
     return DraftModelSettings(policy=policy)
 
 
-def sped_up(policy: PolicySettings) -> CascadeSettings:
+def sped_up(policy):
     return CascadeSettings(proposer=PromptLookupSettings(max_tokens=5), policy=policy)
 
 

@@ -17,14 +17,14 @@ class Text:
     """A draft's confidences behind every token, and whether its candidates are accepted: with
     probability q^`power`, so that a power other than 1 makes the draft too sure, or too modest."""
 
-    def __init__(self, power: float, seed: int) -> None:
+    def __init__(self, power, seed):
         rng = np.random.default_rng(seed)
         # How sure a draft is comes in stretches.
         level = np.repeat(rng.uniform(0.4, 4, TOKENS // 40), 40)
         self.q = rng.beta(2 * level, 1, TOKENS)
         self.accepted = rng.random(TOKENS) < self.q**power
 
-    def rate(self, cost: float, length: "Length") -> float:
+    def rate(self, cost, length):
         """Tokens a draft call."""
         place = tokens = 0
         spent = 0.0
@@ -40,32 +40,32 @@ class Text:
 class Length:
     """The confidence product with a threshold."""
 
-    def __init__(self, threshold: float) -> None:
+    def __init__(self, threshold):
         self.threshold = threshold
 
-    def of(self, q: np.ndarray) -> int:
+    def of(self, q):
         below = np.cumprod(q) < self.threshold
         return int(below.argmax()) + 1 if below.any() else MOST
 
-    def learn(self, drafted: int, accepted: int) -> None:
+    def learn(self, drafted, accepted):
         """It does not."""
 
 
 class BreakEven(Length):
-    def __init__(self, cost: float) -> None:
+    def __init__(self, cost):
         self.policy = BreakEvenPolicy(BreakEvenSettings(target_cost=cost, max_tokens=MOST))
 
-    def of(self, q: np.ndarray) -> int:
+    def of(self, q):
         for position, probability in enumerate(q, start=1):
             if not self.policy.go_on(one(float(probability), position))[0]:
                 return position
         return MOST
 
-    def learn(self, drafted: int, accepted: int) -> None:
+    def learn(self, drafted, accepted):
         self.policy.observe(0, PolicyOutcome(drafted, accepted, drafted))
 
 
-def one(probability: float, position: int, free: bool = False) -> Signals:
+def one(probability, position, free=False):
     signals = Signals([0], [0], [position], torch.zeros(1, 2), None, free=[free])
     signals.__dict__["probability"] = [probability]
     return signals

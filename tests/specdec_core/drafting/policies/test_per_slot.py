@@ -20,11 +20,11 @@ SETTINGS = [
 ]
 
 
-def built() -> list:
+def built():
     return [build_policy(settings, lambda head: None) for settings in SETTINGS]
 
 
-def signals(seed: int, position: int, sampled: bool) -> Signals:
+def signals(seed, position, sampled):
     """Of one slot for each policy."""
     logits = torch.randn((len(SETTINGS), 20), generator=torch.Generator().manual_seed(seed)) * 3
     tokens = logits.argmax(dim=-1).tolist()

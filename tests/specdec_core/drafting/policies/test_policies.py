@@ -1,8 +1,6 @@
 """What every length policy promises: its rule at the boundary, its bounds, its independence."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +9,7 @@ import yaml
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling, parse
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome, build_policy
+from specdec_core.drafting.policies.policy import PolicyOutcome, build_policy
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.engine import Engine, Request
 from tests.specdec_core.drafting.proofs import COUNTING, proposals
@@ -20,14 +18,14 @@ from tests.specdec_core.kinds import configured, policy
 BY_BATCH = policy("by_batch", tokens={4: 0, 1: 6, 2: 3})
 
 
-def build(kind: str, **settings: Any) -> LengthPolicy:
-    def no_head(name: str) -> None:
+def build(kind, **settings):
+    def no_head(name):
         raise AssertionError(f"{kind} asked for the head {name}")
 
     return build_policy(policy(kind, **settings), no_head)
 
 
-def go_on(policy: LengthPolicy, *rows: Sequence[float], position: int = 1) -> list[bool]:
+def go_on(policy, *rows, position=1):
     """The answers for slots 0, 1, …; each slot drafted the first token of its distribution."""
     probs = torch.tensor(rows)
     slots = range(len(rows))
@@ -35,7 +33,7 @@ def go_on(policy: LengthPolicy, *rows: Sequence[float], position: int = 1) -> li
     return list(policy.go_on(Signals(slots, tokens, positions, probs.log(), probs)))
 
 
-def two(probability: float) -> tuple[float, float]:
+def two(probability):
     """A distribution over two tokens, the drafted one first."""
     return probability, 1 - probability
 

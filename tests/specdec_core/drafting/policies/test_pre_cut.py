@@ -1,7 +1,6 @@
 """Pre-cut learns when to stop, keeps what it learned, and can be read."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -23,9 +22,7 @@ NEVER = 1e-9
 SURE = {"exploration": 0.0}
 
 
-def draft_round(
-    policy: PreCutPolicy, probabilities: Sequence[float], accepted: int, slot: int = 0
-) -> int:
+def draft_round(policy, probabilities, accepted, slot=0):
     """Draft along `probabilities` as long as the policy likes, and tell it how many of the
     candidates the target would accept. Returns the candidates drafted."""
     for position, probability in enumerate(probabilities, start=1):
@@ -78,10 +75,10 @@ def test_a_cost_from_the_profile_is_filled_in_and_must_be():
     """Wherever policies are: in a bandit's arm, in a part of a drafter."""
 
     class Costs:
-        def target_cost(self, draft: str | None = None) -> float:
+        def target_cost(self, draft=None):
             return {None: 14.0, "b": 3.5}[draft]
 
-        def target_in_candidates(self, draft: str | None = None) -> float:
+        def target_in_candidates(self, draft=None):
             return self.target_cost(draft) / 2
 
     even = {"kind": "draft_model", "policy": {"kind": "break_even"}}
@@ -164,7 +161,7 @@ def test_it_tells_sure_drafts_from_unsure_ones():
 
 
 def test_exploration_is_the_same_every_time_and_dies_out():
-    def run(seed: int) -> list[int]:
+    def run(seed):
         settings = PreCutSettings(max_tokens=10, seed=seed, learning_rate=NEVER, target_cost=5)
         policy = PreCutPolicy(settings)
         return [draft_round(policy, [0.9] * 10, accepted=10) for _ in range(400)]

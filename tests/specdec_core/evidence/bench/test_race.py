@@ -13,7 +13,7 @@ from specdec_core.evidence.bench.race import (
     PeerContestant,
     race,
 )
-from specdec_core.evidence.bench.result import BenchRow, Take
+from specdec_core.evidence.bench.result import Take
 from specdec_core.evidence.parts import Parts
 from specdec_core.prompts.conversation import Conversation, conversations
 from specdec_core.prompts.prompt_sets import Prompt
@@ -27,22 +27,20 @@ GREEDY = [Sampling()]
 class OffByOne(Peer):
     """transformers' own decoding with one token altered."""
 
-    def __init__(self, peer: Peer, place: int) -> None:
+    def __init__(self, peer, place):
         self.name, self.version, self.settings = "altered", peer.version, peer.settings
         self.peer, self.place = peer, place
         self.forgot = 0
 
-    def open(self) -> None:
+    def open(self):
         self.peer.open()
 
-    def decode(
-        self, prompt_tokens: tuple[int, ...], max_new_tokens: int, *asked: float
-    ) -> list[int]:
+    def decode(self, prompt_tokens, max_new_tokens, *asked):
         tokens = self.peer.decode(prompt_tokens, max_new_tokens, *asked)
         tokens[self.place] += 1
         return tokens
 
-    def forget(self) -> None:
+    def forget(self):
         self.forgot += 1
 
 
@@ -78,24 +76,24 @@ def test_a_contestant_that_alters_a_token_is_caught(tiny_pair):
 class Noted:
     """A contestant that puts its name down; from the `last` time on it fails."""
 
-    def __init__(self, name: str, order: list[str], last: int | None = None) -> None:
+    def __init__(self, name, order, last=None):
         self.name, self.order, self.last = name, order, last
 
-    def row(self, temperature: float) -> BenchRow:
+    def row(self, temperature):
         return EngineContestant(None, AUTOREGRESSIVE, self.name).row(temperature)
 
-    def begin(self) -> None:
+    def begin(self):
         pass
 
-    def decode(self, *_: object) -> DecodedOnce:
+    def decode(self, *_):
         if len(self.order) == self.last:
             raise KeyboardInterrupt
         self.order.append(self.name)
         return DecodedOnce([len(self.order)])
 
 
-def asked_of_noted(texts: str = "xy") -> list[Conversation]:
-    def whole(text: str) -> dict[str, list[int]]:
+def asked_of_noted(texts="xy"):
+    def whole(text):
         return {"input_ids": [ord(c) for c in text]}
 
     return [Conversation(Prompt(text, text), whole) for text in texts]

@@ -15,13 +15,13 @@ from specdec_core.evidence.bench.sets import by_set, sets_frame
 from specdec_core.measure.comparison import over
 
 
-def row(name: str, group: str, seconds: list[float], tokens: int = 10, **more: object) -> BenchRow:
+def row(name, group, seconds, tokens=10, **more):
     """One repeat; a prompt's tokens are all zero."""
     takes = [[Take(seconds=[s], outputs=[[0] * tokens]) for s in seconds]]
     return BenchRow(name=name, group=group, temperature=0.0, takes=takes, **more)
 
 
-def result_of(template: BenchResult, rows: list[BenchRow]) -> BenchResult:
+def result_of(template, rows):
     prompts = len(rows[0].takes[0])
     changes = {"rows": rows, "ids": [*map(str, range(prompts))], "categories": [None] * prompts}
     return template.model_copy(update={**changes, "repeats": 1})

@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import torch
 from pydantic import ValidationError
 from scipy.stats import binom
 
@@ -17,14 +16,12 @@ from specdec_core.engine import Request
 from specdec_core.evidence.certificate.certificate import (
     Certificate,
     CertifiedServer,
-    Checks,
     certificate_path,
     find_certificate,
 )
 from specdec_core.evidence.certificate.certify import Extent, check_all
 from specdec_core.evidence.certificate.distribution import _p_value, check_distribution
 from specdec_core.models.fingerprints import served_fingerprints
-from specdec_core.models.pair import Pair
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
 from specdec_core.tokens import verification
 from tests.specdec_core.kinds import chain, configured
@@ -35,7 +32,7 @@ TEXTS = ("def main(", "class A:", "import os", "x = 1", "return tokenizer.")
 EXTENT = Extent(max_new_tokens=32, texts=8, timed=1, repeats=1)
 
 
-def checks_of(pair: Pair, configuration: Configuration) -> Checks:
+def checks_of(pair, configuration):
     prompts = [Prompt(text, text) for text in TEXTS]
     return check_all(pair, configuration, prompts, EXTENT, Observer())
 
@@ -73,7 +70,7 @@ def test_a_lossy_configuration_fails(tiny_pair):
     assert "in place of" in checks.greedy.first
 
 
-def sampled(pair: Pair, texts: int) -> list[Request]:
+def sampled(pair, texts):
     prompts = [tuple(pair.tokenizer(text)["input_ids"]) for text in TEXTS]
     return [
         Request(str(n), prompts[n % len(prompts)], 24, seed=n, ignore_eos=True)
@@ -106,7 +103,7 @@ def test_a_wrong_residual_is_found(tiny_pair, monkeypatch):
 def test_tokens_that_top_k_leaves_out_are_found(tiny_pair, monkeypatch):
     """An engine that warps a draft's distribution, but not the target's."""
 
-    def all_kept(logits: torch.Tensor, samplings: list[Sampling]) -> torch.Tensor:
+    def all_kept(logits, samplings):
         return logits.float().softmax(dim=-1)
 
     monkeypatch.setattr("specdec_core.engine.judging.distributions", all_kept)

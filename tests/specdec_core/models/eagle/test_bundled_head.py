@@ -18,7 +18,7 @@ def name(request):
     return f"bundled:{request.param}"
 
 
-def target_of(name: str) -> str:
+def target_of(name):
     """The head's target, where it is installed."""
     target = read_card(name).target
     package = target.removeprefix("package:")

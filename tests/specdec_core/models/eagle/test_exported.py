@@ -1,13 +1,10 @@
 """Heads are exported once, and only those that vLLM computes the features of."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
 from specdec_core.base.errors import UserError
-from specdec_core.models.eagle import EagleHead, exported
+from specdec_core.models.eagle import exported
 from specdec_core.models.eagle.exported import exported_head
 from specdec_core.models.eagle.loading import load_head, read_card, save_head
 from specdec_core.servers.model_files import models_of
@@ -27,7 +24,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def export(head: EagleHead, folder: Path) -> Path:
+def export(head, folder):
     save_head(head, folder, CARD)
     return exported_head(str(folder), "0", target_config(), torch.bfloat16)
 
@@ -73,7 +70,7 @@ def test_an_export_says_why_a_head_has_no_place(tiny_pair, tmp_path):
 def test_a_folder_that_another_process_made_meanwhile_stays(tmp_path, monkeypatch):
     made = []
 
-    def slowly(*args: Any, **options: Any) -> Any:
+    def slowly(*args, **options):
         monkeypatch.setattr(exported, "load_head", load_head)
         folder = exported_head(*args, "0", target_config(), torch.bfloat16)
         made.append(folder.stat().st_ino)

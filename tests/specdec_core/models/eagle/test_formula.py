@@ -2,18 +2,16 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from specdec_core.models.eagle import AnyHead, EagleHead, EagleOneHead
 from tests.specdec_core.models.eagle.heads import DRAFTED, give, outputs, random_head, random_one
 
 
-def rms(x: Tensor, weights: nn.Module, eps: float) -> Tensor:
+def rms(x, weights, eps):
     return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * weights.weight
 
 
-def rotated(x: Tensor, theta: float) -> Tensor:
+def rotated(x, theta):
     """Each pair (i, i + half) of (…, n, heads, width) turned by its angle at positions 0, 1, …"""
     half = x.shape[-1] // 2
     speeds = theta ** -(torch.arange(half) / half)
@@ -23,13 +21,13 @@ def rotated(x: Tensor, theta: float) -> Tensor:
     return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
 
 
-def attended(layer: nn.Module, x: Tensor, head: AnyHead) -> Tensor:
+def attended(layer, x, head):
     """Causal attention of grouped queries over (batch, n, …)."""
     settings, attention = head.settings, layer.self_attn
     batch, n, _ = x.shape
     theta = settings.rope_parameters["rope_theta"]
 
-    def split(projection: nn.Module) -> Tensor:
+    def split(projection):
         return projection(x).view(batch, n, -1, settings.head_dim)
 
     queries = rotated(split(attention.q_proj), theta)
@@ -42,12 +40,12 @@ def attended(layer: nn.Module, x: Tensor, head: AnyHead) -> Tensor:
     return attention.o_proj(mixed.reshape(batch, n, -1))
 
 
-def fed(layer: nn.Module, x: Tensor) -> Tensor:
+def fed(layer, x):
     mlp = layer.mlp
     return mlp.down_proj(silu(mlp.gate_proj(x)) * mlp.up_proj(x))
 
 
-def eagle_three(head: EagleHead, tokens: Tensor, g: Tensor) -> Tensor:
+def eagle_three(head, tokens, g):
     [layer] = head.layers
     eps = head.settings.rms_norm_eps
     normed = rms(g, layer.hidden_norm, eps)
@@ -57,14 +55,14 @@ def eagle_three(head: EagleHead, tokens: Tensor, g: Tensor) -> Tensor:
     return a + fed(layer, rms(a, layer.post_attention_layernorm, eps))
 
 
-def eagle_one(head: EagleOneHead, tokens: Tensor, f: Tensor) -> Tensor:
+def eagle_one(head, tokens, f):
     [layer] = head.layers
     x = head.fc(torch.cat([head.embed_tokens(tokens), f], -1))
     a = x + attended(layer, x, head)
     return a + fed(layer, rms(a, layer.post_attention_layernorm, head.settings.rms_norm_eps))
 
 
-def inputs(head: AnyHead) -> tuple[Tensor, Tensor]:
+def inputs(head):
     torch.manual_seed(3)
     settings = head.settings
     tokens = torch.randint(settings.vocab_size, (2, 7))

@@ -1,7 +1,6 @@
 """Heads of SpecForge and of EAGLE's authors, made from random ones by their names and keys."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from specdec_core.base.errors import UserError
-from specdec_core.models.eagle import AnyHead, EagleHead
+from specdec_core.models.eagle import EagleHead
 from specdec_core.models.eagle.loading import is_head, load_head
 from tests.specdec_core.models.eagle.heads import (
     DRAFTED,
@@ -25,7 +24,7 @@ from tests.specdec_core.models.eagle.heads import (
 )
 
 
-def written(folder: Path, head: AnyHead, torch_file: bool = False, **changes: Any) -> Path:
+def written(folder, head, torch_file=False, **changes):
     """A folder with the keys and names of EAGLE's authors, as of transformers 4."""
     settings = head.settings
     config: dict[str, Any] = {
@@ -57,7 +56,7 @@ def written(folder: Path, head: AnyHead, torch_file: bool = False, **changes: An
     return folder
 
 
-def same(folder: Path, head: AnyHead) -> AnyHead:
+def same(folder, head):
     assert is_head(folder)
     loaded = load_head(str(folder), target_config())
     assert type(loaded) is type(head)

@@ -1,9 +1,7 @@
 """A head that does not fit is refused in one line that says what is wrong."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,14 +29,14 @@ def folder(tmp_path):
     return tmp_path / "head"
 
 
-def refused(folder: Path, message: str, **target: Any) -> None:
+def refused(folder, message, **target):
     with pytest.raises(UserError, match=message) as error:
         load_head(str(folder), target_config(**target))
     assert "\n" not in str(error.value)
     assert str(error.value).startswith(f"{folder}: ")
 
 
-def configure(folder: Path, **changes: Any) -> None:
+def configure(folder, **changes):
     """Change keys of the configuration; None removes one, `layer__…` is one of the layer's."""
     config = json.loads((folder / "config.json").read_text())
     for key, value in changes.items():
@@ -49,7 +47,7 @@ def configure(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def change(folder: Path, how: Callable[[Tensors], Any]) -> None:
+def change(folder, how):
     tensors = load_file(folder / "model.safetensors")
     how(tensors)
     save_file(tensors, folder / "model.safetensors")
@@ -130,12 +128,12 @@ def test_a_draft_of_another_method_is_named_where_a_pair_is_checked(
     assert "\n" not in str(error.value)
 
 
-def set_(name: str, value: Tensor) -> Callable[[Tensors], None]:
+def set_(name, value):
     return lambda tensors: tensors.update({name: value})
 
 
-def add(name: str, place: int, what: int) -> Callable[[Tensors], None]:
-    def added(tensors: Tensors) -> None:
+def add(name, place, what):
+    def added(tensors):
         tensors[name][place] += what
 
     return added

@@ -1,7 +1,6 @@
 """A head that is saved and loaded again is the same head."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from specdec_core.base.errors import UserError
-from specdec_core.models.eagle import EagleHead
 from specdec_core.models.eagle.formats import specforge
 from specdec_core.models.eagle.loading import is_head, load_head, names_head, read_card, save_head
 from tests.specdec_core.models.eagle.heads import (
@@ -24,7 +22,7 @@ from tests.specdec_core.models.eagle.heads import (
 )
 
 
-def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> EagleHead:
+def loaded(folder, dtype=torch.float32):
     head = load_head(str(folder), target_config(), CARD.target_fingerprint, dtype)
     assert not head.training
     return head
@@ -171,7 +169,7 @@ def test_of_a_model_on_the_hub_the_configuration_tells_that_it_is_no_head(tmp_pa
     """Nothing else is fetched: its weights may be large."""
     asked = []
 
-    def had(name: str, file: str) -> str:
+    def had(name, file):
         asked.append(file)
         if name == "not/there":
             raise OSError("not a repository")

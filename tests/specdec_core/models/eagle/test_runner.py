@@ -2,20 +2,16 @@
 and rows that change together."""
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import NoReturn
 
 import pytest
 import torch
-from torch import Tensor
 
 from specdec_core.models.cache.blocks import BLOCK
 from specdec_core.models.compiled.failures import CannotCompile
 from specdec_core.models.compiled.packages import Packages
 from specdec_core.models.eager import EagerRunner
 from specdec_core.models.eagle.runner import EagleRunner
-from specdec_core.models.pair import Pair
 from specdec_core.models.runner import Batch
 from specdec_core.tokens.token_tree import ROOT
 from tests.specdec_core.models.eagle.pair_heads import head_of
@@ -29,7 +25,7 @@ class Rig:
     """A head and its target, which keeps features of more layers than the head reads, on runners of
     three rows."""
 
-    def __init__(self, pair: Pair, way: str = "operator") -> None:
+    def __init__(self, pair, way="operator"):
         self.model = pair.target
         self.head = head_of(pair, feature_layers=(0, 2))
         self.target = EagerRunner(pair.target, 3, 64, compact=way != "torch", features=(0, 1, 2))
@@ -39,17 +35,17 @@ class Rig:
         if way == "torch":
             self.runner._compact = False
 
-    def read(self, row: int, text: Sequence[int]) -> None:
+    def read(self, row, text):
         """The target reads more of a row."""
         self.target.forward(Batch([row], [text]))
 
-    def feed(self, row: int, *tokens: int, parents: Sequence[int] | None = None) -> Tensor:
+    def feed(self, row, *tokens, parents=None):
         """The head reads more of a row; the logits after each token."""
         trees = None if parents is None else [parents]
         return self.runner.forward(Batch([row], [tokens], trees)).logits
 
     @torch.inference_mode()
-    def plain(self, text: Sequence[int], draft: Sequence[int] = ()) -> Tensor:
+    def plain(self, text, draft=()):
         """Logits after the last token of `text` and `draft`, computed from the definition.
         The target has read all of the text but its last token."""
         device = self.model.device
@@ -73,7 +69,7 @@ def rig(request, tiny_pair):
     return Rig(tiny_pair, way=request.param)
 
 
-def same(one: Tensor, other: Tensor) -> bool:
+def same(one, other):
     return torch.allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
@@ -255,7 +251,7 @@ def test_a_head_compiled_for_one_target_is_compiled_anew_for_another(tiny_pair, 
         pytest.skip("on a GPU heads are run eagerly")
     folders = []
 
-    def kept(packages: Packages, *_: object) -> NoReturn:
+    def kept(packages, *_):
         folders.append(packages._folder())
         raise CannotCompile("not in this test")
 

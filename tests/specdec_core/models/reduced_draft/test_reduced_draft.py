@@ -1,9 +1,6 @@
 """Drafts with a reduced vocabulary: each stored form, compiled graphs, and what is refused."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +8,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec
 from specdec_core.engine import Engine, Request
 from specdec_core.models.compiled import CompiledRunner
 from specdec_core.models.draft_vocabulary import NEVER
@@ -42,13 +38,13 @@ def either(request, tiny_spec, tmp_path):
     return tmp_path / "either"
 
 
-def spec_of(spec: PairSpec, folder: Path, **runner: Any) -> PairSpec:
+def spec_of(spec, folder, **runner):
     return spec.model_copy(
         update={"drafts": {"d": str(folder)}, "runner": spec.runner.model_copy(update=runner)}
     )
 
 
-def loaded(spec: PairSpec, folder: Path, **runner: Any) -> ReducedDraft:
+def loaded(spec, folder, **runner):
     draft = load_drafts(spec_of(spec, folder, **{"device": "cpu", **runner}))["d"]
     assert isinstance(draft, ReducedDraft)
     return draft
@@ -119,7 +115,7 @@ def test_compiled_logits_are_those_of_eager_forwards(tiny_spec, either, tmp_path
 Tensors = dict[str, Tensor]
 
 
-def set_(name: str, value: Tensor) -> Callable[[Tensors], None]:
+def set_(name, value):
     return lambda tensors: tensors.__setitem__(name, value)
 
 

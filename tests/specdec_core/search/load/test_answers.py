@@ -6,12 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_core.config import Configuration
 from specdec_core.cost.forward import ForwardTerms
 from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.recordings.replay import Replay
 from specdec_core.search.load.answers import drafters_by_load, replayed_answers
 from specdec_core.search.load.simulator import shapes_of, simulate_clients
 from specdec_core.search.load.step_costs import State, StepCosts
@@ -23,7 +21,7 @@ TIMES = StepTimes(target=ForwardTerms(fixed=0.01), drafts={"draft": ForwardTerms
 NEW_TOKENS = 24
 
 
-def chain(k: int) -> dict[str, Any]:
+def chain(k):
     return {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": k}}
 
 
@@ -41,7 +39,7 @@ SCHEDULES: dict[str, dict[int, Any]] = {
 }
 
 
-def schedule(ranges: dict[int, Any]) -> Configuration:
+def schedule(ranges):
     return configured({"kind": "schedule", "ranges": ranges})
 
 
@@ -51,7 +49,7 @@ def replay(tiny_pair, tmp_path_factory):
     return replay_of(tiny_pair, texts, tmp_path_factory.mktemp("recorded"), NEW_TOKENS)
 
 
-def requests(replay: Replay) -> list[Request]:
+def requests(replay):
     prompts = replay.recording.prompts.tokens
     return [Request(str(n), tuple(p.tolist()), NEW_TOKENS) for n, p in enumerate(prompts)]
 

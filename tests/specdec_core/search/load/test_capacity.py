@@ -1,7 +1,5 @@
 """The fewest replicas and the greatest rate are those at which the limits are just kept."""
 
-from collections.abc import Iterable
-
 import pytest
 
 from specdec_core.cost.forward import ForwardTerms
@@ -19,7 +17,7 @@ TEN = Answers([10], {1: [[SimulatedRound(0, 1, 0, 0)] * 10]}, None)  # an answer
 SLO = Slo(ttft=0.05)
 
 
-def service(slots: int = 2) -> ServedTraffic:
+def service(slots=2):
     return ServedTraffic(TEN, TIMES, Limits(slots), seconds=5)
 
 
@@ -73,7 +71,7 @@ def test_what_keeps_the_limits_for_long_answers_keeps_them_in_the_long_run():
         assert measure(later[later["sent"] > found.seconds], slo).good_share >= found.share
 
 
-def of_trace(arrivals: Iterable[float], **more: int) -> ServedTraffic:
+def of_trace(arrivals, **more):
     """Replicas that answer one request at a time."""
     asked = (TraceRequest(arrival=each, prompt_tokens=10, **more) for each in arrivals)
     return ServedTraffic(TEN, TIMES, Limits(1), trace=tuple(asked))

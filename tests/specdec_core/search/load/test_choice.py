@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.search.load.answers import replayed_answers
 from specdec_core.search.load.choice import choose_for_load, finalists_at
@@ -152,7 +152,7 @@ class Near(Machine):
     """Everyone answers as six candidates do; with two clients or more the one that was best for
     one takes a little longer, give or take."""
 
-    def answer(self, configuration: Configuration, load: Load) -> pd.DataFrame:
+    def answer(self, configuration, load):
         records = super().answer(SIX, load)
         noise = np.random.default_rng([len(self.taken)]).normal(1, 0.02, len(records))
         pace = {SIX.id: 1.0, FIVE.id: 2.0}.get(configuration.id, 3.0)

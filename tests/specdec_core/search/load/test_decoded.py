@@ -9,12 +9,10 @@ import pytest
 
 from dashboards.reports.load_choice import loads
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration
 from specdec_core.cost.forward import ForwardTerms
 from specdec_core.cost.steps import StepTimes
 from specdec_core.engine import Engine
 from specdec_core.engine.scheduler import Limits
-from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.rounds import ReplayedRounds
 from specdec_core.search.load import decoded
 from specdec_core.search.load.answers import replayed_answers
@@ -26,7 +24,7 @@ from specdec_core.search.load.decoded import (
     with_decoded,
 )
 from specdec_core.search.load.schedule import drafter_at
-from specdec_core.search.load.simulator import Simulation, shapes_of, simulate_clients
+from specdec_core.search.load.simulator import shapes_of, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
 from specdec_core.search.load.workload import Workload
 from specdec_core.tokens.statistics import rounds_frame
@@ -57,14 +55,14 @@ def replay(tiny_pair, tmp_path_factory):
 def decode(replay, tiny_pair):
     engine = Engine(tiny_pair)
 
-    def rounds(configuration: Configuration) -> pd.DataFrame:
+    def rounds(configuration):
         engine.configure(configuration)
         return rounds_frame(engine.generate(recorded_requests(replay.recording)))
 
     return rounds
 
 
-def simulated(replay: Replay, configuration: Configuration, clients: int) -> Simulation:
+def simulated(replay, configuration, clients):
     """Every prompt, asked once."""
     answers = replayed_answers(replay, configuration)
     shapes = shapes_of(answers, len(answers))
@@ -117,10 +115,10 @@ def test_rounds_are_decoded_once_and_kept_whole(replay, decode, monkeypatch):
     folder = replay.recording.folder / "decoded"
     asked: list[str] = []
 
-    def stopped(configuration: Configuration) -> pd.DataFrame:
+    def stopped(configuration):
         raise KeyboardInterrupt
 
-    def noted(configuration: Configuration) -> pd.DataFrame:
+    def noted(configuration):
         asked.append(configuration.id)
         return decode(configuration)
 

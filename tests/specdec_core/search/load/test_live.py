@@ -13,7 +13,6 @@ from specdec_core.search.load.answers import Answers, SimulatedRound
 from specdec_core.search.load.live import run_arrivals
 from specdec_core.search.load.simulator import RequestShape, simulate_clients
 from specdec_core.search.load.step_costs import StepCosts
-from specdec_core.tokens.statistics import Generation
 from tests.live_steps import LiveSteps
 from tests.specdec_core.kinds import chain, configured
 
@@ -32,7 +31,7 @@ LIMITS = {
 }
 
 
-def some_requests(count: int) -> list[Request]:
+def some_requests(count):
     rng = random.Random(0)
     common = tuple(rng.randrange(1, 200) for _ in range(30))
     return [
@@ -48,7 +47,7 @@ def some_requests(count: int) -> list[Request]:
     ]
 
 
-def answers_of(generations: list[Generation], draft: str | None) -> Answers:
+def answers_of(generations, draft):
     rounds = [
         [SimulatedRound(r.drafted, r.generated, r.draft_forwards, r.draft_tokens) for r in g.rounds]
         for g in generations

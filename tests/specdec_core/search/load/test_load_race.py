@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from specdec_core.base.observer import Observer
-from specdec_core.config import AUTOREGRESSIVE, Configuration
+from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.search.load.measures import COLUMNS, measure
 from specdec_core.search.load.race import LiveRace, LoadComparison
 from specdec_core.search.load.workload import LiveSettings, Load, Slo
@@ -20,7 +20,7 @@ FOUR = Load(clients=4, requests=24)
 TOKENS = 10
 
 
-def runs(seconds: float, noise: float = 0.0, turns: int = 3, requests: int = 24) -> list:
+def runs(seconds, noise=0.0, turns=3, requests=24):
     """Four clients that always wait; a request takes `seconds`, with noise."""
     rng = np.random.default_rng(int(1000 * seconds))
     each = []
@@ -111,15 +111,15 @@ class Clock:
     """Answers each request in a configuration's seconds, with noise; in three times as many in the
     first run of the configuration that another process disturbed."""
 
-    def __init__(self, seconds: dict[str, float], noise: float, disturbed: str | None) -> None:
+    def __init__(self, seconds, noise, disturbed):
         self.seconds, self.noise, self.disturbed = seconds, noise, disturbed
         self.runs: Counter[str] = Counter()
         self.warm: Counter[str] = Counter()
 
-    def warm_up(self, configuration: Configuration, load: Load) -> None:
+    def warm_up(self, configuration, load):
         self.warm[configuration.id] += 1
 
-    def answer(self, configuration: Configuration, load: Load) -> pd.DataFrame:
+    def answer(self, configuration, load):
         turn = self.runs[configuration.id]
         self.runs[configuration.id] += 1
         rng = np.random.default_rng([turn, FIELD.index(configuration)])
@@ -132,13 +132,7 @@ class Clock:
         return pd.DataFrame([(*row, 5, 10, None) for row in columns], columns=list(COLUMNS))
 
 
-def race(
-    paces: tuple[float, ...],
-    noise: float,
-    disturbed: str | None = None,
-    repeats: int = 3,
-    cost: float = 0.01,
-) -> tuple[LoadComparison, list[int]]:
+def race(paces, noise, disturbed=None, repeats=3, cost=0.01):
     """What came out, and how many runs each had."""
     clock = Clock({each.id: s for each, s in zip(FIELD, paces, strict=True)}, noise, disturbed)
     settings, by = LiveSettings(repeats=repeats, cost=cost), "tokens_per_second"

@@ -7,7 +7,7 @@ from specdec_core.search.load.measures import COLUMNS, measure, measured
 from specdec_core.search.load.workload import Slo
 
 
-def records(*rows: tuple[object, ...]) -> pd.DataFrame:
+def records(*rows):
     return pd.DataFrame([(n, *row) for n, row in enumerate(rows)], columns=list(COLUMNS))
 
 
@@ -29,7 +29,7 @@ def test_measures_of_each_request():
 
 
 def test_goodput_counts_requests_within_the_objective():
-    def share(**limits: float) -> float:
+    def share(**limits):
         return measure(THREE, Slo(**limits)).good_share
 
     assert share(ttft=0.5) == pytest.approx(1 / 3)

@@ -1,11 +1,9 @@
 """What is chosen for each number of requests is one configuration."""
 
-from typing import Any
-
 import pandas as pd
 import pytest
 
-from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
+from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.search.load.schedule import choose_schedule, drafter_at, scheduled
 from tests.specdec_core.kinds import chain, configured
@@ -13,7 +11,7 @@ from tests.specdec_core.kinds import chain, configured
 SIX, TWO = configured(chain(max_tokens=6)), configured(chain(max_tokens=2))
 
 
-def ranges(configuration: Configuration) -> dict[int, Any]:
+def ranges(configuration):
     assert isinstance(configuration.drafter, ScheduleSettings)
     return configuration.drafter.ranges
 

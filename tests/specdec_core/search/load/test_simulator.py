@@ -1,7 +1,5 @@
 """A simulation does what its times and rounds say, whatever the load."""
 
-from collections.abc import Sequence
-
 import pytest
 
 from specdec_core.cost import Hardware
@@ -11,7 +9,6 @@ from specdec_core.engine.scheduler import STEP_TOKENS, Limits
 from specdec_core.search.load.answers import Answers, SimulatedRound
 from specdec_core.search.load.simulator import (
     RequestShape,
-    Simulation,
     shapes_of,
     shapes_of_trace,
     simulate_arrivals,
@@ -30,27 +27,25 @@ TWO_DRAFTS = {"medium": ForwardTerms(fixed=0.1), "small": ForwardTerms(fixed=0.0
 Rows = list[list[float]]
 
 
-def autoregressive(prompt: int = 10, tokens: int = 5) -> Answers:
+def autoregressive(prompt=10, tokens=5):
     return Answers([prompt], {1: [[ALONE] * tokens]}, None)
 
 
-def drafted(prompt: int = 10, rounds: int = 3) -> Answers:
+def drafted(prompt=10, rounds=3):
     return Answers([prompt], {1: [[ALONE, *[FOUR] * rounds]]}, "draft")
 
 
-def clients(answers: Answers, number: int, count: int, **limits: int) -> Simulation:
+def clients(answers, number, count, **limits):
     limit = Limits(**{"slots": 4, **limits})
     return simulate_clients(StepCosts(answers, CONSTANT), shapes_of(answers, count), number, limit)
 
 
-def arriving(
-    answers: Answers, arrivals: Sequence[float], slots: int, replicas: int = 1
-) -> Simulation:
+def arriving(answers, arrivals, slots, replicas=1):
     costs, shapes = StepCosts(answers, CONSTANT), shapes_of(answers, len(arrivals))
     return simulate_arrivals(costs, shapes, arrivals, Limits(slots), replicas)
 
 
-def times(simulation: Simulation) -> Rows:
+def times(simulation):
     return simulation.records[["sent", "first", "last"]].to_numpy().tolist()
 
 
@@ -172,7 +167,7 @@ def test_an_open_loop_does_not_wait_for_answers():
 def test_an_overloaded_engine_queues():
     capacity = 2 / (5 * T)  # requests a second of two slots
 
-    def waits(rate: float) -> float:
+    def waits(rate):
         simulation = arriving(autoregressive(), arrival_times(rate, 200).tolist(), 2)
         return simulation.measure().value("ttft", 99)
 
@@ -206,7 +201,7 @@ def test_an_answer_that_ended_by_itself_ends_there_in_a_trace_too():
     assert cut.most == 30
 
 
-def request(most: int, told: int | None = None) -> TraceRequest:
+def request(most, told=None):
     return TraceRequest(arrival=0, prompt_tokens=10, max_new_tokens=most, output_tokens=told)
 
 

@@ -1,8 +1,6 @@
 """A workload says which requests come when, or one line says what is wrong with it."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ from specdec_core.search.plan import Plan
 LOOKUP = {"drafter": {"kind": "prompt_lookup"}}
 
 
-def write(path: Path, *records: dict[str, Any]) -> Path:
+def write(path, *records):
     path.write_text("\n".join(map(json.dumps, records)))
     return path
 

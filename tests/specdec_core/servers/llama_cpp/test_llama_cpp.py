@@ -1,10 +1,8 @@
 """llama.cpp's server decodes what this engine decodes, gives its tokens, and times its steps."""
 
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +20,7 @@ from specdec_core.models.eagle import EagleHead, EagleSettings
 from specdec_core.models.eagle.formats.speculators import EagleCard
 from specdec_core.models.eagle.loading import save_head
 from specdec_core.models.loading import load_config
-from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.pair import load_pair
 from specdec_core.servers.completions import AnswerServer
 from specdec_core.servers.llama_cpp import process
 from specdec_core.servers.llama_cpp import profile as times
@@ -55,7 +53,7 @@ def pair():
 
 
 @contextmanager
-def server_in(mode: Mode, pair: Pair, folder: Path) -> Iterator[AnswerServer]:
+def server_in(mode, pair, folder):
     served = LLAMA_CPP.served(pair, mode, (), folder)
     with running(served.process(mode.name, 3)) as url:
         server = AnswerServer(url, pair.tokenizer, pair.eos_token_ids)
@@ -64,7 +62,7 @@ def server_in(mode: Mode, pair: Pair, folder: Path) -> Iterator[AnswerServer]:
         server.close()
 
 
-def answers_here(pair: Pair) -> list[list[int]]:
+def answers_here(pair):
     requests = [Request(str(n), tuple(prompt), 32) for n, prompt in enumerate(PROMPTS)]
     return [list(each.tokens) for each in Engine(pair, AUTOREGRESSIVE, 3).generate(requests)]
 

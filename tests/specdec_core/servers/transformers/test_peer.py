@@ -55,7 +55,7 @@ def test_the_heuristics_length_lasts_over_requests_until_it_is_to_forget(peers):
     target, drafts = heuristic._pair.target, heuristic._pair.draft_models
     settings, lengths = drafts["draft"].generation_config, []
 
-    def starts() -> int:
+    def starts():
         """The length that the heuristic starts a request with: it is kept at the end."""
         lengths.clear()
         heuristic.decode(REPETITIVE, NEW)

@@ -1,6 +1,5 @@
 """`generate` with this library's candidates writes what the model alone would write."""
 
-from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -14,7 +13,6 @@ from research.drift.toy_pair import PROMPT, VOCABULARY, exact_distribution, toy_
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairConfiguration, RunnerSettings, Sampling
 from specdec_core.engine import Engine, Request, forward_costs
-from specdec_core.models.pair import Pair
 from specdec_core.servers.plug_in_drafter import PlugInDrafter
 from specdec_core.servers.transformers import plug_in
 from specdec_core.servers.transformers.plug_in import DraftCandidates, forget, of_pair, speculative
@@ -43,7 +41,7 @@ def pair(tiny_pair):
     return pair_with_head(tiny_pair)
 
 
-def inputs(text: Sequence[int], count: int = 24) -> dict[str, Any]:
+def inputs(text, count=24):
     ids = torch.tensor([text])
     mask = torch.ones_like(ids)
     return {"input_ids": ids, "attention_mask": mask, "max_new_tokens": count, "pad_token_id": 0}
@@ -97,7 +95,7 @@ def test_candidates_are_those_of_the_engine(pair, name, monkeypatch):
     first, *chunks = Engine(pair, configuration).stream(request)
     real = PlugInDrafter.propose
 
-    def watched(self: PlugInDrafter, rooms: Any) -> Any:
+    def watched(self, rooms):
         trees = real(self, rooms)
         proposed.append(trees[0].tokens)
         return trees
@@ -112,14 +110,14 @@ def test_candidates_are_those_of_the_engine(pair, name, monkeypatch):
 
 
 class Heard(BaseStreamer):
-    def __init__(self) -> None:
+    def __init__(self):
         self.tokens: list[int] = []
         self.ended = False
 
-    def put(self, value: torch.Tensor) -> None:
+    def put(self, value):
         self.tokens += value.flatten().tolist()
 
-    def end(self) -> None:
+    def end(self):
         self.ended = True
 
 
@@ -145,7 +143,7 @@ def test_policies_get_what_a_forward_costs_in_transformers(pair, name, monkeypat
     """Not what it costs in this engine, and measured only where a policy asks."""
     asked: list[int] = []
 
-    def seconds(model: Any, tokens: int) -> float:
+    def seconds(model, tokens):
         assert model is pair.target
         asked.append(tokens)
         return 50.0 + tokens
@@ -182,15 +180,15 @@ def test_a_file_names_drafts_and_configuration(pair, tmp_path):
     assert generate(**inputs(TEXTS[0]), do_sample=False).tolist() == expected.tolist()
 
 
-def enumerated(pair: Pair, drafter: dict[str, Any], sampling: Sampling, length: int) -> np.ndarray:
+def enumerated(pair, drafter, sampling, length):
     """The probability of each text that `generate` samples, by all outcomes of all draws: those of
     the draft model, transformers' acceptance, and the target's tokens."""
     branches = Branches()
 
-    def quantile(probs: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
+    def quantile(probs, uniforms):
         return torch.tensor([branches.choose(row.tolist()) for row in probs])
 
-    def rand_like(ratios: torch.Tensor) -> torch.Tensor:
+    def rand_like(ratios):
         """The candidates before one are accepted and that one is rejected, or none is."""
         accepted = [min(1.0, ratio) for ratio in ratios.tolist()]
         reached = np.cumprod([1.0, *accepted])
@@ -198,7 +196,7 @@ def enumerated(pair: Pair, drafter: dict[str, Any], sampling: Sampling, length: 
         first = branches.choose((reached * rejected).tolist())
         return torch.tensor([2.0 if n == first else 0.0 for n in range(len(accepted))])
 
-    def multinomial(probs: torch.Tensor, num_samples: int) -> torch.Tensor:
+    def multinomial(probs, num_samples):
         return torch.tensor([[branches.choose(row.tolist())] for row in probs.double()])
 
     generate = of_pair(pair, configured(drafter))
@@ -235,7 +233,7 @@ def test_samples_have_exactly_the_models_distribution(drafter):
 
 
 def test_candidates_with_another_distribution_would_be_found(monkeypatch):
-    def uniform(self: DraftCandidates, tree: Any) -> torch.Tensor:
+    def uniform(self, tree):
         return torch.zeros(1, len(tree), VOCABULARY)
 
     monkeypatch.setattr(DraftCandidates, "_logits", uniform)

@@ -26,7 +26,7 @@ for line in sys.stdin:
 def start():
     workers: list[Worker] = []
 
-    def start(script: str) -> Worker:
+    def start(script):
         workers.append(Worker("peer", [sys.executable, "-c", script], os.environ))
         return workers[-1]
 
@@ -35,7 +35,7 @@ def start():
         worker.close()
 
 
-def is_running(pid: int) -> bool:
+def is_running(pid):
     """Whether the process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] != "Z"
@@ -108,7 +108,7 @@ def test_no_vllm_worker_outlives_a_parent_that_is_killed(tmp_path, loading):
     wait_for_end(child)
 
 
-def wait_for_end(pid: int) -> None:
+def wait_for_end(pid):
     """Return once the process has ended; one that does not is left to the suite's own limit."""
     while is_running(pid):
         time.sleep(0.01)

@@ -3,11 +3,10 @@
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from specdec_core.base.bundled import resolve_path
 from specdec_core.models.eagle import EagleHead, EagleSettings
@@ -22,7 +21,7 @@ SCRIPT = Path(__file__).with_name("drafts.py")
 PROMPT, NEW, DRAFTED = list(range(5, 20)), 8, 3
 
 
-def drafts_of_vllm(folder: Path) -> dict[str, Any]:
+def drafts_of_vllm(folder):
     request = {"head": str(folder), "prompt": PROMPT, "new": NEW}
     done = subprocess.run(
         [str(VENV / "bin" / "python"), "-P", str(SCRIPT)],
@@ -37,7 +36,7 @@ def drafts_of_vllm(folder: Path) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def drafted(head: EagleHead, target: PreTrainedModel, text: list[int]) -> list[int]:
+def drafted(head, target, text):
     """What the head expects after a text, one token after the other."""
     states = target(torch.tensor([text]), output_hidden_states=True).hidden_states
     features = torch.cat([states[layer] for layer in head.settings.feature_layers], -1)

@@ -1,10 +1,7 @@
 """vLLM's plug-in finds requests by their texts, and proposes what the engine would."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +10,7 @@ import torch
 from specdec_core.base.errors import UserError
 from specdec_core.config import PairConfiguration, PairSpec, RunnerSettings
 from specdec_core.engine import Engine, Request
-from specdec_core.models.pair import Pair, load_pair
+from specdec_core.models.pair import load_pair
 from specdec_core.servers.table import SERVERS
 from specdec_core.servers.vllm import plug_in
 from specdec_core.servers.vllm.process import VENV
@@ -29,9 +26,7 @@ TEXTS = [[7, 8, 9, 10, 11] * 3 + [7, 8], list(range(20, 33)), [7, 8, 9, 10, 11] 
 NEW, MOST = 20, 5
 
 
-def proposer(
-    pair: Pair, drafter: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> plug_in.Proposer:
+def proposer(pair, drafter, folder, monkeypatch):
     """One as vLLM makes it, for four requests at once."""
     chosen = PairConfiguration(pair=pair.spec, configuration=configured(drafter))
     monkeypatch.setenv(VARIABLE, str(chosen.save(folder / "specdec.yaml")))
@@ -45,9 +40,7 @@ def proposer(
     return plug_in.Proposer(config)
 
 
-def rounds(
-    proposer: plug_in.Proposer, outputs: dict[int, list[int]], orders: Iterator[list[int]]
-) -> dict[int, list[int]]:
+def rounds(proposer, outputs, orders):
     """How many tokens each round of a text added, when vLLM verifies what is proposed against
     `outputs`. `orders` has the rows of each step; texts may be absent and come again."""
     ended = {n: 0 for n in outputs}
@@ -80,9 +73,7 @@ def rounds(
     return added
 
 
-def decoded(
-    pair: Pair, drafter: dict[str, Any]
-) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+def decoded(pair, drafter):
     """What the engine writes after each text, and how many tokens each of its rounds adds."""
     requests = [Request(str(n), tuple(t), NEW, ignore_eos=True) for n, t in enumerate(TEXTS)]
     generations = Engine(pair, configured(drafter), 4).generate(requests)
@@ -90,14 +81,14 @@ def decoded(
     return outputs, {n: [r.generated for r in g.rounds] for n, g in enumerate(generations)}
 
 
-def in_turns() -> Iterator[list[int]]:
+def in_turns():
     """Two identical texts among four, in changing rows."""
     while True:
         yield [0, 1, 2, 3]
         yield [3, 2, 0, 1]
 
 
-def with_pauses() -> Iterator[list[int]]:
+def with_pauses():
     while True:
         yield [0, 1]
         yield [2, 3, 1]

@@ -15,12 +15,12 @@ OVERHEAD, LOOKUP, BEGUN, EACH, DRAFT_READS = 2e-3, 4e-4, 1e-3, 5e-4, 2e-5
 SHAPES = [(rows, context) for rows in (1, 4) for context in (64, 256)]
 
 
-def step(rows: int, context: int, width: int) -> float:
+def step(rows, context, width):
     """Seconds of a step of the target in this made-up engine."""
     return OVERHEAD + 4e-3 + 2e-4 * rows * width + 1e-6 * rows * context
 
 
-def reading(tokens: int) -> float:
+def reading(tokens):
     """Seconds of the step that reads a prompt."""
     return OVERHEAD + 4e-3 + 1e-4 * tokens
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from specdec_core.servers.vllm.process import VENV, inherited_environment, library_environment
 from specdec_core.servers.vllm.sampling import ENTRY_POINT, GROUP, NAME, Spreading, expanded, repair
@@ -23,7 +22,7 @@ TEMPERATURES = [0.5, 1.7]
 REQUESTS = 10_000  # of each temperature
 
 
-def exact(temperature: float) -> dict[str, float]:
+def exact(temperature):
     """The chance of each text that a step can write, by the target alone."""
     weights = np.exp(np.array(LOGITS) / temperature)
     p = weights / weights.sum(axis=1, keepdims=True)
@@ -36,7 +35,7 @@ def exact(temperature: float) -> dict[str, float]:
     return texts
 
 
-def counted(tmp_path: Path, repaired: bool) -> tuple[dict[str, dict[str, int]], str]:
+def counted(tmp_path, repaired):
     """What was drawn, and what vLLM logged, with the entry point or with none."""
     asked = {
         "logits": LOGITS,
@@ -58,7 +57,7 @@ def counted(tmp_path: Path, repaired: bool) -> tuple[dict[str, dict[str, int]], 
     return dict(json.loads(done.stdout.splitlines()[-1])), done.stdout + done.stderr
 
 
-def deviation(counts: dict[str, int], chances: dict[str, float]) -> float:
+def deviation(counts, chances):
     """The largest difference between a text's count and what is expected, in standard errors;
     infinite where a text was written that cannot be."""
     if not counts.keys() <= chances.keys():
@@ -69,18 +68,14 @@ def deviation(counts: dict[str, int], chances: dict[str, float]) -> float:
     )
 
 
-def written_to_a_copy(
-    x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
-) -> Tensor:
+def written_to_a_copy(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
     """As vLLM's."""
     output = x.new_full((num_tokens,), 0.625)
     output.long().copy_(expanded(x, cu_num_tokens, num_tokens, replace_from, replace_to))
     return output
 
 
-def not_replaced(
-    x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
-) -> Tensor:
+def not_replaced(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
     return expanded(x, cu_num_tokens, num_tokens, 0, 0)
 
 
@@ -95,7 +90,7 @@ def test_a_function_that_is_wrong_is_replaced_and_logged(own, caplog):
 
 
 def test_a_function_that_is_right_stays(caplog):
-    def right(*args: Tensor, **options: int) -> Tensor:
+    def right(*args, **options):
         return expanded(*args, **options)
 
     spreading = Spreading(right, logging.getLogger("vllm.test"))

@@ -49,7 +49,7 @@ def test_rounds_are_those_of_decoding_the_texts():
             follows[text, start, max(int(length) - start, 0) :] = 0
     found = rounds(follows.cumprod(2), lengths)
 
-    def decode(text: int) -> int:
+    def decode(text):
         count = place = 0
         while place < lengths[text]:
             draws = (torch.rand(2) < follows[text, place]).long().cumprod(0)

@@ -1,6 +1,5 @@
 """Heads learn from features that are recorded once."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -65,7 +64,7 @@ def test_features_are_recorded_once_and_resumed(tiny_pair, tmp_path, monkeypatch
 def test_features_of_other_answers_are_refused(tiny_pair, tmp_path):
     """Also where there are as many shards of them, and nothing is missing."""
 
-    def gathered(answers: RecordedAnswers) -> Path:
+    def gathered(answers):
         return gather_features(answers, LAYERS, 1, tmp_path, Observer(), lambda line: None)
 
     one, two = (

@@ -5,11 +5,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import DynamicCache
 
 from specdec_core.models.eagle import EagleHead, EagleSettings
-from specdec_core.training.eagle.unrolled import UnrolledStep, unroll
+from specdec_core.training.eagle.unrolled import unroll
 from specdec_core.training.recorded.features import TextBatch
 
 WIDTH, VOCABULARY, STEPS = 16, 40, 4
@@ -27,7 +27,7 @@ SETTINGS = EagleSettings(
 )
 
 
-def made_head(settings: EagleSettings = SETTINGS) -> EagleHead:
+def made_head(settings=SETTINGS):
     torch.manual_seed(0)
     head = EagleHead(settings).eval()
     head.embed_tokens = nn.Embedding(VOCABULARY, WIDTH)
@@ -37,7 +37,7 @@ def made_head(settings: EagleSettings = SETTINGS) -> EagleHead:
     return head
 
 
-def made_batch(lengths: list[tuple[int, int]]) -> TextBatch:
+def made_batch(lengths):
     """Texts with these numbers of tokens of prompt and answer, and random features."""
     generator = torch.Generator().manual_seed(1)
     longest, answer = max(map(sum, lengths)), max(a for _, a in lengths)
@@ -55,13 +55,13 @@ def made_batch(lengths: list[tuple[int, int]]) -> TextBatch:
 
 
 @torch.no_grad()
-def drafted(head: EagleHead, batch: TextBatch, text: int, start: int, steps: int) -> list[Tensor]:
+def drafted(head, batch, text, start, steps):
     """The states of a chain as a drafter makes them: true features up to its first token, then the
     head's own states."""
     first = int(batch.prompts[text]) + start  # the token that the chain starts at
     cache = DynamicCache(config=head.config)
 
-    def read(tokens: Tensor, states: Tensor, places: Tensor) -> Tensor:
+    def read(tokens, states, places):
         n, past = len(tokens), cache.get_seq_length()
         mask = torch.ones(n, past + n, dtype=torch.bool).tril(past)[None, None]
         return head(tokens[None], states[None], places[None], mask, cache)[0]
@@ -74,7 +74,7 @@ def drafted(head: EagleHead, batch: TextBatch, text: int, start: int, steps: int
     return states
 
 
-def found(steps: list[UnrolledStep], text: int, start: int) -> list[Tensor]:
+def found(steps, text, start):
     return [
         step.states[(step.texts == text) & (step.starts == start)]
         for step in steps

@@ -1,8 +1,5 @@
 """Examples are what was recorded, and prompts are held out whole."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -10,9 +7,8 @@ import torch
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
 from specdec_core.engine import Request
-from specdec_core.models.pair import Pair
 from specdec_core.prompts.conversation import turn_id
-from specdec_core.recordings.schema import RecordedPrompts, Recording
+from specdec_core.recordings.schema import RecordedPrompts
 from specdec_core.training.heads.examples import (
     DEV,
     TEST,
@@ -29,13 +25,7 @@ PROMPTS = [tuple(range(5 + 3 * i, 20 + 3 * i)) for i in range(24)]
 NEW_TOKENS = 12
 
 
-def record(
-    pair: Pair,
-    folder: Path,
-    numbers: range,
-    name: Callable[[int], str] = "p{}".format,
-    **changes: object,
-) -> Recording:
+def record(pair, folder, numbers, name="p{}".format, **changes):
     facts = {"fingerprints": {"target": "t", "draft": "d"}, "top_k": 4, **changes}
     requests = [Request(name(i), PROMPTS[i], NEW_TOKENS, seed=i) for i in numbers]
     return recorded(pair, requests, folder, **facts)
@@ -46,7 +36,7 @@ def recording(tiny_pair, tmp_path_factory):
     return record(tiny_pair, tmp_path_factory.mktemp("recording"), range(len(PROMPTS)))
 
 
-def states(pair: Pair, tokens: list[int]) -> torch.Tensor:
+def states(pair, tokens):
     """What the draft's output layer reads at every token."""
     with torch.no_grad():
         return pair.drafts["draft"].model(torch.tensor([tokens])).last_hidden_state[0]
@@ -130,7 +120,7 @@ def test_the_same_prompts_are_in_the_same_split_in_every_recording(recording, ti
 
 
 def test_turns_of_a_conversation_are_in_one_split(recording, tiny_pair, tmp_path):
-    def of_two(number: int) -> str:
+    def of_two(number):
         return turn_id(f"chat {number // 2}", 1 + number % 2)
 
     chats = record(tiny_pair, tmp_path, range(len(PROMPTS)), name=of_two)

@@ -9,17 +9,17 @@ from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.modules import build_head
 from specdec_core.training.heads.examples import DEV, TEST
-from specdec_core.training.heads.training import HeadTraining, TrainedHead
+from specdec_core.training.heads.training import HeadTraining
 from tests.specdec_core.drafting.heads.examples import learnable
 
 SETTINGS = HeadTrainingSettings(learning_rate=3e-2, batch_size=128, epochs=6)
 
 
-def train(spec: HeadSpec, settings: HeadTrainingSettings = SETTINGS) -> TrainedHead:
+def train(spec, settings=SETTINGS):
     return HeadTraining(spec, learnable(spec.kind), settings).run()
 
 
-def loaded(trained: TrainedHead) -> LoadedHead:
+def loaded(trained):
     card = trained.card
     head = build_head(card.kind, card.hidden_size, card.top_k, card.depth, card.width)
     head.load_state_dict(load(trained.weights))
@@ -76,7 +76,7 @@ def test_the_weights_of_the_epoch_with_the_least_eval_loss_are_kept():
     assert min(losses) < losses[0]
 
 
-def trained_with_wrong_labels(part: int) -> TrainedHead:
+def trained_with_wrong_labels(part):
     """The labels of one split are the opposite of what the features say."""
     examples = learnable()
     wrong = examples.split == part

@@ -7,8 +7,8 @@ import torch
 from transformers import AutoConfig
 
 from specdec_core.base.errors import UserError
-from specdec_core.models.pair import Pair, load_pair
-from specdec_core.training.recorded.features import RecordedTexts, read_tables
+from specdec_core.models.pair import load_pair
+from specdec_core.training.recorded.features import read_tables
 from specdec_core.training.recorded.finished import load_card
 from specdec_core.training.reduced_draft.settings import DraftTrainingSettings
 from specdec_core.training.reduced_draft.start import copied_draft
@@ -63,7 +63,7 @@ def test_a_draft_learns_what_its_target_will_write(
 
 
 @torch.no_grad()
-def measured(pair: Pair, texts: RecordedTexts, numbers: list[int]) -> float:
+def measured(pair, texts, numbers):
     """How often the loaded draft's best token is the target's."""
     batch = texts.batch(numbers, features=False)
     logits = pair.draft_models["d"](input_ids=batch.tokens, use_cache=False).logits
