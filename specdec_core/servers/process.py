@@ -124,7 +124,8 @@ class ServerProcess:
 
     def _last_words(self) -> str:
         """The last line of the log that tells of an error, else its last one."""
-        assert self._log is not None  # it is running
+        if self._log is None:
+            return "it was stopped"
         self._log.seek(max(self._began, self._log.seek(0, os.SEEK_END) - 20_000))
         text = self._log.read().decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
