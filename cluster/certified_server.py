@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import torch
-
 from cluster.serving.external.process import log_file
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
@@ -29,7 +27,7 @@ from specdec_core.models.pair import Pair, load_pair
 from specdec_core.prompts.prompt import Prompt
 from specdec_core.servers.answers import ServerAddress, served_pair
 from specdec_core.servers.completions import AnswerServer
-from specdec_core.servers.model_files import models_of
+from specdec_core.servers.model_files import models_in
 from specdec_core.servers.process import running
 from specdec_core.servers.server import Mode, Server
 
@@ -60,12 +58,9 @@ def check_engine(
     """
     pair = served_pair(spec)
     asked, clients = Asked.of(prompts, pair, extent), extent.slots
-    models = models_of(pair.spec, server.heads, dtype=_dtype(pair), gguf=server.gguf)
-    mode = server.mode_of(configuration, models)
+    mode = server.mode_of(configuration, models_in(server, pair))
     if mode.autoregressive:
         raise UserError(f"{server.title}: {configuration.label} drafts nothing, which is no change")
-    if (reason := server.missing(mode.settings)) is not None:
-        raise UserError(f"{server.title}: {reason}")
     with TemporaryDirectory() as scratch, _started(server, pair, mode, clients, scratch) as found:
         answerer, version, settings = found
         speculated = Speculated.of(answerer, asked, clients, observer)
@@ -153,8 +148,3 @@ def _open(address: ServerAddress, pair: Pair) -> Iterator[AnswerServer]:
     server = AnswerServer(address.url, pair.tokenizer, pair.eos_token_ids, address.model)
     with closing(server):
         yield server
-
-
-def _dtype(pair: Pair) -> torch.dtype:
-    found: torch.dtype = getattr(torch, pair.spec.runner.target_dtype)
-    return found

@@ -71,9 +71,9 @@ from specdec_core.search.replaying import (
     with_types_of,
 )
 from specdec_core.servers.answers import ServerAddress, served_pair
-from specdec_core.servers.model_files import models_of, placed
+from specdec_core.servers.model_files import models_in, placed
 from specdec_core.servers.process import running
-from specdec_core.servers.server import Counterpart, Mode, Models, ServedMode, Server
+from specdec_core.servers.server import Counterpart, Mode, ServedMode, Server
 
 CHAMPION = "champion"  # the folder of the files that start it
 USAGE = "usage.txt"
@@ -222,10 +222,6 @@ class _ServerSweep:
         self.scratch, self.logs = scratch, self.folder.path / LOGS
         self.logs.mkdir(exist_ok=True)
 
-    def models(self, plug_in: bool = False) -> Models:
-        server, dtype = self.server, self.pair.target.dtype
-        return models_of(self.pair.spec, server.heads, plug_in, dtype, gguf=server.gguf)
-
     def contestant(self, mode: Mode) -> Contestant:
         needed = mode.autoregressive  # all are compared with it
         scratch, logs = self.scratch, self.logs
@@ -235,7 +231,8 @@ class _ServerSweep:
         """The server's modes for the configurations. Warns of configurations without a mode, which
         also are those whose draft the server cannot read. Raises :class:`UserError` where no
         configuration has one."""
-        found, title = express(self.server, self.models(), configurations), self.server.title
+        title, models = self.server.title, models_in(self.server, self.pair)
+        found = express(self.server, models, configurations)
         self.unread = self._unread([*found.modes.values(), *self._defaults()])
         readable, left_out = dict[str, Mode](), [*found.left_out]
         for key, mode in found.modes.items():
@@ -341,7 +338,7 @@ class _ServerSweep:
         rows = race.may_win()
         winner, best = best_of_all(rows, loads), best_by_load(rows, loads)
         table = None
-        joint = by_load(server, self.models(), best, configurations)
+        joint = by_load(server, models_in(self.server, self.pair), best, configurations)
         if joint is not None:
             again = {race.autoregressive().name, winner.name, joint.name}
             modes.append(joint)
@@ -430,10 +427,10 @@ class _ServerSweep:
         that started it in the race, with the variables that it needs and a port to choose."""
         server, place = self.server, self.folder.path / CHAMPION
         if mode.plug_in is not None:
-            models = self.models(plug_in=True)
+            models = models_in(server, self.pair, plug_in=True)
             written = server.plugged_in(placed(mode.plug_in), models, self.pair.spec.runner)
         else:
-            written = server.written(Counterpart(mode.settings), self.models())
+            written = server.written(Counterpart(mode.settings), models_in(server, self.pair))
         files = self.folder.path / STARTED
         shutil.rmtree(files, ignore_errors=True)  # of an interrupted run
         files.mkdir()

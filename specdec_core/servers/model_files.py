@@ -20,11 +20,11 @@ from specdec_core.models.eagle.loading import head_folder, names_head
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.models.loading import load_config
 from specdec_core.models.location import gguf_file, located
-from specdec_core.models.pair import check_pair
+from specdec_core.models.pair import Pair, check_pair
 from specdec_core.models.reduced_draft.exported import exported_draft
 from specdec_core.models.reduced_draft.model import ReducedDraftConfig
 from specdec_core.models.weight_files import read_config
-from specdec_core.servers.server import DraftFile, Models
+from specdec_core.servers.server import DraftFile, Models, Server
 
 # Finds what a configuration reads beside its models, by the keys of :data:`config.READ`.
 READ_AT: dict[str, Callable[[str], Path]] = {
@@ -58,6 +58,11 @@ def models_of(
         for name, model in pair.drafts.items()
     }
     return Models(_place(pair.target, gguf), drafts)
+
+
+def models_in(server: Server, pair: Pair, plug_in: bool = False) -> Models:
+    """The models of a loaded pair as a server, or our `plug_in` in it, finds them: as above."""
+    return models_of(pair.spec, server.heads, plug_in, pair.target.dtype, server.gguf)
 
 
 def placed(configuration: Configuration) -> Configuration:

@@ -232,7 +232,13 @@ class Server(ABC):
 
     def mode_of(self, configuration: Configuration, models: Models) -> Mode:
         """The mode for a configuration: with its counterpart, else with the plug-in. Raises
-        :class:`UserError` where it has neither."""
+        :class:`UserError` where it has neither, and where what it needs is not installed."""
+        mode = self._mode_of(configuration, models)
+        if (reason := self.missing(mode.settings)) is not None:
+            raise UserError(f"{self.title}: {reason}")
+        return mode
+
+    def _mode_of(self, configuration: Configuration, models: Models) -> Mode:
         name = f"{self.title}, {configuration.label}"
         if found := self.compared({name: configuration.drafter}, models):
             return found[0]

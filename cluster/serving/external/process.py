@@ -11,15 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic, time
 
-import torch
-
 from cluster.serving.replica import AT_ONCE, pause_after
 from cluster.serving.served import Deployment
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.evidence.certificate.certificate import find_certificate
 from specdec_core.servers.answers import served_pair
-from specdec_core.servers.model_files import models_of
+from specdec_core.servers.model_files import models_in
 from specdec_core.servers.process import ServerProcess, free_port
 from specdec_core.servers.server import ServedMode
 from specdec_core.servers.table import server_of
@@ -71,11 +69,7 @@ class Program:
         Raises :class:`UserError` where it is not installed or has no such mode."""
         server = server_of(self.engine, stage="serve", option="--engine")
         pair = served_pair(deployment.pair)
-        dtype: torch.dtype = getattr(torch, pair.spec.runner.target_dtype)
-        models = models_of(pair.spec, server.heads, dtype=dtype, gguf=server.gguf)
-        mode = server.mode_of(deployment.configuration, models)
-        if (reason := server.missing(mode.settings)) is not None:
-            raise UserError(f"{server.title}: {reason}")
+        mode = server.mode_of(deployment.configuration, models_in(server, pair))
         served = server.served(pair, mode, self.cores, folder)
         environment = {**served.environment, **dict.fromkeys(_KEYS, key)}
         if self.gpus is not None:

@@ -16,7 +16,8 @@ from specdec_core.models.fingerprints import fingerprint, model_folder
 from specdec_core.models.location import gguf_file
 
 _SCRIPT = Path(__file__).with_name("convert.py")
-_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+# llama.cpp's names of the data types.
+TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 def gguf_of(model: str, dtype: str, script: Path, target: str | None = None) -> Path:
@@ -38,7 +39,7 @@ def gguf_of(model: str, dtype: str, script: Path, target: str | None = None) -> 
     if not kept.is_file():
         with alone(kept):
             if not kept.is_file():  # not made by another process meanwhile
-                _convert(model, read, _TYPES[dtype], script, kept)
+                _convert(model, read, TYPES[dtype], script, kept)
     return kept
 
 

@@ -15,7 +15,7 @@ import httpx
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.models.pair import Pair
-from specdec_core.servers.llama_cpp.conversion import gguf_of
+from specdec_core.servers.llama_cpp.conversion import TYPES, gguf_of
 from specdec_core.servers.server import Mode, ServedMode
 
 FOLDER = Path(__file__).parents[3] / ".llama-cpp"
@@ -24,7 +24,6 @@ SERVER = "llama-server"
 _ANSWER = 60.0  # seconds
 # In what --version prints, as "version: 0.6.0-dev (build 11434, commit unknown)".
 _BUILD = r"\bbuild (\d+)"
-_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # of the KV cache
 
 
 def environment_folder() -> Path:
@@ -88,8 +87,8 @@ def engine_options(pair: Pair, mode: Mode, requests: int = 1) -> dict[str, Any]:
         "ctx-size": requests * pair.max_length,
         "threads": runner.threads,
         "threads-batch": runner.threads,
-        "cache-type-k": _TYPES[dtype],
-        "cache-type-v": _TYPES[dtype],
+        "cache-type-k": TYPES[dtype],
+        "cache-type-v": TYPES[dtype],
         # Its fused attention computes in float16.
         "flash-attn": "off" if dtype == "float32" else "auto",
         "no-cache-prompt": None,  # each request prefills its whole prompt, as in other servers
@@ -98,7 +97,7 @@ def engine_options(pair: Pair, mode: Mode, requests: int = 1) -> dict[str, Any]:
         "metrics": None,
     }
     if DRAFT in mode.settings:
-        options |= {f"spec-draft-type-{part}": _TYPES[dtype] for part in "kv"}
+        options |= {f"spec-draft-type-{part}": TYPES[dtype] for part in "kv"}
         options["spec-draft-threads"] = options["spec-draft-threads-batch"] = runner.threads
     return options | {name: value for name, value in mode.settings.items() if name != DRAFT}
 

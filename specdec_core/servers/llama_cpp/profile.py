@@ -29,7 +29,7 @@ from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.models.pair import Pair
 from specdec_core.servers.completions import SILENCE
-from specdec_core.servers.model_files import models_of
+from specdec_core.servers.model_files import models_in
 from specdec_core.servers.process import running
 from specdec_core.servers.server import Mode, Server
 from specdec_core.servers.step_profile import NGRAM, PLAIN, Prompts, Steps, assembled, keep_least
@@ -105,7 +105,7 @@ def _fitting(contexts: Sequence[int], widest: int, max_length: int) -> list[int]
 
 def _modes(server: Server, pair: Pair, lookups: Sequence[int]) -> dict[tuple[str, int], Mode]:
     """llama.cpp's ways to draft, by their keys and lengths, with every candidate accepted."""
-    models = models_of(pair.spec, server.heads, dtype=pair.target.dtype, gguf=server.gguf)
+    models = models_in(server, pair)
     modes = {(PLAIN, 0): Mode("llama.cpp", {})}
     drafters: dict[tuple[str, int], DrafterSettings] = {
         (NGRAM, k): PromptLookupSettings(min_ngram=1, max_ngram=1, max_tokens=k) for k in lookups

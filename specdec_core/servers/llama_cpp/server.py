@@ -76,9 +76,9 @@ class LlamaCpp(Server):
         return WrittenFiles({}, "\n".join([*lines, shlex.join(words)]))
 
     def modes(self, pair: Pair, served: bool = False) -> list[Mode]:
-        from specdec_core.servers.model_files import models_of
+        from specdec_core.servers.model_files import models_in
 
-        models = models_of(pair.spec, self.heads, dtype=pair.target.dtype, gguf=True)
+        models = models_in(self, pair)
         drafters: dict[str, DrafterSettings | None] = {"llama.cpp": None}
         for name, draft in models.drafts.items():
             for k in _LENGTHS.get(draft.kind, ()):

@@ -21,7 +21,7 @@ from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.prompt_lookup import PromptLookupSettings
 from specdec_core.models.pair import Pair
-from specdec_core.servers.model_files import models_of
+from specdec_core.servers.model_files import models_in
 from specdec_core.servers.server import Mode, Server
 from specdec_core.servers.step_profile import (
     NGRAM,
@@ -110,7 +110,7 @@ def _checked(contexts: Sequence[int], growth: int, max_length: int) -> list[int]
 
 def _modes(server: Server, pair: Pair, most: int) -> dict[str, Mode]:
     """vLLM's ways to draft, by their keys: a draft's is its name."""
-    models = models_of(pair.spec, server.heads, dtype=pair.target.dtype)
+    models = models_in(server, pair)
     drafters: dict[str, DrafterSettings | None] = {
         name: DraftModelSettings(draft=name, policy=FixedSettings())
         for name, draft in models.drafts.items()

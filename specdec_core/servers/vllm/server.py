@@ -109,9 +109,10 @@ class Vllm(Server):
         return WrittenFiles(files, commands(models.target, True, variables))
 
     def modes(self, pair: Pair, served: bool = False) -> list[Mode]:
-        from specdec_core.servers.model_files import models_of
 
-        models = models_of(pair.spec, self.heads, dtype=pair.target.dtype)
+        from specdec_core.servers.model_files import models_in
+
+        models = models_in(self, pair)
         drafters: dict[str, DrafterSettings | None] = {"vLLM": None}
         lengths: dict[str, tuple[int, ...]] = _SERVED if served else _COMPARED
         for name, draft in models.drafts.items():
