@@ -380,7 +380,8 @@ def _announce(
         key += f" --cacert {shlex.quote(str(certificate))}"
     print_configuration(configuration, deployment.source, f"[green]ready[/green]  {url}  ")
     check = certify_command(engine, config)
-    console.print(deployment.certificate or f"[yellow]not certified[/yellow]: `{check}` checks it")
+    said = deployment.certificate or f"[yellow]not certified[/yellow]: `{check}` checks it"
+    console.print(said, soft_wrap=True)
     if never := [n for n in drafters_by_load(configuration.drafter) if n > slots]:
         _warn(
             f"--slots {slots}: what drafts from {' and '.join(map(str, never))} requests on never"
