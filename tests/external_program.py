@@ -7,6 +7,7 @@ Each word that it writes follows from the prompt, and takes it some milliseconds
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,6 +36,7 @@ def words(prompt: str, count: int) -> list[str]:
 class Words(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     written = 0
+    ended = False
 
     def log_message(self, *_: object) -> None:
         """Nothing is logged."""
@@ -48,7 +50,9 @@ class Words(BaseHTTPRequestHandler):
             "/metrics": "# TYPE vllm:generation_tokens counter\n"
             f"vllm:generation_tokens_total {Words.written}\n",
         }
-        if self.path == "/health" or self._has_key():
+        if self.path == "/health" and Words.ended:
+            self._send(503, "")
+        elif self.path == "/health" or self._has_key():
             self._send(200 if self.path in found else 404, found.get(self.path, "no such path"))
 
     def do_POST(self) -> None:
@@ -58,18 +62,36 @@ class Words(BaseHTTPRequestHandler):
         if unknown := body.keys() - FIELDS:
             self._send(400, json.dumps({"error": {"message": f"unknown: {min(unknown)}"}}))
             return
+        if body["prompt"] == "the engine ends":
+            self._end(bool(body.get("stream")))
+            return
         if not body.get("stream"):
             text = "".join(self._words(body))
             self._send(200, json.dumps({"choices": [{"text": text}], "asked": body}))
             return
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.send_header("transfer-encoding", "chunked")
-        self.end_headers()
+        self._begin_stream()
         for word in self._words(body):
             self._chunk(f"data: {json.dumps({'choices': [{'text': word}], 'reasoning': None})}\n\n")
         self._chunk("data: [DONE]\n\n")
         self._chunk("")
+
+    def _begin_stream(self) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+
+    def _end(self, stream: bool) -> None:
+        """As vLLM, whose front end outlives its engine for a moment."""
+        Words.ended, error = True, json.dumps({"error": {"message": "EngineCore", "code": 500}})
+        if stream:
+            self._begin_stream()
+            self._chunk(f"data: {json.dumps({'choices': [{'text': 'a'}]})}\n\n")
+            time.sleep(0.1)
+            self._chunk(f"data: {error}\n\n")
+        else:
+            self._send(500, error)
+        threading.Timer(0.3, os._exit, (1,)).start()
 
     def _has_key(self) -> bool:
         key = os.environ.get("VLLM_API_KEY")

@@ -55,6 +55,7 @@ _NO_ANSWER = (*_MORE, "v1/embeddings", "v1/rerank", "v1/score", "v1/load_lora", 
 _NEW_TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 _CHOICES = ("n", "best_of", "n_cmpl")
 _USAGE_END = 4096  # bytes at the end of an answer that have its usage
+_FAILED = b'data: {"error"'  # an event that may say that an engine has ended
 _TOTAL = re.compile(rb'"total_tokens" *: *(\d+)')
 _FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0, 160.0)
 _ENDED = ApiError(
@@ -309,9 +310,13 @@ async def _asked(
     server.running += 1
     try:
         async with fleet.http.stream(request.method, url, headers=headers, content=body) as answer:
+            if answer.is_server_error:
+                await fleet.check_engine(server)
             yield answer
             first = True
             async for chunk in answer.aiter_raw():
+                if chunk.startswith(_FAILED):
+                    await fleet.check_engine(server)
                 server.worked = monotonic()
                 if first:
                     service.metrics.first.observe(perf_counter() - began)

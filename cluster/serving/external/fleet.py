@@ -105,6 +105,15 @@ class ExternalFleet:
         if (reason := server.failed()) is not None:
             self._restart(server, reason)
 
+    async def check_engine(self, server: ExternalServer) -> None:
+        """Raises :class:`httpx.RemoteProtocolError` where the server does not work: vLLM's front
+        end outlives its engine for a moment, and says in errors of its own that it has ended."""
+        if server.failed() is None:
+            with suppress(httpx.HTTPError):
+                if (await self.http.get(f"{server.url}/health", timeout=_LOOK)).is_success:
+                    return
+        raise httpx.RemoteProtocolError(f"server {server.name}: its engine has ended")
+
     # What is served.
 
     async def deploy(self, deployment: Deployment) -> Deployment:

@@ -245,6 +245,19 @@ def test_a_killed_process_is_started_again_and_no_request_hangs(http):
     assert text_of(events(http, LONG)) == WHOLE
 
 
+def test_a_front_end_whose_engine_has_ended_answers_for_nothing(http):
+    for stream in (False, True):
+        restarts = http.get("/health").json()["restarts"]
+        asked = {"prompt": "the engine ends", "max_tokens": 1}
+        if stream:
+            assert events(http, asked)[-1]["error"]["code"] == "server_ended"
+        else:
+            answer = http.post("/v1/completions", json=asked)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_ended")
+        wait_until(lambda: http.get("/health").json()["restarts"] > restarts)  # noqa: B023
+        wait_until(lambda: http.get("/ready").status_code == 200)
+
+
 def test_a_server_with_requests_that_counts_no_token_is_idle(tiny_spec):
     deployment = Deployment(pair=tiny_spec, configuration=CHAIN)
     server = ExternalServer("0", Program("words", "tiny"), deployment)
