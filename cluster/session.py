@@ -187,7 +187,7 @@ def _own_handler() -> Iterator[None]:
 
 def _inherited_variables() -> dict[str, str]:
     """The variables of this process's environment that workers on a cluster's nodes need to find
-    heads and datastores, unless the Ray job sets them. A local cluster's workers have all."""
+    heads, unless the Ray job sets them. A local cluster's workers have all."""
     job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
     of_job = job.get("runtime_env", {}).get("env_vars", {})
     return {n: os.environ[n] for n in ("SPECDEC_HOME",) if n in os.environ and n not in of_job}

@@ -45,7 +45,6 @@ COMMANDS = {
     "train eagle": (TRAIN, "Train an EAGLE-3 head for a target, on the target's own answers."),
     "train draft": (TRAIN, "Distil a draft model from its target's own answers."),
     "train pack": (TRAIN, "Store a trained EAGLE head in eight bits."),
-    "datastore": (TRAIN, "Build a datastore to retrieve candidate tokens from."),
     "generate": (MORE, "Complete a prompt and show where the tokens came from."),
 }
 GROUPS = {

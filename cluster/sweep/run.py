@@ -34,7 +34,6 @@ from specdec_core.base.observer import together
 from specdec_core.base.workspace import remember
 from specdec_core.config import PairSpec
 from specdec_core.cost import Profile
-from specdec_core.drafting.datastores.datastore import check_datastores
 from specdec_core.drafting.trained import trained_digests, weights_here
 from specdec_core.engine import Request
 from specdec_core.models.pair import check_pair
@@ -75,7 +74,6 @@ def run_sweep(
     """
     observer = together(SweepObserver, observers)
     tokenizer = check_pair(plan.pair)
-    check_datastores(plan.samples, tokenizer)
     asked = plan.prompts
     loaded = asked.load(tokenizer, plan.race.further)
     prompts, further = loaded[: asked.limit], loaded[len(loaded[: asked.limit]) :]
@@ -127,7 +125,7 @@ class _Sweep:
     requests: tuple[Request, ...]
     further: tuple[Request, ...]  # beyond the sweep's, for a race that they may decide
     replay: Replay | None
-    weights: dict[str, str]  # digests of models, heads, datastores and saved states
+    weights: dict[str, str]  # digests of models, heads and saved states
 
     def __init__(
         self, plan: ResolvedPlan, folder: SweepFolder, observer: SweepObserver, pair: PairSpec

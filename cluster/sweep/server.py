@@ -34,7 +34,6 @@ from specdec_core.base.files import write_atomically
 from specdec_core.base.workspace import remember
 from specdec_core.config import Configuration
 from specdec_core.cost import Profile
-from specdec_core.drafting.datastores.datastore import check_datastores
 from specdec_core.drafting.trained import weights_here
 from specdec_core.evidence.load.plan import LoadPlan
 from specdec_core.evidence.load.requests import LoadRecord, LoadRequest
@@ -164,9 +163,8 @@ def _raced(
 
 
 def _check_files(plan: ResolvedPlan, tokenizer: Any, weights: Mapping[str, str] | None) -> None:
-    """Raises :class:`UserError` for a datastore, head, state or table that is missing or does not
+    """Raises :class:`UserError` for a head, state or table that is missing or does not
     fit the pair."""
-    check_datastores(plan.samples, tokenizer)
     for configuration in plan.samples:
         placed(configuration)
     if weights is not None:

@@ -32,7 +32,6 @@ from dashboards.tracking.trial_runs import trial_run
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_folder, atomic_path
 from specdec_core.config import Configuration, PairSpec, parse
-from specdec_core.drafting.datastores.datastore import resolve_datastore
 from specdec_core.drafting.heads.storage import resolve_head
 from specdec_core.drafting.states import find_state
 from specdec_core.drafting.trained import weights_here
@@ -330,15 +329,13 @@ def _copy(files: Path, path: Path) -> None:
 
 
 def _workspace_files(configuration: Configuration) -> dict[str, Path]:
-    """The files of the workspace that a configuration needs, by the artifact with a copy: heads,
-    datastores and the state that a bandit starts from. Files of the program, and files given by
+    """The files of the workspace that a configuration needs, by the artifact with a copy: heads
+    and the state that a bandit starts from. Files of the program, and files given by
     their path, are left out."""
     heads = [h for _, h in configuration.heads if not h.startswith("bundled:") and os.sep not in h]
-    datastores = [name for name in configuration.datastores if os.sep not in name]
     states = [name for name in configuration.states if Path(name).suffix != ".json"]
     paths = {
         "head": map(resolve_head, dict.fromkeys(heads)),
-        "datastore": map(resolve_datastore, dict.fromkeys(datastores)),
         "state": map(find_state, dict.fromkeys(states)),
     }
     return {

@@ -1,4 +1,4 @@
-"""The inputs of the papers' tables: prompt sets, and datastores built where missing."""
+"""The inputs of the papers' tables: prompt sets, and trained heads."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from research.papers.plan import PaperPlan, PlannedDatastore, PromptsOf
+from research.papers.plan import PaperPlan, PromptsOf
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.drafting.datastores.datastore import open_datastore, resolve_datastore
 from specdec_core.drafting.heads.storage import load_head
-from specdec_core.models.fingerprints import fingerprint, tokenizer_digest
+from specdec_core.models.fingerprints import fingerprint
 from specdec_core.models.pair import eagle_heads_of
 from specdec_core.prompts.prompt_sets import Prompt, load_prompts
-from specdec_core.training.datastores.build import write_datastore
-from specdec_core.training.datastores.corpus import encode, read_texts
 
 
 def load_sets(
@@ -77,27 +74,6 @@ def _mixed(sets: Mapping[str, list[Prompt]], limit: int | None) -> tuple[str, li
     return " + ".join(sets), mixed[:limit]
 
 
-def with_datastores(plan: PaperPlan, tokenizer: Any, observer: Observer | None = None) -> PaperPlan:
-    """`plan` with all its datastores in the workspace: missing ones are built. Where the name is
-    taken by a datastore of another tokenizer, the new one gets another name.
-
-    Raises :class:`UserError` for a datastore that is neither there nor described."""
-    observer = observer or Observer()
-    digest = tokenizer_digest(tokenizer)
-    names = {}
-    for name in plan.needs():
-        if name not in plan.datastores:
-            open_datastore(name, digest)
-            continue
-        names[name] = name
-        if resolve_datastore(name).exists() and open_datastore(name).card.tokenizer != digest:
-            names[name] = f"{name}-{digest[:8]}"
-        if not resolve_datastore(names[name]).exists():
-            observer.stage(f"building the datastore {names[name]}")
-            _build(plan.datastores[name], tokenizer, resolve_datastore(names[name]))
-    return plan.renamed(names)
-
-
 def with_own_heads(plan: PaperPlan, observer: Observer | None = None) -> PaperPlan:
     """`plan` without the rows with trained heads of another pair or without a file, and without
     the tables of EAGLE heads for a pair that has none; each is left out with a warning. Raises
@@ -136,8 +112,3 @@ def with_eagle_heads(plan: PaperPlan, observer: Observer | None = None) -> Paper
         else:
             observer.warned(f"{table.title}: left out (the pair has no EAGLE head)")
     return plan.model_copy(update={"tables": tables})
-
-
-def _build(datastore: PlannedDatastore, tokenizer: Any, folder: Path) -> None:
-    documents = encode(read_texts(datastore.source), tokenizer)
-    write_datastore(documents, [datastore.source], tokenizer, folder)

@@ -67,12 +67,6 @@ class PromptsOf(Value):
         return (self.source,) if isinstance(self.source, str) else self.source
 
 
-class PlannedDatastore(Value):
-    """The text that a datastore is built from if the workspace has none of its name."""
-
-    source: str
-
-
 class RecordingNeeded(Value):
     """Recordings of some prompt sets, from which the page's sections are computed."""
 
@@ -173,13 +167,12 @@ class Method:
 
 
 class PaperPlan(Value):
-    """The tables, and the models, prompts and datastores to measure them on."""
+    """The tables, and the models and prompts to measure them on."""
 
     pair: PairSpec = PairSpec()
     prompts: Annotated[dict[str, PromptsOf], Field(min_length=1)]
     max_new_tokens: PositiveInt = 96
     repeats: PositiveInt = Field(default=2, description="times each prompt is decoded and timed")
-    datastores: dict[str, PlannedDatastore] = Field(default={})
     heads: dict[str, str] = Field(
         default={},
         description="trained heads of the pair by the names that rows have for them",
@@ -216,17 +209,6 @@ class PaperPlan(Value):
                         timed[configuration] = max(timed.get(configuration, 0), repeats)
         return work
 
-    def needs(self) -> list[str]:
-        """The datastores that the tables' drafters use."""
-        names = (
-            name
-            for key in self.tables
-            for method in self.methods(key)
-            for configuration in method.configurations
-            for name in configuration.datastores
-        )
-        return list(dict.fromkeys(names))
-
     def trained_heads(self, table: str, row: int) -> list[tuple[str, str]]:
         """The trained heads of a table's row, each after its draft."""
         first = next(iter(self.pair.drafts), "")
@@ -238,18 +220,6 @@ class PaperPlan(Value):
                 for draft, head in configuration.heads
             )
         )
-
-    def renamed(self, datastores: Mapping[str, str]) -> PaperPlan:
-        """The plan with other names for datastores."""
-        tables = {}
-        for key, table in self.tables.items():
-            drafters = [_renamed(row.drafter, "datastore", datastores) for row in table.rows]
-            rows = tuple(
-                row.model_copy(update={"drafter": drafter})
-                for row, drafter in zip(table.rows, drafters, strict=True)
-            )
-            tables[key] = table.model_copy(update={"rows": rows})
-        return self.model_copy(update={"tables": tables})
 
     def check(self, source: str = "papers") -> None:
         """Validate every configuration and reference; raises :class:`UserError`."""

@@ -39,7 +39,6 @@ from research.long_form.study import (
 from research.papers.inputs import (
     load_sets,
     place_of,
-    with_datastores,
     with_own_heads,
 )
 from research.papers.plan import PaperPlan, RecordingNeeded
@@ -109,7 +108,7 @@ class PapersFolder(SweepFolder):
         return PapersResult.load(self.path) if (self.path / "papers.json").exists() else None
 
     def is_of_these_weights(self, result: PapersResult) -> bool:
-        """Whether its models, heads and datastores are as they were when it was measured. Raises
+        """Whether its models and heads are as they were when it was measured. Raises
         :class:`UserError` for models that are missing."""
         trained = trained_digests(each.configuration for each in result.measured)
         return self.weights() == fingerprints(result.plan.pair) | trained
@@ -156,12 +155,10 @@ def run_papers(
         and done.is_of_these_weights(result)
     ):
         observer.stage(f"reading {done.path}")
-        plan = with_datastores(plan, tokenizer, observer)
         return result.model_copy(update={"plan": plan}), done
     folder = PapersFolder.claim(
         home / "papers", name or f"{plan.pair.name}-{identity[:8]}", identity, fresh
     )
-    plan = with_datastores(plan, tokenizer, observer)
     if (result := folder.papers()) is not None:
         measured = [each.configuration for each in result.measured]
         folder.check_weights(weights_here(result.plan.pair, measured))

@@ -102,11 +102,6 @@ class Configuration(Value):
         return tuple((draft, head) for draft, policy in self.policies for head in policy.heads)
 
     @property
-    def datastores(self) -> tuple[str, ...]:
-        """The names or folders of its datastores."""
-        return tuple(name for part in self.parts for name in part.datastores)
-
-    @property
     def unpriced(self) -> tuple[str | None, ...]:
         """The draft models with a length policy that asks what a target forward costs."""
         return tuple(dict.fromkeys(draft for draft, p in self.policies if p.asks_cost))

@@ -119,11 +119,6 @@ class DrafterSettings(KindSettings):
         return ()
 
     @property
-    def datastores(self) -> tuple[str, ...]:
-        """Its datastore."""
-        return ()
-
-    @property
     def states(self) -> tuple[str, ...]:
         """The saved state that it starts from."""
         return ()

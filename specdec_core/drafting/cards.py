@@ -1,4 +1,4 @@
-"""Folders of trained heads and datastores, found by name; each has a card that describes it."""
+"""Folders of trained heads, found by name; each has a card that describes it."""
 
 from __future__ import annotations
 

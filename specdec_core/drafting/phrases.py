@@ -1,4 +1,4 @@
-"""A pool of phrases: what followed a token before (Post-use, §5.1; lookahead's n-gram pool)."""
+"""A pool of phrases: what followed a token before (Post-use, §5.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which trained heads, datastores and saved states configurations read, beside models."""
+"""Which trained heads and saved states configurations read, beside models."""
 
 from __future__ import annotations
 
@@ -8,20 +8,12 @@ from pathlib import Path
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec
-from specdec_core.drafting.datastores import card as datastore
-from specdec_core.drafting.datastores.datastore import resolve_datastore
 from specdec_core.drafting.heads.storage import CARD, WEIGHTS, resolve_head
 from specdec_core.drafting.states import find_state
 from specdec_core.models.digests import add_files
 from specdec_core.models.fingerprints import fingerprints
 
 HEAD_FILES: tuple[str, ...] = (CARD, WEIGHTS)
-DATASTORE_FILES: tuple[str, ...] = (
-    datastore.CARD,
-    datastore.TOKENS,
-    datastore.SUFFIXES,
-    datastore.STARTS,
-)
 
 
 def head_digest(name: str) -> str:
@@ -30,14 +22,12 @@ def head_digest(name: str) -> str:
 
 
 def trained_digests(configurations: Iterable[Configuration]) -> dict[str, str]:
-    """A digest of each head, datastore and saved state, by `head <name>`, `datastore <name>` and
-    `state <name>`; empty where a file is missing."""
+    """A digest of each head and saved state, by `head <name>` and `state <name>`; empty where a
+    file is missing."""
     folders: dict[str, tuple[Path, Sequence[str]]] = {}
     for configuration in configurations:
         for _, name in configuration.heads:
             folders[f"head {name}"] = resolve_head(name), HEAD_FILES
-        for name in configuration.datastores:
-            folders[f"datastore {name}"] = resolve_datastore(name), DATASTORE_FILES
         for name in configuration.states:
             state = find_state(name)
             folders[f"state {name}"] = state.parent, (state.name,)

@@ -2,7 +2,7 @@
 
     plan.yaml         the plan as the user wrote it, and its digest
     pair.json         the pair with the data types that every process uses
-    weights.json      the digest of each model, head, datastore and saved state
+    weights.json      the digest of each model, head and saved state
     profile.json      what forwards cost
     trials/<id>.json  a finished configuration; its rounds are in <id>.parquet, unless it was
                       replayed: a replay yields them at any time
@@ -89,7 +89,7 @@ class SweepFolder:
         write_atomically(self.path / "plan.yaml", yaml.safe_dump(content, sort_keys=False))
 
     def keep_weights(self, weights: Mapping[str, str]) -> None:
-        """Write what the results are of: a digest of each model, head, datastore and saved state by
+        """Write what the results are of: a digest of each model, head and saved state by
         name. Raises :class:`UserError` where the sweep began with different weights."""
         self.check_weights(weights)
         if self.weights() is None:

@@ -146,7 +146,7 @@ class ResolvedPlan(SweepSettings):
 
     A grid or a random search has `configurations`; Optuna has None and draws from `space`.
     `samples` are the same configurations, or the ends of every range of `space`: the sweep needs no
-    more drafts, heads and datastores than they do. `given`, the plan that the user wrote, `entries`
+    more drafts and heads than they do. `given`, the plan that the user wrote, `entries`
     and the prompts identify the sweep.
     """
 

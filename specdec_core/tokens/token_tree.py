@@ -19,7 +19,6 @@ class TokenOrigin(StrEnum):
     DRAFT = "draft"
     LOOKUP = "lookup"  # found earlier in the text, or in earlier outputs
     CACHE = "cache"  # a phrase kept from earlier rounds
-    RETRIEVAL = "retrieval"  # found in a datastore
     GRAMMAR = "grammar"  # what the grammar of the output left no choice about
     TARGET = "target"  # drawn by the target to begin a tree
     CORRECTION = "correction"  # the target's replacement for a rejected token

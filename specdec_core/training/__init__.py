@@ -1,1 +1,1 @@
-"""Training: heads, EAGLE heads, reduced drafts, datastores."""
+"""Training: heads, EAGLE heads, reduced drafts."""

@@ -270,8 +270,7 @@ def test_a_plug_in_gets_the_drafts_that_the_configuration_runs(exporting, tiny_p
 
 def test_a_plug_in_finds_what_was_trained_from_any_folder(exporting, tmp_path):
     """By the names that its workspace and its folder have for them."""
-    for name in ("heads/mine", "datastores/code"):
-        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "heads/mine").mkdir(parents=True)
     for name in ("bandits/lately.json", "table.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -279,7 +278,7 @@ def test_a_plug_in_finds_what_was_trained_from_any_folder(exporting, tmp_path):
         {"kind": "specdecpp", "head": "mine", "threshold": 0.5},
         {"kind": "pre_cut", "target_cost": 4, "table": str(tmp_path / "table.json")},
     ]
-    cascade = {"kind": "cascade", "proposer": {"kind": "retrieval", "datastore": "code"}}
+    cascade = {"kind": "cascade"}
     arms = [*policies, cascade | {"policy": CHAIN["policy"]}]
     bandit = {"kind": "bandit", "state": "lately", "arms": arms}
     asked = {"kind": "schedule", "ranges": {1: bandit, 4: None}}
@@ -291,7 +290,6 @@ def test_a_plug_in_finds_what_was_trained_from_any_folder(exporting, tmp_path):
     assert drafter["state"] == str(tmp_path / "bandits/lately.json")
     assert arms[0]["policy"]["head"] == str(tmp_path / "heads/mine")
     assert arms[1]["policy"]["table"] == str(tmp_path / "table.json")
-    assert arms[2]["proposer"]["datastore"] == str(tmp_path / "datastores/code")
     (tmp_path / "heads/mine").rmdir()
     assert_refused(exporting(*told), "error: head mine: there is none at")
 

@@ -31,8 +31,6 @@ FILES = {
     "tiny.yaml": "configuration: {drafter: {kind: draft_model, draft: tiny}}",
     "draftless.yaml": "{pair: {target: x}, configuration: {drafter: {kind: draft_model}}}",
     "broken.jsonl": '{"prompt": "def"}\n{"prompt": \n',
-    "odd.jsonl": '{"text": "a"}\n{"other": 1}\n',
-    "empty/hidden/.text": "",
 }
 BENCH = "--config chain.yaml --rows rows.yaml --max-new-tokens 6 --prompts sums.jsonl"
 SERVE = f"bench serve {BENCH}"
@@ -58,13 +56,6 @@ ROWS = [
     ("record --chat-template chatml.jinja", "chatml.jinja: no such file; a chat template is"),
     ("record --clients 4", "--server-model and --clients go with --server"),
     ("record --server http://127.0.0.1:9", "http://127.0.0.1:9: does not answer: "),
-    ("datastore x", "give --source or --recording"),
-    ("datastore x --source nowhere", "nowhere: no such file or folder; a corpus is"),
-    ("datastore x --source bundled:all", "bundled:all: no such bundled corpus; there are"),
-    ("datastore x --source empty", "empty: no text in it; an empty datastore finds nothing"),
-    ("datastore x --source odd.jsonl", "odd.jsonl:2: expected an object with a `text`"),
-    ("datastore x --source binary", "binary: not UTF-8 text"),
-    ("datastore .. --source empty", "expected a name for the datastore"),
     ("generate x --config chain.yaml --target .", "leave out --target"),
     ("generate '' --config chain.yaml", "error: the prompt is empty"),
     ("generate x --config chain.yaml --max-new-tokens 1000", "256"),
@@ -146,7 +137,6 @@ def folder(tiny_pair, tmp_path_factory):
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    (folder / "binary").write_bytes(b"\xff\xfe\x00")
     for name, temperature in (("answers", 0.0), ("warm", 0.7)):
         recorded_answers(tiny_pair, folder / name, 4, 2, [temperature])
     prompts_file(folder, (f"x{n} = {n} + " for n in range(6)), "sums")

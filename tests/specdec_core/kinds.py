@@ -11,7 +11,6 @@ NEEDED: dict[str, dict[str, Any]] = {
     "by_batch": {"tokens": {1: 4, 2: 0}},
     "specdecpp": {"head": "specdecpp"},
     "decision": {"head": "t1"},
-    "retrieval": {"datastore": "own"},
     "bandit": {"arms": [2, {"kind": "prompt_lookup"}]},
     "schedule": {"ranges": {1: 3, 2: {"kind": "prompt_lookup"}, 4: None}},
 }

@@ -1,7 +1,7 @@
 """Rounds of configurations that a recording cannot replay: its prompts decoded live, once.
 
 A configuration's rounds are kept in the recording's folder as `decoded/<id>-<digest>.parquet`,
-written whole. The digest covers the trained heads, datastores and states that it loads, and the
+written whole. The digest covers the trained heads and states that it loads, and the
 code of its drafters and policies.
 """
 

@@ -28,7 +28,6 @@ from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.policies.heads import DecisionSettings
-from specdec_core.drafting.retrieval import RetrievalSettings
 from specdec_core.drafting.states import save_state
 from specdec_core.evidence.certificate.certificate import (
     Certificate,
@@ -177,29 +176,28 @@ def test_champions_of_others_in_the_same_store_are_none_of_ours(home, swept, fol
 
 
 def test_the_files_of_a_champion_come_with_it_unless_they_are_given_by_path(home, logged):
-    """Heads, datastores and what a bandit has learned, of a drafter in a drafter."""
+    """Heads and what a bandit has learned, of a drafter in a drafter."""
     elsewhere = home / "elsewhere" / "theirs"
-    folders = [home / "heads" / "one", home / "heads" / "two", home / "datastores" / "mine"]
+    folders = [home / "heads" / "one", home / "heads" / "two", home / "heads" / "three"]
     for folder in (*folders, elsewhere):
         folder.mkdir(parents=True)
-        kind = "head" if folder.parent.name == "heads" else "datastore"
-        (folder / f"{kind}.json").write_text(folder.name)
+        (folder / "head.json").write_text(folder.name)
     arms = [
         DraftModelSettings(policy=DecisionSettings(head="one")),
         DraftModelSettings(policy=DecisionSettings(head="two")),
-        RetrievalSettings(datastore=str(elsewhere)),
+        DraftModelSettings(policy=DecisionSettings(head="three")),
+        DraftModelSettings(policy=DecisionSettings(head=str(elsewhere))),
     ]
     bandit = BanditSettings(arms=arms)
     state = save_state(build_bandit(bandit).state(), home / "bandits" / "served" / "known.json")
     learned = state.read_text()
     drafter = HybridSettings(
-        lookup=RetrievalSettings(datastore="mine"),
         otherwise=bandit.model_copy(update={"state": "served/known"}),
     )
     trial = logged.trials[1]
     trial.configuration = Configuration(drafter=drafter)
     register(logged, trial.id)
-    for name in ("heads", "datastores", "bandits", "elsewhere"):
+    for name in ("heads", "bandits", "elsewhere"):
         shutil.rmtree(home / name)
     assert load_champion().configuration == trial.configuration
     for folder in folders:
@@ -234,16 +232,17 @@ def test_a_head_that_was_trained_anew_since_it_was_registered_is_told_of(home, l
     assert "weights of head mine than" in line
 
 
-def test_a_champion_registered_without_its_datastore_is_loaded(home, logged, monkeypatch):
+def test_a_champion_registered_without_its_head_is_loaded(home, logged, monkeypatch):
     trial = logged.trials[1]
-    trial.configuration = Configuration(drafter=RetrievalSettings(datastore="mine"))
-    with pytest.raises(UserError, match=r"datastores/mine: missing"):
+    policy = DecisionSettings(head="mine")
+    trial.configuration = Configuration(drafter=DraftModelSettings(policy=policy))
+    with pytest.raises(UserError, match=r"heads/mine: missing"):
         register(logged, trial.id)
     with monkeypatch.context() as before:
         before.setattr(registry, "_workspace_files", lambda _: {})
         register(logged, trial.id)
     assert load_champion()[1] == trial.configuration
-    assert not (home / "datastores").exists()
+    assert not (home / "heads").exists()
 
 
 def test_no_champion_yet_is_one_line_and_creates_no_store(tmp_path, monkeypatch):

@@ -13,15 +13,18 @@ from mlflow import MlflowClient
 
 from research.papers import __main__ as papers
 from research.papers.__main__ import PAPERS
-from research.papers.inputs import load_sets, with_datastores, with_eagle_heads, with_own_heads
+from research.papers.inputs import (
+    load_sets,
+    with_eagle_heads,
+    with_own_heads,
+)
 from research.papers.plan import PaperPlan, load_paper_plan
 from research.papers.result import PapersResult
 from research.papers.run import PapersFolder, recording_plan, run_papers, study_inputs
 from specdec_core.base.errors import UserError
-from specdec_core.config import parse
-from specdec_core.drafting.datastores.datastore import open_datastore
-from specdec_core.models.fingerprints import fingerprints, tokenizer_digest
-from specdec_core.models.loading import load_tokenizer
+from specdec_core.config import Configuration, PairSpec, parse
+from specdec_core.drafting.bandit.settings import BanditSettings
+from specdec_core.models.fingerprints import fingerprints
 from specdec_core.recordings.observer import RecordingObserver
 from tests.commands import assert_refused, stopped
 from tests.conftest import chat_tokenizer, save_random_head
@@ -277,8 +280,6 @@ def test_bad_options_are_one_line_with_exit_code_2(command, arguments, message, 
 
 
 def test_the_papers_plan_holds_for_any_pair():
-    plan = load_paper_plan(PAPERS)
-    assert set(plan.needs()) <= set(plan.datastores)
     other = load_paper_plan(PAPERS, pair={"target": "org/large", "drafts": {"mini": "org/mini"}})
     drafts = {
         part.draft
@@ -456,37 +457,6 @@ def test_a_limit_leaves_enough_prompts_to_learn_from(config, tmp_path):
     }
     assert limits.pop("heads") == limits.pop("mixed") == 64
     assert max(limits.values()) == 4
-
-
-def test_datastores_are_built_where_they_are_missing(tiny_spec, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text('{"text": "for i in range(9): print(i)"}')
-    content = plan(tmp_path, tiny_spec)
-    content["datastores"] = {"mine": {"source": str(texts)}}
-    retrieval = {"kind": "retrieval", "datastore": "mine"}
-    hybrid = {"kind": "hybrid", "lookup": retrieval, "otherwise": CHAIN}
-    content["tables"]["methods"]["rows"] = [
-        {"name": "REST", "drafter": retrieval},
-        {"name": "bandit", "drafter": {"kind": "bandit", "arms": [hybrid, retrieval]}},
-    ]
-    needing = loaded(tmp_path, content)
-    assert needing.needs() == ["mine"]
-    tokenizer = load_tokenizer(tiny_spec.target)
-    assert with_datastores(needing, tokenizer) == needing
-    card = open_datastore("mine", tokenizer_digest(tokenizer)).card
-    assert card.documents == 1
-    built = (tmp_path / "datastores" / "mine" / "datastore.json").stat().st_mtime_ns
-    with_datastores(needing, tokenizer)
-    assert (tmp_path / "datastores" / "mine" / "datastore.json").stat().st_mtime_ns == built
-
-    other = load_tokenizer("bundled:target")  # one of the name is there, of another vocabulary
-    (name,) = with_datastores(needing, other).needs()
-    assert name.startswith("mine-")
-    assert open_datastore(name).card.tokenizer == tokenizer_digest(other)
-
-    with pytest.raises(UserError, match="no datastore gone"):
-        with_datastores(needing.renamed({"mine": "gone"}), other)
 
 
 def test_one_template_may_render_all_sets_and_a_mixture_keeps_its_parts(tiny_spec, tmp_path):

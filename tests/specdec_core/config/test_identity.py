@@ -20,7 +20,6 @@ a1ed5f7f46 {kind: draft_model, draft: small, policy: {kind: fixed, max_tokens: 7
 350c9ff6ea {kind: draft_model, policy: {kind: confidence, threshold: 0.6}}
 884e3b70de {kind: draft_model, policy: {kind: svip, threshold: 1.1, max_tokens: 12}}
 1ae0acdfc0 {kind: draft_model, policy: {kind: confidence_product}}
-e1294ee5e7 {kind: draft_model, policy: {kind: dynamic_confidence, start: 0.5}}
 f255624e2d {kind: draft_model, policy: {kind: break_even}}
 63d47d94b1 {kind: draft_model, policy: {kind: pre_cut, target_cost: 8.5, bins: 4}}
 d821cf09a1 {kind: draft_model,
@@ -36,9 +35,7 @@ e616cc8716 {kind: dynamic_tree, least: 0.01}
 af923875dc {kind: prompt_lookup, max_ngram: 4}
 af923875dc {kind: prompt_lookup, max_ngram: 4, occurrence: latest}
 b9db37e62a {kind: suffix, tree: true, memory: all}
-7d3975d1f1 {kind: retrieval, datastore: code}
 8b60bdccb1 {kind: token_cache, learn_from: output, from_prompt: true}
-8437824bc7 {kind: lookahead, window: 4}
 5ac31bc352 {kind: cascade, proposer: {kind: suffix}, policy: {kind: heuristic}}
 3d3a80ca05 {kind: post_use, at_draft: 0}
 78e1619d3b {kind: ouroboros, window: 4}

@@ -230,7 +230,7 @@ def run(script, check=True, **environment):
 
 def test_settings_of_a_base_are_those_of_its_kinds():
     assert kinds_of(DRAFTERS, ChainSettings).keys() == {"draft_model", "cascade"}
-    lookups = {"prompt_lookup", "suffix", "retrieval", "token_cache"}
+    lookups = {"prompt_lookup", "suffix", "token_cache"}
     assert kinds_of(DRAFTERS, LookupSettings).keys() == lookups
 
 

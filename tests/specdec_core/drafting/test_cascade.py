@@ -35,9 +35,8 @@ def rounds(generations):
     [
         (policy("svip", threshold=2.3), COUPLED),
         (policy("heuristic", start=3), GREEDY),
-        (policy("dynamic_confidence"), GREEDY),
     ],
-    ids=["svip", "heuristic", "dynamic confidence"],
+    ids=["svip", "heuristic"],
 )
 def test_the_chain_is_the_draft_models_own_and_ends_where_the_policy_says(
     tiny_pair, length, sampling

@@ -121,7 +121,7 @@ class Told:
 
 
 def test_a_policy_that_learns_is_told_what_became_of_each_branch(tiny_pair):
-    learns = policy("dynamic_confidence", start=0.05, max_tokens=4)
+    learns = policy("pre_cut", max_tokens=4)
     engine = Engine(tiny_pair, configured(ForkSettings(width=3, policy=learns)), 2)
     told = Told(engine.drafter)
     observe = engine.drafter.observe

@@ -18,7 +18,7 @@ CHAIN = chain(max_tokens=4)
 DYNAMIC = {"kind": "dynamic_tree", "expand": 3, "children": 3, "keep": 10}
 MIXED = [
     CHAIN,
-    chain("dynamic_confidence", max_tokens=5),
+    chain("pre_cut", max_tokens=5),
     {"kind": "tree", "branching": [3, 2]},
     {"kind": "post_use", "policy": {"kind": "fixed", "max_tokens": 4}},
     {"kind": "prompt_lookup"},
@@ -36,7 +36,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "replaced": {"kind": "tree", "branching": [2, 2, 1], "replacement": True},
     "fork": fork(kind="fixed", max_tokens=5),
     "fork that stops": fork(kind="confidence", threshold=0.08, max_tokens=8),
-    "fork that learns": fork(kind="dynamic_confidence", start=0.05, max_tokens=8),
+    "fork that learns": fork(kind="pre_cut", target_cost=5, max_tokens=8),
     "fork by a head": fork(kind="specdecpp", head="random", threshold=0.6, max_tokens=8),
     "dynamic tree": DYNAMIC,
     "dynamic tree that stops": DYNAMIC | fork("dynamic_tree", kind="svip", threshold=2.25),
@@ -50,8 +50,6 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "token cache": CACHE,
     "cache of outputs": CACHE | {"learn_from": "output", "phrases": 2, "phrase_length": 3},
     "shared cache": CACHE | {"memory": "all", "pool": 20, "per_key": 2},
-    "lookahead": {"kind": "lookahead"},
-    "wide lookahead": {"kind": "lookahead", "window": 8, "ngram": 5, "from_prompt": False},
     "cascade": {"kind": "cascade", "proposer": {"kind": "prompt_lookup", "max_tokens": 4}},
     "cascade of a cache": {"kind": "cascade", "proposer": CACHE | {"phrases": 3}},
     "post-use": {"kind": "post_use"},
@@ -71,7 +69,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "hybrid in a hybrid": {
         "kind": "hybrid",
         "min_match": 3,
-        "otherwise": {"kind": "hybrid", "otherwise": {"kind": "lookahead"}, "merge": True},
+        "otherwise": {"kind": "hybrid", "otherwise": CACHE, "merge": True},
     },
     "ucb": {"kind": "bandit", "arms": MIXED},
     "exp3": {"kind": "bandit", "rule": "exp3", "memory": "request", "arms": MIXED},
@@ -83,7 +81,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 }
 # Drafters with candidates that depend on the shared noise, and lookups, which do not.
 ALSO_COUPLED = ["replaced", "fork that stops", "dynamic tree", "shared suffix tree", "token cache"]
-ALSO_COUPLED += ["lookahead", "cascade of a cache", "post-use", "ouroboros", "extended", "exp3"]
+ALSO_COUPLED += ["cascade of a cache", "post-use", "ouroboros", "extended", "exp3"]
 
 
 @pytest.fixture
@@ -128,7 +126,6 @@ SAMPLED: dict[str, tuple[dict[str, Any], Sampling]] = {
     "shared suffixes": ({"kind": "suffix", "per_match": 0, "memory": "all"}, PLAIN),
     "suffix tree": ({"kind": "suffix", "per_match": 0, "tree": True}, TOP_P),
     "token cache": (SHORT, TOP_K),
-    "lookahead": ({"kind": "lookahead", "window": 2, "ngram": 2, "guesses": 2}, PLAIN),
     "cascade": (
         toy({"kind": "cascade", "proposer": SHORT}, "near", kind="fixed", max_tokens=3),
         PLAIN,

@@ -15,7 +15,6 @@ PARTS: dict[str, Any] = {
     "tree": {"kind": "tree", "branching": [3, 2, 1]},
     "post-use": {"kind": "post_use"},
     "suffix": {"kind": "suffix"},
-    "lookahead": {"kind": "lookahead"},
     "fork": {"kind": "fork", "width": 2},
     "merged": {"kind": "hybrid", "otherwise": {"kind": "draft_model"}, "merge": True},
 }
@@ -40,7 +39,7 @@ def decoded(pair, configuration, slots=3):
 @pytest.mark.parametrize(
     ("part", "coupling"),
     [
-        *(("chain", "none"), ("lookahead", "none"), ("suffix", "none")),
+        *(("chain", "none"), ("suffix", "none")),
         *(("tree", "gumbel"), ("post-use", "gumbel")),
     ],
 )
@@ -69,7 +68,7 @@ def assert_as_if_new(pair, part, long, found, resumed):
     ]
 
 
-@pytest.mark.parametrize("part", ["cascade", "tree", "suffix", "lookahead"])
+@pytest.mark.parametrize("part", ["cascade", "tree", "suffix"])
 def test_a_drafter_that_rested_is_as_good_when_it_resumes(tiny_pair, part):
     """While two requests run, no drafter proposes. It proposes for the one that remains."""
     short, long = requests(2, 12)

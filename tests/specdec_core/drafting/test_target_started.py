@@ -32,7 +32,7 @@ def test_of_a_fixed_depth_it_is_the_static_tree(tiny_pair, sampling):
 
 
 def test_a_policy_that_learns_is_told_what_became_of_each_branch(tiny_pair):
-    learns = policy("dynamic_confidence", start=0.05, max_tokens=3)
+    learns = policy("pre_cut", max_tokens=3)
     settings = TargetForkSettings(width=3, policy=learns)
     engine = Engine(tiny_pair, configured(settings))
     observe, told = engine.drafter.policy.observe, []

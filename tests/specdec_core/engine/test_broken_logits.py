@@ -18,7 +18,7 @@ from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.kinds import drafter, policy
 
 NAN, INFINITE = 31, 32  # tokens with such embeddings; the proofs' texts have neither
-FROM_TEXTS = {"retrieval", "prompt_lookup", "suffix", "token_cache", "lookahead"}
+FROM_TEXTS = {"prompt_lookup", "suffix", "token_cache"}
 NEVER = ((NAN, -100.0), (INFINITE, -100.0))  # so that no healthy text comes to have one
 SAMPLINGS = [
     Sampling(),

@@ -10,8 +10,7 @@ from specdec_core.config import Configuration
 from specdec_core.config.kinds import DRAFTERS
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.runner import Batch, ModelRunner
-from specdec_core.training.datastores.build import write_datastore
+from specdec_core.models.runner import Batch, ModelRunner, Output
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.kinds import chain, configured, drafter
@@ -44,7 +43,6 @@ def calls(engine, monkeypatch):
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_no_drafter_is_asked_in_the_first_round(tiny_pair, kind, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    write_datastore(PROMPTS, ["prompts"], tiny_pair.tokenizer, tmp_path / "datastores" / "own")
     link = InTurns(tiny_pair, seed=1)  # to PEARL's draft
     engine = Engine(tiny_pair, Configuration(drafter=drafter(kind)), 3, lambda: link)
     asked, missed = Counter[int](), Counter[int]()

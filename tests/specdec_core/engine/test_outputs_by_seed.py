@@ -9,8 +9,7 @@ from specdec_core.config import Configuration, Sampling, parse
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import BLOCK, Limits
 from specdec_core.models.cache import PooledCache
-from specdec_core.tokens.statistics import Counts
-from specdec_core.training.datastores.build import write_datastore
+from specdec_core.tokens.statistics import Counts, Generation
 from tests.conftest import save_random_head
 from tests.specdec_core.models.eagle.pair_heads import head_of
 
@@ -34,21 +33,18 @@ SAMPLINGS = {
 LEARNING = {
     "prompt lookup": {"kind": "prompt_lookup"},
     "suffix": {"kind": "suffix"},
-    "lookahead": {"kind": "lookahead"},
     "ouroboros": {"kind": "ouroboros"},
     "hybrid": {"kind": "hybrid", "lookup": {"kind": "suffix"}, "otherwise": {"kind": "cascade"}},
     "bandit": {"kind": "bandit", "arms": [1, 4, {"kind": "suffix"}], "memory": "request"},
     "schedule": {"kind": "schedule", "ranges": {1: 3, 5: {"kind": "suffix"}}},
     "heuristic": {"kind": "draft_model", "policy": {"kind": "heuristic", "start": 3}},
     "break-even": {"kind": "draft_model", "policy": {"kind": "break_even", "target_cost": 5}},
-    "dynamic confidence": {"kind": "draft_model", "policy": {"kind": "dynamic_confidence"}},
     "pre-cut": {"kind": "draft_model", "policy": {"kind": "pre_cut", "target_cost": 5}},
 }
-# The rest of the kinds; a head, a datastore and an EAGLE head are in the fixtures' folder and pair.
+# The rest of the kinds; a head and an EAGLE head are in the fixtures' folder and pair.
 FOLDER, HEAD = "FOLDER", "head"
 OTHERS = {
     "token cache": {"kind": "token_cache"},
-    "retrieval": {"kind": "retrieval", "datastore": f"{FOLDER}/written"},
     "target fork": {"kind": "target_fork", "width": 1},
     "confidence": {"kind": "draft_model", "policy": {"kind": "confidence"}},
     "specdecpp": {
@@ -139,11 +135,9 @@ def pair(tiny_pair):
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_pair, tmp_path_factory):
-    """Has a datastore of what the target writes, and an acceptance head."""
+def folder(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Has an acceptance head."""
     folder = tmp_path_factory.mktemp("made")
-    written = Engine(tiny_pair).generate([Request("all", tuple(range(5, 20)), 60)])
-    write_datastore([g.tokens for g in written], ["test"], tiny_pair.tokenizer, folder / "written")
     save_random_head(tiny_pair, "specdecpp", folder / "specdecpp")
     return folder
 

@@ -31,7 +31,6 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "target tree": {"kind": "target_tree", "branching": [1, 3, 2]},
     "dynamic tree": {"kind": "dynamic_tree"},
     "lookup": {"kind": "prompt_lookup"},
-    "lookahead": {"kind": "lookahead"},
     "cascade": {"kind": "cascade"},
     "post-use": {"kind": "post_use"},
     "hybrid": {"kind": "hybrid", "merge": True},

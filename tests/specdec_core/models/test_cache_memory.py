@@ -14,7 +14,6 @@ from specdec_core.config import Configuration
 from specdec_core.config.kinds import DRAFTERS
 from specdec_core.engine import Engine, Request
 from specdec_core.models.cache import PooledCache, SlotCache, Store
-from specdec_core.training.datastores.build import write_datastore
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.kinds import drafter
@@ -102,7 +101,6 @@ def uncollected():
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_the_caches_of_an_engine_go_with_it(tiny_pair, kind, tmp_path, monkeypatch, uncollected):
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    write_datastore(PROMPTS, ["prompts"], tiny_pair.tokenizer, tmp_path / "datastores" / "own")
     made: list[weakref.ref[Store]] = []
     make = Store.__init__
 

@@ -9,14 +9,12 @@ from specdec_core.config.kinds import DRAFTERS, POLICIES
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.engine import Engine
 from specdec_core.recordings.replay import Replay
-from specdec_core.training.datastores.build import write_datastore
 from tests.conftest import save_random_head
-from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.kinds import drafter, policy
 from tests.specdec_core.recordings.recorded import assert_replayed, recorded
 
 # What is not recorded (of a token cache: what is useful, as it comes without being asked).
-UNKNOWN = {"target_tree", "target_fork", "dynamic_tree", "lookahead", "ouroboros", "pearl"}
+UNKNOWN = {"target_tree", "target_fork", "dynamic_tree", "ouroboros", "pearl"}
 KNOWN = {"token_cache": {"learn_from": "output"}, "post_use": {"cache": {"learn_from": "output"}}}
 
 
@@ -26,12 +24,11 @@ def replay(tiny_pair, requests, tmp_path_factory):
 
 
 @pytest.fixture
-def home(tiny_pair, tmp_path, monkeypatch):
-    """A workspace with the heads and the datastore that kinds ask for."""
+def home(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workspace with the heads that kinds ask for."""
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     for kind in ("specdecpp", "t1"):
         save_random_head(tiny_pair, kind, tmp_path / "heads" / kind)
-    write_datastore(PROMPTS, ["prompts"], tiny_pair.tokenizer, tmp_path / "datastores" / "own")
 
 
 @pytest.mark.usefixtures("home")

@@ -42,13 +42,12 @@ SEARCH = [
     drafting(kind="heuristic", transient=False),
     drafting(kind="confidence_product", threshold=[0.2, 0.5]),
     drafting(kind="pre_cut", target_cost=5),
-    drafting(kind="dynamic_confidence"),
     drafting(kind="oracle"),
     {"drafter": {"kind": "prompt_lookup"}},
     {"drafter": {"kind": "tree", "branching": {"choice": [[3, 1], [2, [2, 1]]]}}},
     {"drafter": {"kind": "hybrid", "otherwise": {"kind": "tree", "branching": [2, 1, 1]}}},
     {"drafter": {"kind": "bandit", "arms": [1, 4, {"kind": "suffix"}]}},
-    {"drafter": {"kind": "lookahead"}},  # writes with the target alone: no recording tells it
+    {"drafter": {"kind": "ouroboros"}},  # no recording tells it
 ]
 
 
@@ -121,11 +120,11 @@ def test_replayed_counts_are_the_live_ones(replayed, tiny_pair):
             continue
         longest = getattr(getattr(configuration.drafter, "policy", None), "max_tokens", 0)
         # Autoregressive decoding is counted where it is timed.
-        decoded = longest == 21 or configuration.family in ("autoregressive", "lookahead")
+        decoded = longest == 21 or configuration.family in ("autoregressive", "ouroboros")
         assert trial.replayed is not decoded
         engine.configure(configuration)
         assert trial.counts == Counts.of(engine.generate(requests)).as_dict(), configuration.label
-    assert families >= {"oracle", "lookahead", "ucb", "tree"}
+    assert families >= {"oracle", "ouroboros", "ucb", "tree"}
 
 
 def test_the_result_says_what_the_replay_saved(replayed, recorded):

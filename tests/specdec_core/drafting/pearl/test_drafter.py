@@ -294,15 +294,8 @@ def test_a_targets_process_has_the_drafts_that_it_runs_itself():
     assert not pearl(drafter=cascade()).drafts_itself
 
 
-@pytest.mark.parametrize(
-    "drafter",
-    [
-        cascade({"kind": "retrieval", "datastore": "nowhere"}),
-        {"kind": "draft_model", "policy": {"kind": "specdecpp", "head": "nowhere"}},
-    ],
-    ids=["datastore", "head"],
-)
-def test_what_the_draft_does_not_have_is_said_by_name_and_costs_no_token(tiny_pair, drafter):
+def test_what_the_draft_does_not_have_is_said_by_name_and_costs_no_token(tiny_pair):
+    drafter = model({"kind": "specdecpp", "head": "nowhere"})
     engine = Engine(tiny_pair, pearl(drafter=drafter), open_link=partial(InTurns, tiny_pair, 0))
     with pytest.raises(UserError, match="nowhere"):
         engine.drafter.prepare(60)

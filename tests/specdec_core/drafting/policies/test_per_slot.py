@@ -15,7 +15,6 @@ SETTINGS = [
     policy("confidence", threshold=0.4),
     policy("svip", threshold=1.1),
     policy("confidence_product", threshold=0.2),
-    policy("dynamic_confidence"),
     policy("heuristic", start=2),
 ]
 

@@ -84,20 +84,6 @@ def test_heuristic_starts_anew_with_a_request_unless_it_lasts():
         assert rule.limit(1) == 5
 
 
-def test_dynamic_confidence_moves_between_what_was_accepted_and_rejected():
-    rule = build("dynamic_confidence", start=0.125)
-    for _ in range(3):  # 0.75 is accepted, 0.25 is not
-        assert go_on(rule, two(0.75)) == [True]
-        assert go_on(rule, two(0.25), position=2) == [True]
-        assert go_on(rule, two(0.75), position=3) == [True]
-        rule.observe(0, PolicyOutcome(drafted=3, accepted=1, draft_calls=3))
-    assert rule.threshold(0) == 0.75
-    assert go_on(rule, two(0.75), two(0.25)) == [True, True]  # slot 1 has learned nothing
-    assert go_on(rule, two(0.5), position=2) == [False]
-    rule.reset(0)
-    assert rule.threshold(0) == 0.125
-
-
 def test_the_oracle_cannot_be_built_for_decoding():
     with pytest.raises(UserError, match="replay"):
         build("oracle")

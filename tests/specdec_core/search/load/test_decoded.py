@@ -130,7 +130,7 @@ def test_rounds_are_decoded_once_and_kept_whole(replay, decode, monkeypatch):
     assert asked == [tree.id]
     assert first.run(tree).counts == again.run(tree).counts
     assert len(list(folder.iterdir())) == 1
-    # A head, datastore or state that is trained anew drafts otherwise.
+    # A head or state that is trained anew drafts otherwise.
     monkeypatch.setattr(decoded, "trained_digests", lambda _: {"state some": "new"})
     with_decoded(replay, [tree], KeptRounds(replay.recording, noted))
     assert asked == [tree.id] * 2

@@ -1,1 +1,0 @@
-"""The datastore of retrieval-based speculative decoding (REST, He et al., 2024)."""

@@ -1,1 +1,0 @@
-"""Building datastores from texts."""
