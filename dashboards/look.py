@@ -56,7 +56,6 @@ VARIANTS = {
     "token_cache": STYLES["prompt_lookup"]._replace(name="token cache", symbol="diamond-cross"),
     "pearl": STYLES["post_use"]._replace(name="PEARL", symbol="arrow-bar-right"),
     "cascade": STYLES["post_use"]._replace(name="cascade", symbol="triangle-left"),
-    "ouroboros": STYLES["post_use"]._replace(name="Ouroboros", symbol="octagon"),
     "hybrid": STYLES["post_use"]._replace(name="hybrid", symbol="bowtie"),
     "schedule": STYLES["ucb"]._replace(name="schedule", symbol="square-dot"),
     "exp3": STYLES["ucb"]._replace(name="EXP3Spec", symbol="hexagon2"),

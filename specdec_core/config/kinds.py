@@ -41,7 +41,6 @@ DRAFTERS = {
     "token_cache": "specdec_core.drafting.token_cache",
     "cascade": "specdec_core.drafting.draft_model",
     "post_use": "specdec_core.drafting.post_use",
-    "ouroboros": "specdec_core.drafting.post_use",
     "hybrid": "specdec_core.drafting.hybrid",
     "bandit": "specdec_core.drafting.bandit",
     "schedule": "specdec_core.drafting.schedule",

@@ -1,1 +1,1 @@
-"""Drafted tokens that were useful are used again (Post-use & Pre-cut, §5.1; Ouroboros)."""
+"""Drafted tokens that were useful are used again (Post-use & Pre-cut, §5.1)."""

@@ -1,14 +1,14 @@
 """Useful tokens of drafts are used again, in the draft model and in the target (Post-use & Pre-cut,
-§5.1, Alg. 1–3), and phrases speed up and lengthen drafts (Ouroboros, Zhao et al., 2024)."""
+§5.1, Alg. 1–3)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from specdec_core.drafting.chain import ChainDrafter
 from specdec_core.drafting.drafter import Outcome, Resources, SlotState
-from specdec_core.drafting.post_use.settings import OuroborosSettings, PostUseSettings
+from specdec_core.drafting.post_use.settings import PostUseSettings
 from specdec_core.drafting.token_cache import TokenCacheDrafter, useful_phrases
 from specdec_core.tokens.token_tree import ROOT, TokenOrigin, TokenTree
 
@@ -74,63 +74,3 @@ class PostUseDrafter(ChainDrafter):
         if count and room > 0 and key not in self.eos_token_ids:
             for phrase in self.cache.phrases(sequence, key, count):
                 tree.graft(parent, phrase[:room], TokenOrigin.CACHE)
-
-
-@dataclass(slots=True)
-class _Line:
-    """Guesses at the coming tokens; `nodes` are theirs in the latest guessed tree."""
-
-    tokens: list[int]
-    nodes: list[int] = field(default_factory=list)
-
-
-class OuroborosDrafter(PostUseDrafter):
-    """A draft model that drafts phrase by phrase, and phrases after its drafts.
-
-    As published: the draft model tries pooled phrases, several tokens a forward; K phrases after
-    the end of the draft go to the target with it; runs of rejected drafts that the target confirms
-    become phrases; the pool is kept from request to request.
-
-    Unlike published: the draft model finds new phrases by iterating one line of `window` guesses
-    (Jacobi decoding). The published code iterates lookahead's two-dimensional window, which makes a
-    forward several times as wide. Runs of the line, of tried phrases and of rejected drafts become
-    phrases where the verifier's own choices confirm them. All proposals are one-hot and verified by
-    the common rule, which is lossless under sampling too; the published code verifies greedily or
-    compares samples.
-    """
-
-    def __init__(self, settings: OuroborosSettings, resources: Resources) -> None:
-        super().__init__(settings.post_use, resources)
-        self.window = settings.window
-        self._lines: dict[int, _Line] = {}
-
-    def open(self, sequences: Sequence[SlotState]) -> None:
-        super().open(sequences)
-        for sequence in sequences:
-            self._lines[sequence.slot] = _Line(self._filled([], sequence.tokens))
-
-    def guess(self, sequence: SlotState, drafted: Sequence[int], room: int) -> TokenTree:
-        tree = super().guess(sequence, drafted, room)
-        line, node = self._lines[sequence.slot], ROOT
-        line.nodes = []
-        for token in line.tokens[:room]:
-            node = tree.graft(node, [token], TokenOrigin.CACHE)
-            line.nodes.append(node)
-        return tree
-
-    def learn(self, sequence: SlotState, drafted: Sequence[int], outcome: Outcome) -> None:
-        super().learn(sequence, drafted, outcome)
-        # Jacobi: the next guess at a place is the draft model's choice after the guesses before it.
-        line = self._lines[sequence.slot]
-        answers = [outcome.choices[node + 1] for node in (ROOT, *line.nodes)]
-        decided = outcome.accepted + 1
-        line.tokens = self._filled(answers[decided:], [*sequence.tokens, *drafted])
-
-    def close(self, sequence: SlotState) -> None:
-        super().close(sequence)
-        self._lines.pop(sequence.slot, None)
-
-    def _filled(self, line: list[int], tokens: list[int]) -> list[int]:
-        """The line, filled up to `window` tokens with the sequence's last ones."""
-        missing = self.window - len(line)
-        return [*line, *tokens[len(tokens) - missing :]] if missing > 0 else line[: self.window]

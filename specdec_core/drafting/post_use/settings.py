@@ -10,11 +10,8 @@ from specdec_core.config import (
     MOST_NODES,
     AnyPolicy,
     DrafterSettings,
-    MaxTokens,
-    ModelSettings,
     PolicyDrafterSettings,
     RecordingFacts,
-    Width,
 )
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.token_cache import TokenCacheSettings
@@ -35,7 +32,12 @@ class PostUseSettings(PolicyDrafterSettings):
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
-        check_tried(self.kind, self.at_draft * self.cache.phrase_length)
+        tokens = self.at_draft * self.cache.phrase_length
+        if tokens > MOST_NODES:
+            raise ValueError(
+                f"{self.kind}: tries {tokens} tokens at the draft model, at most {MOST_NODES} are"
+                " possible"
+            )
 
     @property
     def label(self) -> str:
@@ -56,70 +58,3 @@ class PostUseSettings(PolicyDrafterSettings):
 
     def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
         return self.unknown_chain(recording) or self.unknown_part(recording)
-
-
-class OuroborosSettings(ModelSettings):
-    """Drafts phrase by phrase, and verified phrases lengthen the draft (Ouroboros, Zhao et al.,
-    2024)."""
-
-    kind: Literal["ouroboros"] = "ouroboros"
-    max_tokens: MaxTokens = 12
-    phrases: Width = Field(default=3, description="K, phrases tried after the draft")
-    phrase_length: int = Field(default=5, ge=1, le=32, description="β, tokens of a phrase")
-    window: int = Field(default=6, ge=1, le=32, description="guesses iterated at the draft model")
-    pool: int = Field(default=1000, ge=1)
-    per_key: int = Field(default=20, ge=1)
-
-    def model_post_init(self, context: Any) -> None:
-        super().model_post_init(context)
-        check_tried(self.kind, self.phrases * self.phrase_length + self.window)
-
-    @property
-    def post_use(self) -> PostUseSettings:
-        """Its phrases, at the draft model and at the target, as Post-use."""
-        cache = TokenCacheSettings(
-            phrases=self.phrases,
-            phrase_length=self.phrase_length,
-            pool=self.pool,
-            per_key=self.per_key,
-            memory="all",
-        )
-        return PostUseSettings.model_construct(
-            draft=self.draft,
-            policy=FixedSettings(max_tokens=self.max_tokens),
-            at_draft=self.phrases,
-            at_target=self.phrases,
-            anchors=1,
-            cache=cache,
-        )
-
-    @property
-    def label(self) -> str:
-        return f"Ouroboros, {self.draft_name}, K={self.max_tokens}"
-
-    @property
-    def remembers(self) -> bool:
-        return True
-
-    @property
-    def depth(self) -> int:
-        return self.max_tokens + self.phrase_length
-
-    @property
-    def nodes(self) -> int:
-        return self.max_tokens + self.phrases * self.phrase_length
-
-    @property
-    def reads_rejected(self) -> bool:
-        return True
-
-    def unsupported_reason(self, recording: RecordingFacts, whole: bool = False) -> str | None:
-        return "the draft's tokens after phrases that it rejects are not recorded"
-
-
-def check_tried(kind: str, tokens: int) -> None:
-    """Raises ValueError where the draft model cannot try this many tokens at once."""
-    if tokens > MOST_NODES:
-        raise ValueError(
-            f"{kind}: tries {tokens} tokens at the draft model, at most {MOST_NODES} are possible"
-        )

@@ -96,7 +96,6 @@ WARM, COLD = ({"drafter": {"kind": "suffix"}, "sampling": {"temperature": t}} fo
             cached(at_draft=16, cache={"phrase_length": 9}),
             "post_use: tries 144 tokens at the draft",
         ),
-        (cached("ouroboros", phrases=23, window=32), "ouroboros: tries 147 tokens"),
         (cached("token_cache", phrases=64), "token_cache: a tree of 320 nodes"),
         (AHEAD | {"drafter": {"kind": "tree"}}, "'tree' cannot be used here; there are"),
         (AHEAD | {"window": 3, "wait": 4}, "pearl"),

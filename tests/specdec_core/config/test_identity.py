@@ -38,7 +38,6 @@ b9db37e62a {kind: suffix, tree: true, memory: all}
 8b60bdccb1 {kind: token_cache, learn_from: output, from_prompt: true}
 5ac31bc352 {kind: cascade, proposer: {kind: suffix}, policy: {kind: heuristic}}
 3d3a80ca05 {kind: post_use, at_draft: 0}
-78e1619d3b {kind: ouroboros, window: 4}
 b439ec5633 {kind: hybrid, min_match: 3, merge: true, extend: true}
 d192731e25 {kind: hybrid, lookup: {kind: token_cache}, otherwise: {kind: pearl, window: 8}}
 23b3608fa9 {kind: bandit, arms: [2, {kind: svip}, {kind: suffix},

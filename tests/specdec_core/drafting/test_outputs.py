@@ -58,9 +58,6 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "post-use by its costs": {"kind": "post_use", "cache": CACHE | {"memory": "all"}}
     | fork("post_use", kind="pre_cut", target_cost=5),
     "post-use that stops": {"anchors": 5} | fork("post_use", kind="svip", threshold=2.3),
-    "ouroboros": {"kind": "ouroboros"},
-    "narrow ouroboros": {"kind": "ouroboros", "max_tokens": 4, "phrases": 1, "window": 1},
-    "small pool": {"kind": "ouroboros", "pool": 5, "per_key": 2, "window": 12},
     "hybrid": {"kind": "hybrid", "otherwise": CHAIN},
     "merged": {"kind": "hybrid", "otherwise": CHAIN, "merge": True},
     "extended": {"kind": "hybrid", "otherwise": CHAIN, "min_match": 4, "extend": True},
@@ -81,7 +78,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 }
 # Drafters with candidates that depend on the shared noise, and lookups, which do not.
 ALSO_COUPLED = ["replaced", "fork that stops", "dynamic tree", "shared suffix tree", "token cache"]
-ALSO_COUPLED += ["cascade of a cache", "post-use", "ouroboros", "extended", "exp3"]
+ALSO_COUPLED += ["cascade of a cache", "post-use", "extended", "exp3"]
 
 
 @pytest.fixture
@@ -136,11 +133,6 @@ SAMPLED: dict[str, tuple[dict[str, Any], Sampling]] = {
     ),
     "post-use": (toy(POST_USE | {"anchors": 2}, "near", kind="fixed", max_tokens=2), PLAIN),
     "post-use that stops": (toy(POST_USE, "far", kind="svip", threshold=1.2, max_tokens=3), TOP_P),
-    "ouroboros": (
-        {"kind": "ouroboros", "draft": "near", "max_tokens": 2}
-        | {"phrases": 2, "phrase_length": 2, "window": 2},
-        TOP_K,
-    ),
     "hybrid": (
         {"kind": "hybrid", "lookup": SUFFIX, "min_match": 1, "otherwise": NEAR_CHAIN},
         PLAIN,

@@ -1,4 +1,4 @@
-"""Post-use and Ouroboros reuse phrases at the draft model and at the target, and change no text."""
+"""Post-use reuses phrases at the draft model and at the target, and changes no text."""
 
 import torch
 
@@ -6,7 +6,7 @@ from specdec_core.config import Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.post_use.drafter import PostUseDrafter
-from specdec_core.drafting.post_use.settings import OuroborosSettings, PostUseSettings
+from specdec_core.drafting.post_use.settings import PostUseSettings
 from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.tokens.statistics import Counts, TokenOrigin
@@ -112,47 +112,3 @@ def test_what_the_draft_model_confirms_returns_to_the_cache(tiny_pair):
     assert drafter.cache.phrases(sequence, key, 9) == [
         tuple(chain[:2]), (303, 304), (chain[0], 301, 302)
     ]  # fmt: skip
-
-
-def test_the_line_of_guesses_alone_saves_forwards(tiny_pair):
-    """Jacobi iteration: with no phrase ever found again, guesses still come true."""
-    settings = OuroborosSettings(max_tokens=8, pool=1, per_key=1, phrase_length=1)
-    guessed = Counts.of(generate(tiny_pair, settings))
-    chain = DraftModelSettings(policy=FixedSettings(max_tokens=8))
-    plain = Counts.of(generate(tiny_pair, chain))
-    assert guessed.n_draft / guessed.n_target < 0.9 * plain.n_draft / plain.n_target
-
-
-def test_the_pool_is_warm_for_the_next_request(tiny_pair):
-    engine = Engine(tiny_pair, Configuration(drafter=OuroborosSettings(max_tokens=2)))
-    prompt = engine.encode("x = 1\ny = 2\n")
-    first, second = (
-        engine.generate([Request("0", prompt, 60, ignore_eos=True)])[0] for _ in range(2)
-    )
-    assert first.tokens == second.tokens
-    assert second.counts.n_target < first.counts.n_target
-    assert second.counts.n_draft < first.counts.n_draft
-
-
-def test_the_next_line_is_what_the_draft_model_said_behind_the_last_one(tiny_pair):
-    engine = Engine(tiny_pair, Configuration(drafter=OuroborosSettings(window=4)))
-    drafter, checked = engine.drafter, 0
-    learn = drafter.learn
-
-    def check(sequence, drafted, outcome):
-        nonlocal checked
-        text = [*sequence.tokens, *drafted]
-        tree: TokenTree = outcome.tree
-        nodes = list(drafter._lines[sequence.slot].nodes)
-        learn(sequence, drafted, outcome)
-        line = drafter._lines[sequence.slot].tokens
-        assert len(line) == 4
-        decided = outcome.accepted + 1
-        said = [outcome.choices[node + 1] for node in nodes[decided - 1 :]]
-        assert line == [*said, *text[len(text) - (4 - len(said)) :]][:4]
-        assert [tree.parents[node] for node in nodes[1:]] == nodes[:-1]
-        checked += 1
-
-    drafter.learn = check
-    engine.generate([Request("0", engine.encode("x = 1\ny = 2\n"), 40, ignore_eos=True)])
-    assert checked > 10

@@ -22,7 +22,6 @@ DRAFTERS = {
     "dynamic tree": {"kind": "dynamic_tree"},
     "cascade": {"kind": "cascade"},
     "post-use": {"kind": "post_use"},
-    "ouroboros": {"kind": "ouroboros"},
 }
 
 

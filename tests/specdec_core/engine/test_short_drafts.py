@@ -20,7 +20,7 @@ from tests.specdec_core.recordings.test_every_kind import home  # noqa: F401 (a 
 LONG = 60  # tokens of an output: the target has 256 positions here
 # They draft from texts alone, which have no limit.
 FROM_TEXTS = {"prompt_lookup", "suffix", "token_cache", "hybrid"}
-FROM_TEXTS |= {"bandit", "schedule", "post_use", "ouroboros"}  # in part
+FROM_TEXTS |= {"bandit", "schedule", "post_use"}  # in part
 LOSSLESS = {"target_tree": {"branching": [1, 3, 2]}, "target_fork": {"width": 1}}
 
 

@@ -242,7 +242,7 @@ def test_what_the_recording_does_not_know_is_one_line(short):
         {"kind": "hybrid", "otherwise": UNEVEN, "merge": True},
         {"kind": "hybrid", "otherwise": UNEVEN, "extend": True},
         {"kind": "hybrid", "otherwise": chain("oracle")},
-        {"kind": "bandit", "arms": (2, {"kind": "ouroboros"})},
+        {"kind": "bandit", "arms": (2, {"kind": "dynamic_tree"})},
     )
     for configuration in (configured(SVIP_CHAIN, COUPLED), *map(configured, drafters)):
         assert not short.can(configuration)

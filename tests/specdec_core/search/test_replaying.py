@@ -47,7 +47,7 @@ SEARCH = [
     {"drafter": {"kind": "tree", "branching": {"choice": [[3, 1], [2, [2, 1]]]}}},
     {"drafter": {"kind": "hybrid", "otherwise": {"kind": "tree", "branching": [2, 1, 1]}}},
     {"drafter": {"kind": "bandit", "arms": [1, 4, {"kind": "suffix"}]}},
-    {"drafter": {"kind": "ouroboros"}},  # no recording tells it
+    {"drafter": {"kind": "dynamic_tree"}},  # no recording tells it
 ]
 
 
@@ -120,11 +120,11 @@ def test_replayed_counts_are_the_live_ones(replayed, tiny_pair):
             continue
         longest = getattr(getattr(configuration.drafter, "policy", None), "max_tokens", 0)
         # Autoregressive decoding is counted where it is timed.
-        decoded = longest == 21 or configuration.family in ("autoregressive", "ouroboros")
+        decoded = longest == 21 or configuration.family in ("autoregressive", "dynamic_tree")
         assert trial.replayed is not decoded
         engine.configure(configuration)
         assert trial.counts == Counts.of(engine.generate(requests)).as_dict(), configuration.label
-    assert families >= {"oracle", "ouroboros", "ucb", "tree"}
+    assert families >= {"oracle", "dynamic_tree", "ucb", "tree"}
 
 
 def test_the_result_says_what_the_replay_saved(replayed, recorded):
