@@ -49,8 +49,6 @@ VARIANTS = {
     "break_even": STYLES["confidence_product"]._replace(name="break-even", symbol="arrow-up"),
     "by_batch": STYLES["fixed"]._replace(name="K by batch", symbol="circle-dot"),
     "fork": STYLES["tree"]._replace(name="fork", symbol="star-triangle-down"),
-    "target_tree": STYLES["tree"]._replace(name="target's tree", symbol="star-diamond"),
-    "target_fork": STYLES["tree"]._replace(name="target's fork", symbol="star-diamond-open"),
     "dynamic_tree": STYLES["tree"]._replace(name="dynamic tree", symbol="star-square"),
     "suffix": STYLES["prompt_lookup"]._replace(name="suffix", symbol="circle-cross"),
     "token_cache": STYLES["prompt_lookup"]._replace(name="token cache", symbol="diamond-cross"),

@@ -91,7 +91,7 @@ def headliners(result: SweepResult) -> list[Trial]:
     """The two most important trials: the champion and the best fixed K, or, where that is the
     champion, the best of another family."""
     order = ranked(result)
-    best = champion(result) or next((t for t in order if t.configuration.lossless), None)
+    best = champion(result) or next(iter(order), None)
     if best is None:
         return []
     others = [t for t in order if t.configuration.family != best.configuration.family]

@@ -77,10 +77,6 @@ def main(
         Path | None,
         Option(help="Placement (YAML): the devices that draft and target are timed on."),
     ] = None,
-    allow_lossy: Annotated[
-        list[str] | None,
-        Option(help="Lossy method that may become champion; repeatable."),
-    ] = None,
     clients: Annotated[
         str | None, Option(help="Clients at once, as 1,4,8: the plan's workload.")
     ] = None,
@@ -98,8 +94,7 @@ def main(
     name: Name = None,
     fresh: Fresh = False,
 ) -> None:
-    """Find the fastest lossless configuration of a pair on your prompts (or, with methods that you
-    allow by name, the fastest of all).
+    """Find the fastest lossless configuration of a pair on your prompts.
 
     Where `specdec record` has recorded the same pair, prompts and settings, configurations are
     replayed from that, thousands in a minute. Interrupted, the same command resumes where it
@@ -120,14 +115,12 @@ def main(
         replay=False if no_replay else None,
         hardware=None if hardware is None else str(hardware),
         cluster=None if cluster is None else str(cluster),
-        allow_lossy=allow_lossy or None,
         workload=None if clients is None else {"clients": sizes(clients, "--clients")},
     )
     config = config or (QUICK if engine is None else SERVERS)
     if engine is not None:
-        given_here = {"--no-replay": no_replay, "--allow-lossy": allow_lossy}
-        if wrong := [option for option, value in given_here.items() if value]:
-            raise UserError(f"{wrong[0]}: not with --engine, which ranks by replay and races there")
+        if no_replay:
+            raise UserError("--no-replay: not with --engine, which ranks by replay and races there")
         sweep_server(engine, config, overrides, profile, name, fresh)
         return
     if profile is not None:

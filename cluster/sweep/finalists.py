@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from statistics import median
 
@@ -37,12 +37,12 @@ def time_finalists(
     autoregressive decoding. Fills `result.timings`, `.race`, `.champion` and, without a recording,
     `.oracles`. Returns the rounds of finalists that had only been replayed."""
     baseline = plan.autoregressive
-    contestants = [baseline, *_finalists(plan, result, observer)]
+    contestants = [baseline, *_finalists(plan, result)]
     race = FinalistRace(contestants, requests, further, bench, plan.race)
 
     def challengers(taken: Mapping[str, float]) -> list[Configuration]:
         _count(race, result, folder, observer)
-        return choose_challengers(result.trials, taken, plan.allow_lossy)
+        return choose_challengers(result.trials, taken)
 
     result.race = summary = race.run(challengers, plan.repeats, observer)
     result.champion = summary.champion
@@ -60,15 +60,9 @@ def time_finalists(
     return _compare(race, result, observer)
 
 
-def _finalists(
-    plan: ResolvedPlan, result: SweepResult, observer: SweepObserver
-) -> list[Configuration]:
+def _finalists(plan: ResolvedPlan, result: SweepResult) -> list[Configuration]:
     """The configurations to time: the best that may win, and all with asynchronous drafting."""
-    chosen = choose_finalists(result.trials, plan.finalists, plan.allow_lossy)
-    lossy = {m for t in result.trials for m in t.configuration.lossy_methods}
-    if kept_out := sorted(lossy - set(plan.allow_lossy)):
-        names = ", ".join(kept_out)
-        observer.warned(f"{names}: lossy, so counted but never the best (allow_lossy: [{names}])")
+    chosen = choose_finalists(result.trials, plan.finalists)
     asynchronous = [c for c in plan.configurations or () if c.asynchronous]
     return [*(trial.configuration for trial in chosen), *asynchronous]
 
@@ -118,13 +112,11 @@ def _compare(
     return {c.id: rounds_frame(race.generations(c), config_id=c.id) for c in replayed}
 
 
-def choose_finalists(
-    trials: Iterable[Trial], count: int, allow_lossy: Collection[str] = ()
-) -> list[Trial]:
+def choose_finalists(trials: Iterable[Trial], count: int) -> list[Trial]:
     """The best trials by estimated speedup that may win, the fastest first. The best trial of every
     family comes before further trials of a family, so that the estimate alone does not decide
     between kinds of drafting. Asynchronous drafting is left out: all of it is timed."""
-    may_win = [t for t in trials if t.may_win(allow_lossy) and not t.configuration.asynchronous]
+    may_win = [t for t in trials if t.may_win and not t.configuration.asynchronous]
     ranked = by_estimate(t for t in may_win if t.configuration.drafter is not None)
     leaders: dict[str, Trial] = {}
     for trial in ranked:
@@ -133,9 +125,7 @@ def choose_finalists(
     return by_estimate([*chosen.values()][:count])
 
 
-def choose_challengers(
-    trials: Sequence[Trial], taken: Mapping[str, float], allow_lossy: Collection[str] = ()
-) -> list[Configuration]:
+def choose_challengers(trials: Sequence[Trial], taken: Mapping[str, float]) -> list[Configuration]:
     """The configurations that may win, were not timed and may be faster than all timed ones: by
     estimates corrected by the times that were `taken` (:mod:`specdec_core.search.estimates`), less
     their typical error. The likeliest first."""
@@ -145,9 +135,7 @@ def choose_challengers(
     promising = [
         trial
         for trial in trials
-        if trial.id not in taken
-        and trial.may_win(allow_lossy)
-        and expected.get(trial.id, inf) < within
+        if trial.id not in taken and trial.may_win and expected.get(trial.id, inf) < within
     ]
     promising.sort(key=lambda trial: expected[trial.id])
     return [trial.configuration for trial in promising]

@@ -226,7 +226,7 @@ class _Sweep:
         alone, or for another machine by estimate."""
         if self.plan.hardware is not None:
             self.bench.kill()
-            may_win = [t for t in self.result.trials if t.may_win(self.plan.allow_lossy)]
+            may_win = [t for t in self.result.trials if t.may_win]
             self.result.champion = by_estimate(may_win)[0].id
             self._write_rounds({})
             self._choose_for_load(None)

@@ -181,11 +181,10 @@ def _regressed(prompts: str, family: str, measured: Sequence[Measured]) -> dict[
 def _row(table: Table, method: Method, number: int, measured: Measured) -> dict[str, Any]:
     timing, configuration = measured.timing, measured.configuration
     return {
-        "method": method.label,
+        "method": method.name,
         "prompts": measured.prompts,
         **({table.varied: table.values[number]} if table.varied else {}),
         "temperature": configuration.sampling.temperature,
-        "lossless": configuration.lossless,
         **{name: measured.metrics.get(name, math.nan) for name in get_args(Quantity)},
         "speedup_low": timing.low if timing else math.nan,
         "speedup_high": timing.high if timing else math.nan,

@@ -31,16 +31,13 @@ FORWARDS = {
 }
 MOST_COLUMNS = 6  # on a console
 LEGEND = (
-    "Bold: the best of its column among lossless methods; “=” before a ratio: cannot be told from "
-    "the fastest (the 95 % interval of the paired ratio includes 1); “(lossy)”: the output does "
-    "not keep the target's distribution."
+    "Bold: the best of its column; “=” before a ratio: cannot be told from the fastest (the 95 % "
+    "interval of the paired ratio includes 1)."
 )
 
 
 def report(result: PapersResult) -> Report:
     """Every table that has a prompt set left, and what they say."""
-    methods = [m for key in result.tables() for m in result.plan.methods(key)]
-    lossy = dict.fromkeys(method.name for method in methods if not method.lossless)
     sets = result.sets
     return Report(
         command="papers",
@@ -62,7 +59,6 @@ def report(result: PapersResult) -> Report:
         parts=[*tables(result), sentences(_named(result), "What the methods do", on_console=False)],
         metrics=dict(_metrics(result)),
         tags={
-            "lossy": ", ".join(lossy) or "none",
             **{f"prompts.{name}": prompts.digest for name, prompts in sets.items()},
             **result.environment,
         },
@@ -70,7 +66,7 @@ def report(result: PapersResult) -> Report:
 
 
 def findings(result: PapersResult) -> list[str]:
-    """For each prompt set the fastest lossless configuration, and how it compares with the best
+    """For each prompt set the fastest configuration, and how it compares with the best
     plain chain; each bandit against its best arm; and where each method of a table that varies a
     number is best."""
     lines: list[str] = []
@@ -82,7 +78,6 @@ def findings(result: PapersResult) -> list[str]:
             and m.timing is not None
             and m.configuration.drafter is not None
             and m.configuration.sampling.greedy
-            and m.configuration.lossless
         ]
         if timed:
             lines.append(_fastest_line(result, prompts, timed))
@@ -92,7 +87,7 @@ def findings(result: PapersResult) -> list[str]:
 
 
 class Timed(NamedTuple):
-    """A lossless configuration that drafts, timed with greedy decoding."""
+    """A configuration that drafts, timed with greedy decoding."""
 
     configuration: Configuration
     timing: Timing
@@ -169,7 +164,7 @@ def _against(result: PapersResult, key: str) -> Iterator[str]:
         found = [result.find(prompts, method.configurations[0]) for method in methods]
         timings = [measured.timing if measured else None for measured in found]
         shown = [
-            f"{method.label} {cells.of_ratio(timing.over(timings[0]))}"
+            f"{method.name} {cells.of_ratio(timing.over(timings[0]))}"
             for method, timing in zip(methods[1:], timings[1:], strict=True)
             if timing is not None and timings[0] is not None
         ]
@@ -204,7 +199,7 @@ def _peaks(result: PapersResult, key: str) -> Iterator[str]:
             if len(known) > 1:
                 best = max(known)
                 shown.append(
-                    f"{method.label} at {known[best]} ({cells.as_number(best, quantity.form)})"
+                    f"{method.name} at {known[best]} ({cells.as_number(best, quantity.form)})"
                 )
         if shown:
             best_values = "; ".join(shown)
@@ -262,7 +257,7 @@ def notes(result: PapersResult) -> list[str]:
     drafted = [
         (m.timing.differing_outputs, result.sets[m.prompts].count)
         for m in result.measured
-        if m.timing and m.configuration.drafter and m.configuration.drafter.lossless
+        if m.timing and m.configuration.drafter
         if m.configuration.sampling.greedy
     ]
     differing, outputs = (
@@ -270,7 +265,7 @@ def notes(result: PapersResult) -> list[str]:
     )
     if differing:
         lines.append(
-            f"{differing} of {outputs:,} greedy outputs of lossless methods differ from "
+            f"{differing} of {outputs:,} greedy outputs differ from "
             "autoregressive decoding's: verifying several tokens at once rounds differently, and "
             f"in {runner.target_dtype} near-ties flip."
         )
@@ -282,7 +277,7 @@ def _named(result: PapersResult) -> Iterator[tuple[str, Configuration]]:
     for key, table in result.tables().items():
         value = f" at {table.varied} = {table.values[0]}" if table.varied else ""
         for method in result.plan.methods(key):
-            yield f"{method.label}{value}", method.configurations[0]
+            yield f"{method.name}{value}", method.configurations[0]
 
 
 # The tables
@@ -315,7 +310,7 @@ def _table(result: PapersResult, key: str) -> Section:
         for number in range(len(table.values))
         for quantity in table.columns
     ]
-    texts: list[list[str]] = [[method.label for method in methods]]
+    texts: list[list[str]] = [[method.name for method in methods]]
     best: set[tuple[int, int]] = set()
     for place, column in enumerate(columns, start=1):
         values = [
@@ -375,11 +370,11 @@ def _brief(columns: pd.Index) -> list[str | tuple[str, str]]:
 
 
 def _leader(methods: Sequence[Method], column: Column, values: Sequence[float]) -> Method | None:
-    """The best lossless method of a column; none where there is nothing to choose from."""
+    """The best method of a column; none where there is nothing to choose from."""
     known = [
         (value, method)
         for value, method in zip(values, methods, strict=True)
-        if method.lossless and not math.isnan(value)
+        if not math.isnan(value)
     ]
     if len(known) < 2:
         return None

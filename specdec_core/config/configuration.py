@@ -173,16 +173,6 @@ class Configuration(Value):
         """Whether the target's process runs a draft model."""
         return self.drafter is not None and _runs_draft(self.drafter)
 
-    @property
-    def lossless(self) -> bool:
-        """Whether the output provably has the target's distribution."""
-        return self.drafter is None or self.drafter.lossless
-
-    @property
-    def lossy_methods(self) -> frozenset[str]:
-        """The kinds of its drafters that do not keep the target's distribution."""
-        return frozenset(p.kind for p in self.parts if not p.parts and not p.lossless)
-
     def unsupported_reason(self, recording: RecordingFacts) -> str | None:
         """Why a recording cannot tell what decoding by it would do; None where it can."""
         if self.sampling != recording.sampling:

@@ -33,8 +33,6 @@ DRAFTERS = {
     "draft_model": "specdec_core.drafting.draft_model",
     "tree": "specdec_core.drafting.tree",
     "fork": "specdec_core.drafting.tree",
-    "target_tree": "specdec_core.drafting.target_started",
-    "target_fork": "specdec_core.drafting.target_started",
     "dynamic_tree": "specdec_core.drafting.dynamic_tree",
     "prompt_lookup": "specdec_core.drafting.prompt_lookup",
     "suffix": "specdec_core.drafting.suffix",

@@ -52,7 +52,6 @@ class SpecDec(BaseModel):
     """How the tokens were decoded, summed over the request's choices (rates as in `Counts`)."""
 
     configuration: str  # its id
-    lossless: bool
     rounds: int  # forwards of the target model, N_target
     drafted: int
     accepted: int
@@ -72,7 +71,6 @@ class SpecDec(BaseModel):
         metrics = counts.metrics()
         return cls(
             configuration=configuration.id,
-            lossless=configuration.lossless,
             rounds=counts.n_target,
             drafted=counts.n_drafted,
             accepted=counts.n_accepted,

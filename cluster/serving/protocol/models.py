@@ -78,7 +78,6 @@ class Health(BaseModel):
     model: str
     configuration: str  # its id
     label: str
-    lossless: bool
     slots: int
     queue: int  # choices that may wait; further requests are refused
     max_length: int

@@ -21,8 +21,6 @@ DRAFTERS = {
     "dynamic tree": {"kind": "dynamic_tree"},
     "cascade": {"kind": "cascade", "policy": {"kind": "fixed", "max_tokens": 4}},
     "post-use": {"kind": "post_use"},
-    "one of the target's": {"kind": "target_tree", "branching": [1, 2, 2]},
-    "two of the target's": {"kind": "target_tree", "branching": [2, 2, 1]},
 }
 SAMPLINGS = {
     "greedy": Sampling(),
@@ -44,7 +42,6 @@ LEARNING = {
 FOLDER, HEAD = "FOLDER", "head"
 OTHERS = {
     "token cache": {"kind": "token_cache"},
-    "target fork": {"kind": "target_fork", "width": 1},
     "confidence": {"kind": "draft_model", "policy": {"kind": "confidence"}},
     "specdecpp": {
         "kind": "draft_model",
@@ -79,15 +76,6 @@ TEXTS = {
     " | 59 311 220 96 160 21 88 300 108 54 153 146",
     ("rejection", "post-use"): "237 272 302 234 124 219 19 246 181 274 89 66"
     " | 59 311 220 96 160 96 303 55 130 11 74 85",
-    ("rejection", "one of the target's"): "237 272 316 92 100 125 285 268 134 105 157 192"
-    " | 59 75 219 24 21 268 145 153 186 92 219 120",
-    ("rejection", "two of the target's"): "237 138 103 316 219 260 181 268 75 229 219 163"
-    " | 59 272 210 210 294 163 141 21 296 236 295 215",
-    # Choosing among several by what follows them is not lossless.
-    ("greedy", "two of the target's"): "214 258 31 302 153 31 214 258 80 259 82 31"
-    " | 275 249 318 96 126 126 170 211 96 162 210 186",
-    ("gumbel", "two of the target's"): "318 258 225 190 92 186 162 125 96 291 196 237"
-    " | 103 67 175 171 319 96 258 217 31 97 308 182",
 }
 # Forwards of the target and of the draft, candidates, accepted ones.
 COUNTS = {
@@ -99,8 +87,6 @@ COUNTS = {
         "dynamic tree": (14, 46, 220, 10),
         "cascade": (15, 38, 39, 9),
         "post-use": (13, 64, 73, 11),
-        "one of the target's": (16, 25, 74, 10),
-        "two of the target's": (15, 22, 88, 11),
     },
     "rejection": {
         "autoregressive": (24, 0, 0, 0),
@@ -110,8 +96,6 @@ COUNTS = {
         "dynamic tree": (20, 74, 356, 4),
         "cascade": (12, 33, 33, 12),
         "post-use": (10, 50, 50, 14),
-        "one of the target's": (15, 23, 68, 11),
-        "two of the target's": (12, 16, 64, 14),
     },
     "gumbel": {
         "autoregressive": (24, 0, 0, 0),
@@ -121,8 +105,6 @@ COUNTS = {
         "dynamic tree": (10, 34, 168, 14),
         "cascade": (13, 34, 34, 11),
         "post-use": (12, 56, 62, 12),
-        "one of the target's": (14, 22, 66, 12),
-        "two of the target's": (12, 18, 72, 14),
     },
 }
 

@@ -16,19 +16,18 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from research.drift.toy_pair import NEAR, PROMPT, VOCABULARY, toy_pair
 from specdec_core.config import AUTOREGRESSIVE, Sampling
 from specdec_core.engine import Engine, Request
 from specdec_core.tokens.text_warper import TextWarper
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.kinds import configured
 from tests.specdec_core.models.eagle.pair_heads import head_of
+from tests.specdec_core.toy_pair import NEAR, PROMPT, VOCABULARY, toy_pair
 
 DRAFTERS: dict[str, dict[str, Any]] = {
     "chain": {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 3.0}},
     "tree": {"kind": "tree", "branching": [3, 2, 1]},
     "fork": {"kind": "fork"},
-    "target tree": {"kind": "target_tree", "branching": [1, 3, 2]},
     "dynamic tree": {"kind": "dynamic_tree"},
     "lookup": {"kind": "prompt_lookup"},
     "cascade": {"kind": "cascade"},

@@ -120,21 +120,6 @@ def test_another_machine_is_a_file_or_its_content_and_part_of_the_digest(tmp_pat
         load_plan(write(tmp_path), hardware=str(file))
 
 
-def test_lossy_methods_are_allowed_by_name_alone(tmp_path):
-    lossy = {"drafter": {"kind": "target_tree", "branching": [2, 2]}}
-    exact = {"drafter": {"kind": "target_tree", "branching": [1, 2]}}
-    far = {"name": "far", "target": 0.1, "drafts": {"*": 0.02}}
-    assert load_plan(write(tmp_path)).allow_lossy == ()
-    assert load_plan(write(tmp_path, allow_lossy=["target_tree"])).allow_lossy == ("target_tree",)
-    with pytest.raises(UserError, match=r"sweep.yaml: allow_lossy: .*'all'.*target_tree"):
-        load_plan(write(tmp_path, allow_lossy=["all"]))
-    load_plan(write(tmp_path, search=[lossy]))  # timed, it has autoregressive decoding to lose to
-    load_plan(write(tmp_path, search=[lossy, exact], hardware=far))
-    load_plan(write(tmp_path, search=[lossy], hardware=far, allow_lossy=["target_tree"]))
-    with pytest.raises(UserError, match=r"only lossy methods.*allow_lossy: \[target_tree\]"):
-        load_plan(write(tmp_path, search=[lossy], hardware=far))
-
-
 def test_counting_by_replay_or_live_is_the_same_sweep():
     plan = Plan.model_validate({"search": [FIXED]})
     for changes in ({"replay": False}, {"traces": "recorded"}):

@@ -216,7 +216,7 @@ def test_another_machine_ranks_without_timing_anything(recorded, tiny_spec, prom
         assert result.autoregressive is None
     # Where drafting is free the fewest verifications win, where it is expensive no draft.
     fewest = min(
-        (t for t in cheap.trials if t.may_win()), key=lambda t: t.metrics["verification_rate"]
+        (t for t in cheap.trials if t.may_win), key=lambda t: t.metrics["verification_rate"]
     )
     assert cheap.champion == fewest.id
     assert dear.champion_trial.counts["n_draft"] == 0
