@@ -34,7 +34,6 @@ STYLES = {
     "confidence": Style("confidence", "#2fb074", "diamond"),
     "confidence_product": Style("confidence product", "#675b00", "diamond-tall"),
     "svip": Style("SVIP", "#f93443", "triangle-up"),
-    "pre_cut": Style("pre-cut", "#84484d", "pentagon"),
     "specdecpp": Style("SpecDec++", "#5125fd", "hexagram"),
     "decision": Style("decision model", "#91a1ff", "triangle-down"),
     "prompt_lookup": Style("prompt lookup", "#b14fff", "cross"),
@@ -70,7 +69,7 @@ GRID = "rgba(128,134,145,0.22)"
 TARGET_COLOUR = "#5d6a82"
 DRAFT_COLOURS = [STYLES["fixed"].colour, STYLES["heuristic"].colour, *OTHER_COLOURS]
 # A bandit's arms, in their order, and the dashes of bandits that are drawn in INK.
-ARM_COLOURS = [*DRAFT_COLOURS, STYLES["confidence"].colour, STYLES["pre_cut"].colour]
+ARM_COLOURS = [*DRAFT_COLOURS, STYLES["confidence"].colour, "#84484d"]
 DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
 PARTS = {  # of the time of a token
     "target forwards": TARGET_COLOUR,

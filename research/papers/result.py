@@ -93,7 +93,8 @@ class PapersResult(Document):
     measured: list[Measured]
     environment: dict[str, str] = Field(default={})
     target_costs: dict[str, float] = Field(
-        default={}, description="a target forward in steps of a draft, where a policy asks for it"
+        default={},
+        description="a target forward in candidates of a draft, where a policy asks",
     )
 
     def tables(self) -> dict[str, Table]:

@@ -193,7 +193,7 @@ def run_papers(
                 sets={key: sets[key] for key in sets if key in work},
                 measured=[m for key, timed in work.items() for m in _read(folder, key, timed)],
                 environment=bench.environment(),
-                target_costs=bench.__ray_call__(lambda own: own.engine.costs.calls),
+                target_costs=bench.__ray_call__(lambda own: own.engine.costs.known),
             )
             result.save(folder.path)
         bench.kill()

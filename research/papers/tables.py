@@ -250,7 +250,7 @@ def notes(result: PapersResult) -> list[str]:
         LEGEND,
     ]
     if result.target_costs:
-        costs = (f"{cost:g} steps of {draft}" for draft, cost in result.target_costs.items())
+        costs = (f"{cost:g} candidates of {draft}" for draft, cost in result.target_costs.items())
         lines.append(f"To policies that ask, a target forward costs {', '.join(costs)}: measured.")
     if missing:
         lines.append(f"Left out, because their prompts are not here: {', '.join(missing)}.")

@@ -17,7 +17,7 @@ from specdec_core.config.expected import expected, written
 T = TypeVar("T")
 
 # The keys by which a configuration names what it reads beside its models, or the place of that.
-READ = ("head", "state", "table")
+READ = ("head", "state")
 
 
 class Value(BaseModel):

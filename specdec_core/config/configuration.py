@@ -112,7 +112,7 @@ class Configuration(Value):
             return self
 
         def at_cost(policy: PolicySettings, draft: str | None) -> PolicySettings:
-            return policy.at_cost(policy.cost_by(costs, draft)) if policy.asks_cost else policy
+            return policy.at_cost(costs.target_in_candidates(draft)) if policy.asks_cost else policy
 
         return self.model_copy(update={"drafter": _changed(self.drafter, None, at_cost)})
 

@@ -52,7 +52,6 @@ POLICIES = {
     "svip": "specdec_core.drafting.policies.confidence",
     "confidence_product": "specdec_core.drafting.policies.confidence",
     "break_even": "specdec_core.drafting.policies.break_even",
-    "pre_cut": "specdec_core.drafting.policies.pre_cut",
     "specdecpp": "specdec_core.drafting.policies.heads",
     "decision": "specdec_core.drafting.policies.heads",
     "oracle": "specdec_core.drafting.policies.oracle",

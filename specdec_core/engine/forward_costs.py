@@ -13,7 +13,6 @@ import logging
 import statistics
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 from specdec_core.base.environment import machine
 from specdec_core.base.errors import UserError
@@ -30,19 +29,11 @@ log = logging.getLogger(__name__)
 _REPEATS = 7  # the first ones warm up
 
 
-class MeasuredForward(NamedTuple):
-    """A target forward of one token, to three digits: in `calls` of a draft model,
-    c = t_target / t_draft (Post-use & Pre-cut, §5.2), and in `candidates`, each of which takes
-    t_draft and a place in the target's forward."""
-
-    calls: float
-    candidates: float
-
-
 class ForwardCosts:
-    """The cost of a target forward in the process that has a pair's models: `known`, by draft.
-    Measuring interleaves the models and leaves their rows unchanged. For a target in another
-    program, `target` is a function of n that returns the seconds of a forward of n tokens.
+    """The cost of a target forward in the process that has a pair's models: `known`, by draft, to
+    three digits, in what a candidate takes: a call of the draft model and a place in the target's
+    forward. Measuring interleaves the models and leaves their rows unchanged. For a target in
+    another program, `target` is a function of n that returns the seconds of a forward of n tokens.
 
     Raises:
         UserError: (all methods) the draft's weights are not in this process.
@@ -52,34 +43,22 @@ class ForwardCosts:
         self, pair: Pair, target: ModelRunner | Callable[[int], float], drafts: DraftRunners
     ) -> None:
         self._pair, self._target, self._drafts = pair, target, drafts
-        self.known: dict[str, MeasuredForward] = {}
-
-    @property
-    def calls(self) -> dict[str, float]:
-        """The known costs, in calls of each draft."""
-        return {name: cost.calls for name, cost in self.known.items()}
-
-    def target_cost(self, draft: str | None = None) -> float:
-        """See :class:`specdec_core.config.Costs`."""
-        return self._of(draft).calls
+        self.known: dict[str, float] = {}
 
     def target_in_candidates(self, draft: str | None = None) -> float:
         """See :class:`specdec_core.config.Costs`."""
-        return self._of(draft).candidates
-
-    def _of(self, draft: str | None) -> MeasuredForward:
         name = self._pair.draft_name(draft)
         if name not in self.known:
             self.known[name] = self._found(name)
         return self.known[name]
 
-    def _found(self, name: str) -> MeasuredForward:
+    def _found(self, name: str) -> float:
         if isinstance(self._target, ModelRunner):
             return _kept(self._pair, self._target, self._drafts, name)
         return _measured(self._pair, self._target, self._drafts, name)
 
 
-def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> MeasuredForward:
+def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> float:
     if next(pair.drafts[name].parameters()).is_meta:
         raise UserError(
             f"policy.target_cost: profile: draft {name} runs elsewhere and cannot be timed here;"
@@ -91,22 +70,20 @@ def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> M
     weights = [pair.fingerprints[TARGET], pair.fingerprints[name]]
     runner = pair.spec.runner.model_dump(mode="json", exclude={"max_length"})
     run_by = type(target).__name__  # a target may be split among processes
-    facts = json.dumps([weights, runner, run_by, machine()], sort_keys=True)
+    facts = json.dumps(["candidates", weights, runner, run_by, machine()], sort_keys=True)
     kept = kept_folder("costs") / f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with alone(kept):
             if not kept.exists():
-                write_atomically(kept, json.dumps(_measured(pair, timed, drafts, name)))
-        return MeasuredForward(*json.loads(kept.read_text()))
+                write_atomically(kept, str(_measured(pair, timed, drafts, name)))
+        return float(kept.read_text())
     except OSError as error:
         log.warning("%s: what a target forward costs cannot be kept: %s", kept.parent, error)
         return _measured(pair, timed, drafts, name)
 
 
-def _measured(
-    pair: Pair, target: Callable[[int], float], drafts: DraftRunners, name: str
-) -> MeasuredForward:
+def _measured(pair: Pair, target: Callable[[int], float], drafts: DraftRunners, name: str) -> float:
     if name in pair.draft_models:
         own = drafts.open(name)
     else:
@@ -118,4 +95,4 @@ def _measured(
         seconds.append(times)
     alone, more, of_draft = map(statistics.median, zip(*seconds[2:], strict=True))
     place = max(more - alone, 0.0) / CANDIDATES
-    return MeasuredForward(*(float(f"{alone / each:.3g}") for each in (of_draft, of_draft + place)))
+    return float(f"{alone / (of_draft + place):.3g}")

@@ -21,7 +21,6 @@ a1ed5f7f46 {kind: draft_model, draft: small, policy: {kind: fixed, max_tokens: 7
 884e3b70de {kind: draft_model, policy: {kind: svip, threshold: 1.1, max_tokens: 12}}
 1ae0acdfc0 {kind: draft_model, policy: {kind: confidence_product}}
 f255624e2d {kind: draft_model, policy: {kind: break_even}}
-63d47d94b1 {kind: draft_model, policy: {kind: pre_cut, target_cost: 8.5, bins: 4}}
 d821cf09a1 {kind: draft_model,
  policy: {kind: specdecpp, head: 'bundled:small-joint', min_tokens: 1}}
 b8020c211c {kind: draft_model, policy: {kind: decision, head: t2, cumulative: true}}

@@ -18,7 +18,7 @@ CHAIN = chain(max_tokens=4)
 DYNAMIC = {"kind": "dynamic_tree", "expand": 3, "children": 3, "keep": 10}
 MIXED = [
     CHAIN,
-    chain("pre_cut", max_tokens=5),
+    chain("break_even", max_tokens=5),
     {"kind": "tree", "branching": [3, 2]},
     {"kind": "post_use", "policy": {"kind": "fixed", "max_tokens": 4}},
     {"kind": "prompt_lookup"},
@@ -36,7 +36,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "replaced": {"kind": "tree", "branching": [2, 2, 1], "replacement": True},
     "fork": fork(kind="fixed", max_tokens=5),
     "fork that stops": fork(kind="confidence", threshold=0.08, max_tokens=8),
-    "fork that learns": fork(kind="pre_cut", target_cost=5, max_tokens=8),
+    "fork that learns": fork(kind="break_even", target_cost=5, max_tokens=8),
     "fork by a head": fork(kind="specdecpp", head="random", threshold=0.6, max_tokens=8),
     "dynamic tree": DYNAMIC,
     "dynamic tree that stops": DYNAMIC | fork("dynamic_tree", kind="svip", threshold=2.25),
@@ -54,7 +54,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "reuse at the draft": {"kind": "post_use", "at_target": 0},
     "reuse at the target": {"kind": "post_use", "at_draft": 0, "anchors": 2},
     "post-use by its costs": {"kind": "post_use", "cache": CACHE | {"memory": "all"}}
-    | fork("post_use", kind="pre_cut", target_cost=5),
+    | fork("post_use", kind="break_even", target_cost=5),
     "post-use that stops": {"anchors": 5} | fork("post_use", kind="svip", threshold=2.3),
     "hybrid": {"kind": "hybrid", "otherwise": CHAIN},
     "merged": {"kind": "hybrid", "otherwise": CHAIN, "merge": True},

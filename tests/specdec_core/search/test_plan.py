@@ -22,7 +22,7 @@ def write(folder, **content):
 
 
 POLICIES = {"fixed", "heuristic", "confidence", "confidence_product", "svip", "break_even"}
-POLICIES |= {"pre_cut", "specdecpp", "decision"}
+POLICIES |= {"specdecpp", "decision"}
 COPIES, MIXED = {"prompt_lookup", "suffix"}, {"tree", "cascade", "hybrid"}
 
 

@@ -41,7 +41,7 @@ SEARCH = [
     drafting(kind="fixed", max_tokens=[2, 5, 21]),  # 21: longer than was recorded
     drafting(kind="heuristic", transient=False),
     drafting(kind="confidence_product", threshold=[0.2, 0.5]),
-    drafting(kind="pre_cut", target_cost=5),
+    drafting(kind="break_even", target_cost=5),
     drafting(kind="oracle"),
     {"drafter": {"kind": "prompt_lookup"}},
     {"drafter": {"kind": "tree", "branching": {"choice": [[3, 1], [2, [2, 1]]]}}},
