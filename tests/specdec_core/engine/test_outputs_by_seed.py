@@ -115,7 +115,7 @@ def pair(tiny_pair):
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tiny_pair, tmp_path_factory):
     """Has an acceptance head."""
     folder = tmp_path_factory.mktemp("made")
     save_random_head(tiny_pair, "specdecpp", folder / "specdecpp")

@@ -24,7 +24,7 @@ def replay(tiny_pair, requests, tmp_path_factory):
 
 
 @pytest.fixture
-def home(tiny_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def home(tiny_pair, tmp_path, monkeypatch):
     """A workspace with the heads that kinds ask for."""
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
     for kind in ("specdecpp", "t1"):
