@@ -46,7 +46,6 @@ STYLES = {
 VARIANTS = {
     "lasting_heuristic": STYLES["heuristic"]._replace(name="lasting heuristic", symbol="square-x"),
     "break_even": STYLES["confidence_product"]._replace(name="break-even", symbol="arrow-up"),
-    "by_batch": STYLES["fixed"]._replace(name="K by batch", symbol="circle-dot"),
     "fork": STYLES["tree"]._replace(name="fork", symbol="star-triangle-down"),
     "dynamic_tree": STYLES["tree"]._replace(name="dynamic tree", symbol="star-square"),
     "suffix": STYLES["prompt_lookup"]._replace(name="suffix", symbol="circle-cross"),

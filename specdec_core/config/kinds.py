@@ -46,7 +46,6 @@ DRAFTERS = {
 }
 POLICIES = {
     "fixed": "specdec_core.drafting.policies.fixed",
-    "by_batch": "specdec_core.drafting.policies.by_batch",
     "heuristic": "specdec_core.drafting.policies.heuristic",
     "confidence": "specdec_core.drafting.policies.confidence",
     "svip": "specdec_core.drafting.policies.confidence",

@@ -135,8 +135,8 @@ class PerSlot(LengthPolicy):
         self.learns = any(policy.learns for policy in policies.values())
         self.reads = sorted({name for policy in policies.values() for name in policy.reads})
 
-    def limit(self, slot: int, batch: int = 1) -> int:
-        return self._of(slot).limit(slot, batch)
+    def limit(self, slot: int) -> int:
+        return self._of(slot).limit(slot)
 
     def go_on(self, signals: Signals) -> Sequence[bool]:
         places: dict[int, list[int]] = {}

@@ -107,7 +107,7 @@ class ChainDrafter(Drafter):
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         drafts = [
-            ChainInProgress(s, min(self.model.room(s), self.policy.limit(s.slot, s.batch)))
+            ChainInProgress(s, min(self.model.room(s), self.policy.limit(s.slot)))
             for s in sequences
         ]
         active = [draft for draft in drafts if draft.limit > 0]

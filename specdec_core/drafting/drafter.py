@@ -154,12 +154,10 @@ class Resources:
 
     def policy(self, draft: str | None, settings: PolicySettings) -> LengthPolicy:
         """The length policy of a draft model that `settings` describe. The model's runner returns
-        hidden states, and is lazy, where the policy asks for that."""
+        hidden states where the policy asks for them."""
         policy = build_policy(settings, partial(self.load_head, draft))
         if policy.needs_hidden:
             self.draft_runner(draft).watch_hidden(True)
-        if policy.rests:
-            self.draft_runner(draft).lazy = True
         return policy
 
     def recorded_chain(self, draft: str | None) -> Any | None:

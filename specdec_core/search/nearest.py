@@ -18,7 +18,6 @@ from specdec_core.cost import Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.dynamic_tree.settings import DynamicTreeSettings
 from specdec_core.drafting.hybrid import HybridSettings
-from specdec_core.drafting.policies.by_batch import ByBatchSettings
 from specdec_core.drafting.policies.confidence import ConfidenceSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.heuristic import HeuristicSettings
@@ -28,7 +27,6 @@ from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.chains import whole_chains
 from specdec_core.search.results import METRIC, Trial, by_estimate
-from specdec_core.servers.chains import fixed_chain
 from specdec_core.servers.server import Counterpart, Models, Server
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
@@ -157,14 +155,8 @@ def _resting(
     server has settings for that; else `found` at every load."""
     if found is None or None not in schedule.ranges.values():
         return found
-    resting: DrafterSettings
-    if (chain := fixed_chain(found)) is not None:
-        tokens = {least: chain.most if d else 0 for least, d in schedule.ranges.items()}
-        resting = DraftModelSettings(draft=chain.draft, policy=ByBatchSettings(tokens=tokens))
-    else:
-        resting = ScheduleSettings(
-            ranges={least: found if d else None for least, d in schedule.ranges.items()}
-        )
+    ranges = {least: found if d else None for least, d in schedule.ranges.items()}
+    resting = ScheduleSettings(ranges=ranges)
     return resting if server.counterpart(resting, models) is not None else found
 
 

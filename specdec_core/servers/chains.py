@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from specdec_core.config import DrafterSettings
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.by_batch import ByBatchSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 
@@ -40,8 +39,8 @@ class LengthSettings:
 
 
 def fixed_chain(drafter: DrafterSettings | None) -> LengthSettings | None:
-    """The chain that a drafter is: of a fixed length, by batch size, or a schedule of such with
-    one draft. None for other drafters."""
+    """The chain that a drafter is: of a fixed length, or a schedule of such with one draft. None
+    for other drafters."""
     if isinstance(drafter, ScheduleSettings):
         return _scheduled(drafter)
     if type(drafter) is not DraftModelSettings:
@@ -49,8 +48,6 @@ def fixed_chain(drafter: DrafterSettings | None) -> LengthSettings | None:
     policy = drafter.policy
     if isinstance(policy, FixedSettings):
         return LengthSettings(drafter.draft, (LoadRange(1, None, policy.max_tokens),))
-    if isinstance(policy, ByBatchSettings):
-        return LengthSettings(drafter.draft, spans(policy.tokens))
     return None
 
 

@@ -13,7 +13,7 @@ from specdec_core.servers.model_files import models_of
 from specdec_core.servers.table import SERVERS
 
 CHAIN = {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": 3}}
-BY_BATCH = CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 3, 4: 0}}}
+BY_LOAD = {"kind": "schedule", "ranges": {1: CHAIN, 4: None}}
 SVIP = {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 1.5}}
 
 
@@ -33,7 +33,7 @@ def chosen(*drafters):
 
 @pytest.mark.parametrize("kind", [BenchPlan, LoadPlan])
 def test_a_schedule_is_run_as_it_is_exported_and_as_it_is(tiny_pair, venv, kind):
-    schedule = parse(Configuration, {"drafter": BY_BATCH}, "test")
+    schedule = parse(Configuration, {"drafter": BY_LOAD}, "test")
     modes = our_modes(kind(pair=tiny_pair.spec, chosen=(schedule,)), tiny_pair)
     export, plug_in = modes["vllm"]
     assert export.name == f"vLLM with our export, {schedule.label}"

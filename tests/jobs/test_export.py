@@ -177,7 +177,7 @@ def test_vllm_reads_what_is_written(exported, tmp_path, padded):
         folder = pad_logits(located("bundled:draft-small"), tmp_path / "padded")
         drafts = {"small": str(folder)}
         pair = replace(pair, spec=pair.spec.model_copy(update={"drafts": drafts}))
-    by_load = CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 5, 4: 2, 8: 0}}}
+    by_load = {"kind": "schedule", "ranges": {1: 5, 4: 2, 8: None}}
     shown = exported(by_load, "--to", "vllm", "--out", tmp_path, spec=pair.spec)
     assert ("numbers of logits" in shown) == padded
     [read] = read_by_vllm(pair, [tmp_path], "num_speculative_tokens_per_batch_size")

@@ -7,7 +7,6 @@ from specdec_core.config.kinds import DRAFTERS, POLICIES, KindSettings, kinds_of
 
 NEEDED: dict[str, dict[str, Any]] = {
     "break_even": {"target_cost": 5},
-    "by_batch": {"tokens": {1: 4, 2: 0}},
     "specdecpp": {"head": "specdecpp"},
     "decision": {"head": "t1"},
     "bandit": {"arms": [2, {"kind": "prompt_lookup"}]},

@@ -59,10 +59,7 @@ class DynamicTreeDrafter(Drafter):
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SlotState]) -> list[TokenTree]:
         growth = Growth(self.context, sequences)
-        values = [
-            _Values(min(self.context.room(s), self.policy.limit(s.slot, s.batch)))
-            for s in sequences
-        ]
+        values = [_Values(min(self.context.room(s), self.policy.limit(s.slot))) for s in sequences]
         wanted = {i: [ROOT] for i, tree in enumerate(values) if tree.limit > 0}
         depth = 0
         while wanted:

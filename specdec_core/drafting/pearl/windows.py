@@ -83,7 +83,7 @@ class Windows:
         for slot, window in self._windows.items():
             while window.last.drawn is not None and not window.stopped:
                 if not window.drafted:
-                    window.limit = policy.limit(slot, len(self._windows))
+                    window.limit = policy.limit(slot)
                 signals = window.take(slot)
                 ends = window.drafted >= window.limit or window.last.token in self._final
                 goes_on = (policy.learns or not ends) and policy.go_on(signals)[0]

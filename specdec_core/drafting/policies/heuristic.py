@@ -46,7 +46,7 @@ class HeuristicPolicy(LengthPolicy):
         super().__init__(settings)
         self._lengths: dict[int, int] = {}
 
-    def limit(self, slot: int, batch: int = 1) -> int:
+    def limit(self, slot: int) -> int:
         return self._lengths.get(slot, min(self.settings.start, self.settings.max_tokens))
 
     def observe(self, slot: int, outcome: PolicyOutcome) -> None:

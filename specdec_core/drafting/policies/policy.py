@@ -60,9 +60,6 @@ class LengthPolicy:
     # Learns from its candidates: `go_on` sees each of them, also where its answer is not needed
     # because the round is at its limit or the sequence at its end.
     learns = False
-    # May want no candidates for many rounds; the draft model then reads a sequence only when it
-    # drafts.
-    rests = False
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
@@ -72,9 +69,9 @@ class LengthPolicy:
         other bounds of the round; None where that depends on earlier rounds."""
         return None
 
-    def limit(self, slot: int, batch: int = 1) -> int:
-        """The most candidate tokens in the coming round of `slot`, which `batch` requests share;
-        called once a round, at its beginning."""
+    def limit(self, slot: int) -> int:
+        """The most candidate tokens in the coming round of `slot`; called once a round, at its
+        beginning."""
         return int(self.settings.max_tokens)
 
     def go_on(self, signals: Signals) -> Sequence[bool]:
@@ -119,9 +116,9 @@ class Rule(LengthPolicy):
         """Whether to stop at a value (a number or an array of any shape)."""
         return value < self.settings.threshold
 
-    def limit(self, slot: int, batch: int = 1) -> int:
+    def limit(self, slot: int) -> int:
         self._products[slot] = 1.0
-        return super().limit(slot, batch)
+        return super().limit(slot)
 
     def go_on(self, signals: Signals) -> Sequence[bool]:
         before = [self._products[slot] for slot in signals.slots] if self.cumulative else ()

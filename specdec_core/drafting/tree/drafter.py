@@ -118,7 +118,7 @@ class TreeDrafter(Drafter):
         """The most levels that the policy allows for in the coming round."""
         if self.policy is None:
             return int(self.settings.depth)
-        limits = (self.policy.limit(b, sequence.batch) for b in self._branches(sequence))
+        limits = (self.policy.limit(b) for b in self._branches(sequence))
         return max(limits)
 
     def _go_on(

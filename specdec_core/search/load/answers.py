@@ -13,9 +13,6 @@ import numpy as np
 from specdec_core.config import Configuration, DrafterSettings
 from specdec_core.cost import proposer_keys
 from specdec_core.drafting.bandit.settings import BanditSettings
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.by_batch import ByBatchSettings
-from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.schedule.settings import ScheduleSettings
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.rounds import NO_ARM, ReplayedRounds
@@ -101,8 +98,8 @@ class Answers:
 
 
 def drafters_by_load(drafter: DrafterSettings | None) -> dict[int, DrafterSettings | None]:
-    """The drafter by the least number of requests that decode together: a schedule's drafters, and
-    a draft model's chains by their length where the policy is by_batch; None: no drafting."""
+    """The drafter by the least number of requests that decode together: a schedule's drafters;
+    None: no drafting."""
     if isinstance(drafter, ScheduleSettings):
         ranges: dict[int, DrafterSettings | None] = {}
         ends = [*list(drafter.ranges)[1:], None]
@@ -111,11 +108,6 @@ def drafters_by_load(drafter: DrafterSettings | None) -> dict[int, DrafterSettin
                 if end is None or least < end:
                     ranges[max(least, begin)] = each
         return ranges
-    if isinstance(drafter, DraftModelSettings) and isinstance(drafter.policy, ByBatchSettings):
-        return {
-            least: drafter.model_copy(update={"policy": FixedSettings(max_tokens=k)}) if k else None
-            for least, k in drafter.policy.tokens.items()
-        }
     return {1: drafter}
 
 
@@ -225,13 +217,11 @@ def _by_position(
 
 def _rests(replay: Replay, configuration: Configuration, draft: str) -> bool:
     """Whether a draft model prefills a sequence only when it proposes after it: another range's
-    drafter, or another arm of a bandit, does not use it, or its policy drafts nothing at some
-    load."""
+    drafter, or another arm of a bandit, does not use it."""
     first = next(iter(replay.header.pair.drafts), None)
     for part in configuration.parts:
         if isinstance(part, BanditSettings | ScheduleSettings):
             for each in part.parts:
                 if draft not in (name or first for inner in each.walk() for name in inner.drafts):
                     return True
-    policies = (policy for _, policy in configuration.policies)
-    return any(isinstance(p, ByBatchSettings) and 0 in p.tokens.values() for p in policies)
+    return False

@@ -76,9 +76,6 @@ WARM, COLD = ({"drafter": {"kind": "suffix"}, "sampling": {"temperature": t}} fo
         ({"kind": "schedule", "ranges": {0: 3, 1: 2}}, "greater than or equal to 1"),
         ({"kind": "schedule", "ranges": {1: AHEAD, 3: AHEAD | {"window": 3}}}, "more than one"),
         ({"kind": "schedule", "ranges": {1: WARM, 3: 2, 5: COLD}}, "different sampling"),
-        (DRAFT | {"policy": {"kind": "by_batch", "tokens": {2: 3}}}, "no K for 1 request"),
-        (DRAFT | {"policy": {"kind": "by_batch", "tokens": {1: 0, 4: 0}}}, "drafts nothing"),
-        (DRAFT | {"policy": {"kind": "by_batch", "tokens": {0: 2, 1: 3}}}, "greater than or equal"),
         (
             {"kind": "hybrid", "merge": True, "lookup": {"kind": "suffix", "max_tokens": 20}}
             | {"otherwise": {"kind": "dynamic_tree", "keep": 128}},

@@ -15,7 +15,6 @@ WRITTEN = """
 588cf43aef null
 46718f0aa2 {kind: draft_model}
 a1ed5f7f46 {kind: draft_model, draft: small, policy: {kind: fixed, max_tokens: 7}}
-717b78af74 {kind: draft_model, policy: {kind: by_batch, tokens: {4: 2, 1: 5, 16: 0}}}
 8f82136cce {kind: draft_model, policy: {kind: heuristic, start: 3, transient: false}}
 350c9ff6ea {kind: draft_model, policy: {kind: confidence, threshold: 0.6}}
 884e3b70de {kind: draft_model, policy: {kind: svip, threshold: 1.1, max_tokens: 12}}

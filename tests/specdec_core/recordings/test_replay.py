@@ -73,7 +73,6 @@ DRAFTERS: dict[str, Drafter] = {
 }  # fmt: skip
 LASTING: dict[str, Drafter] = {
     "lasting heuristic": chain("heuristic", transient=False),
-    "by batch": chain("by_batch"),
     "suffix of all": SUFFIX | {"memory": "all"},
     "cascade by its calls": {"kind": "cascade", "proposer": SUFFIX, "policy": policy("break_even")},
     "reuse by its calls": {"kind": "post_use", "cache": CACHE, "policy": policy("break_even")},

@@ -67,14 +67,13 @@ def nearest(server, drafter, replay, draft):
 
 def test_a_schedule_is_replaced_by_what_is_nearest_for_one_request_and_rests_where_it_does(replay):
     alone = nearest("vllm", SVIP, replay, 0.001)
-    most = alone.drafter.policy.max_tokens
     ranked = rank(SERVERS["vllm"], MODELS, replay, profile(0.001))
     assert ranked[0].configuration.drafter == alone.drafter
     assert len(ranked) == alone.tried
     resting = {"kind": "schedule", "ranges": {1: SVIP, 4: {"kind": "suffix"}, 8: None}}
     found = nearest("vllm", resting, replay, 0.001)
     assert found.share == alone.share
-    assert found.drafter.policy.tokens == {1: most, 4: most, 8: 0}
+    assert found.drafter.ranges == {1: alone.drafter, 4: alone.drafter, 8: None}
     # One that drafts at every load, and a server that cannot rest, get the same for all.
     ranges = {1: SVIP, 4: {"kind": "suffix"}}
     assert nearest("vllm", {"kind": "schedule", "ranges": ranges}, replay, 0.001) == alone

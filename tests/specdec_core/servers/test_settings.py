@@ -24,7 +24,18 @@ MODELS = Models(
 )
 CHAIN = {"kind": "draft_model", "draft": "small", "policy": {"kind": "fixed", "max_tokens": 4}}
 EAGLE = CHAIN | {"draft": "head"}
-BY_LOAD = CHAIN | {"policy": {"kind": "by_batch", "tokens": {1: 5, 4: 5, 8: 2, 16: 0}}}
+
+
+def by_load(chain: dict[str, Any], tokens: dict[int, int]) -> dict[str, Any]:
+    """A schedule of the chain with these lengths; 0 drafts nothing."""
+    lengths = {
+        least: chain | {"policy": {"kind": "fixed", "max_tokens": k}} if k else None
+        for least, k in tokens.items()
+    }
+    return {"kind": "schedule", "ranges": lengths}
+
+
+BY_LOAD = by_load(CHAIN, {1: 5, 4: 5, 8: 2, 16: 0})
 LOOKUP = {"kind": "prompt_lookup", "max_ngram": 3, "max_tokens": 8}
 TRIGRAM = LOOKUP | {"min_ngram": 3}
 SUFFIX = {"kind": "suffix", "max_tokens": 6}
@@ -52,11 +63,7 @@ def read(drafter):
     return parse(AnyDrafter, drafter, "drafter")
 
 
-def by_batch(tokens):
-    return {"policy": {"kind": "by_batch", "tokens": tokens}}
-
-
-def resting(*drafters):
+def resting(*drafters: dict[str, Any] | None) -> dict[str, Any]:
     """A schedule whose ranges begin at 1, 4, 9 and 12 requests."""
     return {"kind": "schedule", "ranges": dict(zip((1, 4, 9, 12), drafters, strict=False))}
 
@@ -106,7 +113,7 @@ STEPS = {"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [2]}}
         ("trtllm", LOOKUP, {"is_use_oldest": False}),
         ("trtllm", LOOKUP | {"occurrence": "earliest"}, {"is_use_oldest": True}),
         *(("trtllm", resting(d, d, None, None), {MOST: 8}) for d in (CHAIN, LOOKUP, TREE)),
-        ("trtllm", CHAIN | by_batch({1: 4, 9: 0}), {MOST: 8, "max_draft_len": 4}),
+        ("trtllm", by_load(CHAIN, {1: 4, 9: 0}), {MOST: 8, "max_draft_len": 4}),
         ("llama_cpp", CONFIDENCE, {"spec-draft-p-min": 0.5}),
         ("llama_cpp", CHAIN, {"spec-type": "draft-simple"}),
         ("llama_cpp", EAGLE, {"spec-type": "draft-eagle3", "spec-draft-model": "org/head"}),
@@ -151,8 +158,7 @@ def test_a_drafter_has_these_settings(server, drafter, some):
         ("trtllm", SUFFIX | {"min_match": 2}),
         ("trtllm", TREE | {"keep": 13}),  # more than 3 · 4
         ("trtllm", TREE | {"keep": 3}),  # fewer than its levels
-        ("trtllm", CHAIN | by_batch({1: 2, 4: 5})),  # the first length has to be the longest
-        ("trtllm", resting(CHAIN | by_batch({1: 4, 3: 2}), None)),  # a schedule and a limit
+        ("trtllm", by_load(CHAIN, {1: 2, 4: 5})),  # the first length has to be the longest
         ("trtllm", resting(None, LOOKUP)),
         ("trtllm", resting(LOOKUP, CHAIN, None)),
         ("trtllm", resting(LOOKUP, TREE)),
@@ -212,10 +218,10 @@ def test_the_grid_for_vllm_has_each_setting_once():
 
 def test_sglang_has_lengths_by_load_of_eagle_heads():
     server = SERVERS["sglang"]
-    found = server.counterpart(read(EAGLE | {"policy": BY_LOAD["policy"]}), MODELS)
+    found = server.counterpart(read(by_load(EAGLE, {1: 5, 4: 5, 8: 2, 16: 0})), MODELS)
     written = server.written(found, MODELS)
-    by_load = json.loads(written.files["adaptive.json"])
-    assert by_load == STEPS | {"16": {"candidate_steps": [0]}}
+    steps = json.loads(written.files["adaptive.json"])
+    assert steps == STEPS | {"16": {"candidate_steps": [0]}}
     options = "--speculative-adaptive --speculative-adaptive-config adaptive.json"
     assert options in written.usage
     assert "--speculative-num-steps 5" in written.usage  # has to be one of the file's

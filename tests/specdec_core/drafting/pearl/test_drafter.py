@@ -303,8 +303,8 @@ def test_what_the_draft_does_not_have_is_said_by_name_and_costs_no_token(tiny_pa
     assert [g.tokens for g in engine.generate(requests(tiny_pair))] == [g.tokens for g in expected]
 
 
-def test_the_draft_forgets_a_cancelled_request_and_counts_the_others(tiny_pair, monkeypatch):
-    policy = {"kind": "by_batch", "tokens": {1: 6, 2: 2}}
+def test_the_draft_forgets_a_cancelled_request(tiny_pair, monkeypatch):
+    policy = {"kind": "fixed", "max_tokens": 6}
     link = InTurns(tiny_pair, 0)
     configuration = pearl(drafter={"kind": "draft_model", "policy": policy})
     engine = Engine(tiny_pair, configuration, slots=2, open_link=partial(_same, link))
@@ -314,16 +314,16 @@ def test_the_draft_forgets_a_cancelled_request_and_counts_the_others(tiny_pair, 
     engine.cancel("0")
     while any(isinstance(message, End) for message in link.to_draft):
         engine.step()
-    batches, limit = [], link.draft._windows._policy.limit
+    slots, limit = set(), link.draft._windows._policy.limit
 
-    def noted(slot, batch):
-        batches.append((slot, batch))
-        return limit(slot, batch)
+    def noted(slot: int) -> int:
+        slots.add(slot)
+        return limit(slot)
 
     monkeypatch.setattr(link.draft._windows._policy, "limit", noted)
     while not engine.idle:
         engine.step()
-    assert set(batches) == {(1, 1)}
+    assert slots == {1}
 
 
 def test_without_a_device_for_the_draft_there_is_no_pearl(tiny_pair):

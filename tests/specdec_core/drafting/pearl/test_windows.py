@@ -69,9 +69,9 @@ class Watched:
     def __getattr__(self, name):
         return getattr(self.policy, name)
 
-    def limit(self, slot, batch=1):
+    def limit(self, slot: int) -> int:
         assert slot not in self.open, "asked for another limit before the verdict"
-        limit = self.policy.limit(slot, batch)
+        limit = self.policy.limit(slot)
         text = self.link.draft._slots[slot].state.tokens
         self.open[slot] = Window(list(text), limit)
         self.windows.append(self.open[slot])

@@ -4,18 +4,13 @@ import math
 
 import pytest
 import torch
-import yaml
 
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, Sampling, parse
-from specdec_core.drafting.draft_model.settings import DraftModelSettings
-from specdec_core.drafting.policies.policy import PolicyOutcome, build_policy
+from specdec_core.config import Sampling
+from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome, build_policy
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.engine import Engine, Request
-from tests.specdec_core.drafting.proofs import COUNTING, proposals
 from tests.specdec_core.kinds import configured, policy
-
-BY_BATCH = policy("by_batch", tokens={4: 0, 1: 6, 2: 3})
 
 
 def build(kind, **settings):
@@ -87,31 +82,6 @@ def test_heuristic_starts_anew_with_a_request_unless_it_lasts():
 def test_the_oracle_cannot_be_built_for_decoding():
     with pytest.raises(UserError, match="replay"):
         build("oracle")
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_by_batch_drafts_as_many_as_its_table_says_for_the_requests_of_the_round(
-    tiny_pair, temperature
-):
-    """Five requests for four slots, the last ones alone: the table is read in all its places."""
-    drafter, sampling = DraftModelSettings(policy=BY_BATCH), Sampling(temperature=temperature)
-    engine = Engine(tiny_pair, configured(drafter, sampling), slots=4)
-    seen, sizes = proposals(engine.drafter), (12, 12, 20, 28, 60)
-    requests = [Request(str(i), p, n) for i, (p, n) in enumerate(zip(COUNTING, sizes, strict=True))]
-    generations = engine.generate(requests)
-    # A batch counts the requests in their first round, which nothing is proposed for.
-    most = {n: max(len(own.tree) for own in seen if own.batch == n) for n in (1, 2, 3, 4)}
-    assert most == {1: 6, 2: 3, 3: 3, 4: 0}
-    if not temperature:
-        alone = Engine(tiny_pair).generate(requests)
-        assert [g.tokens for g in generations] == [g.tokens for g in alone]
-
-
-def test_by_batch_reads_its_table_from_the_largest_number_that_is_reached():
-    assert [BY_BATCH.at(n) for n in (1, 2, 3, 4, 400)] == [6, 3, 3, 0, 0]
-    assert BY_BATCH.max_tokens == 6
-    written = Configuration(drafter=DraftModelSettings(policy=BY_BATCH))
-    assert parse(Configuration, yaml.safe_load(written.to_yaml()), "") == written
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ def chain(k):
     return {"kind": "draft_model", "policy": {"kind": "fixed", "max_tokens": k}}
 
 
-BY_BATCH = {"kind": "draft_model", "policy": {"kind": "by_batch", "tokens": {1: 4, 2: 2, 4: 0}}}
 PHRASES = {"kind": "token_cache", "learn_from": "output"}
 TREE = {"kind": "tree", "branching": [3, 2, 1]}
 SCHEDULES: dict[str, dict[int, Any]] = {
@@ -34,7 +33,6 @@ SCHEDULES: dict[str, dict[int, Any]] = {
     "lookups": {1: {"kind": "suffix"}, 2: None, 3: {"kind": "prompt_lookup"}},
     "the latest phrases": {1: PHRASES, 2: {"kind": "suffix", "tree": True}},
     "a tree": {1: TREE, 3: chain(3)},
-    "by batch inside": {1: BY_BATCH, 3: {"kind": "suffix"}},
     "a schedule inside": {1: {"kind": "schedule", "ranges": {1: 4, 3: None}}, 2: 2, 5: 3},
 }
 
@@ -55,9 +53,9 @@ def requests(replay):
 
 
 @pytest.mark.parametrize("limits", [Limits(5), Limits(5, step_tokens=24, cache_tokens=512)])
-@pytest.mark.parametrize("kind", [*SCHEDULES, "by batch"])
+@pytest.mark.parametrize("kind", SCHEDULES)
 def test_the_steps_are_the_live_engines(kind, limits, replay, tiny_pair):
-    configuration = schedule(SCHEDULES[kind]) if kind in SCHEDULES else configured(BY_BATCH)
+    configuration = schedule(SCHEDULES[kind])
     answers = replayed_answers(replay, configuration)
     shapes = shapes_of(answers, len(answers))
     used: set[int | None] = set()
@@ -68,7 +66,7 @@ def test_the_steps_are_the_live_engines(kind, limits, replay, tiny_pair):
         assert [step.plan for step in simulated.log] == live.plans
         assert [step.candidates for step in simulated.log] == live.candidates
         used |= {r.arm for g in live.generations.values() for r in g.rounds}
-    assert kind == "by batch" or len(used) > 1
+    assert len(used) > 1
 
 
 def test_a_drafter_with_memory_is_exact_while_it_drafts_alone(replay, tiny_pair):
@@ -87,8 +85,6 @@ def test_ranges_within_ranges_are_ranges():
     found = drafters_by_load(schedule(SCHEDULES["a schedule inside"]).drafter)
     lengths = {n: each and each.depth for n, each in found.items()}
     assert lengths == {1: 4, 2: 2, 5: 3}
-    found = drafters_by_load(schedule({1: {"kind": "suffix"}, 3: BY_BATCH}).drafter)
-    assert {n: each and each.depth for n, each in found.items()} == {1: 10, 3: 2, 4: None}
 
 
 def test_an_engine_that_drafts_whole_chains_drafts_them_in_every_round(replay):
@@ -96,9 +92,9 @@ def test_an_engine_that_drafts_whole_chains_drafts_them_in_every_round(replay):
     for first, *later in alone:
         assert (first.drafted, first.draft_forwards) == (0, 4)
         assert {(each.drafted, each.draft_forwards) for each in later} <= {(4, 4)}
-    changing = configured(BY_BATCH)
+    changing = schedule(SCHEDULES["chains"])
     by_load = replayed_answers(replay, changing, whole=True)
-    for least, most in BY_BATCH["policy"]["tokens"].items():
+    for least, most in {1: 4, 2: 2, 4: 0}.items():
         for answer in by_load.rounds[least]:
             assert {each.draft_forwards for each in answer} == {most}
 
