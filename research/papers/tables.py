@@ -169,7 +169,7 @@ def _against(result: PapersResult, key: str) -> Iterator[str]:
             if timing is not None and timings[0] is not None
         ]
         if shown:
-            yield f"{prompts}: times as fast as {methods[0].label}: {'; '.join(shown)}."
+            yield f"{prompts}: times as fast as {methods[0].name}: {'; '.join(shown)}."
 
 
 def _forward_times(result: PapersResult, key: str) -> Iterator[Section]:
