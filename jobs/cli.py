@@ -44,7 +44,6 @@ COMMANDS = {
     "train head": (TRAIN, "Train heads that predict acceptance, on recordings."),
     "train eagle": (TRAIN, "Train an EAGLE-3 head for a target, on the target's own answers."),
     "train draft": (TRAIN, "Distil a draft model from its target's own answers."),
-    "train pack": (TRAIN, "Store a trained EAGLE head in eight bits."),
     "generate": (MORE, "Complete a prompt and show where the tokens came from."),
 }
 GROUPS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -11,9 +12,8 @@ from safetensors.torch import load, save
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import atomic_path, write_atomically
-from specdec_core.base.workspace import workspace
-from specdec_core.config import Sampling
-from specdec_core.drafting.cards import find_folder, read_card
+from specdec_core.base.workspace import present_path, workspace
+from specdec_core.config import Sampling, parse_json
 from specdec_core.drafting.heads.card import HeadCard
 from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.heads.modules import Head, build_head
@@ -46,14 +46,22 @@ def resolve_head(name: str) -> Path:
     """The folder of a head: `bundled:<name>`, a path, or the name of one in the workspace."""
     if name.startswith("bundled:"):
         return BUNDLED / name.removeprefix("bundled:")
-    return find_folder(name, "heads", CARD)
+    folder = Path(present_path(name))
+    if os.sep in name or (folder / CARD).exists():
+        return folder
+    return workspace() / "heads" / name
 
 
 def load_card(name: str | Path) -> HeadCard:
     """The card of a head by name or folder. Raises :class:`UserError` where there is none, or it
     cannot be read."""
     file = resolve_head(str(name)) / CARD
-    return read_card(HeadCard, file, str(name), "head", "`specdec train head` makes one")
+    try:
+        return parse_json(HeadCard, file.read_bytes(), f"{file}: not a head's card")
+    except OSError:
+        known = sorted(path.parent.name for path in file.parents[1].glob(f"*/{CARD}"))
+        there = f"there are {', '.join(known)}" if known else "`specdec train head` makes one"
+        raise UserError(f"no head {name} ({file.parent}); {there}") from None
 
 
 def find_heads(
