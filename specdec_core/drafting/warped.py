@@ -31,7 +31,7 @@ def warped(
 
 
 def places(states: Sequence[SlotState], positions: Sequence[int], output: Output) -> Places:
-    """The n places of `output`, at these positions of the sequences of these states."""
+    """The n places that `output` has logits for: `positions` in the sequences of `states`."""
     return Places(
         [state.sampling for state in states],
         [state.random for state in states],

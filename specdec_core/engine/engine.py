@@ -65,10 +65,10 @@ class Engine:
     """Decodes requests under one configuration, up to `slots` at a time.
 
     Models and caches survive a change of configuration (:meth:`configure`). `open_link` connects to
-    an asynchronous draft, where there is one; it is called once, when first needed. `limits` are
-    the scheduler's; unset, those of `slots` alone. `max_length` is the most tokens of a request,
-    prompt and output, that the pair and the whole cache hold. Raises :class:`UserError` where the
-    cache has no room for any request.
+    an asynchronous draft, where there is one; it is called once, when first needed. The scheduler
+    keeps to `limits`, by default to the number of `slots` only. `max_length` is the most tokens of
+    a request, prompt and output, that the pair and the whole cache hold. Raises :class:`UserError`
+    where the cache has no room for any request.
     """
 
     elsewhere = False  # whether it runs in another process
@@ -109,7 +109,8 @@ class Engine:
 
     def configure(self, configuration: Configuration, drafter: Drafter | None = None) -> None:
         """Decode by `configuration` from now on, only between requests. `drafter` is one that this
-        engine had under the same configuration, with what it has learned; by default a new one."""
+        engine had under the same configuration, with all it has learned; without it the engine
+        makes a new drafter."""
         if not self.idle:
             raise RuntimeError("the configuration cannot change while requests are being decoded")
         self.configuration = configuration
@@ -376,8 +377,8 @@ class Engine:
     def _read_ahead(self, plan: StepPlan) -> dict[int, list[int]]:
         """Prefill the target with what does not go into the step's forward with the candidates;
         returns what does, by slot. Everything up to a chunk goes into it where rows are packed, or
-        only one row is fed; otherwise the last token of each decoding slot. Prompts whose logits
-        are wanted have separate forwards, up to the last token."""
+        only one row is fed; otherwise the last token in each slot that decodes. Prompts with
+        logits to return have separate forwards, up to the last token."""
         held, texts = self.target.lengths, {}
         for slot in sorted({*plan.decoding, *plan.reading}):
             text = self._active[slot].state.tokens[held[slot] :]

@@ -277,8 +277,8 @@ class _Rows:
         hidden: Tensor,
         compared: dict[str, Tensor] | None,
     ) -> None:
-        """Tokens drafted from `q` (n, vocabulary): the trajectory's (`first_step` 0), or those of
-        one continuation, whose steps count up from `first_step`."""
+        """Tokens drafted from `q` (n, vocabulary): the tokens of the trajectory (`first_step` 0),
+        or the tokens of one continuation, with steps that count up from `first_step`."""
         n = len(tokens)
         steps = np.zeros(n, int) if compared is not None else np.arange(n) + first_step
         chosen = torch.tensor(tokens, device=q.device)[:, None]

@@ -92,8 +92,8 @@ class Track:
     @cached_property
     def room(self) -> np.ndarray:
         """The most candidates of a round from each start (T,): none in the first round, which reads
-        the prompt to its end, and in others as many as leave the target's own token a place, and as
-        the draft has positions for, the last one's aside."""
+        the prompt to its end, and in other rounds all that leave a place for the target's own
+        token and have positions in the draft, which needs none for the last candidate."""
         left = self.header.max_new_tokens - self.position - 1
         if self.trace.positions is not None:
             prompts = np.array([len(tokens) for tokens in self.trace.prompts.tokens])

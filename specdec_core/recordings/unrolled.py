@@ -41,8 +41,8 @@ class UnrolledChain:
 
 
 class ChainStart(NamedTuple):
-    """A chain begins after `position` generated tokens, the last of which is `token`, and has at
-    most `most` candidates."""
+    """A chain begins after `position` generated tokens, with `token` as the last token, and has
+    at most `most` candidates."""
 
     token: int
     position: int
@@ -56,7 +56,7 @@ def draft_chains(
     distributions: Callable[[Tensor], Tensor],
     draw: Callable[[Tensor, Sequence[int]], list[int]],
 ) -> Iterator[UnrolledChain]:
-    """The chain of each of `starts`, the first of which is in row 1 of `runner`; a chain stops
+    """The chain of each of `starts`, the first start in row 1 of `runner`; a chain stops
     after a token of `ends`. `distributions` makes them of logits, `draw` draws from them at
     positions of the output."""
     chains: list[list[tuple[int, Tensor, Tensor]]] = [[] for _ in starts]

@@ -70,7 +70,7 @@ class _DraftSlot:
 
 @dataclass(slots=True)
 class _WaitingSlot:
-    """A slot whose `grammar` is being compiled, and its messages since then."""
+    """A slot while its `grammar` is compiled, and the messages for it since then."""
 
     begin: Begin
     grammar: Future[Grammar]
@@ -78,8 +78,8 @@ class _WaitingSlot:
 
 
 class AsynchronousDraft:
-    """Drafts for all slots while the target verifies. Grammars are compiled on other threads; a
-    slot is drafted for once its grammar is there.
+    """Drafts for all slots while the target verifies. Grammars are compiled on other threads;
+    drafting for a slot begins when its grammar has been compiled.
 
     `send` reaches the target's side. `salt` makes this draft's random numbers its own. Only the
     drafts of the pair are used.
@@ -324,7 +324,7 @@ class AsynchronousDraft:
             self._send(Compiling(message.slot, message.root))
 
     def _resume(self) -> None:
-        """Begin the sequences whose grammars are compiled by now."""
+        """Begin the sequences in slots that waited for a grammar which is compiled by now."""
         for number, waiting in list(self._waiting.items()):
             if waiting.grammar.done():
                 del self._waiting[number]

@@ -68,7 +68,7 @@ class _WindowSlot:
     draft: int = 0  # the number of the draft that has the slot's sequence
     tree: CandidateTree = field(default_factory=lambda: CandidateTree(Node(0, -1, 0, None)))
     paused: int | None = None  # the candidate after which the policy would stop
-    compiling: int | None = None  # the root whose grammar the draft compiled, at last
+    compiling: int | None = None  # the draft's last root while it compiled the grammar
     outdated: bool = False  # a round has been verified since the draft was sent a sequence
     fed: int = 0
     forwards: int = 0
