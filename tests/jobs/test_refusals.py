@@ -15,6 +15,10 @@ DRAFTERS = {
     "svip": {"kind": "draft_model", "policy": {"kind": "svip", "threshold": 1.5}},
     "other": {"kind": "draft_model", "draft": "x"},
     "tree": {"kind": "tree"},
+    "headed": {
+        "kind": "draft_model",
+        "policy": {"kind": "specdecpp", "head": "gone", "threshold": 0.5},
+    },
 }
 FILES = {
     "rows.yaml": "rows: []",
@@ -107,7 +111,6 @@ ROWS = [
         "width, inner: a draft of copied layers",
     ),
     (f"{DRAFT} nowhere", "nowhere: no such folder, and no recording of that name"),
-    (f"{EAGLE} answers/0 --learning-rate quick", "--learning-rate quick: expected numbers"),
     (f"{EAGLE} answers/0 --set steps", "--set steps: expected name=value"),
     (f"{EAGLE} answers/0 --set steps=0", "steps: .*greater than or equal to 1"),
     (f"{EAGLE} nowhere", "nowhere: no such folder, and no recording of that name"),
