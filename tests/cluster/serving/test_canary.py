@@ -11,7 +11,6 @@ from cluster.serving.served import Deployment, Served
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE
 from specdec_core.engine import Engine, Request
-from specdec_core.tokens.statistics import Generation
 from tests.configurations import CHAIN
 
 

@@ -22,7 +22,7 @@ from research.papers.plan import PaperPlan, load_paper_plan
 from research.papers.result import PapersResult
 from research.papers.run import PapersFolder, recording_plan, run_papers, study_inputs
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec, parse
+from specdec_core.config import parse
 from specdec_core.models.fingerprints import fingerprints
 from specdec_core.recordings.observer import RecordingObserver
 from tests.commands import assert_refused, stopped

@@ -10,7 +10,7 @@ from specdec_core.drafting.post_use.settings import PostUseSettings
 from specdec_core.drafting.token_cache import TokenCacheSettings
 from specdec_core.engine import Engine, Request
 from specdec_core.tokens.statistics import Counts, TokenOrigin
-from specdec_core.tokens.token_tree import ROOT, TokenTree
+from specdec_core.tokens.token_tree import ROOT
 from tests.specdec_core.drafting.proofs import generate
 from tests.specdec_core.fits import fit
 

@@ -10,7 +10,7 @@ from specdec_core.config import Configuration
 from specdec_core.config.kinds import DRAFTERS
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import Limits
-from specdec_core.models.runner import Batch, ModelRunner, Output
+from specdec_core.models.runner import Batch, ModelRunner
 from tests.specdec_core.drafting.pearl.in_turns import InTurns
 from tests.specdec_core.drafting.proofs import PROMPTS
 from tests.specdec_core.kinds import chain, configured, drafter

@@ -9,7 +9,7 @@ from specdec_core.config import Configuration, Sampling, parse
 from specdec_core.engine import Engine, Request
 from specdec_core.engine.scheduler import BLOCK, Limits
 from specdec_core.models.cache import PooledCache
-from specdec_core.tokens.statistics import Counts, Generation
+from specdec_core.tokens.statistics import Counts
 from tests.conftest import save_random_head
 from tests.specdec_core.models.eagle.pair_heads import head_of
 

@@ -26,7 +26,7 @@ CHAIN = {"kind": "draft_model", "draft": "small", "policy": {"kind": "fixed", "m
 EAGLE = CHAIN | {"draft": "head"}
 
 
-def by_load(chain: dict[str, Any], tokens: dict[int, int]) -> dict[str, Any]:
+def by_load(chain, tokens):
     """A schedule of the chain with these lengths; 0 drafts nothing."""
     lengths = {
         least: chain | {"policy": {"kind": "fixed", "max_tokens": k}} if k else None
@@ -63,7 +63,7 @@ def read(drafter):
     return parse(AnyDrafter, drafter, "drafter")
 
 
-def resting(*drafters: dict[str, Any] | None) -> dict[str, Any]:
+def resting(*drafters):
     """A schedule whose ranges begin at 1, 4, 9 and 12 requests."""
     return {"kind": "schedule", "ranges": dict(zip((1, 4, 9, 12), drafters, strict=False))}
 

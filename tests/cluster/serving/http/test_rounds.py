@@ -102,9 +102,7 @@ async def test_what_goes_on_elsewhere_says_who_drafted_there(chat_pair):
 BODY = {"max_tokens": 8, "ignore_eos": True, "n": 2, "return_token_ids": True}
 
 
-async def answered(
-    pair: Pair, path: str, body: dict[str, Any], configuration: Configuration = FOUR
-) -> tuple[Any, list[dict[str, Any]]]:
+async def answered(pair, path, body, configuration=FOUR):
     """The whole answer, and the events of one that is streamed."""
     async with client_of(service_of(Engine(pair, configuration, 2))) as http:
         streamed = await http.post(path, json={**BODY, **body, "stream": True})

@@ -7,7 +7,7 @@ import torch
 
 from specdec_core.base.errors import UserError
 from specdec_core.config import Sampling
-from specdec_core.drafting.policies.policy import LengthPolicy, PolicyOutcome, build_policy
+from specdec_core.drafting.policies.policy import PolicyOutcome, build_policy
 from specdec_core.drafting.policies.signals import Signals
 from specdec_core.engine import Engine, Request
 from tests.specdec_core.kinds import configured, policy

@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
-from specdec_core.config import Configuration, Sampling
+from specdec_core.config import Sampling
 from specdec_core.engine import Request
 from specdec_core.evidence.certificate.certificate import (
     Certificate,
