@@ -9,6 +9,7 @@ import socket
 import tempfile
 import time
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -43,11 +44,12 @@ def claim_device() -> torch.device:
 
 
 def placed_spec(spec: PairSpec) -> PairSpec:
-    """A pair as this process runs it on its device. On a CPU core it has one thread, whatever the
-    pair specifies: several threads would share the core."""
-    if claim_device().type != "cpu":
-        return spec
-    return spec.model_copy(update={"runner": spec.runner.model_copy(update={"threads": 1})})
+    """A pair as this process runs it: on its own device, whichever devices another process sees. On
+    a CPU core it has one thread: several threads would share the core."""
+    changes: dict[str, Any] = {"device": claim_device().type}
+    if changes["device"] == "cpu":
+        changes["threads"] = 1
+    return spec.model_copy(update={"runner": spec.runner.model_copy(update=changes)})
 
 
 def claim_core() -> int | None:

@@ -5,46 +5,51 @@ from __future__ import annotations
 import logging
 import os
 import time
+from functools import cached_property
+from itertools import chain
+from typing import Any
 
 import ray
 
-from cluster.devices import placed_spec
 from cluster.placement import Placed
 from cluster.session import get, listening_address, start_actor
+from cluster.sharded_target.shard import Shard, ShardFacts
+from cluster.sharded_target.target_group import TargetGroup
 from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost
 from specdec_core.config import PairSpec
 from specdec_core.drafting.pearl.socket_link import SocketLink, serve
-from specdec_core.models.loading import load_skeleton, load_tokenizer
-from specdec_core.models.pair import Pair, load_drafts
 
 logger = logging.getLogger(__name__)
+_CALLS = 8  # at the same time: for PEARL, for forwards, and those that lost their engine
 LOADING = 600.0  # seconds that a draft may take to connect
 ENDING = 5.0  # seconds that it may take to end after its link is closed
 
 
-class Draft:
-    """The draft's process. When it dies, Ray starts it again and repeats the call of
-    :meth:`serve`, so that it connects to its engine again."""
+class Draft(Shard):
+    """The draft's process: it drafts for PEARL, and runs the forwards of synchronous drafters. When
+    it dies, Ray starts it again and repeats the call of :meth:`draft_for`, so that it connects to
+    its engine again."""
 
     def __init__(self, spec: PairSpec) -> None:
-        spec = placed_spec(spec)
-        self.pair = Pair(
-            spec, load_tokenizer(spec.target), load_skeleton(spec.target), load_drafts(spec)
-        )
+        super().__init__(spec, "heads", 0, 1)
+        self.weights = [*chain(*(draft.parameters() for draft in self.drafts.drafts.values()))]
+
+    def load(self, *_: Any) -> ShardFacts:
+        return self.facts(self.weights)
 
     def pid(self) -> int:
         """The number of this process on its node."""
         return os.getpid()
 
-    def serve(self, host: str, port: int, key: bytes) -> None:
+    def draft_for(self, host: str, port: int, key: bytes) -> None:
         """Draft for the engine at that address until the engine is gone. After an error, which is
         logged, or a cut connection, the draft connects again. Raises :class:`LinkLost` where no
         engine was reached."""
         served = False
         while True:
             try:
-                serve(host, port, key, self.pair)
+                serve(host, port, key, self.drafts)
             except LinkLost:
                 if served:
                     return
@@ -64,9 +69,16 @@ class PlacedDraft:
         host = listening_address()
         self.link = SocketLink(host)
         options = placed.options("draft") | {"max_restarts": -1, "max_task_retries": -1}
-        self.actor = start_actor(Draft, spec, **options)
+        self.actor = start_actor(Draft, spec, **options, max_concurrency=_CALLS)
         self.pid: int = get(self.actor.pid.remote())
-        self._served: ray.ObjectRef = self.actor.serve.remote(host, self.link.port, self.link.key)
+        self._placed = placed
+        address = host, self.link.port, self.link.key
+        self._served: ray.ObjectRef = self.actor.draft_for.remote(*address)
+
+    @cached_property
+    def group(self) -> TargetGroup:
+        """The draft's process for forwards of its models."""
+        return TargetGroup(self._placed, self.spec, self.actor)
 
     def wait(self) -> SocketLink:
         """The link, once the draft has loaded its models and connected.
@@ -87,5 +99,7 @@ class PlacedDraft:
     def close(self) -> None:
         # The draft ends when its link is closed. Ray would report an interrupted call.
         self.link.close()
+        if "group" in vars(self):
+            self.group.close()
         ray.wait([self._served], timeout=ENDING)
         ray.kill(self.actor)

@@ -10,7 +10,7 @@ from cluster.draft_actor import LOADING, PlacedDraft
 from cluster.placed_engine import check_models
 from cluster.placement import Placed, place
 from cluster.session import Remote, ray_session, start_actor
-from cluster.sharded_target.sharded_pair import load_sharded
+from cluster.sharded_target.sharded_pair import ShardedPair, load_sharded
 from cluster.sweep.bench import Bench
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
@@ -28,12 +28,12 @@ class PlacedBench(Bench):
 
     def __init__(self, spec: PairSpec, placed: Placed) -> None:
         self.placed = placed
+        self.draft: PlacedDraft | None = None
+        open_link: Callable[[], Link] = no_link
         if placed.placement.target.devices == 1:
             self.pair = load_pair(placed_spec(spec))
         else:
             self.pair = load_sharded(spec, placed)
-        self.draft: PlacedDraft | None = None
-        open_link: Callable[[], Link] = no_link
         if placed.placement.draft.devices:
             open_link = lambda: self._link(self.pair)  # noqa: E731
         self.engine = Engine(self.pair, open_link=open_link)
@@ -41,6 +41,8 @@ class PlacedBench(Bench):
 
     def _link(self, pair: Pair) -> Link:
         """A link to a draft with the models of `pair`. The device has one draft at a time."""
+        if isinstance(pair, ShardedPair):
+            return pair.draft.wait()
         if self.draft is not None and self.draft.spec != pair.spec:
             self.draft.close()
             self.draft = None

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
-from cluster.draft_actor import LOADING, PlacedDraft
-from cluster.placement import place
-from cluster.sharded_target.sharded_pair import load_sharded
+from cluster.draft_actor import LOADING
+from cluster.sharded_target.shard_weights import check_target
+from cluster.sharded_target.sharded_pair import sharded_pair
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, PairSpec, Placement
 from specdec_core.drafting.pearl.link import Link, no_link
 from specdec_core.engine import Engine
 from specdec_core.engine.scheduler import Limits
+from specdec_core.models.pair import APART, eagle_heads_of
 
 
 @contextmanager
 def placed_engine(
     spec: PairSpec, configuration: Configuration, limits: Limits, placement: Placement
 ) -> Iterator[Engine]:
-    """An engine with the target on the devices of `placement` and, for asynchronous drafting, the
-    draft on another. The devices are released at the end.
+    """An engine with the target on the devices of `placement`, and the draft on another if it has
+    one. The devices are released at the end.
 
     Raises:
         UserError: the pair, the placement or both together are wrong.
     """
     check_models(spec, configuration, placement)
-    with ExitStack() as stack:
-        placed = place(placement)
-        stack.callback(placed.remove)
-        pair = load_sharded(spec, placed, drafts=configuration.drafts_itself)
-        stack.callback(pair.group.close)
+    with sharded_pair(spec, placement) as pair:
         open_link: Callable[[], Link] = no_link
         if configuration.asynchronous:
-            draft = PlacedDraft(placed, pair.spec)
-            stack.callback(draft.close)
-            open_link = draft.wait
+            open_link = pair.draft.wait
         engine = Engine(pair, configuration, open_link=open_link, limits=limits)
         if engine.drafter is not None:
             engine.drafter.prepare(LOADING)
@@ -46,7 +41,7 @@ def check_models(
     spec: PairSpec, configuration: Configuration, placement: Placement | None = None
 ) -> None:
     """Raises :class:`UserError` where the pair lacks a draft of the configuration, or `placement` a
-    device for asynchronous drafting."""
+    device for asynchronous drafting, or where the target cannot be split as that asks."""
     if configuration.asynchronous and (placement is None or not placement.draft.devices):
         raise UserError(
             f"{configuration.label} drafts on a device of its own: say which, with --cluster and a"
@@ -62,3 +57,18 @@ def check_models(
         if not spec.drafts or draft not in (None, *spec.drafts):
             needed = "a draft" if draft is None else f"draft {draft!r}"
             raise UserError(f"the configuration needs {needed}, the pair's drafts are: {known}")
+    if placement is not None:
+        check_placement(spec, placement, [configuration])
+
+
+def check_placement(
+    spec: PairSpec, placement: Placement, configurations: Iterable[Configuration]
+) -> None:
+    """Raises :class:`UserError` where the target cannot be split as `placement` asks, or a draft of
+    `configurations` cannot draft for a split target."""
+    check_target(spec, placement.target)
+    if placement.target.devices == 1 or not (heads := eagle_heads_of(spec)):
+        return
+    for configuration in configurations:
+        for apart in sorted(configuration.drafts_of(spec.drafts).keys() & heads):
+            raise UserError(f"{configuration.label}: draft {apart}: {APART}")

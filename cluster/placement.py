@@ -16,6 +16,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from cluster.autoscaling import autoscaled, gpu_comes, wait_for
 from cluster.session import alive_nodes
 from specdec_core.base.errors import UserError
 from specdec_core.config import Placement
@@ -42,17 +43,13 @@ class Placed:
             group, bundle = self.bundles[role, rank]
         except KeyError:
             raise ValueError(f"no device was placed for {role} {rank}") from None
-        options: dict[str, Any] = {
+        return {
             "num_cpus": 1,
             "num_gpus": int(self.kind == "GPU"),
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=bundle
             ),
         }
-        if self.kind == "CPU":
-            # Ray may leave GPUs visible to an actor that has none.
-            options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
-        return options
 
     def cores(self) -> Counter[str]:
         """The number of reserved CPU cores, by the id of their node."""
@@ -67,39 +64,59 @@ class Placed:
 
 
 def place(placement: Placement, wait: float = WAIT) -> Placed:
-    """Reserve devices on the connected cluster, waiting up to `wait` seconds for busy ones.
+    """Reserve devices on the connected cluster, waiting up to `wait` seconds for busy ones, and for
+    nodes that its autoscaler starts.
 
     Raises:
         UserError: the cluster lacks the devices.
     """
-    gpus = [int(node["Resources"].get("GPU", 0)) for node in alive_nodes()]
-    kind: Literal["GPU", "CPU"] = "GPU" if sum(gpus) and placement.device != "cpu" else "CPU"
+    kind, nodes = _devices(placement)
     name = "GPUs" if kind == "GPU" else "CPU cores"
-    nodes = [int(node["Resources"].get(kind, 0)) for node in alive_nodes()]
     where = "one node" if len(nodes) == 1 else f"{len(nodes)} nodes of {sorted(nodes)[::-1]}"
     has = f"{sum(nodes)} {name} on {where}"
-    if placement.device == "gpu" and kind != "GPU":
-        raise UserError(f"device: gpu, but the cluster has none: {has}")
+    if kind == "GPU":
+        has += ", counting those with a CPU core each"
     target, draft, most = placement.target.devices, placement.draft.devices, max(nodes)
     needed = f"{target + draft} {name} needed (draft {draft}, target {target})"
-    if sum(nodes) < target + draft:
+    grows = autoscaled()
+    if sum(nodes) < target + draft and not grows:
         raise UserError(f"{needed}, but the cluster has {has}")
-    if placement.strategy == "strict_pack" and most < target:
+    strict = placement.strategy == "strict_pack"
+    if strict and most < target and not grows:
         raise UserError(
             f"{needed}, the target's in one node (strategy: strict_pack), but the cluster has"
             f" {has}; `strategy: pack` may use several nodes"
         )
-    deadline = time.monotonic() + wait
+    apart = [("PACK", 1)] * draft
+    attempts = []
     # On one node if possible: messages between draft and target then stay in it.
-    if most >= target + draft:
-        together = [("STRICT_PACK", target + draft)]
-        if placed := _reserve(placement, kind, together, deadline - wait / 2):
+    if grows or most >= target + draft:
+        attempts.append([("STRICT_PACK", target + draft)])
+    if grows or most >= target:
+        attempts.append([("STRICT_PACK", target), *apart])
+    if most < target and not strict:
+        attempts.append([("PACK", target), *apart])
+    began = time.monotonic()
+    for number, parts in enumerate(attempts, start=1):
+        if placed := _reserve(placement, kind, parts, began + wait * number / len(attempts)):
             return placed
-    parts = [("STRICT_PACK" if most >= target else "PACK", target), *([("PACK", 1)] * draft)]
-    if placed := _reserve(placement, kind, parts, deadline):
-        return placed
     free = int(ray.available_resources().get(kind, 0))
-    raise UserError(f"{needed}, but of {has} only {free} were free within {wait:g} s")
+    more = ", and its autoscaler adds none" if grows else ""
+    raise UserError(f"{needed}, but of {has} only {free} were free within {wait:g} s{more}")
+
+
+def _devices(placement: Placement) -> tuple[Literal["GPU", "CPU"], list[int]]:
+    """The kind of devices, and how many of it each node can give to an actor with a CPU core."""
+    nodes = [node["Resources"] for node in alive_nodes()]
+    cores = [int(node.get("CPU", 0)) for node in nodes]
+    gpus = [int(node.get("GPU", 0)) for node in nodes]
+    if placement.device == "cpu" or not (any(gpus) or gpu_comes(1)):
+        if placement.device == "gpu":
+            raise UserError(f"device: gpu, but the cluster has none: {sum(cores)} CPU cores")
+        return "CPU", cores
+    if not any(gpus):  # one has come
+        return _devices(placement)
+    return "GPU", list(map(min, cores, gpus))
 
 
 def _reserve(
@@ -116,7 +133,7 @@ def _reserve(
     for strategy, devices in parts:
         group = placement_group([bundle] * devices, strategy=strategy)
         placed.groups.append(group)
-        if not group.wait(max(deadline - time.monotonic(), 0.1)):
+        if not wait_for(group, max(deadline - time.monotonic(), 0.1)):
             placed.remove()
             return None
         slots += [(group, index) for index in range(devices)]

@@ -27,15 +27,18 @@ from ray.core.generated.ray_client_pb2_grpc import RayletDriverStub
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from cluster.autoscaling import gpu_comes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import present_path
 from specdec_core.config import PairSpec
+
+HIDE_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"  # from workers that have reserved none
 
 # Ray and Tune read these when they start, and a local cluster hands them to its workers.
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AIR_NEW_OUTPUT": "0",  # Tune's older console output, which verbose=0 silences altogether
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    HIDE_GPUS: "1",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_GLOBAL_CHECKPOINT_S": "86400",  # finished work is in our folders
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # reported in one line, or tried again
@@ -46,6 +49,8 @@ QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
+# The start of the variables that workers on other nodes get from the driver.
+INHERITED = ("SPECDEC_HOME", "HF_TOKEN", "HF_ENDPOINT", "NCCL_", "TORCH_NCCL_", "GLOO_")
 ANSWERING = 10.0  # seconds that a cluster may take to answer
 
 
@@ -186,11 +191,13 @@ def _own_handler() -> Iterator[None]:
 
 
 def _inherited_variables() -> dict[str, str]:
-    """The variables of this process's environment that workers on a cluster's nodes need to find
-    heads, unless the Ray job sets them. A local cluster's workers have all."""
+    """The variables of this process's environment that workers on a cluster's nodes need, unless
+    the Ray job sets them: to find files and models, and to connect devices. A local cluster's
+    workers have all."""
     job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
     of_job = job.get("runtime_env", {}).get("env_vars", {})
-    return {n: os.environ[n] for n in ("SPECDEC_HOME",) if n in os.environ and n not in of_job}
+    own = {name: value for name, value in os.environ.items() if name.startswith(INHERITED)}
+    return {name: value for name, value in ({HIDE_GPUS: "1"} | own).items() if name not in of_job}
 
 
 def start_actor(kind: Any, *arguments: Any, **options: Any) -> ray.actor.ActorHandle:
@@ -248,11 +255,17 @@ def alive_nodes() -> list[dict[str, Any]]:
 
 
 def resources(threads: int, device: str) -> dict[str, float]:
-    """The resources of a process that decodes: its threads, and a GPU if the cluster has one and
-    `device` allows it. Raises :class:`UserError` for more threads than any cluster node has that
-    can run it."""
+    """The resources of a process that decodes: its threads, and a GPU if the cluster has one, or
+    its autoscaler adds one, and `device` allows it. Raises :class:`UserError` for more threads than
+    any cluster node has that can run it, and for a GPU that is not there."""
     nodes = [node["Resources"] for node in alive_nodes()]
-    with_gpu = [] if device == "cpu" else [node for node in nodes if node.get("GPU", 0) >= 1]
+    with_gpu = [node for node in nodes if node.get("GPU", 0) >= 1]
+    if device == "cpu":
+        with_gpu = []
+    elif not with_gpu and gpu_comes(threads):
+        return {"CPU": threads, "GPU": 1}
+    if device.startswith("cuda") and not with_gpu:
+        raise UserError(f"runner.device: {device}, but the cluster has no GPU")
     most = max(node.get("CPU", 0) for node in with_gpu or nodes)
     if threads > most:
         which = "nodes with a GPU" if with_gpu else "nodes"

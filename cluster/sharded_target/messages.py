@@ -72,6 +72,8 @@ def _value(kind: int, content: bytes) -> Any:
         case 0, [rows, tokens, parents, wanted]:
             return Batch(rows, tokens, parents, wanted)
         case 1, [dtype, shape, values]:
+            if not values:  # hidden states of a prefill
+                return torch.empty(shape, dtype=_DTYPES[dtype])
             return torch.frombuffer(bytearray(values), dtype=_DTYPES[dtype]).view(shape)
         case 2, [name, text, notes]:
             error = _ERRORS.get(name, RuntimeError)(text)

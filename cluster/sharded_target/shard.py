@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -32,8 +32,9 @@ from cluster.sharded_target.store import BoardStore
 from specdec_core.base.wire import LinkLost, WireListener, connect
 from specdec_core.config import PairSpec
 from specdec_core.models.eager import EagerRunner
+from specdec_core.models.loading import load_skeleton, load_tokenizer
 from specdec_core.models.packing import PackedLinear, pack_linear_layers
-from specdec_core.models.pair import load_pair
+from specdec_core.models.pair import Pair, load_drafts, load_pair
 from specdec_core.models.runner import Batch, ModelRunner, Output
 
 # The calls of a group: methods of the runner, and of the shard.
@@ -55,7 +56,8 @@ class ShardFacts:
 
 class Shard:
     """Rank `rank` of `parts`. Every rank gets the same calls in the same order. A single part runs
-    the whole model, packed or compiled, as the engine's process would.
+    the whole model, packed or compiled, as the engine's process would. The rank that answers also
+    runs the drafts of `spec`, if any; calls to their runners do nothing on the other ranks.
     """
 
     def __init__(self, spec: PairSpec, split: str, rank: int, parts: int) -> None:
@@ -65,6 +67,7 @@ class Shard:
         # With split heads the first rank has the logits, with split layers the last rank.
         self.answers = rank == (parts - 1 if split == "layers" else 0)
         self.runners: dict[int, ModelRunner] = {}
+        self.apart: set[int] = set()  # runners of drafts, on the rank that answers
         self.outputs: dict[int, Output] = {}  # of each runner's last forward
         self._listener: WireListener | None = None
 
@@ -81,8 +84,7 @@ class Shard:
         spec = self.spec
         dtype = spec.runner.target_dtype
         if not addresses:
-            device = spec.runner.model_copy(update={"device": self.device.type})
-            pair = load_pair(spec.model_copy(update={"drafts": {}, "runner": device}))
+            pair = load_pair(spec.model_copy(update={"drafts": {}}))
             self.model = pair.target
             self._open = lambda slots, tokens: pair.open_runner(None, slots, cache_tokens=tokens)
         else:
@@ -96,7 +98,18 @@ class Shard:
             self._open = lambda slots, tokens: EagerRunner(
                 self.model, slots, length, cache_tokens=tokens, agree=agree
             )
-        weights = _weights(self.model)
+        return self.facts(_weights(self.model))
+
+    @cached_property
+    def drafts(self) -> Pair:
+        """The pair with its drafts alone, which are loaded when they are first needed."""
+        spec = self.spec
+        return Pair(
+            spec, load_tokenizer(spec.target), load_skeleton(spec.target), load_drafts(spec)
+        )
+
+    def facts(self, weights: Sequence[Tensor]) -> ShardFacts:
+        """What this process is, with the weights that it holds."""
         return ShardFacts(
             rank=self.rank,
             node=ray.get_runtime_context().get_node_id(),
@@ -143,6 +156,8 @@ class Shard:
         answer = None
         try:
             for runner, name, arguments in calls:
+                if runner in self.apart and not self.answers:
+                    continue
                 if name in _OF_RUNNER:
                     answer = getattr(self.runners[runner], name)(*arguments)
                 elif name in _OF_SHARD:
@@ -156,8 +171,22 @@ class Shard:
     def alive(self) -> bool:
         return True
 
-    def open(self, number: int, slots: int, cache_tokens: int | None) -> None:
-        self.runners[number] = self._open(slots, cache_tokens)
+    def open(
+        self,
+        number: int,
+        slots: int,
+        cache_tokens: int | None,
+        draft: str | None = None,
+        max_length: int | None = None,
+    ) -> None:
+        if draft is None:
+            self.runners[number] = self._open(slots, cache_tokens)
+            return
+        self.apart.add(number)
+        if self.answers:
+            self.runners[number] = self.drafts.open_runner(
+                draft, slots, None, max_length, cache_tokens
+            )
 
     def close(self, number: int) -> None:
         self.runners.pop(number, None)

@@ -21,8 +21,16 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from cluster.sharded_target.exchange import Exchange, NcclExchange
 from specdec_core.base.errors import UserError
-from specdec_core.models.loading import load_skeleton, load_weights
+from specdec_core.config import PairSpec, TargetPlacement
+from specdec_core.models.loading import load_config, load_skeleton, load_weights
 from specdec_core.models.supported import check_causal
+
+
+def check_target(spec: PairSpec, target: TargetPlacement) -> None:
+    """Refuse, in one line, a placement that the pair's target does not allow."""
+    check_split(load_config(spec.target), spec.target, target.split, target.devices)
+    if target.devices > 1 and spec.runner.compile:
+        raise UserError("runner.compile: a target on several devices runs eagerly")
 
 
 def check_split(config: Any, name: str, split: str, parts: int) -> None:

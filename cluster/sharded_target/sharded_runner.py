@@ -25,7 +25,8 @@ from specdec_core.models.runner import (
 
 
 class ShardedRunner(ModelRunner):
-    """A runner over the shards of a :class:`TargetGroup`.
+    """A runner over the shards of a :class:`TargetGroup`: of the target, or of the `draft` of that
+    name in the shard that answers, with rows of `max_length` tokens.
 
     Logits are fetched when they are first read, and sent along with every later forward: greedy
     decoding reads none. If a shard is lost, the group is restarted, and the call that notices it
@@ -40,14 +41,16 @@ class ShardedRunner(ModelRunner):
         vocab_size: int,
         device: str,
         cache_tokens: int | None = None,
+        draft: str | None = None,
+        max_length: int | None = None,
     ) -> None:
         super().__init__()
         runner = group.spec.runner
         self.group, self.slots = group, slots
-        self.vocab_size, self.max_length = vocab_size, runner.max_length
+        self.vocab_size, self.max_length = vocab_size, max_length or runner.max_length
         self.prefill_chunk = logits_chunk(vocab_size) if runner.compile else PREFILL_CHUNK
         self.device = torch.device(device)  # of the outputs
-        self._cache_tokens = cache_tokens
+        self._opening = slots, cache_tokens, draft, max_length
         self._watched = False
         self._expected: list[tuple[int, ...]] = []
         self._forwards, self._eager = 0, False
@@ -61,7 +64,7 @@ class ShardedRunner(ModelRunner):
         self._lengths = [0] * self.slots
         # Calls that are sent with the next forward.
         self._queue: list[Call] = []
-        self._later("open", self.slots, self._cache_tokens)
+        self._later("open", *self._opening)
         if self._watched:
             self._later("watch_hidden", True)
         for shape in self._expected:
@@ -164,7 +167,7 @@ class ShardedRunner(ModelRunner):
             if self._group_start == self.group.rebuilt:
                 self.group.rebuild()
             self._open()
-            raise CacheLost("a shard of the target was lost") from None
+            raise CacheLost("a process of the models was lost") from None
 
 
 class _Output(Output):

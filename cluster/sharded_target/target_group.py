@@ -18,15 +18,15 @@ from cluster.session import get, listening_address, start_actor
 from cluster.sharded_target.board import Board
 from cluster.sharded_target.messages import LARGEST, Call, ShardFailed, decode, encode
 from cluster.sharded_target.shard import Shard, ShardFacts
-from cluster.sharded_target.shard_weights import check_split
+from cluster.sharded_target.shard_weights import check_target
 from specdec_core.base.errors import UserError
 from specdec_core.base.wire import LinkLost, Wire, WireListener
-from specdec_core.config import PairSpec
-from specdec_core.models.loading import load_config
+from specdec_core.config import PairSpec, TargetPlacement
 
 logger = logging.getLogger(__name__)
 
-START_LIMIT = 120.0  # seconds that Ray may take to start the processes
+# Seconds that Ray may take to start the processes. It may take ten minutes for their environment.
+START_LIMIT = 900.0
 ATTEMPTS = 3  # at restarting a group, before its loss is an error
 # Seconds to wait, after a shard has failed, for the report that another is gone.
 GRACE = 1.0
@@ -37,7 +37,8 @@ class ShardLost(Exception):
 
 
 class TargetGroup:
-    """The target of `spec` (data types resolved), with a part on each device placed for it.
+    """The target of `spec` (data types resolved), with a part on each device placed for it; or the
+    `draft`'s process alone, which Ray starts again itself.
 
     Every shard has its own socket. `facts` describe each rank's part; `rebuilt` counts the restarts
     after a shard was lost.
@@ -49,14 +50,13 @@ class TargetGroup:
     _lost: bool
     _shards: list[ray.actor.ActorHandle]
 
-    def __init__(self, placed: Placed, spec: PairSpec) -> None:
-        target = placed.placement.target
-        self.placed, self.spec = placed, spec
+    def __init__(
+        self, placed: Placed, spec: PairSpec, draft: ray.actor.ActorHandle | None = None
+    ) -> None:
+        target = TargetPlacement() if draft is not None else placed.placement.target
+        self.placed, self.spec, self.draft = placed, spec, draft
         self.parts, self.split = target.devices, target.split
-        config = load_config(spec.target)
-        check_split(config, spec.target, self.split, self.parts)
-        if self.parts > 1 and spec.runner.compile:
-            raise UserError("runner.compile: a target on several devices runs eagerly")
+        check_target(spec, target)
         self.facts: list[ShardFacts] = []
         self.rebuilt = 0
         self._numbers = itertools.count()
@@ -112,7 +112,7 @@ class TargetGroup:
         """Restart all shards, with the rows of no runner."""
         reason: Exception | None = None
         for _ in range(ATTEMPTS):
-            logger.warning("a shard of the target is gone; restarting its group")
+            logger.warning("a process of the models is gone; restarting its group")
             self.rebuilt += 1
             try:
                 self._stop()
@@ -130,11 +130,7 @@ class TargetGroup:
         self._lost = True  # until all shards are connected
         self._wires: dict[int, Wire] = {}
         self._poll = select.poll()
-        arguments = [(self.spec, self.split, rank, self.parts) for rank in range(self.parts)]
-        self._shards = [
-            start_actor(Shard, *given, **self.placed.options("target", rank))
-            for rank, given in enumerate(arguments)
-        ]
+        self._shards = [self.draft] if self.draft is not None else self._started()
         try:
             ray.get([shard.alive.remote() for shard in self._shards], timeout=START_LIMIT)
         except GetTimeoutError:
@@ -152,6 +148,13 @@ class TargetGroup:
         self._connect()
         self._lost = False
 
+    def _started(self) -> list[ray.actor.ActorHandle]:
+        arguments = [(self.spec, self.split, rank, self.parts) for rank in range(self.parts)]
+        return [
+            start_actor(Shard, *given, **self.placed.options("target", rank))
+            for rank, given in enumerate(arguments)
+        ]
+
     def _connect(self) -> None:
         with closing(WireListener(listening_address(), LARGEST, patience=None)) as listener:
             address = listener.host, listener.port, listener.key
@@ -167,5 +170,6 @@ class TargetGroup:
     def _stop(self) -> None:
         for wire in self._wires.values():
             wire.close()
-        for shard in self._shards:
-            ray.kill(shard)
+        if self.draft is None:
+            for shard in self._shards:
+                ray.kill(shard)

@@ -21,6 +21,7 @@ from pathlib import Path
 import pandas as pd
 
 from cluster.placed_bench import placed_bench
+from cluster.placed_engine import check_placement
 from cluster.placement import place
 from cluster.session import Remote, check_nodes, ray_session, resources
 from cluster.sweep.alone import alone
@@ -74,6 +75,8 @@ def run_sweep(
     """
     observer = together(SweepObserver, observers)
     tokenizer = check_pair(plan.pair)
+    if plan.cluster is not None:
+        check_placement(plan.pair, plan.cluster, plan.samples)
     asked = plan.prompts
     loaded = asked.load(tokenizer, plan.race.further)
     prompts, further = loaded[: asked.limit], loaded[len(loaded[: asked.limit]) :]

@@ -11,7 +11,7 @@ from specdec_core.config.base import Value, load_yaml, parse
 
 
 class DraftPlacement(Value):
-    """The draft's devices: one, or 0 to run it in the engine's process."""
+    """The draft's devices: one, or 0 to run it on one of the target's."""
 
     devices: int = Field(default=1, ge=0, le=1)
 

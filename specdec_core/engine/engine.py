@@ -46,7 +46,7 @@ from specdec_core.tokens.token_tree import TokenOrigin, TokenTree
 from specdec_core.tokens.topology import after_text
 
 _SEEDS = 1 << 16  # seeds that are counted apart
-_MOST_LOSSES = 3  # of the target's rows without a round between them
+_MOST_LOSSES = 3  # of rows without a round between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +281,11 @@ class Engine:
             raise UserError(f"{generation.request_id}: {failure}")
 
     def _resume(self) -> None:
-        """The target's rows are lost: requests resume as after preemption, and nothing of the step
-        counts."""
+        """The rows of the target or a draft are lost: requests resume as after preemption, and
+        nothing of the step counts."""
         self.scheduler.lost()
         for slot in range(self.slots):
+            self.target.truncate(slot, 0)
             self.drafts.begin(slot, slot, 0)
         if self.drafter is not None:
             for slot in self.last.decoding:

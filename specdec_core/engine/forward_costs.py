@@ -15,7 +15,6 @@ from collections.abc import Callable
 from functools import partial
 
 from specdec_core.base.environment import machine
-from specdec_core.base.errors import UserError
 from specdec_core.base.files import alone, write_atomically
 from specdec_core.base.workspace import kept_folder
 from specdec_core.config import CANDIDATES
@@ -30,13 +29,10 @@ _REPEATS = 7  # the first ones warm up
 
 
 class ForwardCosts:
-    """The cost of a target forward in the process that has a pair's models: `known`, by draft, to
+    """The cost of a target forward beside the runners of a pair's drafts: `known`, by draft, to
     three digits, in what a candidate takes: a call of the draft model and a place in the target's
     forward. Measuring interleaves the models and leaves their rows unchanged. For a target in
     another program, `target` is a function of n that returns the seconds of a forward of n tokens.
-
-    Raises:
-        UserError: (all methods) the draft's weights are not in this process.
     """
 
     def __init__(
@@ -59,11 +55,6 @@ class ForwardCosts:
 
 
 def _kept(pair: Pair, target: ModelRunner, drafts: DraftRunners, name: str) -> float:
-    if next(pair.drafts[name].parameters()).is_meta:
-        raise UserError(
-            f"policy.target_cost: profile: draft {name} runs elsewhere and cannot be timed here;"
-            " give a number"
-        )
     timed = partial(time_forward, target)
     if name not in pair.fingerprints:  # a model that was made here, and is nowhere else
         return _measured(pair, timed, drafts, name)

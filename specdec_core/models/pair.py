@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 Draft = PreTrainedModel | AnyHead
 
-_APART = (
+APART = (
     "an EAGLE head reads what the target has computed, so it drafts in the target's own process"
     " (no PEARL) and for a target that is not split"
 )
@@ -76,7 +76,7 @@ class Pair:
                 raise UserError("the configuration needs a draft model, but the pair has none")
             return next(iter(self.drafts))
         if name in self.spec.drafts and name not in self.drafts:
-            raise UserError(f"draft {name}: {_APART}")
+            raise UserError(f"draft {name}: {APART}")
         if name not in self.drafts:
             known = ", ".join(self.drafts) or "none"
             raise UserError(f"drafter.draft: the pair has no draft {name!r} (it has: {known})")
@@ -111,7 +111,7 @@ class Pair:
         model = self.target if draft is None else self.drafts[draft]
         if isinstance(model, AnyHead):
             if not isinstance(target, ReadRows):
-                raise UserError(f"draft {draft}: {_APART}")
+                raise UserError(f"draft {draft}: {APART}")
             # A graph also holds what the head has of its target.
             both = weights and f"{self.fingerprints[TARGET]} {weights}"
             return EagleRunner(model, target, slots, length, both, self.pooled, cache_tokens)

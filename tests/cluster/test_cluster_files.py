@@ -105,6 +105,12 @@ def test_every_kind_of_manifest_is_there_and_of_the_installed_ray():
             assert container["resources"]["limits"] == container["resources"]["requests"]
 
 
+def test_a_pod_with_gpus_has_several_which_a_target_can_be_split_over():
+    limits = [pod["containers"][0]["resources"]["limits"] for pod in pods(manifest("RayCluster"))]
+    assert all(int(limit.get("nvidia.com/gpu", 2)) > 1 for limit in limits)
+    assert any("nvidia.com/gpu" in limit for limit in limits)
+
+
 def test_every_pod_uses_the_mlflow_server_which_alone_has_its_volume():
     """SQLite on a volume that several nodes mount can be spoilt."""
     claims = {d["metadata"]["name"]: d["spec"] for d in documents() if "accessModes" in d["spec"]}

@@ -8,15 +8,17 @@ from threading import Thread
 import pytest
 
 from cluster.draft_actor import Draft, PlacedDraft
+from cluster.placed_engine import placed_engine
 from cluster.placement import Placement, place
 from cluster.sweep.run import run_sweep
 from specdec_core.base.errors import UserError
 from specdec_core.drafting.pearl.socket_link import SocketLink
 from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits
 from specdec_core.search.plan import Plan
 from specdec_core.tokens.statistics import TokenOrigin
 from tests.commands import QUICK, prompts_file
-from tests.configurations import PEARL
+from tests.configurations import PEARL, drafting
 
 
 def test_a_killed_draft_costs_no_token_and_comes_back(ray_running, tiny_pair):
@@ -49,11 +51,32 @@ def test_a_killed_draft_costs_no_token_and_comes_back(ray_running, tiny_pair):
         placed.remove()
 
 
+def test_a_draft_killed_on_its_device_costs_a_synchronous_drafter_no_token(ray_running, tiny_pair):
+    request = Request("a", tuple(tiny_pair.tokenizer("def main():")["input_ids"]), 64)
+    [expected] = Engine(tiny_pair).generate([request])
+    placement = Placement()
+    with placed_engine(tiny_pair.spec, drafting("draft_model"), Limits(1), placement) as engine:
+        engine.add(request)
+        for _ in range(3):
+            [chunk] = engine.step()
+        draft, target = engine.pair.draft, engine.pair.group
+        assert {TokenOrigin.DRAFT} <= {*chunk.origins}
+        assert draft.pid != target.facts[0].pid
+        os.kill(draft.pid, signal.SIGKILL)
+        origins = []
+        while not engine.idle:
+            for chunk in engine.step():
+                origins += chunk.origins
+        assert chunk.finished.tokens == expected.tokens
+        assert TokenOrigin.DRAFT in origins
+        assert (draft.group.rebuilt, target.rebuilt) == (1, 0)
+
+
 def test_a_draft_whose_connection_is_cut_comes_back_and_ends_with_its_engine(tiny_pair):
     draft, link = object.__new__(Draft), SocketLink("127.0.0.1")
-    draft.pair = tiny_pair
+    draft.drafts = tiny_pair
     address = ("127.0.0.1", link.port, link.key)
-    serving = Thread(target=draft.serve, args=address, daemon=True)
+    serving = Thread(target=draft.draft_for, args=address, daemon=True)
     serving.start()
     try:
         assert link.wait(30)

@@ -5,13 +5,18 @@ from pathlib import Path
 import pytest
 import ray
 import torch
+from ray.runtime_env import RuntimeEnvConfig
 
 from cluster.devices import claim_device
 from cluster.placed_bench import placed_bench
 from cluster.placement import Placement, place
 from cluster.session import start_actor
 from cluster.sharded_target.shard import Shard
+from cluster.sharded_target.target_group import START_LIMIT
+from cluster.sweep.run import run_sweep
 from specdec_core.base.errors import UserError
+from specdec_core.search.plan import Plan
+from tests.commands import QUICK, prompts_file
 
 FILES = sorted((Path(__file__).parents[2] / "cluster").glob("*-[0-9]*.yaml"))
 
@@ -103,3 +108,31 @@ def test_devices_that_stay_busy_are_an_error_not_a_hang(ray_running):
     finally:
         placed.remove()
     place(placement(draft=0, target=has)).remove()  # and nothing of the failed one is left behind
+
+
+@pytest.mark.parametrize(
+    ("runner", "devices", "message"),
+    [
+        ({}, 3, "cannot be split evenly among 3 devices"),
+        ({"compile": True}, 2, "a target on several devices runs eagerly"),
+    ],
+    ids=["heads", "compiled"],
+)
+def test_a_sweep_with_a_split_that_cannot_be_is_refused_before_it_begins(
+    tiny_spec, tmp_path, runner, devices, message
+):
+    pair = tiny_spec.model_dump()
+    asked = {
+        **QUICK,
+        "search": [{"drafter": {"kind": "suffix"}}],
+        "pair": {**pair, "runner": {**pair["runner"], **runner}},
+        "prompts": {"source": str(prompts_file(tmp_path, ["def main():"]))},
+        "cluster": placement(target=devices),
+    }
+    with pytest.raises(UserError, match=message):
+        run_sweep(Plan.model_validate(asked).resolve(), tmp_path / "home")
+    assert not (tmp_path / "home").exists()
+
+
+def test_processes_may_take_as_long_to_start_as_their_runtime_environment():
+    assert RuntimeEnvConfig()["setup_timeout_seconds"] < START_LIMIT

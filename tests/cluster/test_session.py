@@ -1,6 +1,7 @@
 """What a process asks of the cluster is what one of its nodes has; a cluster that is not there is
 said to be missing."""
 
+import json
 import socket
 import sys
 
@@ -30,8 +31,22 @@ def test_threads_beside_a_gpu_are_those_of_a_node_that_has_one():
     with pytest.raises(UserError, match="16 asked for, the cluster's nodes with a GPU have 8"):
         resources(16, "auto")
     assert resources(16, "cpu") == {"CPU": 16, "GPU": 0}
+    assert resources(8, "cuda") == {"CPU": 8, "GPU": 1}
     with pytest.raises(UserError, match="65 asked for, the cluster's nodes have 64"):
         resources(65, "cpu")
+
+
+def test_workers_on_other_nodes_get_what_connects_devices_and_opens_models(
+    monkeypatch,
+):
+    given = {"NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": "eth1", "HF_TOKEN": "a", "OTHER": "b"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    job = {"runtime_env": {"env_vars": {"HF_TOKEN": "the job's"}}}
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(job))
+    variables = session._inherited_variables()
+    assert {"NCCL_IB_DISABLE", "GLOO_SOCKET_IFNAME", session.HIDE_GPUS} <= variables.keys()
+    assert not {"HF_TOKEN", "OTHER"} & variables.keys()
 
 
 @pytest.fixture(scope="module")

@@ -115,8 +115,9 @@ def load_head(
 
 
 def load_pair_head(pair: Pair, draft: str | None, name: str) -> LoadedHead:
-    """A trained head for a draft of `pair`, on that draft's device. Raises :class:`UserError` for a
-    head of another pair."""
+    """A trained head for a draft of `pair`, on the device of that draft's outputs. Raises
+    :class:`UserError` for a head of another pair."""
     draft = pair.draft_name(draft)
-    weights, device = pair.fingerprints, str(next(pair.drafts[draft].parameters()).device)
-    return load_head(name, weights[draft], weights[TARGET], device)
+    weights, device = pair.fingerprints, next(pair.drafts[draft].parameters()).device
+    on = "cpu" if device.type == "meta" else str(device)  # another process has the draft
+    return load_head(name, weights[draft], weights[TARGET], on)

@@ -20,8 +20,8 @@ def test_calls_and_answers_come_back_as_they_were():
     assert decode(encode([(1, "forward", (batch, True))])) == [[1, "forward", [batch, True]]]
     rows = Batch(range(2), [np.arange(2)])
     assert decode(encode(rows)) == Batch([0, 1], [[0, 1]])
-    for dtype in (torch.float32, torch.bfloat16):
-        tensor = torch.arange(6, dtype=dtype).view(2, 3)
+    for dtype, size in ((torch.float32, 6), (torch.bfloat16, 6), (torch.float32, 0)):
+        tensor = torch.arange(size, dtype=dtype).view(-1, 3)
         chosen, logits, hidden = decode(encode(([1, 2], tensor, None)))
         assert (chosen, hidden, logits.dtype) == ([1, 2], None, dtype)
         assert torch.equal(logits, tensor)
@@ -49,12 +49,15 @@ def test_a_pickle_is_not_run_and_no_other_method_called():
         decode(pickle.dumps(print))
     with pytest.raises(TypeError, match="not for a message"):
         encode(print)
-    answer = object.__new__(Shard)._do([(0, "_join", ((), None))])
+    shard = object.__new__(Shard)
+    shard.apart = set()
+    answer = shard._do([(0, "_join", ((), None))])
     assert str(answer.error) == "_join: no call of a shard"
 
 
 def test_operations_of_a_runner_reach_it():
     shard, made = object.__new__(Shard), []
+    shard.apart = set()
     names = ("truncate", "keep", "fork")
     calls = {name: lambda *arguments, name=name: made.append((name, arguments)) for name in names}
     shard.runners = {3: SimpleNamespace(**calls)}
