@@ -32,6 +32,11 @@ def environment_folder() -> Path:
     return FOLDER if FOLDER.exists() else workspace() / FOLDER.name
 
 
+def conversion_script() -> Path:
+    """llama.cpp's script that writes GGUF files, where `make llama-cpp` puts it."""
+    return environment_folder() / "source" / "convert_hf_to_gguf.py"
+
+
 def program() -> Path | None:
     """`llama-server`: of :func:`environment_folder`, else from the PATH; None if it is in
     neither."""
@@ -137,7 +142,7 @@ def _dtype(pair: Pair) -> str:
 
 def _files(pair: Pair, mode: Mode) -> dict[str, str]:
     """The models of a mode as GGUF files, by their options."""
-    script = environment_folder() / "source" / "convert_hf_to_gguf.py"
+    script = conversion_script()
     files = {"model": str(gguf_of(pair.spec.target, _dtype(pair), script))}
     if (draft := mode.settings.get(DRAFT)) is not None:
         head = pair.spec.target if mode.settings["spec-type"].endswith("eagle3") else None

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from specdec_core.cost import Profile
     from specdec_core.models.pair import Pair
 
+CONVERT = "specdec_core.servers.llama_cpp.convert"
 DRAFT = "spec-draft-model"
 TYPE = "spec-type"
 TYPES = {"model": "draft-simple", "eagle3": "draft-eagle3"}  # by the kind of a draft
@@ -195,11 +196,16 @@ def _draft(drafter: DrafterSettings, models: Models) -> Counterpart | None:
 
 
 def _written_gguf(lines: list[str], place: str, target: str | None = None) -> str:
-    """The GGUF file of a model, with the line that converts it added to `lines`."""
+    """The GGUF file of a model, with the line that converts it added to `lines`. Our module runs
+    llama.cpp's script for tokenizers that this does not know, too."""
+    from specdec_core.servers.llama_cpp.process import conversion_script
+
     if place.endswith(".gguf"):
         return place
     file = f"{Path(place).name}.gguf"
-    words = ["python", "convert_hf_to_gguf.py", place, "--outfile", file]
+    found = conversion_script()
+    script = str(found) if found.exists() else found.name
+    words = ["python", "-m", CONVERT, script, place, "--outfile", file]
     words += ["--target-model-dir", target] if target is not None else []
     lines.append(shlex.join(words))
     return file

@@ -317,11 +317,14 @@ def test_a_setting_that_vllm_does_not_have_there_is_refused(drafter, more, messa
         server.with_more(server.counterpart(read(drafter), MODELS), more)
 
 
-def test_models_in_other_formats_are_converted_before_llama_cpp_starts():
+def test_models_in_other_formats_are_converted_before_llama_cpp_starts(monkeypatch, tmp_path):
+    """By our module, which knows more tokenizers than llama.cpp's script alone."""
+    monkeypatch.setattr("specdec_core.servers.llama_cpp.process.FOLDER", tmp_path)
     server = SERVERS["llama_cpp"]
     written = server.written(server.counterpart(read(EAGLE), MODELS), MODELS)
     target, head, start = written.usage.splitlines()
-    assert target == "python convert_hf_to_gguf.py org/target --outfile target.gguf"
+    convert = "python -m specdec_core.servers.llama_cpp.convert convert_hf_to_gguf.py"
+    assert target == f"{convert} org/target --outfile target.gguf"
     assert head.endswith("org/head --outfile head.gguf --target-model-dir org/target")
     assert "--model target.gguf" in start
     assert "--spec-draft-model head.gguf" in start
