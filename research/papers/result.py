@@ -24,9 +24,8 @@ from specdec_core.tokens.statistics import OF_THE_TARGET, Counts, Generation
 
 def path_rate(generations: Iterable[Generation], depth: int) -> float:
     """α of improved MCSD: drafted tokens of the longest accepted path over the maximum `depth` of
-    the method's drafts, over all rounds but a request's first, which has no candidates. A token
-    that the target drew to begin a tree counts on neither side. At the end of a request only the
-    remaining room counts as possible."""
+    the method's drafts, over all rounds but a request's first, which has no candidates. At
+    the end of a request only the remaining room counts as possible."""
     accepted = possible = 0
     for generation in generations:
         accepted += sum(origin not in OF_THE_TARGET for origin in generation.origins)

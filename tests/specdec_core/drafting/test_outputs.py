@@ -143,8 +143,7 @@ SAMPLED: dict[str, tuple[dict[str, Any], Sampling]] = {
 
 
 # Cells that add a stop or a wider memory to the code of another one.
-LONG = {"dynamic tree that stops", "cascade that stops", "target fork", "shared suffixes"}
-LONG |= {"post-use that stops"}
+LONG = {"dynamic tree that stops", "cascade that stops", "post-use that stops", "shared suffixes"}
 
 
 @pytest.mark.parametrize(
