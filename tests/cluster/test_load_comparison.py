@@ -226,10 +226,3 @@ def test_fresh_forgets_what_was_kept(tmp_path):
     with Parts.open(tmp_path, {}, LoadRecord, fresh=True) as parts:
         assert parts.get(0, row) is None
     assert not tmp_path.exists()  # without a run nothing is left
-
-
-def test_a_server_that_is_needed_must_start(tiny_pair, monkeypatch, parts):
-    turns = Turns(tiny_pair, monkeypatch)
-    contestants = [broken(needed=True), turns.contestant("autoregressive", AUTOREGRESSIVE)]
-    with pytest.raises(UserError, match="no memory"):
-        compare_servers(PLAN, contestants, workload(tiny_pair), Cores(), parts)

@@ -1,9 +1,8 @@
 import pytest
 
-from jobs.options import chosen_pair, sizes
+from jobs.options import sizes
 from jobs.profile import main
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec
 from specdec_core.cost import Profile
 from tests.commands import QUICK, plan_file
 
@@ -39,13 +38,6 @@ def test_contexts_are_those_that_max_length_leaves_room_for(tiny_pair_folders, t
     options = {"target": str(tiny_pair_folders["target"]), "widths": "1", "contexts": "64"}
     with pytest.raises(UserError, match=r"context.*64"):
         main(**options, batches="1", max_length=64, out=tmp_path / "p.json")
-
-
-def test_another_target_has_none_of_the_default_drafts():
-    assert chosen_pair(PairSpec(), "x", None).drafts == {}
-    assert chosen_pair(PairSpec(), "x", ["a=y"]).drafts == {"a": "y"}
-    assert chosen_pair(PairSpec(), None, ["a=y"]).target == PairSpec().target
-    assert chosen_pair(PairSpec(), None, None) == PairSpec()
 
 
 @pytest.mark.parametrize("text", ["", "1,x", "0,2"])

@@ -4,12 +4,10 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
-from dashboards.figures.load import load_figure
 from dashboards.outputs.files import write
 from dashboards.outputs.markdown import document
 from dashboards.outputs.mlflow_runs import log
 from dashboards.reports.load import findings, report
-from specdec_core.evidence.load.result import summary_frame
 from specdec_core.prompts.prompt_sets import Prompt
 from tests.load_result import REQUESTS, load_result, open_result
 
@@ -35,16 +33,6 @@ def test_errors_and_other_texts_are_said():
     text = document(report(result))
     assert "NOT LOSSLESS: 4 clients: 1 of 16 texts of chain" in text
     assert "status 429: full" in text
-
-
-def test_everybody_has_a_line_with_a_point_for_each_number_of_clients():
-    result = load_result()
-    figure = load_figure(summary_frame(result), "title")
-    assert len(figure.data) == 2 * len(result.rows)
-    assert all(list(trace.text) == ["1", "4"] for trace in figure.data)
-    assert [trace.name for trace in figure.data if trace.showlegend] == [
-        row.name for row in result.rows
-    ]
 
 
 def test_goodput_at_rates_is_drawn_and_said():

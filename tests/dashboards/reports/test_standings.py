@@ -59,10 +59,3 @@ def test_a_long_table_has_the_best_of_every_family(swept):
     families = {t.configuration.family for t in result.trials if t.configuration.drafter}
     lines = shown(result, most=len(families))
     assert row(lines, slow.configuration.label)
-
-
-def test_estimates_for_another_machine_are_called_so(swept):
-    update = {"timings": [], "autoregressive": None, "hardware": "far away"}
-    lines = shown(swept[0].model_copy(update=update))
-    text = " ".join(" ".join(lines).split())
-    assert "estimated for far away, not timed" in text

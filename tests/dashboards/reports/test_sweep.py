@@ -114,11 +114,6 @@ def drawn_in(page):
     return set(re.findall(r'class="plot" id="(\w+)"', page.read_text()))
 
 
-def test_without_heads_their_section_is_left_out(result, folder):
-    page = write_report(result, folder)
-    assert drawn_in(page) == FIGURES
-
-
 def test_heads_that_are_gone_leave_the_rest_of_the_report(with_heads, folder):
     result = with_heads.model_copy(deep=True)
     for trial in result.trials:

@@ -3,7 +3,6 @@
 import pytest
 from mlflow import MlflowClient
 
-from dashboards.figures.heads import reliability_diagram
 from dashboards.outputs.mlflow_runs import Undelivered
 from dashboards.reports.heads import FITS, fits
 from dashboards.store import tracking_uri
@@ -41,17 +40,6 @@ def store(home):
 def log(heads, out, params=PARAMS):
     """Log a training that has ended; returns its run."""
     return log_heads(PairSpec(), "small", params, heads, out)
-
-
-def test_the_reliability_diagram_holds_the_bins(heads):
-    figure = reliability_diagram({head.label: head.card for head in heads})
-    traces = {trace.name: trace for trace in figure.data}
-    for head in heads:
-        bins = head.card.reliability
-        assert list(traces[head.label].x) == [b.predicted for b in bins]
-        assert list(traces[head.label].y) == [b.accepted for b in bins]
-        counts = [row[0] for row in traces[head.label].customdata]
-        assert sum(counts) == head.card.examples["test"]
 
 
 def test_the_table_marks_the_least_eval_kl(heads):

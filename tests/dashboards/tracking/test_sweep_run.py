@@ -12,12 +12,8 @@ from dashboards.store import experiment_id_of, place_of, tracking_uri
 from dashboards.tracking.registry import load_champion, register
 from dashboards.tracking.sweep_run import SweepRun
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration
-from specdec_core.drafting.hybrid import HybridSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
-from specdec_core.drafting.suffix import SuffixSettings
 from specdec_core.prompts.prompt_sets import Prompt
-from specdec_core.search.results import SweepResult
 from tests.registered import runs_in
 
 PROMPTS = [Prompt("a", "def f(x):"), Prompt("b", "import os")]
@@ -73,21 +69,6 @@ def test_a_sweep_is_a_parent_run_with_a_nested_run_for_each_configuration(home, 
     assert len(runs_in(home)[1]) == 2  # run anew, it is another parent
 
 
-def test_runs_of_one_label_are_told_apart_by_their_ids(home, result, folder):
-    hybrids = [
-        Configuration(drafter=HybridSettings(otherwise=SuffixSettings(), min_match=n))
-        for n in (2, 3)
-    ]
-    first = result.trials[-1]
-    twins = [first.model_copy(update={"configuration": hybrid}) for hybrid in hybrids]
-    result.trials += twins
-    log(result, folder)
-    _, _, nested = runs_in(home)
-    names = {run.data.tags["config_id"]: run.info.run_name for run in nested}
-    for hybrid in hybrids:
-        assert names[hybrid.id] == f"suffix else suffix ({hybrid.id[:4]})"
-
-
 def test_a_logging_that_was_interrupted_is_replaced_by_the_same_sweep(home, result, folder):
     """The process ended while it logged the second configuration: both runs stay open."""
     client = MlflowClient(tracking_uri())
@@ -100,15 +81,6 @@ def test_a_logging_that_was_interrupted_is_replaced_by_the_same_sweep(home, resu
     assert parent.info.run_id != begun
     assert {run.info.status for run in (parent, *nested)} == {"FINISHED"}
     assert len(nested) == len(result.trials)
-
-
-def test_a_sweep_that_is_logged_is_not_logged_again(home, result, folder):
-    """The process ended between the logging and the end of the command."""
-    version = log(result, folder)
-    known = SweepResult.load(folder)
-    assert known.mlflow_run_id == result.mlflow_run_id
-    assert log(known, folder) == version
-    assert len(runs_in(home)[1]) == 1
 
 
 def test_a_store_that_cannot_be_used_is_one_line(home, result, folder, monkeypatch):

@@ -20,7 +20,7 @@ from research.papers.inputs import (
 )
 from research.papers.plan import PaperPlan, load_paper_plan
 from research.papers.result import PapersResult
-from research.papers.run import PapersFolder, recording_plan, run_papers, study_inputs
+from research.papers.run import PapersFolder, recording_plan, run_papers
 from specdec_core.base.errors import UserError
 from specdec_core.config import parse
 from specdec_core.models.fingerprints import fingerprints
@@ -380,23 +380,6 @@ def test_a_result_of_other_weights_is_not_delivered(tiny_spec, tmp_path):
         run_papers(asked, tmp_path, "other")
 
 
-def test_other_words_are_no_other_measurement(tiny_spec, tmp_path):
-    content = plan(tmp_path, tiny_spec)
-    asked = loaded(tmp_path, content)
-    table = content["tables"]["methods"]
-    table["title"], table["notes"], content["notes"] = "Other", ["Said so."], ["And so."]
-    table["rows"][0]["reported"] = "9.99×"
-    reworded = loaded(tmp_path, content)
-    assert reworded.digest({}) == asked.digest({})
-    result = unmeasured(asked)
-    folder = PapersFolder(tmp_path / "papers" / "x")
-    result.save(folder.path)
-    folder.keep_weights(fingerprints(tiny_spec))
-    assert run_papers(reworded, tmp_path, "x")[0].plan == reworded
-    table["columns"] = ["mat"]
-    assert loaded(tmp_path, content).digest({}) != asked.digest({})
-
-
 def test_a_head_that_was_trained_since_has_its_rows_measured(
     tiny_spec, tiny_pair, tmp_path, monkeypatch
 ):
@@ -418,17 +401,6 @@ def test_a_head_that_was_trained_since_has_its_rows_measured(
         with pytest.raises(InterruptedError):
             run_papers(asked, tmp_path, again=False)
     assert looked_for[0] == looked_for[1] != looked_for[2]
-
-
-def test_sections_of_recordings_are_left_out_for_a_pair_without_draft_models(tiny_spec, tmp_path):
-    content = plan(tmp_path, tiny_spec)
-    content["pair"]["drafts"] = {"eagle": "bundled:smollm2-eagle"}
-    content["recordings"] = {"texts": {"prompts": ["sums"], "limit": 1}}
-    asked, observer = loaded(tmp_path, content), HeardRecording()
-    result = unmeasured(asked)
-    folder = PapersFolder(tmp_path / "papers" / "x")
-    assert study_inputs(asked, result, folder, tmp_path, {"texts"}, observer) == {}
-    assert observer.warnings == ["nothing is recorded: the pair has no draft model"]
 
 
 class HeardRecording(Heard, RecordingObserver):

@@ -12,7 +12,7 @@ from dashboards.outputs.markdown import part
 from research.papers.confidence_products import by_confidence, prefixes
 from research.papers.draft_reuse import best_lengths, recycled
 from research.papers.mcsd import values
-from research.papers.post_use import components, confidences, phrases, rounds
+from research.papers.post_use import confidences, phrases, rounds
 from research.papers.sections.post_use import POST_USE
 from research.papers.studies import TIMES
 from specdec_core.base.errors import UserError
@@ -68,13 +68,6 @@ def test_a_pair_of_heads_alone_has_no_such_tables(greedy):
     for table in (phrases, confidences, values):
         with pytest.raises(UserError, match="the pair has no draft model"):
             table(headed)
-
-
-def test_components_are_timed_on_the_recorded_prompts(greedy, tmp_path):
-    table = components(greedy)
-    assert table["share"].sum() == pytest.approx(1)
-    assert set(table["tokens"]) == {sum(map(len, greedy["texts"].prompts.outputs))}
-    table.to_parquet(tmp_path / "components.parquet")
 
 
 def test_prefixes_are_what_the_draft_model_writes(tiny_pair, greedy):

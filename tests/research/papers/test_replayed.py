@@ -5,13 +5,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from research.papers import banditspec, replayed
+from research.papers import replayed
 from research.papers.result import PapersResult
 from research.papers.sections.replayed import REPLAYED
 from research.papers.studies import OWN_HEADS, TABLES, TIMES, DecodedPrompts
 from specdec_core.config import Configuration, parse
 from specdec_core.cost import ForwardCost, Profile
-from specdec_core.engine import Engine
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from tests.conftest import save_random_head
@@ -92,20 +91,6 @@ def test_bounds_add_up_over_prompts_for_bandits_that_the_theorems_cover(greedy):
 def decoded(spec):
     result = PapersResult.model_construct(pair=spec)
     return DecodedPrompts(result, {})
-
-
-def test_setting_two_decodes_several_requests_at_once(greedy, tiny_spec, monkeypatch):
-    batches, generate = [], Engine.generate
-
-    def counted(self, requests):
-        batches.append(len(requests))
-        return generate(self, requests)
-
-    monkeypatch.setattr(Engine, "generate", counted)
-    table = banditspec.together(greedy, decoded(tiny_spec))
-    assert batches == [1] * 7 + [4] * 7 + [2] * 7  # warm-up, then six prompts
-    assert table["name"].tolist()[1:] == ["γ = 1", "γ = 2", "γ = 3", "γ = 4", "EXP3Spec", "UCBSpec"]
-    assert (table.loc[table["kind"] == "arm", "regret_rounds"] >= 0).all()
 
 
 def test_every_section_is_drawn_from_its_table(greedy, tiny_spec):

@@ -76,13 +76,6 @@ def test_the_oracle_ends_a_round_at_each_rejection(sampled):
     assert (table["variance_low"] <= table["variance_high"]).all()
 
 
-def test_long_texts_have_rows_and_a_line_of_their_own(greedy, sampled):
-    table = svip.oracle_lengths(greedy, sampled, sampled)
-    assert not table.duplicated(["prompts", "sampling", "up_to"]).any()
-    figure = SVIP[0].section(table).svg
-    assert all(name in figure for name in ("code, greedy", "code, T=1", "code, long, T=1"))
-
-
 def test_divergence_is_of_the_rejected_token_and_of_those_before_it(sampled):
     expected: dict[int, list[float]] = {offset: [] for offset in range(-4, 1)}
     for places, track in texts(sampled):
@@ -100,18 +93,6 @@ def test_divergence_is_of_the_rejected_token_and_of_those_before_it(sampled):
         assert table.loc[offset, "kl"] == pytest.approx(
             np.mean(values) if values else np.nan, nan_ok=True
         )
-
-
-def test_lengths_are_those_of_replay_held_against_the_oracle(sampled):
-    [recording] = sampled.values()
-    most = recording.header.max_draft
-    policies = {"one": {"kind": "fixed", "max_tokens": 1}}
-    [(_, rounds)] = svip._replayed(recording, policies)
-    track = texts(sampled)[0][1]
-    free, delta = svip._deltas(track, rounds)
-    start = track.firsts[rounds.prompt] + rounds.position
-    assert (rounds.drafted[free] == 1).all()
-    assert (delta == 1 - np.minimum(track.agreeing[start[free]], most)).all()
 
 
 def test_a_speedup_is_that_of_the_rounds_counts(sampled):

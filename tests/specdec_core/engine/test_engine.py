@@ -202,17 +202,6 @@ def test_every_token_carries_its_origin(tiny_pair):
             assert start == len(generation.tokens)
 
 
-def test_the_configuration_is_swapped_without_loading_again(tiny_pair):
-    engine = Engine(tiny_pair, CHAIN, 2)
-    chain = engine.generate(requests())
-    engine.configure(AUTOREGRESSIVE)
-    alone = engine.generate(requests())
-    engine.configure(CHAIN)
-    again = engine.generate(requests())
-    assert [g.tokens for g in chain] == [g.tokens for g in alone]
-    assert [g.counts for g in chain] == [g.counts for g in again]
-
-
 def test_a_pair_with_different_vocabularies_is_refused_before_loading(tiny_spec, tmp_path_factory):
     folder = tmp_path_factory.mktemp("other")
     pair = load_pair(tiny_spec)

@@ -48,17 +48,6 @@ def test_each_slot_gets_its_own_policys_answer(sampled):
             own.observe(slot, PolicyOutcome(3, turn, 3))
 
 
-def test_what_is_shown_of_some_slots_is_theirs():
-    whole = signals(0, 1, sampled=True)
-    some = whole.only([4, 1])
-    assert (some.slots, some.positions) == ([4, 1], [1, 1])
-    assert some.tokens == [whole.tokens[4], whole.tokens[1]]
-    assert some.hidden[:, 0].tolist() == [4, 1]
-    for name in ("top_probability", "probability", "entropy"):
-        values = getattr(whole, name)
-        assert getattr(some, name) == pytest.approx([values[4], values[1]])
-
-
 def test_policies_ask_for_what_any_of_them_needs():
     plain, learner = built()[:1], built()[4:5]
     assert not PerSlot(dict(enumerate(plain))).learns

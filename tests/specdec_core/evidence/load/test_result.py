@@ -16,7 +16,7 @@ from specdec_core.evidence.load.result import (
 from specdec_core.measure.comparison import over
 from specdec_core.search.load.measures import measured
 from specdec_core.search.load.workload import Load
-from tests.load_result import REQUESTS, TOKENS, load_result, load_row, open_result
+from tests.load_result import REQUESTS, TOKENS, load_result, open_result
 
 ONE, FOUR = (Load(clients=n, requests=REQUESTS) for n in (1, 4))
 
@@ -130,9 +130,3 @@ def test_a_result_is_read_as_it_was_saved(tmp_path):
     assert LoadResult.load(tmp_path) == result
     with pytest.raises(UserError, match=r"no comparison under load in it"):
         LoadResult.load(tmp_path / "none")
-
-
-def test_a_row_without_peers_is_its_own_measure():
-    alone = load_result().model_copy(update={"rows": [load_row("a", "specdec", 0.1, 0.01)]})
-    assert alone.leads() == []
-    assert math.isnan(summary_frame(alone)["over_autoregressive"].iloc[0])

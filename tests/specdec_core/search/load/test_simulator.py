@@ -5,7 +5,7 @@ import pytest
 from specdec_core.cost import Hardware
 from specdec_core.cost.forward import FEW, ForwardTerms, Work
 from specdec_core.cost.steps import StepTimes
-from specdec_core.engine.scheduler import STEP_TOKENS, Limits
+from specdec_core.engine.scheduler import Limits
 from specdec_core.search.load.answers import Answers, SimulatedRound
 from specdec_core.search.load.simulator import (
     RequestShape,
@@ -74,19 +74,6 @@ def test_the_first_token_does_not_wait_for_the_draft():
     assert times(simulation)[0] == pytest.approx([0, T, 2 * T + T / 10 + 3 * T / 10])
 
 
-def test_a_long_prompt_is_read_in_chunks():
-    simulation = clients(autoregressive(prompt=2 * STEP_TOKENS + 10), 1, 1)
-    assert times(simulation)[0] == pytest.approx([0, 3 * T, 7 * T])
-
-
-def test_what_the_engine_adds_is_counted():
-    costs = CONSTANT.model_copy(update={"per_step": 1, "per_row": 10})
-    answers = drafted(rounds=1)
-    forwards = 2 * T + 4 * T / 10  # one of each model prefills the prompts
-    simulation = simulate_clients(StepCosts(answers, costs), shapes_of(answers, 2), 2, Limits(2))
-    assert simulation.seconds == pytest.approx(forwards + 2 * (1 + 2 * 10))
-
-
 def test_steps_without_candidates_have_a_time_of_their_own():
     costs = CONSTANT.model_copy(update={"autoregressive": ForwardTerms(fixed=T / 2)})
     for answers, seconds in ((autoregressive(), 5 * T / 2), (drafted(rounds=1), T / 2 + 1.4 * T)):
@@ -144,17 +131,6 @@ def test_a_schedule_takes_the_times_of_the_range_that_drafts():
         assert taken[0] == pytest.approx(taken[1])
 
 
-def test_clients_send_the_next_request_when_they_have_their_answer():
-    simulation = clients(autoregressive(), 3, 12, slots=2)
-    records = simulation.records
-    for at in records["sent"]:
-        unfinished = ((records["sent"] <= at) & (records["last"] > at)).sum()
-        assert unfinished <= 3
-    assert records["sent"].isin([0.0, *records["last"]]).all()
-    assert len(records) == 12
-    assert simulation.records["first"].iloc[2] > 5 * T  # two slots: it waited
-
-
 def test_an_open_loop_does_not_wait_for_answers():
     arrivals = [0.0, 1.0, 1.0, 1.005]
     simulation = arriving(autoregressive(), arrivals, 4)
@@ -162,17 +138,6 @@ def test_an_open_loop_does_not_wait_for_answers():
     # One that comes within a step is served from the next one on.
     assert simulation.records["first"].tolist() == pytest.approx([T, 1 + T, 1 + T, 1 + 2 * T])
     assert sum(simulation.busy) == pytest.approx(11 * T / simulation.seconds)
-
-
-def test_an_overloaded_engine_queues():
-    capacity = 2 / (5 * T)  # requests a second of two slots
-
-    def waits(rate):
-        simulation = arriving(autoregressive(), arrival_times(rate, 200).tolist(), 2)
-        return simulation.measure().value("ttft", 99)
-
-    assert waits(0.5 * capacity) < 10 * T
-    assert waits(2 * capacity) > 100 * T
 
 
 def test_an_answer_longer_than_the_recorded_one_begins_it_again():
@@ -203,15 +168,6 @@ def test_an_answer_that_ended_by_itself_ends_there_in_a_trace_too():
 
 def request(most, told=None):
     return TraceRequest(arrival=0, prompt_tokens=10, max_new_tokens=most, output_tokens=told)
-
-
-def test_a_full_cache_preempts_and_every_answer_is_whole():
-    answers = autoregressive(prompt=60, tokens=150)
-    simulation = clients(answers, 4, 6, cache_tokens=640)
-    assert simulation.preemptions > 0
-    assert simulation.records["tokens"].tolist() == [150] * 6
-    free = clients(answers, 4, 6)
-    assert simulation.seconds > free.seconds
 
 
 def test_requests_spread_over_the_replicas():
