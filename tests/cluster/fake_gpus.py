@@ -1,8 +1,6 @@
 """GPUs that are not there: a process sees those that Ray made visible to it, or all of the machine,
 and what it moves to a GPU stays on the CPU and is noted."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ def install() -> None:
             notes.write(f"{os.getpid()} {','.join(visible())}\n")
         return self
 
-    nn.Module.to = to  # type: ignore[assignment, method-assign]
+    nn.Module.to = to
     torch.cuda.is_available = lambda: bool(visible())
     torch.cuda.set_device = lambda device: None
 

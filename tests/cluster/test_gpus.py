@@ -1,16 +1,12 @@
 """A model runs on the GPU that was reserved for it, and GPUs that are not there yet are waited for.
 The nodes are simulated, and so are the GPUs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -23,7 +19,6 @@ from cluster.placed_engine import placed_engine
 from cluster.placement import Placement, place
 from cluster.session import QUIET, ray_session, resources
 from specdec_core.base.errors import UserError
-from specdec_core.config import PairSpec
 from specdec_core.engine import Request
 from specdec_core.engine.scheduler import Limits
 from specdec_core.servers.process import free_port
@@ -33,24 +28,24 @@ from tests.configurations import PEARL, drafting
 HEAD_ID = "f" * 56
 
 
-def started(head: dict[str, Any]) -> Cluster:
+def started(head):
     return Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **head})
 
 
-def in_a_process(function: partial[None]) -> None:
+def in_a_process(function):
     """A driver of its own, as other tests' Ray may run in this one."""
     with ProcessPoolExecutor(1, get_context("spawn")) as driver:
         driver.submit(function).result()
 
 
 @pytest.fixture
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def quiet(monkeypatch):
     for name, value in QUIET.items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
-def four_gpus(quiet: None) -> Iterator[str]:
+def four_gpus(quiet):
     """The address of a cluster with four GPUs, and CPU cores beside three of them."""
     cluster = started({"num_cpus": 3, "num_gpus": 4})
     try:
@@ -59,7 +54,7 @@ def four_gpus(quiet: None) -> Iterator[str]:
         cluster.shutdown()
 
 
-def decode(address: str, spec: PairSpec, notes: Path) -> None:
+def decode(address, spec, notes):
     os.environ[fake_gpus.NOTES] = str(notes)
     fake_gpus.install()
     environment = {
@@ -83,14 +78,12 @@ def decode(address: str, spec: PairSpec, notes: Path) -> None:
 
 
 @pytest.mark.long
-def test_every_model_runs_on_the_gpu_that_was_reserved_for_it(
-    four_gpus: str, tiny_spec: PairSpec, tmp_path: Path
-) -> None:
+def test_every_model_runs_on_the_gpu_that_was_reserved_for_it(four_gpus, tiny_spec, tmp_path):
     in_a_process(partial(decode, four_gpus, tiny_spec, tmp_path / "notes"))
 
 
 @pytest.fixture
-def growing(quiet: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def growing(quiet, tmp_path, monkeypatch):
     """The address of a cluster of one core whose autoscaler may add two nodes of two GPUs."""
     address = f"{ray.util.get_node_ip_address()}:{(port := free_port())}"
     nodes = {
@@ -131,7 +124,7 @@ def growing(quiet: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
                 process.kill()
 
 
-def grow(address: str) -> None:
+def grow(address):
     os.environ["RAY_ADDRESS"] = address
     autoscaling.ANSWER = 8.0
     with ray_session():
@@ -145,5 +138,5 @@ def grow(address: str) -> None:
 
 
 @pytest.mark.long
-def test_gpus_that_the_autoscaler_adds_are_waited_for_and_others_are_refused(growing: str) -> None:
+def test_gpus_that_the_autoscaler_adds_are_waited_for_and_others_are_refused(growing):
     in_a_process(partial(grow, growing))

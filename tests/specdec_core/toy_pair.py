@@ -4,8 +4,6 @@ Decoding is compared with the exact probabilities of all VOCABULARY^length conti
 prompt.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

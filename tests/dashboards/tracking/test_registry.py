@@ -191,9 +191,7 @@ def test_the_files_of_a_champion_come_with_it_unless_they_are_given_by_path(home
     bandit = BanditSettings(arms=arms)
     state = save_state(build_bandit(bandit).state(), home / "bandits" / "served" / "known.json")
     learned = state.read_text()
-    drafter = HybridSettings(
-        otherwise=bandit.model_copy(update={"state": "served/known"}),
-    )
+    drafter = HybridSettings(otherwise=bandit.model_copy(update={"state": "served/known"}))
     trial = logged.trials[1]
     trial.configuration = Configuration(drafter=drafter)
     register(logged, trial.id)

@@ -13,11 +13,7 @@ from mlflow import MlflowClient
 
 from research.papers import __main__ as papers
 from research.papers.__main__ import PAPERS
-from research.papers.inputs import (
-    load_sets,
-    with_eagle_heads,
-    with_own_heads,
-)
+from research.papers.inputs import load_sets, with_eagle_heads, with_own_heads
 from research.papers.plan import PaperPlan, load_paper_plan
 from research.papers.result import PapersResult
 from research.papers.run import PapersFolder, recording_plan, run_papers

@@ -37,10 +37,7 @@ PLAN = PaperPlan.model_validate(
                     {"name": "Vanilla"},
                     {"name": "Chain", "drafter": CHAIN},
                     {"name": "PLD", "drafter": LOOKUP},
-                    {
-                        "name": "UCBSpec",
-                        "drafter": {"kind": "bandit", "arms": [CHAIN, LOOKUP]},
-                    },
+                    {"name": "UCBSpec", "drafter": {"kind": "bandit", "arms": [CHAIN, LOOKUP]}},
                 ],
             },
             "lengths": {
@@ -55,12 +52,7 @@ PLAN = PaperPlan.model_validate(
     }
 )
 # seconds of the two prompts, one repeat; autoregressive decoding takes 8 for each
-SECONDS = {
-    "Vanilla": (8.0, 8.0),
-    "Chain": (4.0, 4.2),
-    "PLD": (3.0, 5.0),
-    "UCBSpec": (3.9, 4.1),
-}
+SECONDS = {"Vanilla": (8.0, 8.0), "Chain": (4.0, 4.2), "PLD": (3.0, 5.0), "UCBSpec": (3.9, 4.1)}
 
 
 def measured(prompts, configuration, seconds):

@@ -32,10 +32,7 @@ def rounds(generations):
 
 @pytest.mark.parametrize(
     ("length", "sampling"),
-    [
-        (policy("svip", threshold=2.3), COUPLED),
-        (policy("heuristic", start=3), GREEDY),
-    ],
+    [(policy("svip", threshold=2.3), COUPLED), (policy("heuristic", start=3), GREEDY)],
     ids=["svip", "heuristic"],
 )
 def test_the_chain_is_the_draft_models_own_and_ends_where_the_policy_says(

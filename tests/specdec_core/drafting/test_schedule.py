@@ -38,10 +38,7 @@ def decoded(pair, configuration, slots=3):
 
 @pytest.mark.parametrize(
     ("part", "coupling"),
-    [
-        *(("chain", "none"), ("suffix", "none")),
-        *(("tree", "gumbel"), ("post-use", "gumbel")),
-    ],
+    [*(("chain", "none"), ("suffix", "none")), *(("tree", "gumbel"), ("post-use", "gumbel"))],
 )
 def test_outputs_do_not_depend_on_which_drafter_proposes(tiny_pair, part, coupling):
     """The load falls from three requests to one while they are decoded."""

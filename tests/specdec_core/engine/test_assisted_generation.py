@@ -1,7 +1,5 @@
 """The policy taken from transformers drafts what its own assisted generation drafts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import pytest

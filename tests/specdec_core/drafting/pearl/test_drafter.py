@@ -316,7 +316,7 @@ def test_the_draft_forgets_a_cancelled_request(tiny_pair, monkeypatch):
         engine.step()
     slots, limit = set(), link.draft._windows._policy.limit
 
-    def noted(slot: int) -> int:
+    def noted(slot):
         slots.add(slot)
         return limit(slot)
 

@@ -69,7 +69,7 @@ class Watched:
     def __getattr__(self, name):
         return getattr(self.policy, name)
 
-    def limit(self, slot: int) -> int:
+    def limit(self, slot):
         assert slot not in self.open, "asked for another limit before the verdict"
         limit = self.policy.limit(slot)
         text = self.link.draft._slots[slot].state.tokens
