@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.serving.http.access import OPERATE
 from cluster.serving.http.errors import answer
@@ -40,7 +40,8 @@ class Stopping:
 
 class Admission:
     """ASGI middleware: knows the running requests, and refuses POST requests when the server stops
-    (503). GET requests, and those that operate the server, are answered until its end."""
+    (503), as it does those whose answer has not begun at the end. GET requests, and those that
+    operate the server, are answered until then."""
 
     def __init__(self, app: ASGIApp, stopping: Stopping) -> None:
         self.app, self.stopping = app, stopping
@@ -52,9 +53,21 @@ class Admission:
         if self.stopping.until is not None and scope["method"] == "POST":
             await answer(_STOPS)(scope, receive, send)
             return
-        async with asyncio.timeout(None) as limit:
-            self.stopping.running.add(limit)
-            try:
-                await self.app(scope, receive, send)
-            finally:
-                self.stopping.running.discard(limit)
+        begun = False
+
+        async def sending(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            async with asyncio.timeout(None) as limit:
+                self.stopping.running.add(limit)
+                try:
+                    await self.app(scope, receive, sending)
+                finally:
+                    self.stopping.running.discard(limit)
+        except TimeoutError:
+            if begun or not limit.expired():
+                raise
+            await answer(_STOPS)(scope, receive, send)

@@ -30,6 +30,10 @@ def app(part):
     async def answer() -> StreamingResponse:
         return StreamingResponse(parts())
 
+    @app.get("/late")
+    async def late() -> None:
+        await asyncio.sleep(60)
+
     return app
 
 
@@ -68,6 +72,21 @@ async def test_answers_under_way_end_whole(host):
     if host == "::1" and not bound(host):
         pytest.skip("this machine has no IPv6")
     assert await stopped(0.05, 5, host) == [str(number) for number in range(PARTS)]
+
+
+async def test_a_request_whose_answer_has_not_begun_is_refused_at_the_end():
+    listener, stopping = Listener("127.0.0.1", free_port()), Stopping()
+    url = f"{url_of(listener.host, listener.port)}/late"
+    async with (
+        listener.serving(Admission(app(1), stopping)),
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
+        asked = asyncio.create_task(http.get(url))
+        while not stopping.running:
+            await asyncio.sleep(0.01)
+        await stopping.within(0.1)
+        refused = await asked
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_stops")
 
 
 async def test_an_answer_that_takes_too_long_is_broken_off():
