@@ -77,26 +77,9 @@ def label(result: SweepResult, trial: Trial) -> str:
     return result.labels.get(trial.id, trial.configuration.without_sampling)
 
 
-def best_of(result: SweepResult, kind: str) -> Trial | None:
-    """The fastest trial of a family (of fixed K: the baseline that the papers compare with)."""
-    return next((t for t in ranked(result) if family(t) == kind), None)
-
-
 def draft_of(result: SweepResult, trial: Trial) -> str | None:
     """The name of the draft model, the first of several; None for a drafter that runs none."""
     return trial.configuration.draft_of(result.pair.drafts)
-
-
-def headliners(result: SweepResult) -> list[Trial]:
-    """The two most important trials: the champion and the best fixed K, or, where that is the
-    champion, the best of another family."""
-    order = ranked(result)
-    best = champion(result) or next(iter(order), None)
-    if best is None:
-        return []
-    others = [t for t in order if t.configuration.family != best.configuration.family]
-    fixed = [t for t in others if t.configuration.family == "fixed"]
-    return [best, *(fixed or others)[:1]]
 
 
 def leaders(result: SweepResult) -> list[Trial]:
@@ -105,13 +88,6 @@ def leaders(result: SweepResult) -> list[Trial]:
     for trial in ranked(result):
         first.setdefault(family(trial), trial)
     return list(first.values())
-
-
-def contenders(result: SweepResult, count: int = 8) -> list[Trial]:
-    """The trials worth comparing in detail: the headliners, the fastest of the other families, and
-    the next fastest."""
-    order = [*headliners(result), *leaders(result), *ranked(result)]
-    return list({t.id: t for t in order}.values())[:count]
 
 
 def foremost(result: SweepResult, count: int) -> list[Trial]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -14,14 +14,6 @@ import plotly.graph_objects as go
 from dashboards import cells
 from specdec_core.base.names import plain_name
 from specdec_core.prompts.prompt_sets import Prompt, PromptSet
-
-
-class Tile(NamedTuple):
-    """A number to see first."""
-
-    what: str
-    value: str
-    note: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +29,6 @@ class Section:
     note: str = ""
     lines: Sequence[str] = ()
     terms: Mapping[str, str] = field(default_factory=dict)
-    tiles: Sequence[Tile] = ()
     figure: go.Figure | None = None
     svg: str | None = None  # the figure as a file, for Markdown and for pages without `figure`
     shown: pd.DataFrame | None = None
@@ -52,7 +43,7 @@ class Section:
     brief: Sequence[Any] = ()  # columns that a console shows; unset, all
     intervals: bool = True  # whether it shows them with their intervals
     on_console: bool = True
-    style: str = ""  # of the page: caveats, method
+    style: str = ""  # of the page: caveats, long
 
     @classmethod
     def drawn(
@@ -70,12 +61,6 @@ class Section:
             **more,
         )
 
-    def alone(self) -> Section:
-        """The figure and its table under the figure's title, to be shown outside a report."""
-        assert self.figure is not None
-        title = self.figure.layout.title
-        return replace(self, title=title.text, note=title.subtitle.text, lines=())
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedRun:
@@ -91,7 +76,6 @@ class LoggedRun:
     tags: Mapping[str, str] = field(default_factory=dict)
     files: Sequence[tuple[Path, str | None]] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
-    figures: Sequence[Section] = ()
     prompts: tuple[PromptSet, Sequence[Prompt], str] | None = None
     nested: Sequence[LoggedRun] = ()
 
@@ -164,10 +148,5 @@ class Report:
             params=self.origin.params,
             metrics=self.metrics,
             tags=self.tags,
-            figures=self.figures,
             nested=self.nested,
         )
-
-    @property
-    def figures(self) -> list[Section]:
-        return [section for section in self.parts if section.figure is not None]

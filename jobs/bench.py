@@ -52,6 +52,9 @@ Only = Annotated[
     list[str] | None,
     Option(help="Only what has this in its name, and this engine without a drafter; repeatable."),
 ]
+Rows = Annotated[
+    Path | None, Option(help="YAML with this engine's other rows; unset, the command's own file.")
+]
 MeasureAgain = Annotated[bool, Option("--fresh", help="Measure again what an interrupted run has.")]
 
 

@@ -13,6 +13,7 @@ from jobs.bench import (
     Graphs,
     MeasureAgain,
     Only,
+    Rows,
     Threads,
     deliver,
     end,
@@ -41,9 +42,7 @@ QUICK = {"max_new_tokens": 32, "repeats": 1, "prompts": {"limit": 4}}
 
 def main(
     config: Configs = None,
-    rows: Annotated[
-        Path | None, Option(help="YAML with this engine's other rows; unset, jobs/bench.yaml.")
-    ] = None,
+    rows: Rows = None,
     target: Target = None,
     draft: Drafts = None,
     prompts: MaybePrompts = None,

@@ -18,6 +18,7 @@ from jobs.bench import (
     Graphs,
     MeasureAgain,
     Only,
+    Rows,
     Threads,
     deliver,
     end,
@@ -90,9 +91,7 @@ def main(
         ),
     ] = None,
     config: Configs = None,
-    rows: Annotated[
-        Path | None, Option(help="YAML with this engine's other rows; unset, jobs/bench_load.yaml.")
-    ] = None,
+    rows: Rows = None,
     target: Target = None,
     draft: Drafts = None,
     prompts: MaybePrompts = None,

@@ -10,7 +10,7 @@ from typer import Option
 
 from jobs.choice import choose
 from jobs.console import console, deliver, run
-from jobs.options import Config, Hardware, Name, ProfileFile, check_name, check_times, sizes
+from jobs.options import Config, Hardware, Name, ProfileFile, Traces, check_name, check_times, sizes
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
 from specdec_core.config import PairConfiguration
@@ -26,10 +26,7 @@ def main(
     slo: Annotated[
         str, Option(help="Limits in seconds that requests must keep, as ttft=0.3,tpot=0.02.")
     ],
-    traces: Annotated[
-        str | None,
-        Option(help="Recording of the prompts, a folder or a name; unset, the latest of the pair."),
-    ] = None,
+    traces: Traces = None,
     rate: Annotated[
         float | None, Option(help="Requests a second; finds how many replicas they need.")
     ] = None,

@@ -21,6 +21,7 @@ from jobs.options import (
     MaybeTokens,
     Placed,
     Prompts,
+    ServerModel,
     chosen_pair,
     given,
 )
@@ -57,9 +58,7 @@ def main(
         str | None,
         Option(help="Check the running server at this URL (OpenAI's protocol), with speculation."),
     ] = None,
-    server_model: Annotated[
-        str | None, Option(help="With --server: which of its models; unset, the only one.")
-    ] = None,
+    server_model: ServerModel = None,
     against: Annotated[
         str | None,
         Option(

@@ -121,7 +121,7 @@ def _model(server: RunningServer) -> str:
 
 def _promote(config_id: str, alias: Any, uncertified: bool, engine: str | None) -> None:
     """Give the alias, in this library's engine or in another server, to a configuration of a
-    finished sweep that has a certificate there."""
+    finished sweep with a certificate in that engine."""
     from dashboards.tracking.certificates import model_of
     from dashboards.tracking.registry import register
     from specdec_core.evidence.certificate.certificate import find_certificate
@@ -158,12 +158,10 @@ def _share(text: str) -> float:
 
 
 def _try_out(server: RunningServer, deployment: Deployment, share: float) -> None:
-    """Follow a challenger until the server has decided, and log that. The canary continues on the
+    """Follow a challenger until the server has decided. The canary continues on the
     server if this is interrupted."""
-    from dashboards.tracking.canary_run import log_canary
     from dashboards.tracking.registry import CHAMPION, appoint
 
-    champion = server.health()["configuration"]
     with console.status("loading it beside the one that is served"):
         server.deploy(deployment, share)
     try:
@@ -177,7 +175,6 @@ def _try_out(server: RunningServer, deployment: Deployment, share: float) -> Non
     console.print(f"[bold]{state['state']}[/bold]: {state['reason']} ({_found(state)})")
     if state["state"] == "promoted" and deployment.version is not None:
         appoint(_model(server), deployment.version, CHAMPION)
-    log_canary(server.name, champion, state)
 
 
 def _found(state: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from jobs.options import (
     Config,
     Hardware,
     ProfileFile,
+    Traces,
     check_times,
 )
 from specdec_core.base.errors import UserError
@@ -71,14 +72,7 @@ def main(
             " repeatable.",
         ),
     ] = None,
-    traces: Annotated[
-        str | None,
-        Option(
-            help="Recording, a folder or a name, on which to find the fastest settings, or the"
-            " nearest to a configuration that the server cannot express; unset, the latest of the"
-            " pair."
-        ),
-    ] = None,
+    traces: Traces = None,
     hardware: Hardware = None,
     profile: ProfileFile = None,
     out: Annotated[

@@ -68,6 +68,16 @@ ProfileFile = Annotated[
     Path | None,
     Option(help="The pair's forward times (JSON); unset, the workspace's, measured if missing."),
 ]
+Traces = Annotated[
+    str | None,
+    Option(help="Recording to replay, a folder or a name; unset, the latest that fits the pair."),
+]
+ServerModel = Annotated[
+    str | None, Option(help="With --server: which of its models; unset, the only one.")
+]
+SweepFile = Annotated[
+    Path | None, Option(help="Sweep file whose pair and settings to take where none are given.")
+]
 Config = Annotated[
     Path | None,
     Option(
@@ -126,21 +136,6 @@ def pair_changes(
     """The changes that the options make to the pair in a file."""
     runner = given(max_length=max_length, compile=compile) or None
     return given(target=target, drafts=named_drafts(target, drafts), runner=runner)
-
-
-def pair_options(pair: PairSpec, base: PairSpec) -> list[str]:
-    """The options that turn `base` into `pair`."""
-    options: list[str] = []
-    if pair.target != base.target:
-        options += ["--target", pair.target]
-    if options or pair.drafts != base.drafts:
-        for name, model in pair.drafts.items():
-            options += ["--draft", f"{name}={model}"]
-    if pair.runner.max_length != base.runner.max_length:
-        options += ["--max-length", str(pair.runner.max_length)]
-    if pair.runner.compile != base.runner.compile:
-        options.append("--compile" if pair.runner.compile else "--no-compile")
-    return options
 
 
 def chosen_pair(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Option
 
 from jobs.console import console, point, run
-from jobs.options import Drafts, MaxLength, Target, chosen_pair, given, sizes
+from jobs.options import Drafts, MaxLength, SweepFile, Target, chosen_pair, given, sizes
 from specdec_core.config import PairSpec
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ POOR_FIT = 0.9
 def main(
     target: Target = None,
     draft: Drafts = None,
-    config: Annotated[
-        Path | None, Option(help="Sweep file whose pair and profile settings to use.")
-    ] = None,
+    config: SweepFile = None,
     engine: Annotated[
         Literal["specdec", "vllm", "llama_cpp"],
         Option(

@@ -18,29 +18,26 @@ from jobs.options import (
     MaybePrompts,
     Name,
     ProfileFile,
+    ServerModel,
+    SweepFile,
     Target,
     chosen_pair,
     given,
-    pair_options,
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import PairSpec, Sampling, parse
-from specdec_core.prompts.chat import AUTO
+from specdec_core.config import Sampling, parse
 
 if TYPE_CHECKING:
     from specdec_core.recordings.plan import RecordingPlan
     from specdec_core.recordings.schema import Recording
-    from specdec_core.search.plan import ResolvedPlan
     from specdec_core.servers.answers import ServerAddress
 
 
 def main(
     target: Target = None,
     draft: Drafts = None,
-    config: Annotated[
-        Path | None, Option(help="Sweep file whose pair, prompts, sampling and length to take.")
-    ] = None,
+    config: SweepFile = None,
     prompts: MaybePrompts = None,
     chat_template: MaybeChatTemplate = None,
     limit: MaybeLimit = None,
@@ -83,9 +80,7 @@ def main(
             " target's tokenizer and configuration are needed here, its weights are not."
         ),
     ] = None,
-    server_model: Annotated[
-        str | None, Option(help="With --server: which of its models; unset, the only one.")
-    ] = None,
+    server_model: ServerModel = None,
     clients: Annotated[
         int | None, Option(min=1, help="With --server: prompts sent at a time; unset, 16.")
     ] = None,
@@ -136,7 +131,7 @@ def main(
     }
     running = ServerAddress(url=server, **address) if server is not None else None
     recording = record(parse(RecordingPlan, values, "recording"), name, out, running)
-    show(recording, config, plan)
+    show(recording)
 
 
 def record(
@@ -154,44 +149,24 @@ def record(
         return run_recording(plan, workspace(), name, out, progress, server)
 
 
-def show(
-    recording: Recording, config: Path | None = None, plan: ResolvedPlan | None = None
-) -> None:
-    """Show the recording's content and the commands that use it. `config` and `plan` are the sweep
-    file that the recording was made by, if any."""
+def show(recording: Recording) -> None:
+    """Show the recording's content and what uses it."""
     from dashboards.outputs.console import table
     from dashboards.reports.recording import contents, drafts
-
-    if recording.header.pair.drafts:
-        console.print(table(drafts(recording)))
-    console.print(contents(recording))
-    point("recording", recording.folder)
-    for name, command in following(recording, config, plan).items():
-        point(name, shlex.join([program("specdec"), *command]))
-
-
-def following(
-    recording: Recording, config: Path | None = None, plan: ResolvedPlan | None = None
-) -> dict[str, list[str]]:
-    """The commands that use the recording; a sweep only if it would replay the recording, and the
-    target's weights are here to time it. A sweep replays a server's answers only by their name."""
     from specdec_core.drafting.trained import weights_here
 
     header = recording.header
     here = header.served is None or weights_here(header.pair, ()) is not None
-    commands = {}
+    if header.pair.drafts:
+        console.print(table(drafts(recording)))
+    console.print(contents(recording))
+    point("recording", recording.folder)
     if header.mixing and set(header.pair.drafts) - set(header.eagle_heads):
-        commands["train"] = ["train", "head", "--recording", str(recording.folder)]
-    if here and header.replayable and header.sampling == (plan.sampling if plan else Sampling()):
-        sweep = ["sweep"] if config is None else ["sweep", "--config", str(config)]
-        sweep += pair_options(header.pair, plan.pair if plan else PairSpec())
-        if header.served is not None:
-            sweep += ["--traces", str(recording.folder)]
-        sweep += ["--prompts", header.prompts.source, "--limit", str(header.prompts.count)]
-        if header.prompts.chat_template not in (None, AUTO):
-            sweep += ["--chat-template", header.prompts.chat_template]
-        commands["replay"] = [*sweep, "--max-new-tokens", str(header.max_new_tokens)]
-    return commands
+        train = [program("specdec"), "train", "head", "--recording", str(recording.folder)]
+        point("train", shlex.join(train))
+    if here and header.replayable:
+        sweep = shlex.join([program("specdec"), "sweep", "--traces", str(recording.folder)])
+        point("replay", f"{sweep}, with the same pair, prompts and lengths")
 
 
 if __name__ == "__main__":

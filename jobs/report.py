@@ -24,10 +24,10 @@ def main(
     """Write <sweep folder>/report.html: one file with everything in it, to open or send around."""
     # plotly takes a second to import
     from dashboards.outputs.files import write_page
-    from dashboards.reports.sweep import of_folder
+    from dashboards.reports import sweep
 
     folder = newest_sweep(workspace() / "sweeps") if sweep_folder is None else sweep_folder
-    report = of_folder(load(folder), folder)
+    report = sweep.report(load(folder))
     page = write_page(report, folder)
     console.print(report.title, style="bold", markup=False)
     point("report", page)

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Thread, Timer
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import ByteSize, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import ByteSize, Field, NonNegativeInt, PositiveFloat, PositiveInt
 from rich.markup import escape
 from typer import Option
 
@@ -48,9 +48,6 @@ class Arguments(Value):
     share_prefixes: bool = True
     cluster: Path | None = None
     replicas: PositiveInt = 1
-    max_replicas: PositiveInt | None = None
-    scale_up_after: NonNegativeFloat = 30
-    scale_down_after: NonNegativeFloat = 600
     api_key_file: Path | None = None
     requests_per_minute: PositiveInt | None = None
     tokens_per_minute: PositiveInt | None = None
@@ -90,13 +87,9 @@ def _start(
 ) -> Start:
     """What the server starts from. Raises :class:`UserError`."""
     from cluster.serving.deployment import check_servable, deployment_of
-    from cluster.serving.scaling import Replicas
     from cluster.serving.start import Start
     from specdec_core.engine.scheduler import Limits
 
-    replicas = Replicas.asked(
-        given.replicas, given.max_replicas, given.scale_up_after, given.scale_down_after
-    )
     choice, source, version = chosen
     pair, configuration = (
         chosen_pair(choice.pair, None, None, given.max_length),
@@ -117,7 +110,7 @@ def _start(
         queue=given.queue,
         cores=cores,
         placement=placement,
-        replicas=replicas,
+        replicas=given.replicas,
         access=access,
         step_timeout=given.step_timeout,
         engine=given.engine,
@@ -138,7 +131,6 @@ def _check_engine(given: Arguments, configuration: Configuration, fresh: bool) -
         raise UserError(f"{configuration.label} drafts on a device of its own, not in a server")
     for option, asked in (
         ("--sample-prompts", given.sample_prompts is not None),
-        ("--max-replicas", given.max_replicas not in (None, given.replicas)),
         ("--cache-tokens", given.cache_tokens is not None),
         ("--step-tokens", given.step_tokens != Arguments.model_fields["step_tokens"].default),
         ("--no-share-prefixes", not given.share_prefixes),
@@ -225,15 +217,6 @@ def main(
     replicas: Annotated[
         int, Option(min=1, help="Engines that share the requests, each with its own devices.")
     ] = 1,
-    max_replicas: Annotated[
-        int | None, Option(min=1, help="The most replicas, started when requests wait.")
-    ] = None,
-    scale_up_after: Annotated[
-        float, Option(min=0, help="Seconds that another replica is needed before it is started.")
-    ] = 30.0,
-    scale_down_after: Annotated[
-        float, Option(min=0, help="Seconds that a replica is not needed before it is stopped.")
-    ] = 600.0,
     api_key_file: Annotated[
         Path | None,
         Option(help="Hashes of the API keys that are let in; see `specdec serve keys`."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,15 +27,14 @@ from jobs.options import (
     MaybeTokens,
     Name,
     Target,
+    Traces,
     given,
     pair_changes,
-    pair_options,
     sizes,
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import PairConfiguration, PairSpec, load_yaml, parse
-from specdec_core.prompts.chat import AUTO
+from specdec_core.config import PairConfiguration
 from specdec_core.search.plan import load_plan
 
 if TYPE_CHECKING:
@@ -62,10 +60,7 @@ def main(
     compile: Compile = None,
     limit: Annotated[int | None, Option(help="Use the first n prompts.")] = None,
     trials: Annotated[int | None, Option(help="Configurations to try.")] = None,
-    traces: Annotated[
-        str | None,
-        Option(help="Recording to replay, a folder or a name; unset, the one that fits."),
-    ] = None,
+    traces: Traces = None,
     no_replay: Annotated[
         bool, Option("--no-replay", help="Decode with every configuration.")
     ] = False,
@@ -139,7 +134,8 @@ def main(
     elif plan.workload is not None:
         point(
             "workload",
-            f"nothing was replayed, so nothing is chosen for it; {_record(config, plan)}",
+            "nothing was replayed, so nothing is chosen for it; first record the same pair,"
+            " prompts and lengths: `specdec record --config` takes them from the sweep file",
         )
     point("report", report)
     print_runs_page(result.pair.name, "sweeps")
@@ -198,19 +194,6 @@ def sweep_server(
     point("start", result.command)
 
 
-def _record(config: Path, plan: ResolvedPlan) -> str:
-    """How to record what a workload is simulated from, by the forwards that are timed."""
-    limit = ["--limit", str(plan.prompts.limit)] if plan.prompts.limit else []
-    prompts = ["--prompts", plan.prompts.source, *limit]
-    if plan.prompts.chat_template != AUTO:
-        prompts += ["--chat-template", plan.prompts.chat_template]
-    # The whole file may need what the options gave, so its pair alone is read.
-    in_file = parse(PairSpec, load_yaml(config).get("pair", {}), str(config))
-    command = ["record", "--config", str(config), *pair_options(plan.pair, in_file), *prompts]
-    command += ["--max-new-tokens", str(plan.max_new_tokens)]
-    return f"first: {shlex.join([program('specdec'), *command])}"
-
-
 def sweep(
     plan: ResolvedPlan, name: str | None, fresh: bool
 ) -> tuple[SweepResult, int | None, Path]:
@@ -223,13 +206,13 @@ def sweep(
     from dashboards.progress import SweepProgress
     from dashboards.reports.load_choice import loads, served
     from dashboards.reports.standings import standings, timed_sentences
-    from dashboards.reports.sweep import of_folder
+    from dashboards.reports.sweep import report
     from dashboards.tracking.sweep_run import SweepRun
 
     progress, tracking = SweepProgress(console), SweepRun()
     with progress:
         result, folder = run_sweep(plan, workspace(), name, fresh, [tracking, progress])
-    page = write_page(of_folder(result, folder.path), folder.path)
+    page = write_page(report(result), folder.path)
     sections = [standings(result), timed_sentences(result)]
     if result.under_load is not None:
         chosen = PairConfiguration(pair=result.pair, configuration=result.under_load.chosen)

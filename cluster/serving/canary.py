@@ -48,14 +48,13 @@ class Canary:
         champion: list[Served],
         challenger: list[Served],
         share: float,
-        confidence: float = CONFIDENCE,
     ) -> None:
         self.sides: dict[Side, list[Served]] = {"champion": champion, "challenger": challenger}
         self.share = share
         self.state: Literal["running", "promoted", "dropped"] = "running"
         self.reason = ""
         self._counted, self._most = COUNTED * len(challenger), MOST * len(challenger)
-        self._race = Race(tuple(self.sides), confidence=confidence)
+        self._race = Race(tuple(self.sides), confidence=CONFIDENCE)
         self._turn = _Turn("challenger", 0)
         self._before: _Turn | None = None  # the challenger's turn of this pair
         self._clean: dict[str, int] = {}  # the turn of each request that began beside an idle side

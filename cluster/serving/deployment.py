@@ -21,7 +21,6 @@ from cluster.serving.http.listener import CONNECTIONS, DRAIN, Listener
 from cluster.serving.http.pages import Page
 from cluster.serving.http.samples import PromptSampling
 from cluster.serving.http.service import Service
-from cluster.serving.scaling import ONE, Replicas
 from cluster.serving.served import Deployment, Operation
 from cluster.serving.start import Start
 from cluster.serving.tls import Tls
@@ -109,14 +108,14 @@ def check_room(start: Start) -> None:
     if start.engine is not None and not room(needs):  # all are on one node
         each = " and ".join(f"{count:g} {kind}" for kind, count in needs.items() if count)
         raise UserError(f"--engine {start.engine}: no node of the cluster has {each}")
-    if start.engine is None and (most := room(needs)) < replicas.least:
+    if start.engine is None and (most := room(needs)) < replicas:
         each = " and ".join(f"{count:g} {kind}" for kind, count in needs.items() if count)
         raise UserError(
-            f"--replicas {replicas.least}: the cluster has room for {most}, as each takes {each}"
+            f"--replicas {replicas}: the cluster has room for {most}, as each takes {each}"
         )
 
 
-def check_cores(cores: Sequence[int], replicas: Replicas = ONE) -> None:
+def check_cores(cores: Sequence[int], replicas: int = 1) -> None:
     """Raises :class:`UserError` for cores that this machine does not have, or that the replicas
     cannot share."""
     if not cores:
@@ -127,10 +126,9 @@ def check_cores(cores: Sequence[int], replicas: Replicas = ONE) -> None:
     for core in cores:
         if core not in known:
             raise UserError(f"--cores {core}: the cores are 0 to {known[-1]}")
-    if len(cores) % replicas.most:
+    if len(cores) % replicas:
         raise UserError(
-            f"--cores: {len(cores)} cores are not the same number for each of {replicas.most}"
-            " replicas"
+            f"--cores: {len(cores)} cores are not the same number for each of {replicas} replicas"
         )
 
 
@@ -191,9 +189,9 @@ def _bound(
     drain: float = DRAIN,
 ) -> serve.Application:
     # Each of several replicas of this library's engine has its own resources.
-    several = start.replicas.most > 1 and start.engine is None
+    several = start.replicas > 1 and start.engine is None
     needs = {"CPU": 0.0, "GPU": 0.0} if several else start.needs
-    requests = start.replicas.most * (start.limits.slots + start.queue)
+    requests = start.replicas * (start.limits.slots + start.queue)
     server = CompletionServer.options(  # type: ignore[attr-defined]  # the decorator made one
         ray_actor_options={"num_cpus": needs["CPU"], "num_gpus": needs["GPU"]},
         max_ongoing_requests=requests + REFUSALS,
@@ -237,7 +235,7 @@ def serving(
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     with ray_session():
         start = replace(start, operation=new_operation(port))
-        connections = CONNECTIONS + start.replicas.most * (start.limits.slots + start.queue)
+        connections = CONNECTIONS + start.replicas * (start.limits.slots + start.queue)
         # On several nodes the server may be on any; Ray Serve's proxy is on the head node.
         listener = None if several_nodes() else Listener(host, port, tls, drain, connections)
         bound = _bound(start, page, samples, listener, drain)

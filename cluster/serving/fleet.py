@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from time import monotonic
 
 from cluster.placed_engine import check_models
 from cluster.serving.canary import Canary, Side, check_share
@@ -22,7 +21,6 @@ from cluster.serving.engine_loop import EngineFailed, LoopObserver, QueueFull, S
 from cluster.serving.engine_process import EngineProcess
 from cluster.serving.prefixes import Prefixes, Reason
 from cluster.serving.replica import EngineReplica
-from cluster.serving.scaling import ONE, Replicas, Scaling
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from cluster.serving.stream import Stream
 from specdec_core.base.errors import UserError
@@ -37,39 +35,28 @@ _WATCH = 1.0  # seconds between checks of the replicas
 _SHARE = 30.0  # seconds between exchanges of what their bandits have learned
 KEEP = 60.0  # seconds between copies of what was learned
 
-LoadReplica = Callable[[int, Deployment], Served]  # of a number, with a deployment
-
 
 class Fleet:
     """Answers requests by the engines of its replicas; `served` has the first engine of each. Use
-    as `async with`. `start` loads another replica where `wanted` allows more."""
+    as `async with`."""
 
-    def __init__(
-        self,
-        served: Sequence[Served],
-        operation: Operation = NOT_OPERATED,
-        wanted: Replicas = ONE,
-        start: LoadReplica | None = None,
-    ) -> None:
+    def __init__(self, served: Sequence[Served], operation: Operation = NOT_OPERATED) -> None:
         self.replicas = [EngineReplica(str(number), each) for number, each in enumerate(served)]
         self.deployment, self.operation = served[0].deployment, operation
         self.previous: Deployment | None = None  # to which a rollback returns
         self.switches = self.resumed = self.restarts = 0  # restarts of engines that failed
-        self._cancelled = 0  # submissions to replicas that have left
         self.routed: Counter[Reason] = Counter({"prefix": 0, "busy": 0, "load": 0})
         self.canary: Canary | None = None  # the last one
         self.observer = LoopObserver()
         self._changing = asyncio.Lock()
         self._prefixes = Prefixes(served[0].loop.engine.slots)
-        self._scaling, self._start = Scaling(wanted), start
-        self._leaving: dict[EngineReplica, asyncio.Task[None]] = {}
-        self._starting: asyncio.Task[None] | None = None
 
     def observe(self, observer: LoopObserver) -> None:
         """Have `observer` follow the requests of all engines."""
         self.observer = observer
-        for served in self._engines():
-            served.loop.observer = observer
+        for replica in self.replicas:
+            for served in replica.engines():
+                served.loop.observer = observer
 
     async def __aenter__(self) -> Fleet:
         for replica in self.replicas:
@@ -82,19 +69,19 @@ class Fleet:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in (*self._tasks, self._starting, *self._leaving.values()):
-            if task is not None:
-                task.cancel()
-        for replica in (*self.replicas, *self._leaving):
+        for task in self._tasks:
+            task.cancel()
+        for replica in self.replicas:
             replica.close()
 
     def end(self) -> None:
         """Save what was learned, and end the engines' processes."""
         with suppress(RuntimeError):  # its process has ended
             self._learner.keep_learned()
-        for replica in (*self.replicas, *self._leaving):
+        for replica in self.replicas:
             replica.served.end()
-            _release(replica)
+            if isinstance(engine := replica.served.loop.engine, EngineProcess):
+                engine.host.close()  # it gives back the devices
 
     @property
     def engine(self) -> Engine | EngineProcess:
@@ -104,17 +91,17 @@ class Fleet:
     @property
     def running(self) -> int:
         """Requests that are waiting or being decoded."""
-        return sum(replica.running for replica in self._all())
+        return sum(replica.running for replica in self.replicas)
 
     @property
     def waiting(self) -> int:
         """Requests that have no slot."""
-        return sum(replica.waiting for replica in self._all())
+        return sum(replica.waiting for replica in self.replicas)
 
     @property
     def cancelled(self) -> int:
         """Submissions given up by their clients."""
-        return self._cancelled + sum(replica.cancelled for replica in self._all())
+        return sum(replica.cancelled for replica in self.replicas)
 
     @property
     def accepting(self) -> bool:
@@ -278,50 +265,11 @@ class Fleet:
         return served is not None and served.deployment.named_as(self.deployment)
 
     async def _watch(self) -> None:
-        """Start engines again that have failed while no request waited for them, load what is
-        served where a canary was not, and follow the load with the number of replicas."""
+        """Start engines again that have failed while no request waited for them, and load what is
+        served where a canary was not."""
         for replica in self.replicas:
             if not self._current(replica) and replica.replaceable:
                 self._restart(replica)
-        if self._trying is not None:
-            return
-        slots, count = self.engine.slots, len(self.replicas)
-        change = self._scaling.change(count, self.running, slots, monotonic())
-        if change > 0 and (self._starting is None or self._starting.done()):
-            self._starting = asyncio.create_task(self._grow())
-        elif change < 0 and not self._changing.locked() and all(map(self._current, self.replicas)):
-            replica = self.replicas.pop()
-            self._leaving[replica] = asyncio.create_task(self._leave(replica))
-
-    # The number of replicas.
-
-    async def _grow(self) -> None:
-        assert self._start is not None
-        names = {replica.name for replica in self.replicas}
-        number = next(n for n in range(len(names) + 1) if str(n) not in names)
-        deployment = self.deployment
-        try:
-            served = await asyncio.to_thread(self._start, number, deployment)
-        except (UserError, RuntimeError, OSError) as error:
-            logger.error("no further replica is started: %s", error)
-            return
-        replica = EngineReplica(str(number), served)
-        async with self._changing:
-            if self.deployment.same(deployment) and self._trying is None:
-                served.loop.open()
-                served.loop.observer = self.observer
-                self.replicas.append(replica)
-                return
-        await asyncio.to_thread(served.end)  # something else is served, or tried, meanwhile
-        _release(replica)
-
-    async def _leave(self, replica: EngineReplica) -> None:
-        """Let a replica finish its requests, and end it."""
-        replica.retire(replica.served)
-        await replica.drained()
-        self._cancelled += replica.cancelled
-        _release(replica)
-        del self._leaving[replica]
 
     # What is served.
 
@@ -464,14 +412,6 @@ class Fleet:
         working = (served for each in self.replicas if (served := each.side("champion")))
         return next(working, self.replicas[0].served)
 
-    def _all(self) -> Iterator[EngineReplica]:
-        yield from self.replicas
-        yield from self._leaving
-
-    def _engines(self) -> Iterator[Served]:
-        for replica in self._all():
-            yield from replica.engines()
-
 
 def check_deployable(served: Deployment, wanted: Deployment, elsewhere: bool = False) -> None:
     """Raises :class:`UserError` for another target, also under the same name, as clients are
@@ -497,12 +437,6 @@ def check_deployable(served: Deployment, wanted: Deployment, elsewhere: bool = F
             " stop this server when its clients have moved"
         )
     check_models(wanted.pair, wanted.configuration)
-
-
-def _release(replica: EngineReplica) -> None:
-    """Give back the devices of a replica without engines."""
-    if isinstance(engine := replica.served.loop.engine, EngineProcess):
-        engine.host.close()
 
 
 async def every(seconds: float, call: Callable[[], Awaitable[None]]) -> None:

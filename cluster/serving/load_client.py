@@ -135,7 +135,6 @@ class _Load:
             record.tokens = usage["completion_tokens"]
         if ours := event.get("specdec"):
             record.rounds, record.drafted = ours["rounds"], ours["drafted"]
-            record.arms = ours["arms"]
 
 
 async def _lines(answer: httpx.Response) -> AsyncIterator[str]:

@@ -112,10 +112,6 @@ class EngineReplica:
         self._cancelled += served.loop.cancelled
         del self._draining[served]
 
-    async def drained(self) -> None:
-        """Wait until all retired engines have ended."""
-        await asyncio.gather(*self._draining.values())
-
     def close(self) -> None:
         """Take no more steps, and end all engines but the champion."""
         if self.restarting is not None:

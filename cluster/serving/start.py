@@ -18,7 +18,6 @@ from cluster.serving.fleet import Fleet
 from cluster.serving.hosts import DeviceHost
 from cluster.serving.http.access import EVERYBODY, Access
 from cluster.serving.http.service import Service
-from cluster.serving.scaling import ONE, Replicas
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
 from cluster.session import resources
 from specdec_core.config import Placement
@@ -54,7 +53,7 @@ class Start:
     queue: int = QUEUE
     cores: tuple[int, ...] = ()
     placement: Placement | None = None
-    replicas: Replicas = ONE
+    replicas: int = 1
     access: Access = EVERYBODY
     operation: Operation = NOT_OPERATED
     step_timeout: float = STEP
@@ -66,7 +65,7 @@ class Start:
         """The Ray resources of a replica; with a placement, its devices are reserved by that.
         Another program's servers are children of one process, which has the resources of all."""
         if self.engine is not None:
-            runner, count = self.deployment.pair.runner, self.replicas.most
+            runner, count = self.deployment.pair.runner, self.replicas
             each = resources(runner.threads, runner.device)
             return {"CPU": count * each["CPU"], "GPU": count * each["GPU"] * self.devices}
         if self.placement is not None:
@@ -86,7 +85,7 @@ class Start:
         model = self.model or self.deployment.pair.name
         gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
         programs = []
-        for number in range(self.replicas.most):
+        for number in range(self.replicas):
             seen = gpus[number * self.devices : (number + 1) * self.devices]
             programs.append(
                 Program(
@@ -101,19 +100,19 @@ class Start:
             )
         fleet = ExternalFleet(programs, deployment, self.operation, self.step_timeout)
         access = self.access.admitting(self.operation.token)
-        return ExternalService(fleet, model, access, self.queue * self.replicas.most)
+        return ExternalService(fleet, model, access, self.queue * self.replicas)
 
     def service(self, devices: ExitStack) -> Service:
         """Load the models of all replicas. `devices` gives back what placed models take. Raises
         :class:`UserError` where they cannot be used."""
         deployment = self.operation.last() or self.deployment
-        if self.replicas.most == 1:
+        if self.replicas == 1:
             served = [self._load_here(devices, deployment)]
         else:
             load = partial(self._load_elsewhere, deployment=deployment)
-            with ThreadPoolExecutor(self.replicas.least) as pool:
-                served = [*pool.map(load, range(self.replicas.least))]
-        fleet = Fleet(served, self.operation, self.replicas, self._load_elsewhere)
+            with ThreadPoolExecutor(self.replicas) as pool:
+                served = [*pool.map(load, range(self.replicas))]
+        fleet = Fleet(served, self.operation)
         access = self.access.admitting(self.operation.token)
         return Service(fleet, self.model or self.deployment.pair.name, access)
 
@@ -149,5 +148,5 @@ class Start:
 
     def _cores(self, number: int) -> tuple[int, ...]:
         """The cores of a replica."""
-        count = len(self.cores) // self.replicas.most
+        count = len(self.cores) // self.replicas
         return self.cores[number * count : (number + 1) * count]

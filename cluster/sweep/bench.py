@@ -10,9 +10,7 @@ from typing import Any
 
 import pandas as pd
 import ray
-import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from transformers import PreTrainedModel
 
 from cluster.session import Remote, alive_nodes, start_actor
 from specdec_core.base.environment import environment
@@ -29,7 +27,6 @@ from specdec_core.prompts.prompt_sets import Prompt
 from specdec_core.search.load.live import EngineTimer
 from specdec_core.search.load.traffic import Traffic
 from specdec_core.search.load.workload import Load
-from specdec_core.search.results import OraclePoint
 from specdec_core.tokens.statistics import Generation
 
 WARM_UP_TOKENS = 8
@@ -132,27 +129,6 @@ class Bench:
     def answer(self, configuration: Configuration, load: Load) -> pd.DataFrame:
         """Records of the requests of a load."""
         return self.load_timer.answer(configuration, load)
-
-    def oracles(
-        self, profile: Profile, requests: Sequence[Request], outputs: Sequence[Sequence[int]]
-    ) -> list[OraclePoint]:
-        """The oracle of each draft (SpecDec++, Thm 4.1) on the target's greedy `outputs`: one
-        teacher-forced pass gives the positions where the draft would be rejected."""
-        lengths = [len(output) for output in outputs]
-        points = []
-        for name, draft in self.pair.draft_models.items():
-            pairs = zip(requests, outputs, strict=True)
-            disagreements = [_disagreements(draft, r.tokens, output) for r, output in pairs]
-            points.append(OraclePoint.of(profile, name, disagreements, lengths))
-        return points
-
-
-@torch.inference_mode()
-def _disagreements(draft: PreTrainedModel, prompt: Sequence[int], output: Sequence[int]) -> int:
-    """The positions of an output at which a draft finds another token the most likely."""
-    text = torch.tensor([[*prompt, *output]], device=draft.device)
-    logits = draft(input_ids=text[:, :-1], use_cache=False).logits[0, len(prompt) - 1 :]
-    return int((logits.argmax(dim=-1) != text[0, len(prompt) :]).sum())
 
 
 def start_bench(spec: PairSpec, gpus: float, node: str | None = None) -> Remote:

@@ -34,10 +34,9 @@ def time_finalists(
     observer: SweepObserver,
 ) -> dict[str, pd.DataFrame]:
     """Time the finalists on the prompts, and where the choice is not clear on `further` ones; count
-    autoregressive decoding. Fills `result.timings`, `.race`, `.champion` and, without a recording,
-    `.oracles`. Returns the rounds of finalists that had only been replayed."""
-    baseline = plan.autoregressive
-    contestants = [baseline, *_finalists(plan, result)]
+    autoregressive decoding. Fills `result.timings`, `.race` and `.champion`. Returns the rounds of
+    finalists that had only been replayed."""
+    contestants = [plan.autoregressive, *_finalists(plan, result)]
     race = FinalistRace(contestants, requests, further, bench, plan.race)
 
     def challengers(taken: Mapping[str, float]) -> list[Configuration]:
@@ -52,11 +51,6 @@ def time_finalists(
     for timing in (result.autoregressive, *result.timings):
         tied = timing.config_id in summary.in_question
         timing.tied_with_champion = tied and timing.config_id != summary.champion
-    split = plan.cluster is not None and plan.cluster.target.devices > 1
-    if plan.sampling.greedy and not result.oracles and not split:  # it needs a whole target
-        observer.stage("oracle")
-        outputs = [generation.tokens for generation in race.generations(baseline)]
-        result.oracles = bench.oracles(result.profile, requests, outputs)
     return _compare(race, result, observer)
 
 

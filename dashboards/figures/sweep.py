@@ -6,15 +6,12 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from dashboards.figures.frontier import hover
 from dashboards.look import (
     DASHED,
     INK,
-    OTHER_COLOURS,
     PAPER,
     PARTS,
     base_figure,
@@ -24,11 +21,9 @@ from dashboards.look import (
 )
 from dashboards.ranking import (
     champion,
-    contenders,
     draft_of,
     family,
     foremost,
-    headliners,
     label,
     leaders,
     ranked,
@@ -124,53 +119,6 @@ def _named_rows(fig: go.Figure, names: dict[str, str]) -> None:
         type="category", tickmode="array", tickvals=[*names], ticktext=[*names.values()],
         showgrid=False, categoryorder="array", categoryarray=[*names],
     )  # fmt: skip
-
-
-def accepted_lengths(result: SweepResult, rounds: pd.DataFrame) -> go.Figure:
-    """Share of rounds by accepted tokens; in the second row, by discarded tokens. The headliners
-    are shown; the other contenders are hidden until clicked in the legend."""
-    trials = [t for t in contenders(result) if (rounds["config_id"] == t.id).any()]
-    shown = {t.id for t in headliners(result)}
-    title = "How many tokens a round yields and wastes"
-    if len(pair := headliners(result)) == 2:
-        best, other = pair
-        title = (
-            f"A round of {label(result, best)} yields {best.metrics['mat']:.1f} tokens and "
-            f"wastes {_waste(best):.1f}; {label(result, other)}: "
-            f"{other.metrics['mat']:.1f} and {_waste(other):.1f}"
-        )
-    fig = base_figure(
-        title,
-        "Share of rounds by the number of draft tokens that were accepted (top: more on the right "
-        "is better) and thrown away (bottom: less on the right is better).",
-        560,
-        make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.2),
-    )
-    spare, families = iter(OTHER_COLOURS * len(trials)), set[str]()
-    for trial in trials:
-        kind, name = family(trial), label(result, trial)
-        colour = next(spare) if kind in families else style(kind).colour
-        families.add(kind)
-        own = rounds[rounds["config_id"] == trial.id]
-        outcomes = {"accepted": own["accepted"], "thrown away": own["drafted"] - own["accepted"]}
-        for row, (outcome, values) in enumerate(outcomes.items(), start=1):
-            share = values.value_counts(normalize=True).sort_index()
-            fig.add_bar(
-                x=share.index.to_numpy(), y=share.to_numpy(), row=row, col=1,
-                name=name, legendgroup=trial.id, showlegend=row == 1,
-                visible=True if trial.id in shown else "legendonly",
-                marker={"color": colour, "line": {"width": 0}},
-                hovertemplate=f"<b>{name}</b><br>%{{x}} {outcome} in %{{y:.1%}} of its rounds"
-                "<extra></extra>",
-            )  # fmt: skip
-    fig.update_yaxes(tickformat=".0%", title_text="share of rounds")
-    fig.update_xaxes(showticklabels=True, title_text="accepted tokens in a round", row=1, col=1)
-    fig.update_xaxes(title_text="thrown-away tokens in a round", row=2, col=1)
-    return fig.update_layout(bargap=0.15)
-
-
-def _waste(trial: Trial) -> float:
-    return trial.counts["n_discarded"] / max(trial.counts["n_target"], 1)
 
 
 def time_per_token(result: SweepResult) -> go.Figure:

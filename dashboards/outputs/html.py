@@ -1,11 +1,10 @@
-"""Reports and figures as HTML pages that need no network: one file to open or to send around."""
+"""Reports as HTML pages that need no network: one file to open or to send around."""
 
 from __future__ import annotations
 
 import base64
 import gzip
 import json
-from collections.abc import Iterable
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -20,18 +19,8 @@ from dashboards.sections import Report, Section
 
 
 def page(report: Report) -> str:
-    """A report; plotly.js is part of it where it has figures."""
-    return _page(report.title, report.sections, report.about)
-
-
-def figure_page(section: Section) -> str:
-    """A figure alone, with its table."""
-    alone = section.alone()
-    return _page(alone.title, [alone])
-
-
-def _page(title: str, sections: Iterable[Section], about: str = "") -> str:
-    """Text in the template's values is escaped; a value that is missing raises."""
+    """A report; plotly.js is part of it where it has figures. Text in the template's values is
+    escaped; a value that is missing raises."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parents[1] / "templates"),
         autoescape=True,
@@ -40,10 +29,10 @@ def _page(title: str, sections: Iterable[Section], about: str = "") -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"json": figure_json, "table": _table}
-    sections = list(sections)
+    sections = report.sections
     return environment.get_template("page.jinja").render(
-        title=title,
-        about=about,
+        title=report.title,
+        about=report.about,
         sections=sections,
         neutral=[look.INK, look.MUTED, look.PAPER],
         plotly=_compressed_plotly() if any(s.figure is not None for s in sections) else "",

@@ -31,7 +31,6 @@ def part(section: Section) -> str:
 def _list(section: Section) -> list[str]:
     lines = [
         *section.lines,
-        *(f"{tile.what}: {tile.value} ({tile.note})" for tile in section.tiles),
         *(f"**{name}**: {value}" for name, value in section.terms.items()),
     ]
     return ["\n".join(f"- {line}" for line in lines)] if lines else []

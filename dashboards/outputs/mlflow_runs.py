@@ -1,4 +1,4 @@
-"""Results as runs of MLflow, and figures as their artifacts.
+"""Results as runs of MLflow.
 
 A run is logged when the work has ended and its results are on disk. If that is interrupted, or the
 store does not answer, the same command logs the run again, whole.
@@ -15,9 +15,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
-from dashboards.outputs.html import figure_page
 from dashboards.relocation import FOLDER
-from dashboards.sections import LoggedRun, Report, Section
+from dashboards.sections import LoggedRun, Report
 from dashboards.store import (
     as_metrics,
     as_params,
@@ -107,21 +106,10 @@ def log_run(
         log_file(run_id, str(file), place)
     for name, text in run.texts.items():
         client.log_text(run_id, text, name)
-    log_figures(client, run_id, run.figures)
     for nested in run.nested:
         log_run(client, experiment_id, nested, run_id)
     client.set_terminated(run_id)
     return run_id
-
-
-def log_figures(client: MlflowClient, run_id: str, sections: Iterable[Section]) -> None:
-    """Log each section's figure to a run as `figures/<key>.html`, a page that draws itself without
-    a network, and its numbers, if it has some, as `figures/<key>.csv`."""
-    for section in sections:
-        client.log_text(run_id, figure_page(section), f"figures/{section.key}.html")
-        if section.frame is not None:
-            numbers = section.frame.to_csv(index=False)
-            client.log_text(run_id, numbers, f"figures/{section.key}.csv")
 
 
 def forget(client: MlflowClient, run: Run) -> None:

@@ -9,7 +9,6 @@ import pandas as pd
 
 from dashboards import cells
 from dashboards.cells import Cell
-from dashboards.figures.bench import bench_figure
 from dashboards.reports.contestants import (
     CONTESTANT,
     OVER_OURS,
@@ -164,7 +163,6 @@ def _speed(result: BenchResult, temperature: float) -> Iterator[Section]:
         note=_speed_note(result, temperature),
         frame=frame,
         shown=cells.table(frame, columns),
-        figure=bench_figure(result, temperature),
         marked=tuple(number for number, pair in enumerate(pairs) if pair in names),
     )
 

@@ -11,7 +11,6 @@ from dashboards import cells
 from dashboards.cells import Cell
 from dashboards.figures.load import load_figure
 from dashboards.reports.contestants import (
-    CONTESTANT,
     by_group,
     chosen_on,
     contestants,
@@ -28,7 +27,6 @@ from dashboards.sections import LoggedRun, Report, Section, metric_name
 from specdec_core.evidence.load.plan import SLOTS
 from specdec_core.evidence.load.result import (
     LoadResult,
-    arms_frame,
     requests_frame,
     summary_frame,
 )
@@ -54,7 +52,7 @@ Metrics = dict[str, float | dict[int, float]]
 
 
 def report(result: LoadResult) -> Report:
-    summary, arms = summary_frame(result), arms_frame(result)
+    summary = summary_frame(result)
     return Report(
         command="bench serve",
         title=f"Servers under load, {result.pair.name}",
@@ -69,7 +67,6 @@ def report(result: LoadResult) -> Report:
         findings=findings(result),
         parts=[
             *_load(result, summary),
-            *_drafting(result, summary),
             *_errors(result),
             contestants(result.rows),
             sentences((row.name, row.configuration) for row in result.rows if row.configuration),
@@ -77,7 +74,6 @@ def report(result: LoadResult) -> Report:
         frames={
             "requests": requests_frame(result),
             "summary": summary,
-            **({"arms": arms} if len(arms) else {}),
         },
         metrics=by_load(
             (lead.at, name, value)
@@ -269,38 +265,6 @@ def _table(
         ruled=cells.group_ends(frame["load"]),
         brief=[name for name in columns if name not in ("TPOT p95", "equal texts", *in_report)],
     )
-
-
-def _drafting(result: LoadResult, summary: pd.DataFrame) -> Iterator[Section]:
-    """What drafts at which load, of our rows that draft."""
-    plain = {row.name for row in result.rows if row.autoregressive}
-    drafting = summary[summary["candidates"].notna() & ~summary["contestant"].isin(plain)]
-    if not len(drafting):
-        return
-    wide = drafting.pivot(index="contestant", columns="load", values="candidates")
-    loads = list(dict.fromkeys(drafting["load"]))
-    wide = wide.loc[list(dict.fromkeys(drafting["contestant"])), loads].reset_index()
-    columns = CONTESTANT | {load: cells.number(load, ".2f") for load in loads}
-    yield Section(
-        key="drafting",
-        title="What drafts at which load",
-        note="Candidates of a request's round, on average, by the number of clients or the requests"
-        " a second that arrive (/s); below, of configurations that choose among drafters, the share"
-        " of the rounds of each drafter.",
-        frame=drafting[["load", "clients", "rate", "contestant", "candidates"]],
-        shown=cells.table(wide, columns),
-        lines=list(_arms(result)),
-    )
-
-
-def _arms(result: LoadResult) -> Iterator[str]:
-    """The shares of the drafters that a configuration chooses among, in words."""
-    for row in result.rows:
-        for load in result.loads:
-            counted = row.arms(load)
-            shares = (f"{n / counted.total():.0%} {arm}" for arm, n in counted.most_common())
-            if counted:
-                yield f"{row.name}, {load}: {', '.join(shares)}"
 
 
 def _errors(result: LoadResult) -> Iterator[Section]:

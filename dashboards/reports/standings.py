@@ -41,7 +41,11 @@ def standings(result: SweepResult, most: int = MOST_ROWS, rest: str = "the repor
     return Section(
         key="configurations",
         title="All configurations",
-        note="Speedup over autoregressive decoding, measured with its 95 % interval or estimated.",
+        note="Speedup over autoregressive decoding, measured with its 95 % interval or estimated."
+        " Verification rate: target forwards per output token. Discard rate: drafted tokens that"
+        " are not in the output, per output token. MAT: output tokens per target forward."
+        " Acceptance rate: accepted over drafted tokens. Utilisation: output tokens per draft"
+        " forward.",
         shown=cells.table((_row(result, trial) for trial in trials), COLUMNS),
         legend=_legend(result, len(ordered) - len(trials), rest),
         marked=[n for n, trial in enumerate(trials) if trial.id == result.champion],

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from dashboards import cells
 from dashboards.ranking import (
-    best_of,
     champion,
-    contenders,
-    draft_of,
     label,
     ranked,
     speedup,
@@ -22,8 +17,7 @@ from dashboards.ranking import (
 from dashboards.reports.load_choice import loads, served, simulation
 from dashboards.reports.standings import standings, timed_sentences
 from dashboards.reports.sweep_figures import drawn
-from dashboards.sections import Report, ReportOrigin, Section, Tile
-from specdec_core.base.errors import UserError
+from dashboards.sections import Report, ReportOrigin, Section
 from specdec_core.config.wording import count
 from specdec_core.search.load.result import LoadChoice
 from specdec_core.search.results import RaceSummary, SweepResult, Timing
@@ -31,26 +25,10 @@ from specdec_core.search.results import RaceSummary, SweepResult, Timing
 TABLE_ROWS = 300
 
 
-def of_folder(result: SweepResult, folder: Path) -> Report:
-    """The report of a sweep from its result and the rounds in its folder."""
-    return report(result, read_rounds(result, folder))
-
-
-def read_rounds(result: SweepResult, folder: Path) -> pd.DataFrame:
-    """The rounds in a sweep's folder. Raises :class:`UserError` where they are missing."""
-    source = Path(folder) / "rounds.parquet"
-    if not source.is_file():
-        raise UserError(f"{source}: no such file; a finished sweep leaves its rounds there")
-    shown = [trial.id for trial in contenders(result)]
-    return pd.read_parquet(source, filters=[("config_id", "in", shown)] if shown else None)
-
-
-def report(result: SweepResult, rounds: pd.DataFrame) -> Report:
-    """`rounds` has a row for each :class:`specdec_core.tokens.statistics.Round`, with the columns
-    config_id, request_id and round."""
+def report(result: SweepResult) -> Report:
+    """The report of a sweep."""
     warnings, choice = list(caveats(result)), result.under_load
     first = [
-        Section(key="tiles", tiles=list(tiles(result)), style="tiles"),
         Section(key="caveats", title="Before you quote this", lines=warnings, style="caveats"),
         timed_sentences(result),
     ]
@@ -59,12 +37,11 @@ def report(result: SweepResult, rounds: pd.DataFrame) -> Report:
         title=headline(result),
         origin=ReportOrigin(name=result.name, pair=result.pair.name, started=result.started),
         parts=[
-            *(section for section in first if section.tiles or section.lines),
+            *(section for section in first if section.lines),
             *((served(choice), loads(choice), *simulation(choice)) if choice is not None else ()),
             standings(result, TABLE_ROWS, "sweep.json"),
-            *drawn(result, rounds),
+            *drawn(result),
             Section(key="facts", title="What was measured, and on what", terms=dict(facts(result))),
-            METHOD,
         ],
     )
 
@@ -99,49 +76,6 @@ def _over_loads(choice: LoadChoice) -> str:
     ]
     ends = list(dict.fromkeys([gains[0], gains[-1]]))
     return f"{choice.chosen.label}: {' and '.join(ends)}, over autoregressive decoding"
-
-
-def tiles(result: SweepResult) -> Iterator[Tile]:
-    """The champion's numbers, the most important first."""
-    best = champion(result)
-    if best is None:
-        return
-    gain = speedup(result, best)
-    if gain.timing:
-        interval = f"95 %: {gain.timing.low:.2f}–{gain.timing.high:.2f}"
-    else:
-        interval = "estimated from the profile, not timed"
-    yield Tile("speedup", f"{gain.value:.2f}×", interval)
-    if gain.timing and result.autoregressive:
-        yield Tile(
-            "tokens per second",
-            f"{gain.timing.tokens_per_second:,.0f}",
-            f"autoregressive {result.autoregressive.tokens_per_second:,.0f}",
-        )
-    fixed = best_of(result, "fixed")
-    if fixed is not None and fixed.id != best.id:
-        other, name = speedup(result, fixed), label(result, fixed)
-        if gain.timing is None or other.timing is None:
-            value, note = f"≈ {gain.value / other.value - 1:+.0%}", f"{name}, estimated"
-        else:
-            ratio = gain.timing.over(other.timing)
-            value = f"{ratio.value - 1:+.1%}"
-            note = f"{name}; interval {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}"
-        yield Tile("over the best fixed K", value, note)
-    oracle = next((o for o in result.oracles if o.draft == draft_of(result, best)), None)
-    if oracle is not None and oracle.speedup > 0:
-        yield Tile(
-            "of the oracle",
-            f"{gain.value / oracle.speedup:.0%}",
-            f"with the same draft at most {oracle.speedup:.2f}×",
-        )
-    metrics = best.metrics
-    yield Tile("MAT", f"{metrics['mat']:.2f}", "output tokens per target forward")
-    yield Tile(
-        "accepted / drafted",
-        f"{metrics['acceptance_rate']:.0%}",
-        f"{metrics['discard_rate']:.2f} thrown away per output token",
-    )
 
 
 def facts(result: SweepResult) -> Iterator[tuple[str, str]]:
@@ -277,53 +211,3 @@ def _about_estimates(result: SweepResult) -> Iterator[str]:
 def _estimate_error(result: SweepResult, timing: Timing) -> float:
     estimate = result.trial(timing.config_id).metrics.get("estimated_speedup", math.nan)
     return abs(estimate / timing.speedup - 1)
-
-
-METHOD = Section(
-    key="method",
-    title="How this was measured",
-    note="Counts do not depend on load, so they are gathered in parallel. Times do, so finalists "
-    "are timed alone, interleaved with autoregressive decoding on the same prompts, engine and "
-    "machine. N is the number of output tokens.",
-    terms={
-        "speedup": "Autoregressive time over the configuration's: per prompt the median of the "
-        "repeats, summed over prompts. The interval is a 95 % paired bootstrap over prompts and "
-        "repeats.",
-        "champion": "The finalist with the least expected loss against the fastest. All finalists "
-        "decode every prompt, interleaved. Configurations join whose corrected estimate, less its "
-        "typical error, may be the fastest. Finalists that another is shown to be faster than "
-        "leave; the rest continue with further prompts and repeats until the choice is good enough "
-        "or the time is used. The intervals hold at every lap at once (Wang and Ramdas, "
-        "anytime-valid t-tests, Thm 4.9) and for all pairs together; a finalist is tied if it is "
-        "not shown to be slower.",
-        "estimated speedup": "t_draft · N_draft + t_target · N_target (SpecDec++, Eq. 3.1) with "
-        "the profile's forward times, the target's at the mean width it verifies, and the prefill, "
-        "against N forwards of one token. What the timed configurations of a family took beyond "
-        "that in a round is added for the rest of the family, and all is scaled by autoregressive "
-        "decoding's time over its estimate. A configuration's own time never enters its "
-        "estimate.",
-        "verification rate": "N_target / N, target forwards per output token (SpecDec++, §5.1).",
-        "discard rate": "N_discarded / N, drafted tokens that are not in the output, per output "
-        "token (SpecDec++, §5.1).",
-        "equal latency": "Points of the same t_draft + t_draft · N_discarded / N + "
-        "(t_target − t_draft) · N_target / N (SpecDec++, Eq. 5.1), t_draft with the time of "
-        "verifying one more candidate. A drafter that runs no draft model is faster than its line "
-        "says.",
-        "oracle": "Stops drafting just before each disagreement: no discards, N_target = "
-        "disagreements + 1 (SpecDec++, Theorem 4.1). The bound of every length policy with that "
-        "draft.",
-        "MAT": "N / N_target, output tokens per target forward, the corrected or bonus token "
-        "included.",
-        "accept. rate": "Accepted over drafted tokens (SpecDec++, SVIP). Other papers call other "
-        "things by this name.",
-        "util.": "N / N_draft, output tokens per draft forward (Post-use, Eq. 3); 0 where no draft "
-        "model runs.",
-        "replay": "Greedy output, and coupled samples, do not depend on what is drafted. So one "
-        "recording of what the draft would do at every position tells the rounds of any chain "
-        "configuration exactly: the same counts as decoding, without a forward.",
-        "round": "Draft, verify, commit. Lemma 3.1 ties the counts: N_draft + N_target = "
-        "N + N_discarded.",
-    },
-    style="method",
-    on_console=False,
-)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from dashboards.figures.frontier import frontier
 from dashboards.figures.heads import head_names
-from dashboards.figures.sweep import accepted_lengths, speedups, time_per_token
+from dashboards.figures.sweep import speedups, time_per_token
 from dashboards.reports.heads import reliability
 from dashboards.sections import Section
 from specdec_core.base.errors import UserError
@@ -19,13 +17,12 @@ if TYPE_CHECKING:
     from specdec_core.drafting.heads.card import HeadCard
 
 
-def drawn(result: SweepResult, rounds: pd.DataFrame) -> list[Section]:
+def drawn(result: SweepResult) -> list[Section]:
     """All figures of a sweep."""
     sections = [
         Section.drawn("frontier", frontier(result)),
         Section.drawn("speedups", speedups(result)),
         Section.drawn("time", time_per_token(result)),
-        Section.drawn("accepted", accepted_lengths(result, rounds)),
     ]
     if heads := cards(result):
         sections.append(reliability(heads))

@@ -1,5 +1,5 @@
-"""The champion of each pair: a registered model with a configuration as each version. Another
-server, as vLLM, has a model and a champion of its own for each pair.
+"""The champion of each pair: a registered model with a configuration as each version. For another
+server, as vLLM, each pair has one more model, with its own champion.
 
 Its aliases are `champion`, what is served; `challenger`, what may take its place; and `previous`,
 the champion before, to which a rollback returns.

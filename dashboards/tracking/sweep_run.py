@@ -86,10 +86,6 @@ def logged(client: MlflowClient, run_id: str | None) -> bool:
 def _sweep_run(
     result: SweepResult, prompts: Sequence[Prompt], folder: Path, report: Path | None
 ) -> LoggedRun:
-    # plotly takes its time
-    from dashboards.reports.sweep import read_rounds
-    from dashboards.reports.sweep_figures import drawn
-
     tags = {
         FOLDER: place_of(folder),
         "prompts": result.prompts.source,
@@ -113,7 +109,6 @@ def _sweep_run(
         tags=tags,
         files=[(file, None) for file in files if file.exists()],
         texts={"configurations.csv": trials_table(result).to_csv(index=False)},
-        figures=drawn(result, read_rounds(result, folder)),
         prompts=(result.prompts, prompts, "sweep"),
         nested=[
             trial_run(result, trial)

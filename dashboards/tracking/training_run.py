@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.outputs.mlflow_runs import delivering, forget, log_run
-from dashboards.reports.heads import reliability
 from dashboards.sections import LoggedRun
 from dashboards.store import connect, experiment_id_of, run_tags, runs_where
 from specdec_core.base.environment import environment
@@ -34,12 +33,10 @@ def log_heads(
 ) -> str:
     """Log the heads of a draft, which are in `out`; returns the run's id. `params` say what was
     trained on what. Raises :class:`Undelivered`."""
-    cards = {head.label: head.card for head in heads}
     run = LoggedRun(
         name=f"heads of {draft}",
         params=params,
         tags={"draft": draft},
-        figures=[reliability(cards)] if cards else (),
         nested=[_head_run(head) for head in heads],
     )
     return _log(pair, run, "train head", f"the heads are in {out}")
@@ -63,7 +60,6 @@ def _head_run(head: Finished[HeadCard]) -> LoggedRun:
             **{f"fingerprint.{name}": value for name, value in card.pair.items()},
         },
         files=[(head.folder, "head")],
-        figures=[reliability({head.label: card})],
     )
 
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from pydantic import PositiveInt
 
-from research.long_form.parts import LongText, LongTexts
 from specdec_core.base.errors import UserError
 from specdec_core.base.observer import Observer
 from specdec_core.config import (
@@ -119,14 +117,9 @@ def measure_long_form(
     temperature: float = 1.0,
     repeats: int = 1,
     observer: Observer | None = None,
-    kept: Path | None = None,
-    fresh: bool = False,
 ) -> LongForm:
     """Let autoregressive decoding and each of `configurations` continue `prompts`, interleaved,
     until the last of `edges` tokens are in the context, whatever ends the text before.
-
-    Finished texts are kept in the folder `kept` until all are there: after an interrupt the same
-    call resumes with the missing ones, unless it is to be `fresh`.
 
     Raises:
         UserError: the pair holds less, or a prompt is as long as the first range.
@@ -149,29 +142,17 @@ def measure_long_form(
     labels = distinct_labels(everyone)
     engine, observer = Engine(pair), observer or Observer()
     turns = list(_turns(everyone, prompts, edges[-1], repeats))
-    store = LongTexts(kept, pair) if kept is not None else None
-    found = {n: store.get(*turn) for n, turn in enumerate(turns)} if store and not fresh else {}
-    missing = [turn for number, turn in enumerate(turns) if not found.get(number)]
-    for configuration in {c.id: c for c, _, _ in missing}.values():
+    for configuration in everyone:
         engine.configure(configuration)
         engine.generate([Request("warm-up", prompts[0], _WARM_UP, ignore_eos=True)])
-    already = len(turns) - len(missing)
-    observer.stage(f"{len(everyone)} configurations, interleaved", len(turns), done=already)
+    observer.stage(f"{len(everyone)} configurations, interleaved", len(turns))
     frames = []
-    for place, (configuration, request, repeat) in enumerate(turns):
-        written = found.get(place)
-        if written is None:
-            engine.configure(configuration)
-            [generation] = engine.generate([request])
-            written = LongText(_rounds(generation), tuple(generation.tokens))
-            if store:
-                store.keep(configuration, request, repeat, written)
-            observer.step()
+    for configuration, request, repeat in turns:
+        engine.configure(configuration)
+        [generation] = engine.generate([request])
         where = {"text": request.seed, "repeat": repeat}
-        frames.append(written.rounds.assign(configuration=labels[configuration.id], **where))
-    if store:
-        for turn in turns:
-            store.remove(*turn)
+        frames.append(_rounds(generation).assign(configuration=labels[configuration.id], **where))
+        observer.step()
     return LongForm(everyone, pd.concat(frames), edges)
 
 

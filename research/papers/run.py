@@ -236,7 +236,7 @@ def study_inputs(
             prints = str(sorted(weights.items()))
             content = [texts.model_dump_json(), prints, digest(_long_prompts(texts))]
             key = hashlib.sha256("".join(content).encode()).hexdigest()
-            inputs[name] = Input(key, partial(_write_long, texts, home, observer))
+            inputs[name] = Input(key, partial(_write_long, texts, observer))
     asked = {name: each for name, each in plan.recordings.items() if name in wanted}
     if asked and not _draft_models(plan.pair):
         observer.warned("nothing is recorded: the pair has no draft model")
@@ -259,8 +259,8 @@ def _long_prompts(plan: LongFormPlan) -> list[Prompt]:
     return load_prompts(asked.source, asked.limit, tokenizer, asked.chat_template)
 
 
-def _write_long(plan: LongFormPlan, home: Path, observer: Observer) -> LongForm:
-    """Long texts by `plan`, in this process; an interrupted run's texts are not written again."""
+def _write_long(plan: LongFormPlan, observer: Observer) -> LongForm:
+    """Long texts by `plan`, in this process."""
     observer.stage(f"loading {plan.pair.name}")
     pair = load_pair(plan.pair)
     tokens = [request.tokens for request in requests_of(_long_prompts(plan), pair, 1)]
@@ -272,7 +272,6 @@ def _write_long(plan: LongFormPlan, home: Path, observer: Observer) -> LongForm:
         plan.temperatures[0],
         plan.repeats,
         observer,
-        home / "long-form" / ".texts",
     )
 
 

@@ -3,14 +3,13 @@
 import re
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
 from dashboards import look, ranking
 from dashboards.figures.frontier import chain_speedup, frontier, pareto
 from dashboards.figures.heads import reliability_diagram
-from dashboards.figures.sweep import accepted_lengths, speedups, time_per_token
+from dashboards.figures.sweep import speedups, time_per_token
 from dashboards.reports.heads import fits
 from specdec_core.config import Configuration, Sampling
 from specdec_core.config.kinds import DRAFTERS, POLICIES
@@ -27,17 +26,11 @@ from specdec_core.search.results import Trial
 from specdec_core.tokens.statistics import Counts
 
 
-@pytest.fixture
-def rounds(swept):
-    return pd.read_parquet(swept[1] / "rounds.parquet")
-
-
-def draw_all(result, rounds):
+def draw_all(result):
     return {
         "frontier": frontier(result),
         "speedups": speedups(result),
         "time": time_per_token(result),
-        "accepted": accepted_lengths(result, rounds),
     }
 
 
@@ -45,8 +38,8 @@ def scatters(figure):
     return [trace for trace in figure.data if trace.type == "scatter"]
 
 
-def test_every_figure_has_a_title_and_names_its_axes(result, rounds):
-    for name, figure in draw_all(result, rounds).items():
+def test_every_figure_has_a_title_and_names_its_axes(result):
+    for name, figure in draw_all(result).items():
         assert figure.layout.title.text, name
         assert figure.layout.title.subtitle.text, name
         assert len(figure.data) > 0, name
@@ -121,14 +114,13 @@ def test_a_frontier_of_a_thousand_configurations_keeps_every_front_and_some_of_t
     assert figure.data == frontier(crowded).data  # the same every time
 
 
-def test_the_oracle_as_a_configuration_is_a_mark_and_no_contender(result):
+def test_the_oracle_as_a_configuration_is_a_mark_alone(result):
     oracle = Configuration(drafter=DraftModelSettings(draft="draft", policy=OracleSettings()))
     best = result.trials[1].model_copy(deep=True)
     best.metrics |= {"discard_rate": 0.0, "estimated_speedup": 99.0}
     result.trials.append(best.model_copy(update={"configuration": oracle}))
     assert oracle.id not in {t.id for t in ranking.ranked(result)}
     assert oracle.id not in speedups(result).layout.yaxis.tickvals
-    assert "oracle" not in {ranking.family(t) for t in ranking.contenders(result)}
 
 
 def test_a_frontier_keeps_what_nothing_beats_in_both_rates():
@@ -182,7 +174,6 @@ def test_bars_of_a_large_sweep_show_what_was_timed_and_every_family(crowded):
     by_id = {t.id: t for t in drafting}
     families = {ranking.family(t) for t in drafting}
     assert {ranking.family(by_id[i]) for i in shown} == families
-    assert {ranking.family(t) for t in ranking.contenders(crowded)} == families
 
 
 def test_time_of_a_token_adds_up_to_the_estimate(result):
@@ -196,18 +187,18 @@ def test_time_of_a_token_adds_up_to_the_estimate(result):
     assert total[result.champion] == pytest.approx(1e3 * seconds)
 
 
-def test_figures_of_a_sweep_without_a_gain_and_without_drafts(result, rounds):
+def test_figures_of_a_sweep_without_a_gain_and_without_drafts(result):
     result.champion = result.autoregressive.config_id
-    draw_all(result, rounds)
+    draw_all(result)
     free = ("autoregressive", "prompt_lookup")
     result.trials = [t for t in result.trials if t.configuration.family in free]
     result.pair = result.pair.model_copy(update={"drafts": {}})
     result.profile = result.profile.model_copy(update={"drafts": {}})
     result.timings, result.champion, result.oracles = [], None, []
-    draw_all(result, rounds)
+    draw_all(result)
 
 
-def test_a_second_draft_is_told_apart(result, rounds):
+def test_a_second_draft_is_told_apart(result):
     result.pair = result.pair.model_copy(update={"drafts": {"draft": "a", "other": "b"}})
     costs = result.profile.drafts["draft"]
     result.profile = result.profile.model_copy(update={"drafts": {"draft": costs, "other": costs}})
@@ -218,7 +209,7 @@ def test_a_second_draft_is_told_apart(result, rounds):
     fronts = {t.name: t for t in scatters(figure) if t.mode == "lines+markers"}
     assert fronts["fixed K · draft"].line.dash == "solid"  # the champion's draft
     assert fronts["fixed K · other"].line.dash == "dot"
-    draw_all(result, rounds)
+    draw_all(result)
 
 
 def lab(colour, vision):

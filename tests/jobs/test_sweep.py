@@ -11,7 +11,6 @@ from jobs.choice import read_config
 from jobs.options import parse_drafts
 from specdec_core.base.errors import UserError
 from specdec_core.search.load.schedule import drafter_at
-from specdec_core.search.plan import load_plan
 from specdec_core.search.results import SweepResult
 from tests.commands import (
     QUICK,
@@ -76,17 +75,6 @@ def test_a_sweep_goes_on_after_ctrl_c_and_after_kill_9(
     assert sorted(run.data.tags["config_id"] for run in nested) == sorted(
         trial.id for trial in result.trials
     )
-
-
-def test_what_is_to_be_recorded_first_is_of_the_sweeps_pair(tmp_path):
-    config = tmp_path / "sweep.yaml"
-    config.write_text(
-        "{pair: {target: T, drafts: {small: D}}, search: [{drafter: {kind: suffix}}]}"
-    )
-    same, other = load_plan(config), load_plan(config, pair={"target": "U", "drafts": {"x": "E"}})
-    assert f"record --config {config} --prompts" in sweep._record(config, same)
-    named = f"record --config {config} --target U --draft x=E --prompts"
-    assert named in sweep._record(config, other)
 
 
 @pytest.mark.parametrize("job", [record, sweep])

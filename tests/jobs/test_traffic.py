@@ -1,4 +1,4 @@
-"""Changed traffic starts a command; a canary's end is a run in MLflow."""
+"""Changed traffic starts a command."""
 
 import shlex
 import sys
@@ -11,8 +11,6 @@ from cluster.serving import drift
 from cluster.serving.control import RunningServer
 from cluster.serving.http.access import Access
 from cluster.serving.served import Operation
-from dashboards.store import connect
-from dashboards.tracking.canary_run import log_canary
 from jobs.traffic import SIGNAL, read_command, watched
 from specdec_core.base.errors import UserError
 from specdec_core.engine import Engine
@@ -39,21 +37,6 @@ def ask(server, tokens, prompt="def main("):
     answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-def test_a_canarys_end_is_a_run_of_the_pair(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-    reason, times = "it is slower, 0.80×", {"pairs": 12, "ratio": 0.8, "low": 0.7, "high": None}
-    state = {"configuration": "c2", "label": "another", "share": 0.1, "state": "dropped"}
-    state |= {"reason": reason, **times}
-    client = connect()
-    canary = client.get_run(log_canary("tiny", CHAIN.id, state))
-    assert canary.info.status == "FINISHED"
-    experiment = client.get_experiment_by_name("tiny")
-    assert canary.info.experiment_id == experiment.experiment_id
-    assert canary.data.metrics == {"canary.pairs": 12, "canary.ratio": 0.8, "canary.low": 0.7}
-    assert canary.data.params == {"champion": CHAIN.id, "challenger": "c2", "share": "0.1"}
-    assert canary.data.tags["reason"] == reason
 
 
 def test_changed_traffic_is_said_and_starts_the_command(server, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from cluster.serving.http.errors import add_error_handlers
 from cluster.serving.http.listener import Listener
 from cluster.serving.http.openapi import ERRORS, describe_events
 from cluster.serving.http.pages import Heads, Page, add_page
-from cluster.serving.http.routes import chat, completions, deploy, responses, server, tokens
+from cluster.serving.http.routes import chat, completions, deploy, responses, server
 from cluster.serving.http.samples import PromptSampling, Samples
 from cluster.serving.http.service import Service
 from cluster.serving.http.stopping import Admission
@@ -58,7 +58,7 @@ def build_app(
     if page is not None:
         add_page(app, page)
     app.include_router(server.health_router(service))
-    for routes in (server, completions, chat, responses, tokens, deploy):
+    for routes in (server, completions, chat, responses, deploy):
         keys = [KEY] if service.access.keys else []
         app.include_router(routes.router(service), dependencies=keys)
     describe_events(app, chat.ChatChunk, responses.ResponseEvent)

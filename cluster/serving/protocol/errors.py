@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Hashable, Mapping
-from functools import cache
-from typing import Any, Literal, TypeVar, cast
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails as Found
 from pydantic_core import from_json
 
-Body = TypeVar("Body")
+Body = TypeVar("Body", bound=BaseModel)
 ErrorType = Literal[
     "invalid_request_error", "authentication_error", "rate_limit_error", "server_error"
 ]
@@ -57,17 +56,11 @@ def conflict(param: str, reason: str) -> ApiError:
 
 
 def parse_body(kind: type[Body], body: bytes) -> Body:
-    """Validate a request's body. `kind` is a model, or a union of models. Raises :class:`ApiError`
-    (400) with the wrong key as `param`."""
+    """Validate a request's body. Raises :class:`ApiError` (400) with the wrong key as `param`."""
     try:
-        return cast(Body, _adapter(cast(Hashable, kind)).validate_json(body))
+        return kind.model_validate_json(body)
     except ValidationError as error:
-        raise _refusal(error, getattr(kind, "model_fields", {}), body) from None
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+        raise _refusal(error, kind.model_fields, body) from None
 
 
 def _refusal(error: ValidationError, fields: Mapping[str, FieldInfo], body: bytes) -> ApiError:

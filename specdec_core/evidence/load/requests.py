@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import Field
-
 from specdec_core.config import Document
 
 
@@ -32,11 +30,9 @@ class LoadRecord(Document):
     text: str = ""
     status: int | None = None  # of HTTP; None where there was no answer
     error: str | None = None  # why the answer is no complete one
-    # As our server reports them: forwards of the target, candidates, and where several drafters
-    # take part the number of rounds of each.
+    # As our server reports them: forwards of the target, and candidates.
     rounds: int = 0
     drafted: int = 0
-    arms: dict[str, int] = Field(default={})
 
     @property
     def begun(self) -> float:

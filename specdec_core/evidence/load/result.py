@@ -8,7 +8,6 @@ ratios are of the seconds a token of paired requests."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -78,14 +77,6 @@ class LoadRow(Contender):
             if record.error is None and expected.error is None
         ]
         return sum(text == expected for text, expected in pairs), len(pairs)
-
-    def arms(self, load: Load) -> Counter[str]:
-        """Rounds by drafter, over all requests; empty where one drafter has all rounds."""
-        counted: Counter[str] = Counter()
-        for run in self.of(load):
-            for record in run:
-                counted.update(record.arms)
-        return counted
 
     def candidates(self, load: Load) -> float:
         """Mean candidates of a request's round; NaN where the server does not report them."""
@@ -198,18 +189,6 @@ def summary_frame(result: LoadResult) -> pd.DataFrame:
                 "compared": equal[1],
             }
             rows.append(summary)
-    return pd.DataFrame(rows)
-
-
-def arms_frame(result: LoadResult) -> pd.DataFrame:
-    """One row a load, contestant with several drafters, and drafter: its rounds and their share."""
-    rows = []
-    for row in result.rows:
-        for load in result.loads:
-            counted = row.arms(load)
-            for arm, rounds in counted.items():
-                share = rounds / counted.total()
-                rows.append(_place(load, row) | {"arm": arm, "rounds": rounds, "share": share})
     return pd.DataFrame(rows)
 
 

@@ -326,7 +326,6 @@ def test_a_deployment_that_is_given_up_leaves_no_process(http, tiny_spec, monkey
     [
         (["--engine", "sglang"], "it has no server that this library starts"),
         (["--engine-arguments", "--enable-lora"], "--engine-arguments needs --engine"),
-        (["--engine", "words", "--max-replicas", "3"], "--max-replicas needs this"),
         (["--engine", "words", "--engine-arguments", "'"], "--engine-arguments: no closing"),
         (["--engine", "words", "--fresh"], "--fresh needs this"),
         (["--engine", "words", "--no-share-prefixes"], "--no-share-prefixes needs this"),

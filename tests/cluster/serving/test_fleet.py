@@ -14,9 +14,8 @@ from cluster.serving.engine_process import EngineProcess
 from cluster.serving.fleet import Fleet
 from cluster.serving.http.service import Service
 from cluster.serving.replica import EngineReplica
-from cluster.serving.scaling import Replicas, Scaling
 from cluster.serving.served import NOT_OPERATED, Deployment, Operation, Served
-from cluster.serving.stream import Stream, _StreamedAnswer
+from cluster.serving.stream import _StreamedAnswer
 from specdec_core.base.errors import UserError
 from specdec_core.config import AUTOREGRESSIVE, Configuration, Sampling
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
@@ -499,62 +498,6 @@ async def test_replicas_share_what_they_learn(tiny_pair, monkeypatch):
                 await asyncio.sleep(0.01)
             each = max(counts.total() for stream in streams for _, counts in stream.arms)
             assert sum(known(first)) > number * each
-
-
-async def test_replicas_come_under_load_and_go_when_idle(tiny_pair, monkeypatch):
-    def start(number, deployment):
-        return Served(EngineLoop(Engine(tiny_pair, deployment.configuration, 2)), deployment)
-
-    monkeypatch.setattr(fleet_module, "_WATCH", 0.01)
-    deployment = Deployment(pair=tiny_pair.spec, configuration=FOUR)
-    wanted = Replicas(1, 2, up=0.02, down=0.5)
-    fleet = Fleet([start(0, deployment)], NOT_OPERATED, wanted, start)
-
-    async with fleet:
-        streams: list[Stream] = []
-        while len({stream.served for stream in streams}) < 2:
-            request = requests(tiny_pair, str(len(streams)))[0]
-            streams.append(await fleet.submit([request]))
-            await asyncio.sleep(0.001)
-        assert len(set(await asyncio.gather(*map(text, streams)))) == 1
-        while len([*fleet._all()]) > 1:
-            await asyncio.sleep(0.01)
-        assert await text(await fleet.submit(requests(tiny_pair, "last", 4)[:1]))
-
-
-async def test_no_replica_is_stopped_beside_one_that_does_not_work(tiny_pair):
-    async with here(tiny_pair, [FOUR, FOUR, FOUR]) as fleet:
-        fleet._scaling = Scaling(Replicas(1, 3, down=0.0))
-        fleet.replicas[0].served.loop._fail("killed")
-        await fleet._watch()
-        assert len(fleet.replicas) == 3
-        del fleet.replicas[0]
-        await fleet._watch()
-        assert len(fleet.replicas) == 1
-
-
-def test_the_number_of_replicas_follows_the_load_in_its_limits():
-    scaling = Scaling(Replicas(1, 3, up=10, down=20))
-    steps = [
-        (0, 1, 9, 0),  # time, replicas, running requests, change
-        (9, 1, 9, 0),
-        (10, 1, 9, 1),
-        (11, 2, 8, 0),  # as many as slots
-        (12, 2, 9, 0),
-        (13, 2, 7, 0),  # a pause begins the time anew
-        (14, 2, 9, 0),
-        (24, 2, 9, 1),
-        (40, 3, 99, 0),
-        (50, 3, 99, 0),  # no more are allowed
-        (60, 3, 8, 0),
-        (80, 3, 8, -1),
-        (100, 1, 0, 0),
-        (200, 1, 0, 0),
-    ]
-    for now, count, running, change in steps:
-        assert scaling.change(count, running, 4, now) == change, now
-    with pytest.raises(UserError, match="fewer than the 3 of --replicas"):
-        Replicas.asked(3, 2)
 
 
 # Weights that are overwritten.

@@ -10,7 +10,6 @@ from ray import serve
 
 from cluster.serving.control import find_server
 from cluster.serving.deployment import deployment_of, serving
-from cluster.serving.scaling import Replicas
 from cluster.serving.start import Start
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling
@@ -51,7 +50,7 @@ http = httpx.Client(timeout=120)  # no test is about speed
 
 @pytest.fixture(scope="module")
 def url(ray_running, tiny_spec):
-    start = Start(deployment_of(tiny_spec, CHAIN), queue=32, replicas=Replicas(2, 2))
+    start = Start(deployment_of(tiny_spec, CHAIN), queue=32, replicas=2)
     with serving(start, port=free_port()) as url:
         yield url
     serve.shutdown()

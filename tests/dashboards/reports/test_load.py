@@ -44,18 +44,12 @@ def test_goodput_at_rates_is_drawn_and_said():
     text = document(whole)
     assert "8 with 2 requests/s" in text
     assert "10.0 ms late" in text
-    [rates] = whole.figures
+    [rates] = [part for part in whole.parts if part.figure]
     assert rates.key == "rates"
     assert [list(trace.text) for trace in rates.figure.data] == [["2/s"]] * 4
     goodput = {trace.name: trace.y[0] for trace in rates.figure.data}
     assert goodput["autoregressive"] == 0 < goodput["chain"]
     assert "rate_2.goodput" in whole.nested[0].metrics
-
-
-def test_what_drafts_is_shown_by_load():
-    [drafting] = (each for each in report(open_result()).sections if each.key == "drafting")
-    assert list(drafting.frame["candidates"]) == [2.5]
-    assert drafting.lines == ["chain, 2 requests/s: 75% K=4, 25% nobody"]
 
 
 def test_it_is_written_and_logged(home):

@@ -4,24 +4,23 @@ import re
 import shutil
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from dashboards.outputs.files import write_page
 from dashboards.outputs.html import page as render
 from dashboards.reports.standings import standings
-from dashboards.reports.sweep import caveats, facts, headline, of_folder, report, tiles
+from dashboards.reports.sweep import caveats, facts, headline, report
 from jobs import report as job
 from specdec_core.base.errors import UserError
 from specdec_core.cost import Hardware
 from specdec_core.search.results import ReplaySummary
 from tests.dashboards import browser
 
-FIGURES = {"frontier", "speedups", "time", "accepted"}
+FIGURES = {"frontier", "speedups", "time"}
 
 
 def write_report(result, folder):
-    return write_page(of_folder(result, folder), folder)
+    return write_page(report(result), folder)
 
 
 @pytest.fixture
@@ -170,7 +169,7 @@ def test_what_people_named_cannot_break_out_of_the_page(result, folder):
     result.name = evil
     result.environment["cpu"] = evil
     result.pair = result.pair.model_copy(update={"drafts": {"draft": evil}})
-    html = render(report(result, pd.read_parquet(folder / "rounds.parquet")))
+    html = render(report(result))
     assert "<script>alert" not in html
 
 
@@ -183,7 +182,6 @@ def champion_timing(result, **measured):
 def test_the_headline_is_the_measured_speedup_of_the_champion_if_it_can_be_told(result):
     champion_timing(result, speedup=1.5, low=1.25, high=1.75)
     assert headline(result).endswith("is 1.50× as fast as autoregressive decoding")
-    assert ("speedup", "1.50×", "95 %: 1.25–1.75") in tiles(result)
     champion_timing(result, speedup=1.1, low=0.9, high=1.3)
     assert "cannot be told from autoregressive decoding" in headline(result)
     result.timings = []
@@ -201,12 +199,6 @@ def test_caveats_name_ties_differing_outputs_and_what_was_only_estimated(result)
     assert "Not shown to be slower than the champion: draft, K=5." in text
     assert "1 of 4 (draft, confidence 0.3)" in text
     assert "3 of 8 configurations were timed" in text
-
-
-def test_a_folder_without_rounds_is_refused_and_nothing_is_written(result, tmp_path):
-    with pytest.raises(UserError, match=r"rounds\.parquet: no such file"):
-        write_report(result, tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_reports_on_the_newest_sweep(swept, tmp_path, monkeypatch, capsys):
@@ -232,7 +224,7 @@ def test_the_command_refuses_what_is_no_sweep_in_one_line(tmp_path):
 
 
 def test_a_workload_says_what_is_served_and_how_well_the_simulation_does(under_load, folder):
-    made = of_folder(under_load, folder)
+    made = report(under_load)
     assert made.title.startswith("2 ranges of load")
     sections = {section.key: section for section in made.sections}
     lines = " ".join(sections["served"].lines)

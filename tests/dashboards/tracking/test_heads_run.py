@@ -49,7 +49,7 @@ def test_the_table_marks_the_least_eval_kl(heads):
     assert section.shown["eval/KL"][best] == f"{heads[best].card.metrics['eval_kl']:.3f}"
 
 
-def test_each_head_is_one_run_with_its_curves_figures_and_files(heads, store, home, tmp_path):
+def test_each_head_is_one_run_with_its_curves_and_files(heads, store, home, tmp_path):
     first = log(heads[:1], tmp_path)
     again = log(heads, tmp_path)  # the same training, which was interrupted
     assert again != first
@@ -67,13 +67,9 @@ def test_each_head_is_one_run_with_its_curves_figures_and_files(heads, store, ho
         assert [m.step for m in history] == [1, 2, 3]
         assert [m.value for m in history] == pytest.approx([e.eval_kl for e in head.card.curve])
         files = {f.path for f in store.list_artifacts(run.info.run_id)}
-        assert files == {"figures", "head"}
-        pages = {f.path for f in store.list_artifacts(run.info.run_id, "figures")}
-        assert pages == {"figures/heads.html", "figures/heads.csv"}
+        assert files == {"head"}
         kept = {f.path for f in store.list_artifacts(run.info.run_id, "head")}
         assert kept == {"head/model.safetensors", "head/head.json"}
-    pages = {f.path for f in store.list_artifacts(again, "figures")}
-    assert pages == {"figures/heads.html", "figures/heads.csv"}
 
 
 def test_other_settings_are_another_run(home, tmp_path):

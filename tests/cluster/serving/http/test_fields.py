@@ -292,21 +292,6 @@ def test_a_models_card_has_what_clients_of_vllm_read(chat_url):
     assert (card["id"], card["root"], card["max_model_len"]) == ("tiny", "tiny", 256)
 
 
-def test_texts_become_tokens_and_back(chat_url, chat_pair):
-    def post(path, **body):
-        return httpx.post(f"{chat_url}{path}", json=body, timeout=60).json()
-
-    cut = post("/tokenize", prompt=PROMPT, return_token_strs=True)
-    assert cut["tokens"] == chat_pair.tokenizer(PROMPT)["input_ids"]
-    assert (cut["count"], cut["max_model_len"]) == (len(cut["tokens"]), 256)
-    assert len(cut["token_strs"]) == cut["count"]
-    plain = post("/tokenize", prompt=PROMPT, add_special_tokens=False)["tokens"]
-    assert plain == cut["tokens"][1:]
-    assert post("/detokenize", tokens=plain) == {"prompt": PROMPT}
-    chat = post("/tokenize", messages=[{"role": "user", "content": "x"}])["tokens"]
-    assert chat_pair.tokenizer.decode(chat) == "<|endoftext|>[user]x\n[assistant]"
-
-
 def test_only_a_hubs_id_is_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "mine").mkdir(parents=True)

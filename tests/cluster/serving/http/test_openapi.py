@@ -217,14 +217,6 @@ def test_the_schema_allows_what_is_accepted_and_nothing_else(api, path, kind, le
         ("POST", COMPLETIONS, b" " * (MAX_BODY_BYTES + 1), 413),
         ("POST", CHAT, b'{"messages": []}', 400),
         ("POST", CHAT, b'{"messages": [{"role": "user", "content": ""}], "model": "other"}', 404),
-        ("POST", "/tokenize", b'{"prompt": "def f(", "return_token_strs": true}', 200),
-        ("POST", "/tokenize", b'{"messages": [{"role": "user", "content": "x"}]}', 200),
-        ("POST", "/tokenize", b'{"messages": "x"}', 400),
-        ("POST", "/tokenize", b"[", 400),
-        ("POST", "/tokenize", b'{"prompt": "x", "model": "other"}', 404),
-        ("POST", "/detokenize", b'{"tokens": [3, 4]}', 200),
-        ("POST", "/detokenize", b'{"tokens": [99999]}', 400),
-        ("POST", "/detokenize", b"{}", 400),
     ],
 )
 def test_what_is_answered_is_documented(api, method, path, content, status):

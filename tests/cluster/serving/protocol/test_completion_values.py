@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from cluster.serving.http.answer import event
 from cluster.serving.http.routes.chat import ChatRequest
 from cluster.serving.http.routes.completions import CompletionChoice, CompletionRequest
-from cluster.serving.http.routes.tokens import DetokenizeRequest, TokenizeChatRequest
 from cluster.serving.protocol.counts import NO_DRAFTER, SpecDec
 from cluster.serving.protocol.errors import ApiError, parse_body
 from specdec_core.config import Configuration, Sampling
@@ -37,7 +36,6 @@ HI = {"role": "user", "content": "hi"}
     ("kind", "body", "key"),
     [
         (ChatRequest, {"messages": [{"role": "user", "content": [{}] * MANY}]}, "messages"),
-        (TokenizeChatRequest, {"messages": [{}] * MANY}, "messages"),
         (ChatRequest, {"messages": [{**HI, **UNKNOWN}]}, "messages"),
         (ChatRequest, {"messages": [HI], **UNKNOWN}, "key0"),
         (ChatRequest, {"messages": [HI], "stream_options": UNKNOWN}, "stream_options"),
@@ -46,7 +44,6 @@ HI = {"role": "user", "content": "hi"}
         (ChatRequest, {"messages": [HI], "stop": [0] * MANY}, "stop"),
         (ChatRequest, {"messages": [HI], "stop_token_ids": ["a"] * MANY}, "stop_token_ids"),
         (CompletionRequest, {"prompt": [[{}] * MANY] * 2}, "prompt"),
-        (DetokenizeRequest, {"tokens": ["a"] * MANY}, "tokens"),
     ],
 )
 def test_a_body_with_many_errors_is_refused_for_the_first_ones(kind, body, key):

@@ -8,7 +8,6 @@ from specdec_core.base.errors import UserError
 from specdec_core.evidence.load.requests import LoadRecord
 from specdec_core.evidence.load.result import (
     LoadResult,
-    arms_frame,
     records_frame,
     requests_frame,
     summary_frame,
@@ -74,8 +73,6 @@ def test_what_drafted_is_counted_by_load():
     table = summary_frame(result).set_index("contestant")
     assert table.loc["chain", "candidates"] == 2.5
     assert math.isnan(table.loc["autoregressive", "candidates"])
-    arms = arms_frame(result)
-    assert dict(zip(arms["arm"], arms["share"], strict=True)) == {"K=4": 0.75, "nobody": 0.25}
 
 
 def test_requests_that_failed_count_in_no_speed_and_their_row_is_not_the_best():
