@@ -203,3 +203,15 @@ def test_a_server_that_does_not_start_says_why(pair, tmp_path):
         running(served.process("wrong", 1)),
     ):
         pass
+
+
+@built
+def test_a_draft_that_it_cannot_use_is_said(pair, tmp_path):
+    draft = gguf_of(resolve_path("bundled:draft-small"), "float32", process.conversion_script())
+    settings = {"spec-type": "draft-eagle3", "spec-draft-model": str(draft), "spec-draft-n-max": 3}
+    served = LLAMA_CPP.served(pair, Mode("no head", settings), (), tmp_path)
+    with (
+        pytest.raises(UserError, match=r"^no head: its server .*not eagle3"),
+        running(served.process("no head", 1)),
+    ):
+        pass
