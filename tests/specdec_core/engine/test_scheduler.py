@@ -58,6 +58,18 @@ def test_beside_a_prompt_that_ends_others_are_read_whole_or_not_at_all():
     assert (step.decoding, step.reading) == ([1, 3], {1: 61, 3: 39})
 
 
+def test_a_prompt_is_read_also_where_those_that_decode_fill_a_small_step():
+    scheduler = Scheduler(Limits(4, step_tokens=3))
+    for name in ("first", "second", "third"):
+        scheduler.add(name, 1)
+    scheduler.plan()
+    scheduler.add("new", 4)
+    for tokens in (2, 3, 4):
+        for name in ("first", "second", "third"):
+            scheduler.grew(name, tokens)
+        assert scheduler.plan().reading == {3: 1}
+
+
 def test_alone_a_prompt_is_read_at_once():
     scheduler = Scheduler(Limits(1))
     scheduler.add("only", 5001)

@@ -74,6 +74,14 @@ def test_the_first_token_does_not_wait_for_the_draft():
     assert times(simulation)[0] == pytest.approx([0, T, 2 * T + T / 10 + 3 * T / 10])
 
 
+def test_what_the_engine_adds_is_counted():
+    costs = CONSTANT.model_copy(update={"per_step": 1, "per_row": 10})
+    answers = drafted(rounds=1)
+    forwards = 2 * T + 4 * T / 10  # one of each model prefills the prompts
+    simulation = simulate_clients(StepCosts(answers, costs), shapes_of(answers, 2), 2, Limits(2))
+    assert simulation.seconds == pytest.approx(forwards + 2 * (1 + 2 * 10))
+
+
 def test_steps_without_candidates_have_a_time_of_their_own():
     costs = CONSTANT.model_copy(update={"autoregressive": ForwardTerms(fixed=T / 2)})
     for answers, seconds in ((autoregressive(), 5 * T / 2), (drafted(rounds=1), T / 2 + 1.4 * T)):
