@@ -65,13 +65,12 @@ class PlacedDraft:
     types resolved. Made, and used, in the engine's process."""
 
     def __init__(self, placed: Placed, spec: PairSpec) -> None:
-        self.spec = spec
+        self.spec, self._placed = spec, placed
         host = listening_address()
         self.link = SocketLink(host)
         options = placed.options("draft") | {"max_restarts": -1, "max_task_retries": -1}
         self.actor = start_actor(Draft, spec, **options, max_concurrency=_CALLS)
         self.pid: int = get(self.actor.pid.remote())
-        self._placed = placed
         address = host, self.link.port, self.link.key
         self._served: ray.ObjectRef = self.actor.draft_for.remote(*address)
 

@@ -29,8 +29,8 @@ def placed_engine(
     check_models(spec, configuration, placement)
     with sharded_pair(spec, placement) as pair:
         open_link: Callable[[], Link] = no_link
-        if configuration.asynchronous:
-            open_link = pair.draft.wait
+        if placement.draft.devices:
+            open_link = lambda: pair.draft.wait()  # noqa: E731  # it is started when needed
         engine = Engine(pair, configuration, open_link=open_link, limits=limits)
         if engine.drafter is not None:
             engine.drafter.prepare(LOADING)

@@ -16,11 +16,14 @@ from pathlib import Path
 
 import ray
 
+from cluster.placed_engine import check_placement
+from cluster.placement import Placed, place
 from cluster.session import check_nodes, get, ray_session, resources, room, start_actor
+from cluster.sharded_target.sharded_pair import load_sharded
 from specdec_core.base.errors import UserError
 from specdec_core.base.files import NoRoom, locked, needs_room, remove_leftovers
 from specdec_core.base.workspace import remember
-from specdec_core.config import PairSpec
+from specdec_core.config import PairSpec, Placement
 from specdec_core.engine.turns import requests_of
 from specdec_core.models.fingerprints import fingerprints, served_fingerprints
 from specdec_core.models.pair import Pair, load_pair
@@ -65,11 +68,13 @@ def run_recording(
     out: Path | None = None,
     observer: RecordingObserver | None = None,
     address: ServerAddress | None = None,
+    placement: Placement | None = None,
 ) -> Recording:
     """Make or resume the recording of `plan` in the folder that
     :func:`specdec_core.recordings.plan.planned` chooses; of the answers of the server at `address`,
-    if any. Raises :class:`UserError` as that does, for a folder that cannot be written, for one in
-    which another process records, and for a server that does not give the recorded answers."""
+    if any; with the models on the devices of `placement`, if any. Raises :class:`UserError` as that
+    does, for a folder that cannot be written, for one in which another process records, and for a
+    server that does not give the recorded answers."""
     server, clients = None, 1
     with ExitStack() as held:
         if address is not None:
@@ -80,7 +85,7 @@ def run_recording(
         if not wanted.finished:
             if server is not None and wanted.header is not None:
                 check_answers(server, wanted.folder, plan.max_new_tokens)
-            _make(wanted, observer or RecordingObserver(), server, clients)
+            _make(wanted, observer or RecordingObserver(), server, clients, placement)
     remember(home)
     return Recording.open(wanted.folder)
 
@@ -101,6 +106,7 @@ def _make(
     observer: RecordingObserver,
     server: AnswerServer | None,
     clients: int,
+    placement: Placement | None,
 ) -> None:
     folder, runner = wanted.folder, wanted.pair.runner
     with ExitStack() as held:
@@ -109,8 +115,15 @@ def _make(
         observer.stage("connecting to Ray, loading the pair")
         held.enter_context(ray_session())
         check_nodes(wanted.pair)
-        needs = resources(runner.threads, runner.device)
-        first = _start_worker(wanted.pair, wanted.plan.served, needs)
+        if placement is None:
+            needs = resources(runner.threads, runner.device)
+            first = _start_worker(wanted.pair, wanted.plan.served, needs)
+        else:
+            check_placement(wanted.pair, placement, ())
+            placed = place(placement)
+            held.callback(placed.remove)
+            needs = {}  # one process, which has its models on the placed devices
+            first = _start_worker(wanted.pair, None, {"CPU": 0, "GPU": 0}, placed)
         spec, eos = get(first.describe.remote())
         header = wanted.header
         with _writing(folder):
@@ -167,16 +180,20 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 class RecordingWorker:
-    """Records shards of a pair, which it loads at the first use; without the target's weights for a
-    `served` model."""
+    """Records shards of a pair, which it loads at the first use: on the devices that are `placed`,
+    if any, and without the target's weights for a `served` model."""
 
-    def __init__(self, spec: PairSpec, served: str | None = None) -> None:
-        self.spec, self.served = spec, served
+    def __init__(
+        self, spec: PairSpec, served: str | None = None, placed: Placed | None = None
+    ) -> None:
+        self.spec, self.served, self.placed = spec, served, placed
         self.loaded: Pair | None = None
         self.recorder: Recorder | None = None
 
     @property
     def pair(self) -> Pair:
+        if self.loaded is None and self.placed is not None:
+            self.loaded = load_sharded(self.spec, self.placed)
         if self.loaded is None:
             self.loaded = (load_pair if self.served is None else served_pair)(self.spec)
         return self.loaded
@@ -211,12 +228,13 @@ class RecordingWorker:
 
 
 def _start_worker(
-    spec: PairSpec, served: str | None, needs: Mapping[str, float]
+    spec: PairSpec, served: str | None, needs: Mapping[str, float], placed: Placed | None = None
 ) -> ray.actor.ActorHandle:
     return start_actor(
         RecordingWorker,
         spec,
         served,
+        placed,
         num_cpus=needs["CPU"],
         num_gpus=needs["GPU"],
         max_restarts=_RETRIES,
@@ -236,10 +254,8 @@ def _record(
     the shards as they finish. An actor gets its first shard once it has loaded the pair, so that an
     actor that waits for a busy cluster delays no shard. `answers` are a server's, by shard."""
     pending, left = deque(missing.items()), len(missing)
-    workers = [first]
-    workers += [
-        _start_worker(spec, header.served, needs) for _ in range(min(room(needs), left) - 1)
-    ]
+    workers, most = [first], room(needs) if needs else 1
+    workers += [_start_worker(spec, header.served, needs) for _ in range(min(most, left) - 1)]
     # Calls under way: reference -> (actor, its shard's number; None while it loads the pair)
     under_way: dict[ray.ObjectRef, tuple[ray.actor.ActorHandle, int | None]] = {}
     try:

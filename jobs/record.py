@@ -17,6 +17,7 @@ from jobs.options import (
     MaybeLimit,
     MaybePrompts,
     Name,
+    Placed,
     ProfileFile,
     ServerModel,
     SweepFile,
@@ -26,7 +27,7 @@ from jobs.options import (
 )
 from specdec_core.base.errors import UserError
 from specdec_core.base.workspace import workspace
-from specdec_core.config import Sampling, parse
+from specdec_core.config import Placement, Sampling, parse
 
 if TYPE_CHECKING:
     from specdec_core.recordings.plan import RecordingPlan
@@ -84,6 +85,7 @@ def main(
     clients: Annotated[
         int | None, Option(min=1, help="With --server: prompts sent at a time; unset, 16.")
     ] = None,
+    cluster: Placed = None,
     from_vllm: Annotated[
         list[Path] | None,
         Option(
@@ -111,6 +113,8 @@ def main(
     address = given(model=server_model, clients=clients)
     if address and server is None:
         raise UserError("--server-model and --clients go with --server")
+    if server is not None and cluster is not None:
+        raise UserError("--cluster is for this library's engine, and --server has its own devices")
     # Ray and torch take seconds to import.
     from specdec_core.recordings.plan import RecordingPlan
     from specdec_core.search.plan import load_plan
@@ -130,7 +134,8 @@ def main(
         **given(max_draft=max_draft, mixing=mixing),
     }
     running = ServerAddress(url=server, **address) if server is not None else None
-    recording = record(parse(RecordingPlan, values, "recording"), name, out, running)
+    placement = None if cluster is None else Placement.load(cluster)
+    recording = record(parse(RecordingPlan, values, "recording"), name, out, running, placement)
     show(recording)
 
 
@@ -139,14 +144,15 @@ def record(
     name: str | None = None,
     out: Path | None = None,
     server: ServerAddress | None = None,
+    placement: Placement | None = None,
 ) -> Recording:
     """Record `plan`, or the answers of a `server`, with a progress bar. Interrupted, print that the
-    same command resumes."""
+    same command resumes. The models are on the devices of `placement`, if any."""
     from cluster.recording import run_recording
     from dashboards.progress import RecordingProgress
 
     with interruptible(), RecordingProgress(console) as progress:
-        return run_recording(plan, workspace(), name, out, progress, server)
+        return run_recording(plan, workspace(), name, out, progress, server, placement)
 
 
 def show(recording: Recording) -> None:

@@ -70,7 +70,7 @@ def main(
     ] = None,
     cluster: Annotated[
         Path | None,
-        Option(help="Placement (YAML): the devices that draft and target are timed on."),
+        Option(help="Placement (YAML): the devices that draft and target are on."),
     ] = None,
     clients: Annotated[
         str | None, Option(help="Clients at once, as 1,4,8: the plan's workload.")

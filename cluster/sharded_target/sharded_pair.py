@@ -16,8 +16,31 @@ from cluster.sharded_target.target_group import TargetGroup
 from specdec_core.config import PairSpec, Placement
 from specdec_core.models.eagle.runner import ReadRows
 from specdec_core.models.loading import load_skeleton
-from specdec_core.models.pair import Pair, check_pair, eagle_heads_of, resolve_dtypes
+from specdec_core.models.pair import (
+    Draft,
+    Pair,
+    check_pair,
+    eagle_heads_of,
+    max_length_of,
+    resolve_dtypes,
+)
 from specdec_core.models.runner import ModelRunner
+
+
+@dataclass(frozen=True)
+class LazyDraft:
+    """The draft's process, for every copy of a pair."""
+
+    placed: Placed
+    spec: PairSpec
+
+    @cached_property
+    def started(self) -> PlacedDraft:
+        return PlacedDraft(self.placed, self.spec)
+
+    def close(self) -> None:
+        if "started" in vars(self):
+            self.started.close()
 
 
 @dataclass
@@ -26,13 +49,13 @@ class ShardedPair(Pair):
     the target's weights are with the `group`, the drafts' with the draft's process or, where none
     is placed, with the shard that answers for the target."""
 
-    placed: Placed = field(kw_only=True)
-    group: TargetGroup = field(init=False)
+    group: TargetGroup = field(kw_only=True)
+    drafting: LazyDraft = field(kw_only=True)
 
-    @cached_property
+    @property
     def draft(self) -> PlacedDraft:
         """The draft's process, which is started when it is first needed."""
-        return PlacedDraft(self.placed, self.spec)
+        return self.drafting.started
 
     def open_runner(
         self,
@@ -43,15 +66,14 @@ class ShardedPair(Pair):
         cache_tokens: int | None = None,
     ) -> ModelRunner:
         size = self.target.config.get_text_config(decoder=True).vocab_size
-        apart = draft is not None and self.placed.placement.draft.devices
+        apart = draft is not None and self.drafting.placed.placement.draft.devices
         group = self.draft.group if apart else self.group
-        device = self.spec.runner.device
-        return ShardedRunner(group, slots, size, device, cache_tokens, draft, max_length)
+        # This process has no device of its own.
+        return ShardedRunner(group, slots, size, "cpu", cache_tokens, draft, max_length)
 
     def close(self) -> None:
         """End the processes; the devices stay reserved."""
-        if "draft" in vars(self):
-            self.draft.close()
+        self.drafting.close()
         self.group.close()
 
 
@@ -75,16 +97,15 @@ def load_sharded(spec: PairSpec, placed: Placed) -> ShardedPair:
     """The pair with its models on the devices of `placed`."""
     torch.set_num_threads(spec.runner.threads)
     tokenizer = check_pair(spec)
-    # The data types are those of the placed devices. This process has no device of its own.
-    spec = resolve_dtypes(_on(spec, "cuda" if placed.kind == "GPU" else "cpu"))
-    spec = _on(spec, "cpu")
+    # Devices and data types are those of the actors, whatever this process has.
+    device = "cuda" if placed.kind == "GPU" else "cpu"
+    runner = spec.runner.model_copy(update={"device": device})
+    spec = resolve_dtypes(spec.model_copy(update={"runner": runner}))
     heads = eagle_heads_of(spec)
-    drafts = {n: load_skeleton(model) for n, model in spec.drafts.items() if n not in heads}
-    pair = ShardedPair(spec, tokenizer, load_skeleton(spec.target), drafts, placed=placed)
-    runner = spec.runner.model_copy(update={"max_length": pair.max_length})
-    pair.group = TargetGroup(placed, spec.model_copy(update={"runner": runner}))
-    return pair
-
-
-def _on(spec: PairSpec, device: str) -> PairSpec:
-    return spec.model_copy(update={"runner": spec.runner.model_copy(update={"device": device})})
+    drafts: dict[str, Draft] = {
+        name: load_skeleton(model) for name, model in spec.drafts.items() if name not in heads
+    }
+    runner = spec.runner.model_copy(update={"max_length": max_length_of(spec)})
+    group = TargetGroup(placed, spec.model_copy(update={"runner": runner}))
+    target, drafting = load_skeleton(spec.target), LazyDraft(placed, spec)
+    return ShardedPair(spec, tokenizer, target, drafts, group=group, drafting=drafting)

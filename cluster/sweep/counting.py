@@ -31,6 +31,7 @@ from specdec_core.search.results import METRIC, ORACLE, ReplaySummary, SweepResu
 from specdec_core.search.round_tables import RoundTable
 from specdec_core.search.space import Search
 
+NOTHING: dict[str, float] = {"memory": 1}  # a byte, as Tune takes no empty needs
 ATTEMPTS = 3  # to count a configuration that is lost with a trial's process or node
 
 
@@ -44,7 +45,8 @@ def count_all(
     trial: type[CountTrial] = CountTrial,
 ) -> None:
     """Count every configuration that `folder` does not hold yet, in trials of the class `trial`;
-    fills `result.trials` and `.replay`."""
+    fills `result.trials` and `.replay`. What is decoded runs in processes that need `needs`, or
+    without any needs in a single one, which has its models on the devices of a placement."""
     done = {trial.id for trial in result.trials}
     record = _Record(result, folder, observer)
     counting = _Counting(plan, task, trial, record)
@@ -115,7 +117,8 @@ class _Counting:
         for attempt in range(ATTEMPTS):
             if not configurations:
                 return
-            trials = len(configurations) if early_stopping or attempt else room(needs)
+            each_alone = early_stopping or attempt
+            trials = len(configurations) if each_alone else room(needs) if needs else 1
             mixed = random.Random(0).sample(configurations, len(configurations))
             groups = [group(mixed[i::trials]) for i in range(min(trials, len(mixed)))]
             self._fit(needs, {"configurations": tune.grid_search(groups)}, early_stopping)
@@ -139,12 +142,13 @@ class _Counting:
             needs_room(self.record.folder.path, others=True),
         ):
             tune.Tuner(
-                tune.with_resources(trial, needs),
+                tune.with_resources(trial, needs or NOTHING),
                 param_space=space,
                 tune_config=tune.TuneConfig(
                     metric=METRIC,
                     mode="max",
                     reuse_actors=True,
+                    max_concurrent_trials=None if needs else 1,
                     trial_dirname_creator=lambda trial: trial.trial_id,
                     **tuning,
                 ),

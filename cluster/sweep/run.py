@@ -11,8 +11,8 @@ at each of its loads are timed as well, where a recording was replayed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -22,7 +22,6 @@ import pandas as pd
 
 from cluster.placed_bench import placed_bench
 from cluster.placed_engine import check_placement
-from cluster.placement import place
 from cluster.session import Remote, check_nodes, ray_session, resources
 from cluster.sweep.alone import alone
 from cluster.sweep.bench import start_bench
@@ -92,8 +91,7 @@ def run_sweep(
     types_of = recording or fitting_recording(plan, home, prompt_set.digest)
     pair = pair_of(plan, folder, types_of)
     observer.stage("connecting to Ray, loading the pair")
-    with ray_session():
-        sweep = _Sweep(plan, folder, observer, pair)
+    with ray_session(), closing(_Sweep(plan, folder, observer, pair)) as sweep:
         sweep.load(home, prompts, further, prompt_set, recording)
         with folder.lock():
             remember(home)
@@ -135,11 +133,27 @@ class _Sweep:
     ) -> None:
         self.plan, self.folder, self.observer, self.pair = plan, folder, observer, pair
         check_nodes(plan.pair)
-        if plan.cluster is not None:
-            place(plan.cluster).remove()  # fails now, not after everything has been counted
-        self.needs = resources(plan.pair.runner.threads, plan.pair.runner.device)
-        self.bench = start_bench(pair, self.needs["GPU"])
-        self.node: str = self.bench.node()
+        self.split = plan.cluster if plan.cluster and plan.cluster.target.devices > 1 else None
+        needs = resources(plan.pair.runner.threads, plan.pair.runner.device)
+        self.gpus = needs["GPU"]
+        self.needs = needs if self.split is None else {}  # its devices are all that it needs
+        self.node: str | None = None
+        self.loaded = ExitStack()  # the bench, if it is
+        self._load_bench()
+        self.node = self.bench.node()
+
+    def _load_bench(self) -> None:
+        """Load the pair in a process that measures, or on the devices of the plan's placement."""
+        self.held: Mapping[str, float] | None = None
+        if self.plan.cluster is not None:
+            placed = placed_bench(self.pair, self.plan.cluster)
+            self.bench, self.held = self.loaded.enter_context(placed)
+            return
+        self.bench = start_bench(self.pair, self.gpus, self.node)
+        self.loaded.callback(self.bench.kill)
+
+    def close(self) -> None:
+        self.loaded.close()
 
     def load(
         self,
@@ -204,7 +218,7 @@ class _Sweep:
             return self.plan.hardware.profile(list(self.pair.drafts))
         if (profile := self.folder.profile()) is not None:
             return profile
-        with alone(self.bench, self.needs["GPU"], self.observer):
+        with alone(self.bench, self.gpus, self.observer, self.held):
             self.observer.stage("profiling forwards")
             options = self.plan.profile.model_dump(exclude_none=True)
             return self.bench.profile(self.plan.samples, **options)
@@ -214,12 +228,13 @@ class _Sweep:
         """The task that all trials share."""
         count = len(self.requests)
         chunk = math.ceil(count / CHUNKS) if self.plan.early_stopping else count
-        return TrialTask(self.pair, self.profile, self.requests, chunk, self.replay)
+        shared = self.pair, self.profile, self.requests, chunk, self.replay
+        return TrialTask(*shared, self.split)
 
     def count(self) -> None:
         """Count every configuration, in parallel."""
-        if self.needs["GPU"]:  # which the idle bench would keep from the trials
-            self.bench.kill()
+        if self.gpus or self.plan.cluster:  # which the idle bench would keep from the trials
+            self.loaded.close()
         count_all(self.plan, self.task, self.needs, self.result, self.folder, self.observer)
         if self.replay is not None:
             self.result.oracles = recorded_oracles(self.replay, self.profile)
@@ -228,17 +243,18 @@ class _Sweep:
         """Choose the champion, and configurations for the loads of a workload: by times taken
         alone, or for another machine by estimate."""
         if self.plan.hardware is not None:
-            self.bench.kill()
             may_win = [t for t in self.result.trials if t.may_win]
             self.result.champion = by_estimate(may_win)[0].id
             self._write_rounds({})
             self._choose_for_load(None)
             return
-        with self._timing_bench() as bench:
+        if self.bench.lost:
+            self.loaded.close()
+            self._load_bench()
+        with alone(self.bench, self.gpus, self.observer, self.held):
             if self.result.champion is None:
-                self._time_finalists(bench)
-            self._choose_for_load(bench)
-        bench.kill()
+                self._time_finalists(self.bench)
+            self._choose_for_load(self.bench)
 
     def _time_finalists(self, bench: Remote) -> None:
         """Time finalists for one request at a time, and keep the outcome where more is to come."""
@@ -254,25 +270,6 @@ class _Sweep:
             choose_for_workload(
                 self.plan, self.replay, bench, self.result, self.folder, self.observer
             )
-
-    @contextmanager
-    def _timing_bench(self) -> Iterator[Remote]:
-        """The bench that times the finalists, alone on the plan's devices or on its node."""
-        gpus = self.needs["GPU"]
-        bench: Remote | None = self.bench
-        if gpus or self.plan.cluster or self.bench.lost:
-            self.bench.kill()
-            bench = None
-        if self.plan.cluster is None:
-            bench = bench or start_bench(self.pair, gpus, self.node)
-            with alone(bench, gpus, self.observer):
-                yield bench
-            return
-        with (
-            placed_bench(self.pair, self.plan.cluster) as (bench, held),
-            alone(bench, gpus, self.observer, held),
-        ):
-            yield bench
 
     def _write_rounds(self, timed: Mapping[str, pd.DataFrame]) -> None:
         """Write the rounds of notable trials. `timed` has the rounds of finalists that were decoded

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,10 +18,12 @@ from typing import Any
 from pydantic import TypeAdapter
 from ray import tune
 
+from cluster.placed_engine import placed_engine
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PairSpec
+from specdec_core.config import AUTOREGRESSIVE, Configuration, PairSpec, Placement
 from specdec_core.cost import Profile
 from specdec_core.engine import Engine, Request
+from specdec_core.engine.scheduler import Limits
 from specdec_core.models.pair import load_pair
 from specdec_core.recordings.replay import Replay
 from specdec_core.search.results import METRIC, Trial
@@ -37,13 +40,15 @@ _TRIALS = TypeAdapter(list[Trial])
 @dataclass(frozen=True)
 class TrialTask:
     """The work that all trials of a sweep share. The scheduler may stop a configuration after each
-    `chunk` prompts; `replay` holds the same prompts."""
+    `chunk` prompts; `replay` holds the same prompts. What is decoded is decoded on the devices of
+    `placement`, if any."""
 
     pair: PairSpec
     profile: Profile
     requests: tuple[Request, ...]
     chunk: int
     replay: Replay | None = None
+    placement: Placement | None = None
 
     def replays(self, configuration: Configuration) -> bool:
         """Whether `configuration` can be replayed."""
@@ -75,7 +80,7 @@ class CountTrial(tune.Trainable):
 
     def setup(self, config: dict[str, Any], task: TrialTask | None = None) -> None:
         assert task is not None
-        self.task = task
+        self.task, self.held = task, ExitStack()
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -85,7 +90,15 @@ class CountTrial(tune.Trainable):
 
     @cached_property
     def engine(self) -> Engine:
-        return Engine(load_pair(self.task.pair))
+        if self.task.placement is None:
+            return Engine(load_pair(self.task.pair))
+        # Configurations are counted one after another, so the models are loaded once.
+        pair, placement = self.task.pair, self.task.placement
+        return self.held.enter_context(placed_engine(pair, AUTOREGRESSIVE, Limits(1), placement))
+
+    def cleanup(self) -> None:
+        self.__dict__.pop("engine", None)
+        self.held.close()
 
     def step(self) -> dict[str, Any]:
         trials: list[Trial] = []
@@ -107,7 +120,7 @@ class CountTrial(tune.Trainable):
                 reason = str(error) if told else traceback.format_exception_only(error)[-1].strip()
                 failed.append((configuration.id, configuration.label, reason))
                 if not told:
-                    self.__dict__.pop("engine", None)  # it may hold unfinished requests
+                    self.cleanup()  # the engine may hold unfinished requests
                 self._next()
             else:
                 trials.append(trial)

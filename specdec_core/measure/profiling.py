@@ -92,13 +92,14 @@ def profile_pair(
         name: ForwardCost.fit(measurements).with_prefill(prefills[name])
         for name, measurements in measured.items()
     }
+    asked = pair.spec.runner
     profile = Profile(
         target=costs.pop(_TARGET),
         drafts=costs,
-        device=str(pair.target.device),
-        target_dtype=_dtype(pair.target),
-        draft_dtype=_dtype(next(iter(pair.drafts.values()), pair.target)),
-        threads=pair.spec.runner.threads,
+        device=str(runners[_TARGET].device),
+        target_dtype=_dtype(pair.target, asked.target_dtype),
+        draft_dtype=_dtype(next(iter(pair.drafts.values()), pair.target), asked.draft_dtype),
+        threads=asked.threads,
         mixes=runners[_TARGET].mixes,
     )
     profile = profile.model_copy(update=_overheads(profile, pair))
@@ -172,8 +173,9 @@ _CANDIDATES = 4  # of a round
 _TARGET = "\0target"  # never a draft's name
 
 
-def _dtype(model: Any) -> str:
-    return str(next(model.parameters()).dtype).removeprefix("torch.")
+def _dtype(model: Any, asked: str) -> str:
+    """The data type that was asked for, or else the model's; one on other devices has the first."""
+    return asked if asked != "auto" else str(model.dtype).removeprefix("torch.")
 
 
 def fill(runner: ModelRunner, context: int) -> None:
