@@ -124,6 +124,14 @@ def ucb_bound(means: Sequence[float], longest: int, lengths: np.ndarray) -> np.n
     return np.asarray(hardness(means) * longest**2 * np.log(np.maximum(lengths, 1)))
 
 
+def tgd_lower_bound(means: Sequence[float], lengths: np.ndarray) -> np.ndarray:
+    """The lower bound on stopping-time regret at each of `lengths` tokens, where accepted lengths
+    have the truncated geometric distribution (Eq. 1 and the proposition on tightness):
+    H · p(1 − p^L)/(1 − p) · log len, with p of the best arm. The mean of that arm is
+    μ = 1 + p + … + p^L, so the factor is μ − 1. It holds as lengths go to infinity."""
+    return np.asarray(hardness(means) * (max(means) - 1) * np.log(np.maximum(lengths, 1)))
+
+
 def exp3_bound(arms: int, longest: int, rounds: np.ndarray) -> np.ndarray:
     """The order of EXP3Spec's stopping-time regret, L √(ST K log K), where ST are the `rounds` of
     the best arm. The theorem leaves out the constant; here it is 1."""

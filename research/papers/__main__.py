@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -77,6 +78,7 @@ def main(
     from research.papers.methods import load_methods
     from research.papers.plan import load_paper_plan
 
+    begun = perf_counter()
     options = given(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats)
     plan = load_paper_plan(
         config,
@@ -125,9 +127,10 @@ def main(
             home = workspace()
             inputs = study_inputs(plan, result, folder, home, wanted, progress, long_texts)
             studied = study_tables(studies, inputs, folder.sections, fresh, progress)
-            text, figures = papers_page(result, listed, typed("lab papers"), studied)
-            for file, figure in figures.items():
-                write_atomically(write_page.parent / file, figure)
+            made_by = f"`{typed('lab papers')}` in {(perf_counter() - begun) / 60:.0f} minutes"
+            text, beside = papers_page(result, listed, made_by, studied, stem=write_page.stem)
+            for file, content in beside.items():
+                write_atomically(write_page.parent / file, content)
             write_atomically(write_page, text)
         folder.finish()
     show(console, shown.sections)

@@ -1,7 +1,9 @@
-"""The page on the papers: every method with its place in the code, its test and both numbers."""
+"""The page on the papers: a verdict under every exhibit; and a page a paper with the whole tables,
+and every method with its place in the code and its test."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
@@ -19,16 +21,18 @@ from research.papers.methods import (
 )
 from research.papers.result import PapersResult
 from research.papers.sections import SECTIONS, PaperSection
-from research.papers.sections.section import shown_range
 from research.papers.tables import notes, sections_of
+from research.papers.verdicts import VERDICT
 
-TITLE = "The papers, method by method"
+TITLE = "The papers, exhibit by exhibit"
 ABOUT = (
-    "Each table names a method or result of a paper, where the code has it, the test that guards"
-    " it, the paper's number, and the one measured here: of a row in a table below the range over"
-    " prompt sets, drafts and temperatures. A dash was not measured."
+    "Every table and figure of the papers that is made here, with a verdict: whether the paper's"
+    " result holds, both numbers, and the measured reason. A paper's own page has the whole tables,"
+    " the settings, and each method with its place in the code and the test that guards it."
 )
 WHERE = "Every table and figure, and where it is"
+MOST_WORDS = 4000
+MOST_CELLS = 48  # of a table that is shown here, beside no figure
 
 
 def papers_page(
@@ -37,38 +41,75 @@ def papers_page(
     made_by: str,
     studied: Mapping[str, pd.DataFrame] | None = None,
     sections: Sequence[PaperSection] = SECTIONS,
+    stem: str = "papers",
 ) -> tuple[str, dict[str, str]]:
-    """The page in Markdown, and the SVG files that it shows, by name. `studied` has the tables of
-    the studies behind `sections`; sections without one are left out."""
+    """The page in Markdown, `<stem>.md`, and the files beside it by name: the SVG files, and each
+    paper's own page with the whole tables. `studied` has the tables of the studies behind
+    `sections`; sections without one are left out."""
     studied = studied or {}
-    head = [f"# {TITLE}", ABOUT, _origin(result, made_by), *notes(result)]
-    parts: list[str] = []
-    figures: dict[str, str] = {}
-    titles: dict[str, str] = {}  # of what is on the page
-
-    def add(section: Section) -> None:
-        titles[section.key] = section.title
-        if section.svg:
-            figures[f"{section.key}.svg"] = section.svg
-        parts.append(f'<a id="{section.key}"></a>\n\n#{part(section)}')
-
+    parts, files = [f"# {TITLE}", ABOUT, _origin(result, made_by), *notes(result)], {}
     for paper in papers:
-        parts += [f"## {paper.title}", part(_methods(result, paper, studied, sections))]
-        if paper.errata:
-            parts += ["Where the text is wrong or unclear:", _list(paper.errata)]
-        for key in paper.tables:
-            if key in result.tables():
-                for shown in sections_of(result, key):
-                    add(shown)
-        for study in sections:
-            if study.paper == paper.title and study.key in studied:
-                add(study.section(studied[study.key]))
-    return "\n\n".join(filter(None, [*head, _where(papers, titles), *parts])) + "\n", figures
+        shown = [
+            section
+            for key in paper.tables
+            if key in result.tables()
+            for section in sections_of(result, key)
+        ]
+        for each in sections:
+            if each.paper == paper.title and each.key in studied:
+                shown.append(each.section(studied[each.key]))
+        long_form = f"{stem}-{re.sub(r'[^a-z]+', '-', paper.title.lower()).strip('-')}.md"
+        parts.append(f"## {paper.title}")
+        parts += [_in_short(section, long_form) for section in shown]
+        files[long_form] = _long_form(result, paper, shown)
+        files |= {f"{section.key}.svg": section.svg for section in shown if section.svg}
+    return "\n\n".join(parts) + "\n", files
 
 
-def _where(papers: Sequence[Paper], titles: Mapping[str, str]) -> str:
-    """Where the page shows the papers' tables and figures, or why it does not. `titles` are those
-    of its parts, by key. Empty where no paper has any."""
+def _in_short(section: Section, long_form: str) -> str:
+    """An exhibit with its verdict and its figure, or else its table where that is small."""
+    small = section.shown is not None and section.shown.size <= MOST_CELLS
+    shown = Section(
+        key=section.key,
+        title=section.title,
+        terms={VERDICT: section.terms[VERDICT]} if section.terms else {},
+        svg=section.svg,
+        shown=section.shown if small and not section.svg else None,
+    )
+    return (
+        f'<a id="{section.key}"></a>\n\n#{part(shown)}\n\n[Whole table]({long_form}#{section.key})'
+    )
+
+
+def _long_form(result: PapersResult, paper: Paper, shown: Sequence[Section]) -> str:
+    """A paper's own page: methods, errata, and the sections in full."""
+    titles = {section.key: section.title for section in shown}
+    parts = [f"# {paper.title}", part(_methods(result, paper, titles))]
+    if paper.errata:
+        parts += ["Where the text is wrong or unclear:", _list(paper.errata)]
+    parts.append(_where(paper, titles))
+    parts += [f'<a id="{section.key}"></a>\n\n{part(section)}' for section in shown]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def unjudged(page: str) -> list[str]:
+    """The exhibits of a page without a verdict, by key."""
+    exhibits = re.split(r'<a id="([^"]+)"></a>', page)[1:]
+    return [
+        key
+        for key, text in zip(exhibits[::2], exhibits[1::2], strict=True)
+        if not re.search(rf"\*\*{VERDICT}\*\*: \S", text)
+    ]
+
+
+def words(page: str) -> int:
+    """The words of a page, what makes up tables and links aside."""
+    return len(re.findall(r"[^\s|*`\[\]#()]*\w[^\s|]*", re.sub(r"\]\([^)]*\)|<[^>]*>", "", page)))
+
+
+def _where(paper: Paper, titles: Mapping[str, str]) -> str:
+    """Where the page shows the paper's tables and figures, or why it does not. `titles` are those
+    of its parts, by key. Empty where the paper has none."""
 
     def here(shown: tuple[str, ...] | str) -> str:
         if isinstance(shown, str):
@@ -78,15 +119,10 @@ def _where(papers: Sequence[Paper], titles: Mapping[str, str]) -> str:
             for key in shown
         )
 
-    rows = []
-    for paper in papers:
-        together: dict[tuple[str, ...] | str, list[str]] = {}
-        for name, shown in paper.exhibits.items():
-            together.setdefault(shown, []).append(name)
-        rows += [
-            {"paper": paper.title, "there": ", ".join(names), "here": here(shown)}
-            for shown, names in together.items()
-        ]
+    together: dict[tuple[str, ...] | str, list[str]] = {}
+    for name, shown in paper.exhibits.items():
+        together.setdefault(shown, []).append(name)
+    rows = [{"there": ", ".join(names), "here": here(each)} for each, names in together.items()]
     if not rows:
         return ""
     return part(Section(key="", title=WHERE, shown=pd.DataFrame(rows, dtype=object)))
@@ -94,28 +130,19 @@ def _where(papers: Sequence[Paper], titles: Mapping[str, str]) -> str:
 
 def _origin(result: PapersResult, made_by: str) -> str:
     facts = ", ".join(f"{name} {value}" for name, value in result.environment.items())
-    return f"`{made_by}` · {result.started:%Y-%m-%d} · {facts}".rstrip(" ·")
+    return f"{made_by} · {result.started:%Y-%m-%d} · {facts}".rstrip(" ·")
 
 
 def _list(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _methods(
-    result: PapersResult,
-    paper: Paper,
-    studied: Mapping[str, pd.DataFrame],
-    sections: Sequence[PaperSection],
-) -> Section:
-    of_sections = {each.key: each.ours for each in sections}
-
+def _methods(result: PapersResult, paper: Paper, titles: Mapping[str, str]) -> Section:
     def ours(each: PaperMethod) -> str:
-        if isinstance(each.ours, OursOfSection):
-            key = each.ours.section
-            if key in studied:
-                return of_sections[key](studied[key])
-            return _fit(result, key.removesuffix("-forwards"))
-        return _ours(result, each.ours)
+        if not isinstance(each.ours, OursOfSection):
+            return _ours(result, each.ours)
+        key = each.ours.section
+        return f"[{titles[key]}](#{key})" if key in titles else cells.NONE
 
     rows = [
         {
@@ -140,9 +167,3 @@ def _ours(result: PapersResult, ours: Ours | None) -> str:
     low, high = (cells.as_number(value, look.form) for value in ends)
     name = "" if ours.quantity == "speedup" else f"{look.heading} "
     return name + (low if low == high else f"{low}–{high}")
-
-
-def _fit(result: PapersResult, key: str) -> str:
-    """How well a table's decodings fit forward times."""
-    times = result.forward_times(key) if key in result.tables() else pd.DataFrame()
-    return cells.NONE if times.empty else f"R² {shown_range(times['r2'], '.4f')}"

@@ -94,6 +94,17 @@ class PlanRow(Value):
     drafter: dict[str, Any] | None = None
 
 
+class Claim(Value):
+    """What a paper says of a table: the best of some rows is ahead of the best of others, in each
+    prompt set, with the same sampling, draft and varied value. Rows are patterns of names
+    (:mod:`fnmatch`); `paper` are its numbers."""
+
+    of: Annotated[tuple[str, ...], Field(min_length=1)]
+    over: Annotated[tuple[str, ...], Field(min_length=1)]
+    quantity: Quantity = "speedup"
+    paper: str
+
+
 class Table(Value):
     """A table of a paper, in our terms. With `each_draft`, rows with a draft model are repeated for
     each of the pair's drafts; else they use the one numbered `draft`."""
@@ -131,6 +142,7 @@ class Table(Value):
         " times that follow from all decodings",
     )
     rows: Annotated[tuple[PlanRow, ...], Field(min_length=1)]
+    claim: Claim | None = Field(default=None, description="what the table's verdict is about")
     notes: tuple[str, ...] = ()
 
     @property
@@ -243,7 +255,7 @@ class PaperPlan(Value):
     def digest(self, prompts: Mapping[str, str]) -> str:
         """A hash of everything that is measured, not of words; `prompts` are the sets' digests."""
         rows = {"__all__": {"reported"}}
-        words: Any = {"title": True, "paper": True, "notes": True, "rows": rows}
+        words: Any = {"title": True, "paper": True, "notes": True, "claim": True, "rows": rows}
         exclude: Any = {"recordings": True, "notes": True, "tables": {"__all__": words}}
         content = [self.model_dump(mode="json", exclude=exclude), dict(prompts)]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

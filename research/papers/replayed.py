@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from research.bandits.comparison import ArmComparison, ArmsPlan, replay_all, settings_of
-from research.bandits.regret import exp3_bound, mean_tokens, ucb_bound
+from research.bandits.regret import exp3_bound, mean_tokens, tgd_lower_bound, ucb_bound
 from research.papers.families import best_of_families, replay_trials
 from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, parse
@@ -88,8 +88,9 @@ def _headed(recording: Recording, head: str) -> list[Configuration]:
 def regret(recordings: Recordings, times: Profile) -> pd.DataFrame:
     """BanditSpec's main table and theorems by replay: a row a set and entrant, `mat` and the regret
     in rounds, against the best arm (`regret_rounds`) and the best for each prompt
-    (`each_rounds`). Beside `each_rounds` the order of the theorem's `bound`, for bandits that it
-    covers: they start anew with each prompt and are rewarded in tokens."""
+    (`each_rounds`). Beside `each_rounds` the order of the theorem's `bound` and the `lower` bound
+    for truncated geometric lengths, for bandits that they cover: they start anew with
+    each prompt and are rewarded in tokens."""
     tables = []
     for name, recording in recordings.items():
         header = recording.header
@@ -113,6 +114,7 @@ def regret(recordings: Recordings, times: Profile) -> pd.DataFrame:
                 prompts=name,
                 name=[names.get(n, n) for n in table["name"]],
                 bound=[covered.get(n, np.nan) for n in table["name"]],
+                lower=[bounds["lower"] if n in covered else np.nan for n in table["name"]],
                 best_rounds=len(comparison.best().rounds),
             )
         )
@@ -120,14 +122,16 @@ def regret(recordings: Recordings, times: Profile) -> pd.DataFrame:
 
 
 def orders(comparison: ArmComparison) -> dict[str, float]:
-    """The orders of Theorems 1 and 2, by rule, in rounds: each bounds the regret of one prompt, and
-    they add up over the prompts. Their constants are left out."""
-    longest, total = comparison.longest, dict.fromkeys(("ucb", "exp3"), 0.0)
+    """The orders of Theorems 1 and 2, by rule, and the `lower` bound, in rounds: each bounds the
+    regret of one prompt, and they add up over the prompts. The constants of the theorems are left
+    out."""
+    longest, total = comparison.longest, dict.fromkeys(("ucb", "exp3", "lower"), 0.0)
     arms = [arm.courses(timed=False) for arm in comparison.of("arm")]
     for courses in zip(*arms, strict=True):  # of a prompt
         means = [mean_tokens([course]) for course in courses]
         length, rounds = courses[0].reached[-1:], min(course.spent[-1:] for course in courses)
         total["ucb"] += ucb_bound(means, longest, length)[0]
+        total["lower"] += tgd_lower_bound(means, length)[0]
         total["exp3"] += exp3_bound(len(courses), longest, rounds)[0]
     return total
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,6 +14,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
+from research.papers.near_ties import FirstDifference
 from research.papers.plan import Method, PaperPlan, Quantity, Table
 from specdec_core.base.files import write_atomically
 from specdec_core.config import Configuration, Document, PairSpec
@@ -20,6 +22,11 @@ from specdec_core.cost.fitting import nonnegative_least_squares, r_squared
 from specdec_core.prompts.prompt_sets import PromptSet
 from specdec_core.search.results import Timing
 from specdec_core.tokens.statistics import OF_THE_TARGET, Counts, Generation
+
+FORWARDS = ("n_draft", "n_target")
+MOST_CONDITION = 300.0  # of a regression's columns, each of length 1
+WIDEST = 0.5  # half of a time's 95 % interval, as a part of it
+T_95 = 2.0  # deviations of half a 95 % interval, with some thirty decodings
 
 
 def path_rate(generations: Iterable[Generation], depth: int) -> float:
@@ -75,7 +82,7 @@ class Measured(Document):
             metrics=metrics,
             forwards={
                 name: [getattr(Counts.of([each]), name) for each in generations]
-                for name in ("n_draft", "n_target")
+                for name in FORWARDS
             },
             timing=timing,
         )
@@ -95,6 +102,7 @@ class PapersResult(Document):
         default={},
         description="a target forward in candidates of a draft, where a policy asks",
     )
+    differences: list[FirstDifference] = Field(default=[])
 
     def tables(self) -> dict[str, Table]:
         """The tables with at least one measured prompt set."""
@@ -129,8 +137,8 @@ class PapersResult(Document):
         """Seconds of a forward by regression over all decodings of a table (SpecDec++, §5.2 and
         Table 2): T = t_draft·N_draft + t_target·N_target + what a prompt costs, for each prompt set
         and family of configurations. Columns prompts, setting, t_draft and t_target (seconds),
-        decodings, r2; autoregressive decoding is the stand-alone target. A family is
-        left out where its decodings do not determine its times."""
+        decodings, r2, refused; autoregressive decoding is the stand-alone target. Times that the
+        decodings do not determine are NaN, and `refused` is the reason."""
         methods = self.plan.methods(key)
         configurations = list(dict.fromkeys(c for m in methods for c in m.configurations))
         alone = dict.fromkeys(Configuration(sampling=c.sampling) for c in configurations)
@@ -142,7 +150,39 @@ class PapersResult(Document):
                 if measured is not None and measured.timing is not None and measured.forwards:
                     families.setdefault(configuration.family, []).append(measured)
             rows += [_regressed(prompts, *family) for family in families.items()]
-        return pd.DataFrame([row for row in rows if row])
+        return pd.DataFrame(rows)
+
+    def throughputs(self, key: str) -> pd.DataFrame:
+        """How well :meth:`forward_times` predict throughputs (SpecDec++, App. D.2): a row a prompt
+        set and drafting configuration of a table with its family's times: tokens a second
+        `measured` and `predicted`, and the relative `error` of the prediction."""
+        times = {
+            (row["prompts"], row["setting"]): row for _, row in self.forward_times(key).iterrows()
+        }
+        rows = []
+        for method in self.plan.methods(key):
+            for prompts, configuration in product(
+                self.sets_of(self.plan.tables[key]), method.configurations
+            ):
+                measured = self.find(prompts, configuration)
+                row = times.get((prompts, configuration.family))
+                if measured is None or row is None or row["refused"] or not configuration.drafter:
+                    continue
+                n_draft, n_target = (np.array(measured.forwards[name]) for name in FORWARDS)
+                seconds = row["t_draft"] * n_draft + row["t_target"] * n_target + row["once"]
+                predicted = sum(measured.timing.tokens) / seconds.sum()
+                taken = np.median(measured.timing.seconds, axis=0).sum()
+                real = sum(measured.timing.tokens) / taken
+                rows.append(
+                    {
+                        "prompts": prompts,
+                        "method": method.name,
+                        "measured": real,
+                        "predicted": predicted,
+                        "error": abs(predicted / real - 1),
+                    }
+                )
+        return pd.DataFrame(rows)
 
     @cached_property
     def _index(self) -> dict[tuple[str, Configuration], Measured]:
@@ -157,25 +197,46 @@ class PapersResult(Document):
 
 
 def _regressed(prompts: str, family: str, measured: Sequence[Measured]) -> dict[str, Any]:
-    """The forward times of a family of configurations on a prompt set; empty where decodings are
-    too few, or too much alike, to tell."""
-    forwards = [
-        np.concatenate([m.forwards[name] for m in measured]) for name in ("n_draft", "n_target")
-    ]
+    """The forward times of a family of configurations on a prompt set."""
+    forwards = [np.concatenate([m.forwards[name] for m in measured]) for name in FORWARDS]
     seconds = np.concatenate([np.median(m.timing.seconds, axis=0) for m in measured if m.timing])
     columns = np.stack([*forwards, np.ones(len(seconds))], axis=1).astype(float)
-    used = columns[:, columns.any(axis=0)]
-    if not len(seconds) > used.shape[1] == np.linalg.matrix_rank(used):
-        return {}
-    solution = nonnegative_least_squares(columns, seconds)
+    return {"prompts": prompts, "setting": family, **regression(columns, seconds)}
+
+
+def regression(columns: np.ndarray, seconds: np.ndarray) -> dict[str, Any]:
+    """The regression of `seconds` (n,) on draft forwards, target forwards and a constant, the
+    `columns` (n, 3): `t_draft`, `t_target`, `once`, `r2` and the number of `decodings`. Times are
+    NaN, with the reason in `refused`, where decodings are too few, or too much alike, to
+    determine them."""
+    used = columns.any(axis=0)
+    refused = _undetermined(columns[:, used], seconds)
+    solution = np.array(nonnegative_least_squares(columns, seconds))
+    times = np.full(3, math.nan) if refused else np.where(used, solution, math.nan)
     return {
-        "prompts": prompts,
-        "setting": family,
-        "t_draft": solution[0] if forwards[0].any() else math.nan,
-        "t_target": solution[1],
+        **dict(zip(("t_draft", "t_target", "once"), times.tolist(), strict=True)),
+        "r2": math.nan if refused else r_squared(seconds, columns @ solution),
         "decodings": len(seconds),
-        "r2": r_squared(seconds, columns @ np.array(solution)),
+        "refused": refused,
     }
+
+
+def _undetermined(columns: np.ndarray, seconds: np.ndarray) -> str:
+    """Why a regression on `columns`, of which the last is the constant, does not determine the
+    forward times; empty where it does."""
+    freedom = len(seconds) - columns.shape[1]
+    if freedom < 1 or np.linalg.matrix_rank(columns) < columns.shape[1]:
+        return "too few or equal decodings"
+    condition = np.linalg.cond(columns / np.linalg.norm(columns, axis=0))
+    if condition > MOST_CONDITION:
+        return f"counts are nearly collinear (condition {condition:,.0f})"
+    solution, residuals, *_ = np.linalg.lstsq(columns, seconds, rcond=None)
+    noise = residuals.sum() / freedom
+    deviations = np.sqrt(noise * np.diag(np.linalg.inv(columns.T @ columns)))
+    half_widths = T_95 * deviations[:-1] / np.maximum(solution[:-1], 1e-12)
+    if half_widths.max() > WIDEST:
+        return f"the 95 % interval of a time is ±{min(half_widths.max(), 9.99):.0%}"
+    return ""
 
 
 def _row(table: Table, method: Method, number: int, measured: Measured) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from research.papers.inputs import (
     place_of,
     with_own_heads,
 )
+from research.papers.near_ties import FirstDifference, logit_gap, shared
 from research.papers.plan import PaperPlan, RecordingNeeded
 from research.papers.result import Measured, PapersResult
 from research.papers.studies import (
@@ -194,6 +195,7 @@ def run_papers(
                 measured=[m for key, timed in work.items() for m in _read(folder, key, timed)],
                 environment=bench.environment(),
                 target_costs=bench.__ray_call__(lambda own: own.engine.costs.known),
+                differences=_differences(bench, work, requests, folder),
             )
             result.save(folder.path)
         bench.kill()
@@ -351,6 +353,35 @@ def _measure(
                     block.generations.setdefault(configuration.id, []).append(generation)
             observer.step()
         folder.save_block(key, repeat, block)
+
+
+def _differences(
+    bench: Remote,
+    work: Mapping[str, Mapping[Configuration, int]],
+    requests: Mapping[str, Sequence[Request]],
+    folder: PapersFolder,
+) -> list[FirstDifference]:
+    """Where greedy outputs first differ from autoregressive decoding's."""
+    places, cases = [], []
+    for key, timed in work.items():
+        generations = folder.load_block(key, 0).generations
+        for configuration in timed:
+            expected = generations.get(Configuration(sampling=configuration.sampling).id)
+            if not (expected and configuration.sampling.greedy):
+                continue
+            for number, own in enumerate(generations[configuration.id]):
+                autoregressive = expected[number].tokens
+                position = shared(own.tokens, autoregressive)
+                if position < min(len(own.tokens), len(autoregressive)):
+                    places.append((configuration.id, key, number, position))
+                    text = [*requests[key][number].tokens, *autoregressive[:position]]
+                    cases.append((text, own.tokens[position], autoregressive[position]))
+    gaps = bench.__ray_call__(lambda own: [logit_gap(own.engine.target, *case) for case in cases])
+    names = ("config_id", "prompts", "prompt", "position", "gap", "rounding")
+    return [
+        FirstDifference(**dict(zip(names, (*place, *gap), strict=True)))
+        for place, gap in zip(places, gaps, strict=True)
+    ]
 
 
 def _read(folder: PapersFolder, key: str, work: Mapping[Configuration, int]) -> list[Measured]:

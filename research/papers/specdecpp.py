@@ -1,16 +1,20 @@
-"""SpecDec++'s Table 3: heads of every depth and weight, each with its thresholds, by replay."""
+"""SpecDec++'s Table 3: heads of every depth and weight, each with its thresholds, by replay; and
+the stand-alone models of its Table 2, timed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from research.papers.post_use import MOST, draft_models
+from research.papers.result import regression
 from specdec_core.base.errors import UserError
-from specdec_core.config import Configuration, PolicySettings
+from specdec_core.config import MOST_TOKENS, Configuration, PolicySettings
 from specdec_core.cost import Profile
 from specdec_core.drafting.draft_model.settings import DraftModelSettings
 from specdec_core.drafting.heads.card import HeadSpec, HeadTrainingSettings
@@ -18,6 +22,8 @@ from specdec_core.drafting.heads.loaded import LoadedHead
 from specdec_core.drafting.policies.confidence import ConfidenceProductSettings
 from specdec_core.drafting.policies.fixed import FixedSettings
 from specdec_core.drafting.policies.heads import SpecDecPlusPlusSettings
+from specdec_core.models.pair import load_pair
+from specdec_core.models.runner import Batch, ModelRunner
 from specdec_core.recordings.replay import Replay
 from specdec_core.recordings.schema import Recording
 from specdec_core.training.heads import examples as splits
@@ -27,6 +33,9 @@ from specdec_core.training.heads.training import HeadTraining
 WEIGHTS = (1.0, 3.0, 6.0, 12.0)
 DEPTHS = (0, 1, 2, 3, 4)
 THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
+# Of a head; 0 is K = 1, at which it decides nothing.
+SETTINGS_OF_HEADS = (0.0, 0.01, 0.03, *THRESHOLDS)
+STEPS = (8, 24, 48, 64)  # tokens that a model writes alone
 SETTINGS = HeadTrainingSettings(epochs=30)  # the best of them, on dev, is kept
 DEV, TEST = "dev", "test"
 FIXED, PRODUCT = "best fixed K", "confidence product"  # what a head has to beat
@@ -61,7 +70,10 @@ def heads(mixed: Recordings, judged: Recordings, times: Profile) -> pd.DataFrame
     own = _replay(recording, loaded)
     sets = {DEV: (own, dev), TEST: (own, test), **sets}
     steered = {
-        name: {h: SpecDecPlusPlusSettings(head=name, threshold=h) for h in THRESHOLDS}
+        name: {
+            h: SpecDecPlusPlusSettings(head=name, threshold=h, max_tokens=MOST_TOKENS if h else 1)
+            for h in SETTINGS_OF_HEADS
+        }
         for name in found
     }
     return pd.DataFrame(
@@ -77,6 +89,39 @@ def heads(mixed: Recordings, judged: Recordings, times: Profile) -> pd.DataFrame
         for prompts, (replay, numbers) in sets.items()
         if len(numbers)
     )
+
+
+def stand_alone(greedy: Recordings) -> pd.DataFrame:
+    """Table 2's stand-alone models, timed now: the target and each draft model write texts of
+    several lengths alone, greedily, after the first prompts of each set. A row a set and model:
+    `prompts`, `model`, and the columns of :func:`research.papers.result.regression`, with the
+    model's forward time as `t_target`. Raises
+    :class:`UserError` for a pair without a draft model."""
+    first = next(iter(greedy.values()))
+    pair, drafts = load_pair(first.header.pair), draft_models(first)
+    rows = []
+    for model in (None, *drafts):
+        runner = pair.open_runner(model, 1)
+        for name, recording in greedy.items():
+            prompts = [tokens.tolist() for tokens in recording.prompts.tokens[:MOST]]
+            _written(runner, prompts[0], STEPS[0])  # warms up
+            steps = [count for _ in prompts for count in STEPS]
+            seconds = [_written(runner, tokens, count) for tokens in prompts for count in STEPS]
+            columns = np.stack([np.zeros(len(steps)), steps, np.ones(len(steps))], axis=1)
+            found = regression(columns, np.array(seconds))
+            rows.append({"prompts": name, "model": model or "target", **found})
+    return pd.DataFrame(rows)
+
+
+def _written(runner: ModelRunner, prompt: Sequence[int], count: int) -> float:
+    """Seconds in which a model writes `count` tokens after a prompt, greedily."""
+    runner.truncate(0, 0)
+    start = perf_counter()
+    runner.prefill([0], [prompt[:-1]])
+    token = prompt[-1]
+    for _ in range(count):
+        [[token]] = runner.forward(Batch([0], [[token]])).choices()
+    return perf_counter() - start
 
 
 def unseen(prompts: Sequence[np.ndarray], trained: Sequence[np.ndarray]) -> np.ndarray:
@@ -126,6 +171,12 @@ def chosen_settings(table: pd.DataFrame) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows)
+
+
+def best_head(table: pd.DataFrame) -> str:
+    """The name of the head that is the fastest on dev."""
+    dev = table[(table["prompts"] == DEV) & table["w_rej"].notna()]
+    return str(dev["name"].iloc[int(dev["speedup"].argmax())])
 
 
 def _train(recording: Recording, draft: str) -> dict[str, tuple[dict[str, Any], LoadedHead]]:

@@ -19,6 +19,7 @@ from research.papers.bounds import (
     GaussianFit,
     RatioFit,
     approximation_bound,
+    bretagnolle_huber_bound,
     divergence,
     entropy_ratio,
     oracle_bound,
@@ -148,13 +149,15 @@ def sorted_probabilities(*recordings: Recordings) -> pd.DataFrame:
 
 def bounds(*recordings: Recordings, bins: int = 40) -> pd.DataFrame:
     """Fig. 4: the acceptance probability β of positions, sorted by it and in `bins` equal parts,
-    with the mean of Pinsker's bound (Eq. 4) and of 1 - sqrt(c H), c = 0.18 (Eq. 6), both at least
-    0. `holds` is the part's share of positions with 1 - sqrt(c H) below β."""
+    with the mean of Pinsker's bound (Eq. 4), of Bretagnolle–Huber's (Eq. 12) and of 1 - sqrt(c H),
+    c = 0.18 (Eq. 6), all at least 0. `holds` is the part's share of positions with 1 - sqrt(c H)
+    below β."""
     rows = []
     for place, _, track in _each(*recordings):
         trace, at = track.trace, track.trace.trajectory
         beta, entropy = trace.overlap[at].astype(float), trace.entropy[at]
         oracle = np.maximum(oracle_bound(entropy, trace.cross_entropy[at]), 0)
+        huber = bretagnolle_huber_bound(entropy, trace.cross_entropy[at])
         alone = np.maximum(approximation_bound(entropy, PAPER_C), 0)
         parts = np.array_split(np.argsort(beta, kind="stable"), bins)
         for number, part in enumerate(parts):
@@ -164,6 +167,7 @@ def bounds(*recordings: Recordings, bins: int = 40) -> pd.DataFrame:
                     "share": (number + 0.5) / bins,
                     "beta": beta[part].mean(),
                     "oracle_bound": oracle[part].mean(),
+                    "huber_bound": huber[part].mean(),
                     "approximation": alone[part].mean(),
                     "holds": np.mean(alone[part] <= beta[part] + 1e-6),
                 }
@@ -200,14 +204,16 @@ def ratio_fits(*recordings: Recordings) -> pd.DataFrame:
 
 def lengths(*recordings: Recordings) -> pd.DataFrame:
     """Figs. 6 and 7: what policies draft, by replay. A row a set, sampling and policy: tokens
-    `drafted` a round, share `accepted`, `mat`, and the mean of drafted minus the oracle's tokens
-    (`delta`), its size (`distance`) and how often it is 0 (`exact`). All are of the rounds in which
-    the policy was free to draft 40."""
+    `drafted` a round, share `accepted` and `mat` of the rounds in which the policy was free to
+    draft 40; and of those that begin where an oracle's round begins (Fig. 1) the mean of drafted
+    minus the oracle's tokens (`delta`), its size (`distance`) and how often it is 0 (`exact`).
+    Every policy has a round at each of the oracle's. One that stops early has further rounds
+    before the oracle's next; with them a long stretch of agreement would count many times."""
     rows = []
     for place, recording, track in _each(*recordings):
         for policy, rounds in _replayed(recording, POLICIES):
             free, delta = _deltas(track, rounds)
-            if not free.any():
+            if not len(delta):
                 continue
             rows.append(
                 {
@@ -376,12 +382,15 @@ def _replayed(
 
 
 def _deltas(track: Track, rounds: ReplayedRounds) -> tuple[np.ndarray, np.ndarray]:
-    """Which rounds could have drafted as many tokens as a recording holds, and for these rounds the
-    drafted tokens minus the most that would have been accepted."""
+    """Which rounds could have drafted as many tokens as a recording holds, and for those that begin
+    where an oracle's round begins the drafted tokens minus the oracle's."""
     start = track.firsts[rounds.prompt] + rounds.position
     free = (rounds.position > 0) & (track.room[start] >= track.header.max_draft)
-    oracle = np.minimum(track.agreeing[start], track.header.max_draft)
-    return free, (rounds.drafted - oracle)[free]
+    _, starts, lengths = _oracle_rounds(track)
+    oracle = np.full(len(track.position), -1)
+    oracle[starts] = lengths
+    compared = free & (oracle[start] >= 0)
+    return free, (rounds.drafted - oracle[start])[compared]
 
 
 def _numbered(name: str, policy: str, drafted: Sequence[int]) -> list[dict[str, object]]:

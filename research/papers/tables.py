@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby, product
 from operator import itemgetter
+from statistics import median
 from typing import NamedTuple
 
 import pandas as pd
@@ -16,6 +17,7 @@ from dashboards.sections import Report, ReportOrigin, Section, metric_name
 from research.papers.figures import QUANTITIES, paper_svg
 from research.papers.plan import Method, Quantity, Table
 from research.papers.result import PapersResult
+from research.papers.verdicts import VERDICT, forwards_verdict, table_verdict
 from specdec_core.config import Configuration, DrafterSettings, Sampling
 from specdec_core.drafting.bandit.settings import BanditSettings
 from specdec_core.search.results import Timing
@@ -28,6 +30,7 @@ FORWARDS = {
     "t_target, ms": cells.milliseconds("t_target"),
     "R²": cells.number("r2", ".4f"),
     "decodings": cells.count("decodings"),
+    "not determined": cells.text("refused"),
 }
 MOST_COLUMNS = 6  # on a console
 LEGEND = (
@@ -177,12 +180,25 @@ def _forward_times(result: PapersResult, key: str) -> Iterator[Section]:
     frame = result.forward_times(key) if result.plan.tables[key].frontier else pd.DataFrame()
     if frame.empty:
         return
+    found = result.throughputs(key)
+    checked = (
+        ""
+        if found.empty
+        else (
+            "Predicted throughputs (Eq. 5.1 and the prompt's constant) deviate by"
+            f" {found['error'].max():.1%} at most and {found['error'].median():.1%} in the median"
+            f" from {len(found)} measured ones; in the paper by 6.2 % at most."
+        )
+    )
     yield Section(
         key=f"{key}-forwards",
         title=f"Forward times by regression: {result.plan.tables[key].title}",
         note="Seconds of each decoding over its forwards of both models and a constant for the "
         "prompt (SpecDec++, §5.2, Table 2; there R² is 0.988 to 0.9998). Autoregressive is the "
-        "target alone. What the decodings do not determine is left out.",
+        "target alone. Times are left out, with the reason, where the decodings do not determine"
+        " them.",
+        lines=[checked] if checked else [],
+        terms={VERDICT: forwards_verdict(result, key)},
         shown=cells.table(frame, FORWARDS),
     )
 
@@ -265,11 +281,33 @@ def notes(result: PapersResult) -> list[str]:
     )
     if differing:
         lines.append(
-            f"{differing} of {outputs:,} greedy outputs differ from "
-            "autoregressive decoding's: verifying several tokens at once rounds differently, and "
-            f"in {runner.target_dtype} near-ties flip."
+            f"{differing} of {outputs:,} greedy outputs differ from autoregressive decoding's:"
+            " verifying several tokens at once rounds differently."
         )
+        lines += _gaps(result)
     return lines
+
+
+def _gaps(result: PapersResult) -> list[str]:
+    """The logit gaps at the first differences, beside the rounding of those forwards."""
+    if not (found := result.differences):
+        return []
+    gaps = [each.gap for each in found]
+    line = (
+        f"At the first difference the two tokens' logits are {median(gaps):.3g} apart in the median"
+        f" and {max(gaps):.3g} at most; a forward's width changes logits by"
+        f" {median(each.rounding for each in found):.3g} in the median."
+    )
+    if faults := [each for each in found if each.fault]:
+        worst = max(faults, key=lambda each: each.gap - 2 * each.rounding)
+        line += (
+            f" A fault: {len(faults)} gaps are larger than twice their forward's rounding, the"
+            f" worst {worst.gap:.3g} against {worst.rounding:.3g} ({worst.prompts}, prompt"
+            f" {worst.prompt}, position {worst.position}, configuration {worst.config_id})."
+        )
+    else:
+        line += " No gap is larger than twice its forward's rounding: near-ties flip."
+    return [line]
 
 
 def _named(result: PapersResult) -> Iterator[tuple[str, Configuration]]:
@@ -338,6 +376,7 @@ def _table(result: PapersResult, key: str) -> Section:
         title=table.title,
         note=_caption(result, table),
         lines=(*table.notes, *_against(result, key)),
+        terms={VERDICT: said} if (said := table_verdict(result, key)) else {},
         svg=paper_svg(result, key),
         frame=result.frame(key),
         shown=shown,

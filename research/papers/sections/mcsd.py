@@ -9,6 +9,7 @@ from dashboards.look import PARTS
 from dashboards.sections import Section
 from research.papers import mcsd
 from research.papers.decision_values import THRESHOLD, DecisionValues
+from research.papers.sections import verdicts
 from research.papers.sections.section import PaperSection
 from research.papers.studies import Study
 from research.svg import SvgLine, lines_svg
@@ -84,12 +85,6 @@ def values(table: pd.DataFrame) -> Section:
     )
 
 
-def overlap(table: pd.DataFrame) -> str:
-    """How much T1's values overlap, for the first draft."""
-    first = judged(table)[0]
-    return f"{first.overlap:.0%} overlap, AUC {first.auc:.2f}"
-
-
 MCSD = (
     PaperSection(
         study=Study("mcsd-f7", ("heads",), mcsd.values),
@@ -101,6 +96,6 @@ MCSD = (
         setting="each draft model of the pair; T1, T2 and both in one are trained here, on greedy"
         " texts, with outcomes 0 and 1 as labels.",
         show=values,
-        ours=overlap,
+        verdict=verdicts.mcsd_f7,
     ),
 )

@@ -13,6 +13,7 @@ from research.papers import post_use
 from research.papers.component_times import CACHE, CONTROLLER, M_D, M_T, ROLL_BACK
 from research.papers.confidence_products import LONGEST
 from research.papers.draft_reuse import DRAFT_CALL, DRAFTED, LENGTH, TARGET_CALL
+from research.papers.sections import verdicts
 from research.papers.sections.section import PaperSection
 from research.papers.studies import TIMES, Study
 from research.svg import SvgLine, lines_svg
@@ -176,23 +177,6 @@ def components(table: pd.DataFrame) -> Section:
     )
 
 
-def other_lengths(table: pd.DataFrame) -> str:
-    """The share of all rounds with another best length than the fixed one."""
-    return f"{(table['length'] != table['fixed']).mean():.0%} of the rounds want another length"
-
-
-def again(table: pd.DataFrame) -> str:
-    """The range of shares, after a target call, of phrases of three tokens."""
-    rows = table[(table["call"] == TARGET_CALL) & (table["tokens"] == 3) & (table["of"] == DRAFTED)]
-    return f"after {rows['share'].min():.0%}–{rows['share'].max():.0%} of the target calls"
-
-
-def forwards(table: pd.DataFrame) -> str:
-    """Milliseconds of both models' forwards."""
-    each = table.set_index("component")["each"]
-    return f"M_d {each[M_D]:.1f} ms, M_t {each[M_T]:.1f} ms"
-
-
 POST_USE = (
     PaperSection(
         study=Study("post-use-f2a", ("greedy", TIMES), post_use.rounds),
@@ -203,7 +187,7 @@ POST_USE = (
         " a figure, on Alpaca, without numbers in the text.",
         setting=f"{DRAFTS}; the best fixed length is by Eq. 3, at this machine's forward times.",
         show=lengths,
-        ours=other_lengths,
+        verdict=verdicts.post_use_f2a,
     ),
     PaperSection(
         study=Study("post-use-f2b", ("greedy",), post_use.phrases),
@@ -214,7 +198,7 @@ POST_USE = (
         " without numbers in the text.",
         setting=f"{DRAFTS}; plain drafting with λ = {LENGTH}, and no bound on what is kept.",
         show=phrases,
-        ours=again,
+        verdict=verdicts.post_use_f2b,
     ),
     PaperSection(
         study=Study("post-use-f2c", ("greedy",), post_use.confidences),
@@ -225,7 +209,7 @@ POST_USE = (
         " text.",
         setting=f"{DRAFTS}.",
         show=confidences,
-        ours=lambda table: f"correlation {table['product'].corr(table['acceptance']):.2f}",
+        verdict=verdicts.post_use_f2c,
     ),
     PaperSection(
         study=Study("post-use-9", ("greedy",), post_use.components),
@@ -237,6 +221,6 @@ POST_USE = (
         setting="this pair with its first draft on this machine, in place of Llama-2-Chat 7B and"
         f" 70B on A6000 GPUs; the first {post_use.MOST} prompts of the first set.",
         show=components,
-        ours=forwards,
+        verdict=verdicts.post_use_9,
     ),
 )

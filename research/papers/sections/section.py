@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from dashboards import cells
 from dashboards.sections import Section
 from research.papers.studies import Study
+from research.papers.verdicts import VERDICT
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class PaperSection:
 
     `paper` is the paper's title in `papers-methods.yaml`, `source` its figure or table,
     `reported` what the paper found, `setting` what differs here. `show` makes the figure, SVG and
-    table; title, note and lines are added to it. `ours` is the number for the table of methods.
+    table; title, note, lines and `verdict` are added to it.
     """
 
     study: Study
@@ -28,7 +28,7 @@ class PaperSection:
     reported: str
     setting: str
     show: Callable[[pd.DataFrame], Section]
-    ours: Callable[[pd.DataFrame], str] = lambda table: cells.NONE
+    verdict: Callable[[pd.DataFrame], str]
 
     @property
     def key(self) -> str:
@@ -43,11 +43,6 @@ class PaperSection:
             title=self.title,
             note=" ".join(filter(None, (f"{self.paper}, {self.source}.", shown.note))),
             lines=[f"In the paper: {self.reported}", f"Here: {self.setting}", *shown.lines],
+            terms={VERDICT: self.verdict(table)},
             frame=table,
         )
-
-
-def shown_range(values: pd.Series, form: str) -> str:
-    """The least and the greatest of some values."""
-    low, high = (cells.as_number(value, form) for value in (values.min(), values.max()))
-    return low if low == high else f"{low}–{high}"

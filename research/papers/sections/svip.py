@@ -10,7 +10,8 @@ from dashboards import cells
 from dashboards.look import ARM_COLOURS, DRAFT_COLOURS, INK, style
 from dashboards.sections import Section
 from research.papers import svip
-from research.papers.sections.section import PaperSection, shown_range
+from research.papers.sections import verdicts
+from research.papers.sections.section import PaperSection
 from research.papers.studies import LONG_FORM, LONG_FORM_GREEDY, TIMES, Study
 from research.svg import SvgLine, lines_svg
 
@@ -140,6 +141,7 @@ def bounds(table: pd.DataFrame) -> Section:
     curves = {
         "β (Eq. 1)": ("beta", INK, ""),
         "Pinsker (Eq. 4)": ("oracle_bound", style("fixed").colour, ""),
+        "Bretagnolle–Huber (Eq. 12)": ("huber_bound", style("heuristic").colour, ""),
         "1 − √(0.18 H) (Eq. 6)": ("approximation", style("svip").colour, "5 3"),
     }
     means = table.groupby(["prompts", "sampling"], sort=False, as_index=False).mean()
@@ -161,6 +163,7 @@ def bounds(table: pd.DataFrame) -> Section:
                 **SET,
                 "β": cells.number("beta", ".2f"),
                 "Pinsker": cells.number("oracle_bound", ".2f"),
+                "Bretagnolle–Huber": cells.number("huber_bound", ".2f"),
                 "1 − √(0.18 H)": cells.number("approximation", ".2f"),
                 "the last is below β": cells.number("holds", ".1%"),
             },
@@ -231,7 +234,7 @@ def lengths_by_context(table: pd.DataFrame) -> Section:
 
 def lengths(table: pd.DataFrame) -> Section:
     return Section(
-        note="Δ is drafted minus oracle's tokens.",
+        note="Δ is drafted minus oracle's tokens, at the oracle's rounds of Fig. 1.",
         shown=cells.table(
             table,
             {
@@ -359,20 +362,6 @@ def _by_policy(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [(str(name), each) for name, each in table.groupby("policy", sort=False)]
 
 
-def _svip(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of SVIP with the paper's threshold."""
-    return table[table["configuration"].str.contains("entropy 0.3")]
-
-
-def _of_policy(table: pd.DataFrame, column: str, form: str) -> str:
-    return shown_range(table.loc[table["policy"] == "SVIP, h=0.3", column], form)
-
-
-def _surge(table: pd.DataFrame) -> str:
-    at = table.set_index("offset")["kl"]
-    return f"{at[0].mean() / at[-1].mean():.1f} times that of the token before"
-
-
 SVIP = (
     PaperSection(
         Study("svip-f1", (*BOTH, "long"), svip.oracle_lengths, version=2),
@@ -382,7 +371,7 @@ SVIP = (
         "the variance rises steeply with context, up to thousands of tokens (a drawing only).",
         f"{SETTING}, and the long ones, sampled.",
         oracle_lengths,
-        lambda table: f"variance {shown_range(table['variance'], '.1f')}",
+        verdict=verdicts.svip_f1,
     ),
     PaperSection(
         Study("svip-t1", BOTH, svip.entropies),
@@ -392,10 +381,7 @@ SVIP = (
         "0.25 and 1.30 (AIME, greedy), 2.18 and 3.99 (MT-Bench, sampled).",
         f"{SETTING}.",
         entropies,
-        lambda table: (
-            f"{shown_range(table['accepted'], '.2f')} accepted,"
-            f" {shown_range(table['rejected'], '.2f')} rejected"
-        ),
+        verdict=verdicts.svip_t1,
     ),
     PaperSection(
         Study("svip-f3a", BOTH, svip.divergence_before_rejections),
@@ -405,7 +391,7 @@ SVIP = (
         "it surges at the rejected token and gives no sign before (a drawing only).",
         f"{SETTING}; rejections with at least four accepted tokens before them.",
         divergences,
-        lambda table: f"at rejections {_surge(table)}",
+        verdict=verdicts.svip_f3a,
     ),
     PaperSection(
         Study("svip-f3b", BOTH, svip.sorted_probabilities),
@@ -415,16 +401,17 @@ SVIP = (
         "flatter at rejected tokens (a drawing only).",
         f"{SETTING}; the ten most likely tokens that recordings hold, not the vocabulary.",
         sorted_probabilities,
+        verdict=verdicts.svip_f3b,
     ),
     PaperSection(
-        Study("svip-f4", ("sampled",), svip.bounds),
+        Study("svip-f4", ("sampled",), svip.bounds, version=2),
         PAPER,
         "Fig. 4, Eqs. 1, 4 and 6",
         "The acceptance probability and its lower bounds",
         "with c = 0.18 the approximation lies between the bound and the truth in most cases.",
         "the pair's first draft, sampled at temperature 1; bounds below 0 count as 0.",
         bounds,
-        lambda table: f"below β at {shown_range(table.groupby('prompts')['holds'].mean(), '.0%')}",
+        verdict=verdicts.svip_f4,
     ),
     PaperSection(
         Study("svip-gamma", ("sampled",), svip.ratio_fits),
@@ -434,14 +421,7 @@ SVIP = (
         "no numbers: it says that c trades reliability for tightness.",
         "the pair's first draft, sampled at temperature 1.",
         ratio_fits,
-        lambda table: (
-            "P(γ ≤ 1.36) measured "
-            + shown_range(table.loc[table["c"] == svip.PAPER_C, "measured"], ".0%")
-            + ", Gaussian "
-            + shown_range(table.loc[table["c"] == svip.PAPER_C, "gaussian"], ".0%")
-            + ", Gamma "
-            + shown_range(table.loc[table["c"] == svip.PAPER_C, "gamma"], ".0%")
-        ),
+        verdict=verdicts.svip_gamma,
     ),
     PaperSection(
         Study("svip-f5", (LONG_FORM,), svip.long_texts),
@@ -453,7 +433,7 @@ SVIP = (
         f"{LONG}, at temperature 1. An EAGLE head's tree is the paper's Table 2, where SVIP makes"
         " 2.70× to 2.80× (128 tokens), 2.41× to 2.69× (1K) and 1.24× to 1.41× (4K).",
         long_texts,
-        lambda table: f"{shown_range(_svip(table)['so_far'], '.2f×')}",
+        verdict=verdicts.svip_f5,
     ),
     PaperSection(
         Study("svip-t5", (LONG_FORM_GREEDY,), svip.long_texts),
@@ -464,7 +444,7 @@ SVIP = (
         " 1.30× to 2.10×: greedy texts repeat themselves, which exaggerates all three.",
         f"{LONG}, greedy.",
         long_texts,
-        lambda table: f"{shown_range(_svip(table)['so_far'], '.2f×')}",
+        verdict=verdicts.svip_t5,
     ),
     PaperSection(
         Study("svip-f6", ("long",), svip.lengths_by_context),
@@ -475,17 +455,17 @@ SVIP = (
         " 8K.",
         "long texts, sampled at temperature 1, by replay.",
         lengths_by_context,
-        lambda table: f"{_of_policy(table, 'accepted', '.0%')} accepted",
+        verdict=verdicts.svip_f6,
     ),
     PaperSection(
-        Study("svip-f7", BOTH, svip.lengths, version=2),
+        Study("svip-f7", BOTH, svip.lengths, version=3),
         PAPER,
         "Fig. 7",
         "Draft lengths against the oracle's",
         "SVIP is off by less than 0.5 tokens on average; the other policies draft too much.",
         f"{SETTING}; by replay, rounds with room for 40 tokens.",
         lengths,
-        lambda table: f"mean Δ {_of_policy(table, 'delta', '+.2f')}",
+        verdict=verdicts.svip_f7,
     ),
     PaperSection(
         Study("svip-f8", ("long",), svip.example),
@@ -496,6 +476,7 @@ SVIP = (
         " not (a drawing).",
         "one long text, sampled at temperature 1, by replay.",
         example,
+        verdict=verdicts.svip_f8,
     ),
     PaperSection(
         Study("svip-t3", ("sampled", "long", TIMES), svip.speedups),
@@ -508,7 +489,7 @@ SVIP = (
         "no model with reasoning of that length; the prompt sets named, sampled at temperature 1,"
         " and the long texts.",
         speedups,
-        lambda table: _of_policy(table, "speedup", ".2f×"),
+        verdict=verdicts.svip_t3,
     ),
     PaperSection(
         Study("svip-t4", ("greedy",), svip.tokens),
@@ -520,6 +501,6 @@ SVIP = (
         "all prompt sets together, greedy; of the tokens that were drafted 20 times, the"
         " least and the most often accepted.",
         tokens,
-        lambda table: f"all tokens {table['entropy'][0]:.2f} and {table['accepted'][0]:.2f}",
+        verdict=verdicts.svip_t4,
     ),
 )

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 class SpecDecPlusPlusSettings(HeadSettings):
     """Stop when 1 − Π p̂ > `threshold`, the head's probability that a candidate of the round is
-    rejected (SpecDec++, §4.3)."""
+    rejected (SpecDec++, §4.3).
+
+    The head's value of the first candidate is known once the second is drawn, so a round that may
+    have two candidates has at least two: `min_tokens: 1` is read as 2. `max_tokens: 1` is K = 1."""
 
     head_kinds: ClassVar = ("specdecpp",)
 
@@ -29,6 +32,9 @@ class SpecDecPlusPlusSettings(HeadSettings):
     max_tokens: MaxTokens = MOST_TOKENS
 
     def model_post_init(self, _: Any) -> None:
+        fewest = min(2, self.max_tokens)
+        if self.min_tokens < fewest or "min_tokens" not in self.model_fields_set:
+            object.__setattr__(self, "min_tokens", fewest)  # the model is frozen
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}")
 

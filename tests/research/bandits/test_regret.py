@@ -13,6 +13,7 @@ from research.bandits.regret import (
     hardness,
     mean_tokens,
     regret,
+    tgd_lower_bound,
     ucb_bound,
 )
 from specdec_core.tokens.statistics import Round
@@ -81,5 +82,10 @@ def test_bounds_are_the_papers():
     assert hardness(means) == pytest.approx(1 / (4 * 2) + 1 / (4 * 1))
     assert hardness([4.0, 4.0, 2.0]) == pytest.approx(1 / 8)
     lengths = np.array([1, 100])
+    p, longest = 0.8, 5
+    mean = sum(p**n for n in range(longest + 1))
+    factor = p * (1 - p**longest) / (1 - p)
+    expected = hardness([mean, 2.0]) * factor * math.log(100)
+    assert tgd_lower_bound([mean, 2.0], lengths) == pytest.approx([0, expected])
     assert ucb_bound(means, 5, lengths) == pytest.approx([0, 0.375 * 25 * math.log(100)])
     assert exp3_bound(3, 5, np.array([50])) == pytest.approx([5 * math.sqrt(150 * math.log(3))])

@@ -1,6 +1,7 @@
 """The page on the papers names what is there, and shows what was measured."""
 
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,12 +12,24 @@ from dashboards import cells
 from dashboards.sections import Section
 from research.papers.__main__ import METHODS, PAPERS
 from research.papers.inputs import with_own_heads
-from research.papers.methods import Paper, load_methods, measured_range
-from research.papers.page import papers_page
-from research.papers.plan import load_paper_plan
+from research.papers.methods import (
+    Paper,
+    load_methods,
+    measured_range,
+)
+from research.papers.page import MOST_WORDS, papers_page, unjudged, words
+from research.papers.plan import Claim, load_paper_plan
 from research.papers.result import PapersResult
 from research.papers.sections import SECTIONS, PaperSection
-from research.papers.studies import LONG_FORM, LONG_FORM_GREEDY, OWN_HEADS, TABLES, TIMES, Study
+from research.papers.studies import (
+    LONG_FORM,
+    LONG_FORM_GREEDY,
+    OWN_HEADS,
+    TABLES,
+    TIMES,
+    Study,
+)
+from research.papers.verdicts import OTHERS, verdict
 from specdec_core.base.errors import UserError
 from tests.observers import Heard
 from tests.research.papers.test_tables import frontier, result  # noqa: F401 (fixtures)
@@ -108,17 +121,23 @@ PAPER = Paper.model_validate(
 )
 
 
-def test_the_page_has_both_numbers_and_every_figure(result):  # noqa: F811
-    text, figures = papers_page(result, [PAPER], "specdec lab papers")
+def test_the_papers_own_page_has_both_numbers_and_whole_tables(
+    result: PapersResult,  # noqa: F811
+) -> None:
+    page, files = papers_page(result, [PAPER], "specdec lab papers")
+    text = files["papers-a-paper.md"]
     low, high = measured_range(result, PAPER.methods[0].ours)
     assert low < high
     row = next(line for line in text.splitlines() if line.startswith("| Chains"))
     assert row.split(" | ")[-2:] == ["2.0×", f"{low:.2f}×–{high:.2f}× |"]
     assert "| Theory | Thm 1 | `theory.py` | `test_theory.py` | – | – |" in text
     assert "- Eq. 1 has a wrong sign." in text
-    assert "### Methods by task" in text
+    assert "## Methods by task" in text
+    assert "[Whole table](papers-a-paper.md#methods)" in page
+    figures = {name: svg for name, svg in files.items() if name.endswith(".svg")}
     assert sorted(figures) == ["lengths.svg", "methods.svg"]
     for name, svg in figures.items():
+        assert f"]({name})" in page
         assert f"]({name})" in text
         texts = [node.text for node in ElementTree.fromstring(svg).iter() if node.text]
         assert any(text.startswith(("Chain", "chain")) for text in texts)
@@ -135,17 +154,58 @@ def test_a_section_has_both_numbers_its_setting_and_its_figure(
         "nine.",
         "another pair.",
         lambda table: Section(key="", svg="<svg/>", shown=cells.everything(table)),
-        lambda table: f"{table['length'].max()}",
+        lambda table: verdict(table["length"] > 5, "4 and 7 against 9."),
     )
     studied = {"lengths-2": pd.DataFrame({"length": [4, 7]})}
-    text, figures = papers_page(result, [PAPER], "specdec lab papers", studied, [section])
-    assert "| Lengths | Fig. 2 | `lengths.py` | `test_lengths.py` | 9 | 7 |" in text
-    assert "### Lengths\n\n![Lengths](lengths-2.svg)\n\nA paper, Fig. 2.\n" in text
+    page, files = papers_page(result, [PAPER], "specdec lab papers", studied, [section])
+    text = files["papers-a-paper.md"]
+    link = "[Lengths](#lengths-2)"
+    assert f"| Lengths | Fig. 2 | `lengths.py` | `test_lengths.py` | 9 | {link} |" in text
+    assert "## Lengths\n\n![Lengths](lengths-2.svg)\n\nA paper, Fig. 2.\n" in text
     assert "- In the paper: nine.\n- Here: another pair.\n" in text
-    assert figures["lengths-2.svg"] == "<svg/>"
-    text, figures = papers_page(result, [PAPER], "specdec lab papers", {}, [section])
-    assert "| `test_lengths.py` | 9 | – |" in text
-    assert "lengths-2.svg" not in figures
+    assert "- **Verdict**: Holds partly (1 of 2): 4 and 7 against 9." in page
+    assert files["lengths-2.svg"] == "<svg/>"
+    _, files = papers_page(result, [PAPER], "specdec lab papers", {}, [section])
+    assert "| `test_lengths.py` | 9 | – |" in files["papers-a-paper.md"]
+    assert "lengths-2.svg" not in files
+
+
+def test_an_exhibit_without_a_verdict_is_refused(
+    result: PapersResult,  # noqa: F811
+    frontier: PapersResult,  # noqa: F811
+) -> None:
+    claim = Claim(of=("Chain",), over=("PLD",), paper="1.5×")
+    table = result.plan.tables["methods"].model_copy(update={"claim": claim})
+    plan = result.plan.model_copy(
+        update={"tables": {"methods": table, "lengths": result.plan.tables["lengths"]}}
+    )
+    page, files = papers_page(result.model_copy(update={"plan": plan}), [PAPER], "by hand")
+    assert unjudged(page) == ["lengths"]  # a table about which its plan claims nothing
+    assert unjudged(files["papers-a-paper.md"]) == ["lengths"]
+    assert "**Verdict**: Does not hold here: Chain has ratio 1.95× against 2.00× of PLD" in page
+    assert "measured reason: tokens a round" in page
+    rates = PAPER.model_copy(update={"tables": ("rates",)})
+    page, _ = papers_page(frontier, [rates], "by hand")
+    assert unjudged(page) == ["rates"]  # the regression has one
+
+
+def test_every_table_of_the_plans_has_a_claim_of_rows_that_are_there():
+    for file in (PAPERS, PAPERS.with_name("papers-llm.yaml")):
+        for key, table in load_paper_plan(file).tables.items():
+            if table.claim is None:
+                assert key in OTHERS
+                continue
+            for pattern in (*table.claim.of, *table.claim.over):
+                assert any(fnmatchcase(row.name, pattern) for row in table.rows), (key, pattern)
+            assert table.claim.quantity in table.columns
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("docs/results/**/papers.md")), ids=str)
+def test_a_published_page_has_verdicts_and_at_most_its_words(file: Path):
+    page = file.read_text()
+    if "**Verdict**" in page:  # made since pages have verdicts
+        assert unjudged(page) == []
+        assert words(page) <= MOST_WORDS
 
 
 def test_rows_with_the_head_of_another_pair_are_left_out():

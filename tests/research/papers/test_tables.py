@@ -11,8 +11,9 @@ from dashboards.outputs.files import write
 from dashboards.outputs.markdown import part
 from dashboards.outputs.mlflow_runs import log
 from dashboards.store import tracking_uri
+from research.papers.near_ties import FirstDifference
 from research.papers.plan import PaperPlan
-from research.papers.result import Measured, PapersResult
+from research.papers.result import Measured, PapersResult, regression
 from research.papers.tables import findings, notes, report, tables
 from specdec_core.config import AUTOREGRESSIVE, Configuration
 from specdec_core.prompts.prompt_sets import PromptSet
@@ -187,6 +188,19 @@ def test_findings_compare_with_the_best_chain_and_bandits_with_their_best_arm(re
     assert lines[-1] == "code: λ of the highest ratio: Chain at 4 (1.95×)."
 
 
+def test_a_gap_beyond_the_rounding_of_its_forward_is_told_as_a_fault(result):
+    place = {"config_id": "abc", "prompts": "code", "prompt": 1, "position": 7}
+    near = FirstDifference(**place, gap=0.06, rounding=0.12)
+    far = FirstDifference(**place, gap=3.0, rounding=0.12)
+    chain = next(m for m in result.measured if m.configuration.drafter)
+    timing = chain.timing.model_copy(update={"differing_outputs": 1})
+    measured = [chain.model_copy(update={"timing": timing})]
+    for found, said in (([near], "No gap is larger"), ([near, far], "A fault: 1 gaps are larger")):
+        changed = result.model_copy(update={"measured": measured, "differences": found})
+        assert said in notes(changed)[-1]
+    assert "3 against 0.12 (code, prompt 1, position 7, configuration abc)" in notes(changed)[-1]
+
+
 def test_an_mlflow_run_has_tables_as_artifacts_and_numbers_as_metrics(result, home):
     folder = home / "papers"
     files = [*written(result, folder), result.save(folder)]
@@ -264,12 +278,41 @@ def test_forward_times_follow_from_the_decodings(frontier):
     assert shown[0].shown["t_target, ms"].tolist() == ["10.00"] * 3
 
 
+def test_predicted_throughputs_are_held_against_the_measured_ones(frontier):
+    found = frontier.throughputs("rates").set_index("method")
+    assert found.index.tolist() == ["SpecDec, K=2", "SpecDec, K=4", "Product, 0.3"]
+    assert found["error"].max() < 1e-6
+    slower = frontier.measured[2].timing
+    slower.seconds = [[1.2 * seconds for seconds in own] for own in slower.seconds]
+    error = frontier.throughputs("rates")["error"].max()
+    assert error > 0.02
+    [shown] = [section for section in tables(frontier) if section.key == "rates-forwards"]
+    assert f"deviate by {error:.1%} at most" in shown.lines[0]
+
+
+@pytest.mark.parametrize(("noise", "said"), [(0.0, "condition"), (0.02, "95 % interval")])
+def test_times_of_nearly_collinear_counts_are_refused(noise, said):
+    rng = np.random.default_rng(0)
+    n_target = np.arange(20.0, 60)
+    spread = 0.01 if not noise else 4.0
+    n_draft = 4 * n_target + rng.normal(0, spread, 40)
+    columns = np.stack([n_draft, n_target, np.ones(40)], axis=1)
+    seconds = columns @ (0.0004, 0.0016, 0.01) + rng.normal(0, noise, 40)
+    found = regression(columns, seconds)
+    assert said in found["refused"]
+    assert np.isnan([found["t_draft"], found["t_target"], found["r2"]]).all()
+    apart = np.stack([rng.permutation(n_draft), n_target, np.ones(40)], axis=1)
+    assert not regression(apart, apart @ (0.0004, 0.0016, 0.01))["refused"]
+
+
 def test_times_that_decodings_do_not_determine_are_left_out(frontier):
     alone, *_, product = frontier.measured
     alone.forwards["n_target"] = [60] * 5  # a forward's time and the constant cannot be told apart
     product.forwards |= {name: counts[:3] for name, counts in product.forwards.items()}
     product.timing.seconds = [own[:3] for own in product.timing.seconds]
-    assert frontier.forward_times("rates")["setting"].tolist() == ["fixed"]
+    times = frontier.forward_times("rates").set_index("setting")
+    assert times.index[times["t_target"].notna()].tolist() == ["fixed"]
+    assert set(times["refused"]) == {"", "too few or equal decodings"}
 
 
 def test_the_best_of_a_family_is_held_against_the_best_chain(frontier):

@@ -10,7 +10,8 @@ from specdec_core.base.errors import UserError
 from specdec_core.config import Configuration, Sampling, identity, parse
 from specdec_core.config.kinds import DRAFTERS, POLICIES
 
-# As they were written by the versions before: the id, and the drafter.
+# As they were written by the versions before: the id, and the drafter. SpecDec++ drafts at least
+# two candidates where it may, whether `min_tokens` is 1 or 2.
 WRITTEN = """
 588cf43aef null
 46718f0aa2 {kind: draft_model}
@@ -20,8 +21,12 @@ a1ed5f7f46 {kind: draft_model, draft: small, policy: {kind: fixed, max_tokens: 7
 884e3b70de {kind: draft_model, policy: {kind: svip, threshold: 1.1, max_tokens: 12}}
 1ae0acdfc0 {kind: draft_model, policy: {kind: confidence_product}}
 f255624e2d {kind: draft_model, policy: {kind: break_even}}
-d821cf09a1 {kind: draft_model,
+708ce36eb7 {kind: draft_model,
+ policy: {kind: specdecpp, head: 'bundled:small-joint', min_tokens: 2}}
+708ce36eb7 {kind: draft_model,
  policy: {kind: specdecpp, head: 'bundled:small-joint', min_tokens: 1}}
+d1b772e7ab {kind: draft_model,
+ policy: {kind: specdecpp, head: 'bundled:small-joint', max_tokens: 1}}
 b8020c211c {kind: draft_model, policy: {kind: decision, head: t2, cumulative: true}}
 5074478537 {kind: draft_model, policy: {kind: oracle}}
 9b2a407040 {kind: tree}
