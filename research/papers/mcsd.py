@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from research.papers.decision_values import decision_values
+from research.papers.decision_values import DecisionValues, decision_values
 from research.papers.post_use import draft_models
 from specdec_core.recordings.schema import Recording
 
@@ -24,3 +24,17 @@ def values(recordings: Mapping[str, Recording]) -> pd.DataFrame:
         for each in decision_values(list(recordings.values()), draft)
     ]
     return pd.concat(parts, ignore_index=True)
+
+
+def judged(table: pd.DataFrame) -> list[DecisionValues]:
+    """The decision models of a table of :func:`values`."""
+    return [
+        DecisionValues(
+            rows["kind"].iloc[0],
+            str(draft),
+            int(rows["trained"].iloc[0]),
+            rows["value"].to_numpy(),
+            rows["accepted"].to_numpy(),
+        )
+        for (draft, _), rows in table.groupby(["draft", "kind"], sort=False)
+    ]

@@ -196,7 +196,7 @@ def _best_tree(result: PapersResult) -> str:
     }
     known = {place: each for place, each in found.items() if each is not None and each.timing}
     place = max(known, key=lambda each: known[each].metrics["speedup"])
-    best, papers = known[place], known["a = 4", 3]
+    best, papers = known[place], known.get(("a = 4", 3), known[place])
     return verdict(
         [place == ("a = 4", 3)],
         f"{place[0]}, b = {place[1]} is the fastest, {best.metrics['speedup']:.2f}×; the paper's"

@@ -8,7 +8,7 @@ from dashboards import cells
 from dashboards.look import PARTS
 from dashboards.sections import Section
 from research.papers import mcsd
-from research.papers.decision_values import THRESHOLD, DecisionValues
+from research.papers.decision_values import THRESHOLD
 from research.papers.sections import verdicts
 from research.papers.sections.section import PaperSection
 from research.papers.studies import Study
@@ -30,23 +30,9 @@ VALUES = {
 }
 
 
-def judged(table: pd.DataFrame) -> list[DecisionValues]:
-    """The decision models of the table, which has a row a candidate."""
-    return [
-        DecisionValues(
-            rows["kind"].iloc[0],
-            str(draft),
-            int(rows["trained"].iloc[0]),
-            rows["value"].to_numpy(),
-            rows["accepted"].to_numpy(),
-        )
-        for (draft, _), rows in table.groupby(["draft", "kind"], sort=False)
-    ]
-
-
 def values(table: pd.DataFrame) -> Section:
     """A row a decision model; the histograms of the first one, T1."""
-    found = judged(table)
+    found = mcsd.judged(table)
     shares = found[0].shares()
     rows = [
         {

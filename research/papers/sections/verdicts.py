@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from research.papers import specdecpp
+from research.papers import mcsd, specdecpp
 from research.papers.component_times import CACHE, CONTROLLER, M_T, ROLL_BACK
 from research.papers.draft_reuse import DRAFTED, TARGET_CALL
 from research.papers.verdicts import FITS, between, verdict
@@ -107,9 +107,7 @@ def post_use_9(table: pd.DataFrame) -> str:
 
 
 def mcsd_f7(table: pd.DataFrame) -> str:
-    from research.papers.sections.mcsd import judged
-
-    found = judged(table)
+    found = mcsd.judged(table)
     t1 = {each.draft: each for each in found if each.kind == "t1"}
     rest = [each for each in found if each.kind != "t1" and each.draft in t1]
     return verdict(
