@@ -44,7 +44,7 @@ def between(values: Iterable[float], form: str) -> str:
     return "–".join(dict.fromkeys(ends))
 
 
-class Pair(NamedTuple):
+class BestOfSides(NamedTuple):
     """The best of both sides of a claim under the same conditions, by the claim's quantity."""
 
     ours: Measured
@@ -87,7 +87,7 @@ def _claimed(result: PapersResult, key: str, claim: Claim) -> str:
     return verdict(good, f"{text}; paper: {claim.paper}; measured reason: {_reason(pairs)}.")
 
 
-def _pairs(result: PapersResult, key: str, claim: Claim) -> Iterator[Pair]:
+def _pairs(result: PapersResult, key: str, claim: Claim) -> Iterator[BestOfSides]:
     """The best of both sides in each prompt set, sampling and, where a table has several, draft and
     varied value."""
     table = result.plan.tables[key]
@@ -110,14 +110,14 @@ def _pairs(result: PapersResult, key: str, claim: Claim) -> Iterator[Pair]:
                         group[sides[0]] = found
         for ours, theirs in best.values():
             if ours is not None and theirs is not None:
-                yield Pair(ours, theirs)
+                yield BestOfSides(ours, theirs)
 
 
 def _of(measured: Measured, quantity: Quantity) -> float:
     return measured.metrics[quantity]
 
 
-def _reason(pairs: list[Pair]) -> str:
+def _reason(pairs: list[BestOfSides]) -> str:
     """Tokens a round and, where both were timed, milliseconds a round: a speed is their ratio."""
     ours, theirs = zip(*pairs, strict=True)
     tokens = [median(each.metrics["mat"] for each in side) for side in (ours, theirs)]
@@ -201,7 +201,7 @@ def _best_tree(result: PapersResult) -> str:
         [place == ("a = 4", 3)],
         f"{place[0]}, b = {place[1]} is the fastest, {best.metrics['speedup']:.2f}×; the paper's"
         f" a = 4, b = 3 has {papers.metrics['speedup']:.2f}×; measured reason:"
-        f" {_reason([Pair(best, papers)])}.",
+        f" {_reason([BestOfSides(best, papers)])}.",
     )
 
 
@@ -219,7 +219,7 @@ def _widths(result: PapersResult) -> str:
         [rates[-1] > rates[0], best not in (table.values[0], table.values[-1])],
         f"α rises from {rates[0]:.2f} to {rates[-1]:.2f} (paper: to 0.75 at W = 12), and W = {best}"
         f" is the fastest, {known[best].metrics['speedup']:.2f}× (paper: W = 10); measured reason:"
-        f" {_reason([Pair(known[best], widest)])} at the greatest width.",
+        f" {_reason([BestOfSides(known[best], widest)])} at the greatest width.",
     )
 
 
