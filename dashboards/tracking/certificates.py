@@ -65,8 +65,8 @@ def tag_version(
 def fetch(
     client: MlflowClient, version: ModelVersion, pair: PairSpec, configuration: Configuration
 ) -> None:
-    """Copy a certified version's certificates, also those of servers, into the workspace, unless
-    that has one for the weights that are here."""
+    """Copy a certified version's certificates, for this engine and for servers, into the workspace,
+    unless that has a certificate for the weights that are here."""
     for tag, value in version.tags.items():
         name, _, server = tag.partition(".")
         if name == CERTIFIED and value == "true":

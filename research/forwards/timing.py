@@ -45,7 +45,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
     },
 }
-_COPIED = 2**30  # bytes of the tensor whose copies give a GPU's bandwidth
+_COPIED = 2**30  # bytes of the tensor that is copied to measure a GPU's bandwidth
 
 
 class TimedForward(NamedTuple):
@@ -115,8 +115,8 @@ def time_shape(
     compiled: bool,
     observer: Observer,
 ) -> list[TimedForward]:
-    """Time forwards of every number of rows, tokens and context whose KV cache fits the device. A
-    step is a number of rows at a context."""
+    """Time forwards of every number of rows, tokens and context if their KV cache fits the device.
+    A step is a number of rows at a context."""
     timed = []
     observer.stage("compiled forwards" if compiled else "eager forwards", len(rows) * len(contexts))
     for context in sorted(contexts):
