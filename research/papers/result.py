@@ -166,7 +166,9 @@ class PapersResult(Document):
             ):
                 measured = self.find(prompts, configuration)
                 row = times.get((prompts, configuration.family))
-                if measured is None or row is None or row["refused"] or not configuration.drafter:
+                if row is None or row["refused"] or not configuration.drafter:
+                    continue
+                if measured is None or measured.timing is None:
                     continue
                 n_draft, n_target = (np.array(measured.forwards[name]) for name in FORWARDS)
                 seconds = row["t_draft"] * n_draft + row["t_target"] * n_target + row["once"]

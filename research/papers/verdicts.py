@@ -53,8 +53,8 @@ class BestOfSides(NamedTuple):
     @property
     def ratio(self) -> Ratio | None:
         """How many times as fast, where both were timed."""
-        timed = self.ours.timing and self.theirs.timing
-        return self.ours.timing.over(self.theirs.timing) if timed else None
+        ours, theirs = self.ours.timing, self.theirs.timing
+        return ours.over(theirs) if ours and theirs else None
 
 
 def table_verdict(result: PapersResult, key: str) -> str:
@@ -157,7 +157,7 @@ def _best_lengths(result: PapersResult) -> str:
             if not np.isnan(values).all():
                 place = int(np.nanargmax(values))
                 best.append((table.values[place], values[place]))
-    lengths = sorted({length for length, _ in best}, key=float)
+    lengths = sorted({length for length, _ in best}, key=lambda value: float(value or 0))
     return verdict(
         [len(lengths) > 1] if best else [],
         f"the best λ is {', '.join(map(str, lengths))} over {len(best)} drafts and sets (paper: it"
@@ -214,7 +214,7 @@ def _widths(result: PapersResult) -> str:
     known = {w: each for w, each in zip(table.values, found, strict=True) if each and each.timing}
     rates = [each.metrics["path_rate"] for each in known.values()]
     best = max(known, key=lambda w: known[w].metrics["speedup"])
-    widest = known[max(known, key=float)]
+    widest = known[max(known, key=lambda value: float(value or 0))]
     return verdict(
         [rates[-1] > rates[0], best not in (table.values[0], table.values[-1])],
         f"α rises from {rates[0]:.2f} to {rates[-1]:.2f} (paper: to 0.75 at W = 12), and W = {best}"
